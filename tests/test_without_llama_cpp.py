@@ -38,7 +38,7 @@ def alone(tmp_path: Path) -> Alone:
     return run
 
 
-def test_the_vectors_are_verified_and_an_engine_is_held_against_them(alone: Alone) -> None:
+def test_vectors_are_verified_and_an_engine_is_compared_with_them(alone: Alone) -> None:
     only = (f"--only={name}" for name in VECTORS)
     done = alone("golden", "verify", "--engine", "reference", *only, "--quiet")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -49,14 +49,14 @@ def test_the_vectors_are_verified_and_an_engine_is_held_against_them(alone: Alon
     assert int(agreed) >= len(VECTORS)
 
 
-def test_a_wrong_engine_is_found_by_the_vectors_alone(alone: Alone) -> None:
+def test_vectors_alone_find_a_wrong_engine(alone: Alone) -> None:
     wrong = ("--engine", "mutant:q4-0-nibbles-in-order", "--only", "dequant/q4_0")
     done = alone("golden", "verify", *wrong, "--quiet")
     assert done.returncode == 1
     assert done.stdout.rstrip().endswith("diverged"), "with --quiet nothing else says of what kind"
 
 
-def test_a_text_is_tokenized_and_a_model_is_made(alone: Alone, tmp_path: Path) -> None:
+def test_text_is_tokenized_and_a_model_is_made(alone: Alone, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("hello")
     made = alone("synth", "-o", tmp_path / "made.gguf")
     assert made.returncode == 0, made.stderr

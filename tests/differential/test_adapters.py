@@ -142,7 +142,7 @@ def test_honest_adapter_is_not_accused(model: Path, name: str) -> None:
     assert statuses(verdicts_of(plan_for(model, name, "logits", "trace"))) == {"agreed"}
 
 
-def test_weights_merged_in_f16_agree_with_llama_cpp_on_merged_weights(model: Path) -> None:
+def test_weights_merged_in_f16_agree_with_llama_cpp(model: Path) -> None:
     (verdict,) = verdicts_of(plan_for(model, "honest:lora-merged-f16", "logits"))
     assert verdict.detail[FORM] == "merged"
 
@@ -217,7 +217,7 @@ def logits_with(model: Path, calls: Sequence[int]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("entry", entries("vector"), ids=lambda entry: entry["id"])
-def test_shorter_control_vector_leaves_layers_of_a_longer_one(
+def test_shorter_control_vector_leaves_later_layers_unchanged(
     entry: dict[str, Any], model: Path
 ) -> None:
     stale = logits_with(model, entry["calls"])

@@ -67,7 +67,7 @@ def test_the_fast_engine_conforms_with_and_without_a_kernel(type_name: str, fold
 # --- which types those are --------------------------------------------------------------------
 
 
-def test_the_other_types_are_the_wide_float_and_the_integers() -> None:
+def test_remaining_types_are_f64_and_integers() -> None:
     assert {kind.name for kind in WITHOUT_PRODUCT} == {"F64", "I8", "I16", "I32", "I64"}
     assert len(FORMATS) == len(MATRICES) + 5
 

@@ -42,7 +42,7 @@ def test_llama_cpp_names_the_tensors_of_every_variant() -> None:
     ("name", "quant"),
     [("mamba", "F32"), ("qwen3", "Q8_0"), ("deepseek4", "F32"), ("gemma3", "F16")],
 )
-def test_a_variant_runs(name: str, quant: str, tmp_path: Path) -> None:
+def test_every_variant_runs(name: str, quant: str, tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     variant_of(name, path, quant=quant)
     with Runner().open("llama.cpp", path, EXACT) as engine:
@@ -53,9 +53,7 @@ def test_a_variant_runs(name: str, quant: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arch", ["bitnet", "cohere2", "command-r", "gemma", "gemma2", "plm"])
-def test_text_of_a_model_without_a_head_tells_more_than_its_last_token(
-    arch: str, tmp_path: Path
-) -> None:
+def test_text_of_a_headless_model_tells_more_than_its_last_token(arch: str, tmp_path: Path) -> None:
     """Embeddings as large as what layers add made each token be followed by itself: an engine whose
     attention was wrong in any way wrote the same text."""
     path = tmp_path / "m.gguf"
@@ -78,9 +76,7 @@ def test_text_of_a_model_without_a_head_tells_more_than_its_last_token(
         ("mamba", "gpt2"),
     ],
 )
-def test_sizes_are_chosen_and_the_vocabulary_is_of_the_usual_kind(
-    arch: str, kind: str, tmp_path: Path
-) -> None:
+def test_synth_sets_sizes_and_a_usual_vocabulary(arch: str, kind: str, tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     sizes = ("--width", "256", "--layers", "3", "--heads", "4", "--vocabulary", "400")
     with pytest.raises(SystemExit) as end:
@@ -130,7 +126,7 @@ def test_the_tensors_of_a_large_model_are_named_and_take_no_memory() -> None:
     assert int(peak.partition("VmHWM:")[2].split()[0]) < 1 << 20  # KiB
 
 
-def test_metadata_that_llama_cpp_refuses_is_its_refusal(tmp_path: Path) -> None:
+def test_refused_metadata_is_reported_as_a_refusal_by_llama_cpp(tmp_path: Path) -> None:
     with open_for_variants() as session:
         bad = session.ask("name_tensors", b"no file at all")
         assert isinstance(bad, Rejected)
@@ -177,7 +173,7 @@ def test_chameleon_suppresses_image_tokens_in_the_first_row_alone(tmp_path: Path
     assert excused_if_known(others, "chameleon", "llama.cpp") is others
 
 
-def test_cogvlm_returns_the_logits_of_the_first_token_for_the_last(
+def test_cogvlm_returns_logits_of_the_first_token_twice(
     tmp_path: Path,
 ) -> None:
     (path,) = make_variants(["cogvlm"], tmp_path)
@@ -204,7 +200,7 @@ def test_cogvlm_returns_the_logits_of_the_first_token_for_the_last(
 
 
 @pytest.mark.parametrize(("suite", "name"), [("decode", "plamo"), ("embeddings", "jina-bert-v2")])
-def test_replay_and_oracle_do_not_ask_one_worker_at_once(
+def test_replay_and_oracle_use_different_workers(
     suite: str, name: str, tmp_path: Path, plan_for: Callable[..., Plan], checked: Checked
 ) -> None:
     """The replay is of llama.cpp's graph, on a model of which nothing was recorded before."""

@@ -108,7 +108,9 @@ def test_our_graph_agrees_with_llama_cpp_in_logits_and_every_shown_op(
 
 
 @pytest.mark.parametrize("arch", OURS)
-def test_our_graph_and_the_replay_of_llama_cpps_agree(arch: str, made: Callable[..., Path]) -> None:
+def test_our_graph_agrees_with_the_replay_of_llama_cpp(
+    arch: str, made: Callable[..., Path]
+) -> None:
     # of these no input of GELU, which is looked up by its half, lies so near the middle of two that
     # roundings decide which it is: of [5, 42, 79, 16, 53] one of gemma2's does, and is 2e-5 off
     batches = (Batch.of([7, 42, 79, 18, 53]), Batch.of([90], start=5))
@@ -135,7 +137,7 @@ WRONG = (
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_graph_is_found_where_it_is_wrong(
+def test_wrong_graph_is_located(
     name: str, made: Callable[..., Path], stretched: Path, checked: Checked
 ) -> None:
     import_members("lockstep.harness.mutants")
@@ -152,7 +154,7 @@ def test_a_wrong_graph_is_found_where_it_is_wrong(
     assert (wrong.site, "subject") in {(v.detail["site"], v.detail["at_fault"]) for v in found}
 
 
-def test_a_wrong_graph_is_confirmed_by_putting_the_oracles_tensors_in(
+def test_patching_confirms_a_wrong_graph(
     made: Callable[..., Path], open_for: OpenPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Qwen3, "halves", False)
@@ -200,7 +202,7 @@ def test_every_product_of_our_graph_is_judged_on_nearly_empty_inputs(
     assert verdict.detail["sees"] < 1e-4
 
 
-def test_a_window_hides_what_lies_further_back(made: Callable[..., Path]) -> None:
+def test_window_hides_older_tokens(made: Callable[..., Path]) -> None:
     """Layers of a made gemma3 see 16 tokens, the last of six all of them."""
     model = Model(made("gemma3", "F32"), Ops())
     try:
@@ -222,9 +224,7 @@ def test_a_window_hides_what_lies_further_back(made: Callable[..., Path]) -> Non
         model.close()
 
 
-def test_a_number_of_layers_is_believed_by_no_allocation(
-    made: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_layer_count_allocates_nothing(made: Callable[..., Path], tmp_path: Path) -> None:
     huge = with_key(
         made("gemma3", "F32"), "gemma3.block_count", b"\xff" * 4, tmp_path / "huge.gguf"
     )
@@ -237,7 +237,7 @@ def test_a_number_of_layers_is_believed_by_no_allocation(
         tracemalloc.stop()
 
 
-def test_a_form_that_llama_cpp_takes_and_our_graph_does_not_is_replayed(
+def test_form_without_our_graph_is_replayed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Biases of qwen2 are optional to llama.cpp."""
@@ -269,6 +269,6 @@ def test_model_that_llama_cpp_refuses_to_load_is_not_compared(
     assert all("'blk.1.attn_q.weight' not found" in v.summary for v in verdicts)
 
 
-def test_every_architecture_of_ours_is_in_this_table() -> None:
+def test_table_lists_every_architecture_of_ours() -> None:
     import_members("lockstep.engine.architectures")
     assert sorted(Architecture.family) == sorted({*OURS, "llama"})

@@ -76,7 +76,7 @@ def test_one_changed_weight_is_found_down_to_its_row(
     assert [layer.layer for layer in result.layers if layer.guilty] == [3]
 
 
-def test_a_tiny_change_is_found_as_well(
+def test_tiny_change_is_found(
     five_layers: Path, plan_for: PlanFor, bisected: Bisect, tmp_path: Path
 ) -> None:
     """One that no look at the text, and hardly one at the logits, would show."""
@@ -114,7 +114,7 @@ def test_a_fault_of_llama_cpp_as_the_subject_is_found(
     assert not result.patched.confirms
 
 
-def test_a_fault_in_the_oracles_file_is_found_too(
+def test_fault_in_the_oracles_file_is_found(
     five_layers: Path, plan_for: PlanFor, bisected: Bisect, tmp_path: Path
 ) -> None:
     wrong = changed(five_layers, tmp_path, ("blk.3.ffn_down.weight", ROW, 0.5))

@@ -118,7 +118,7 @@ def test_honest_engine_agrees_in_every_op_and_product(name: str, variant: Models
         ("bert", "test:replay-eps-of-norm", "NORM", "norm NORM"),
     ],
 )
-def test_a_wrong_op_is_found_at_its_nodes_alone_and_confirmed(
+def test_wrong_op_is_found_only_at_its_nodes_and_confirmed(
     name: str, engine: str, op: str, first: str, variant: Models
 ) -> None:
     result, verdicts = asked(plan_for(variant(name), engine))
@@ -173,7 +173,7 @@ def with_key(model: Path, key: str, raw: bytes, to: Path) -> Path:
     return to
 
 
-def test_another_epsilon_of_the_subjects_file_is_found_at_the_norms(
+def test_other_epsilon_in_the_subjects_file_is_found_at_the_norms(
     variant: Models, tmp_path: Path
 ) -> None:
     """All weights agree, and with the oracle's parameters every op would agree."""
@@ -213,7 +213,7 @@ def test_layers_with_windows_in_the_subjects_file_are_found_at_their_masks(
     assert statuses(verdicts, "trace") == {"diverged", "agreed"}
 
 
-def test_two_versions_of_llama_cpp_are_each_asked_for_single_ops(
+def test_bisect_asks_both_versions_of_llama_cpp_for_single_ops(
     variant: Models, tmp_path: Path
 ) -> None:
     key, raw = "qwen3.attention.layer_norm_rms_epsilon", np.float32(1e-3).tobytes()
@@ -225,7 +225,7 @@ def test_two_versions_of_llama_cpp_are_each_asked_for_single_ops(
     assert statuses(verdicts, "trace") == {"diverged", "agreed"}
 
 
-def test_one_more_expert_used_is_another_graph(variant: Models, tmp_path: Path) -> None:
+def test_one_more_used_expert_changes_the_graph(variant: Models, tmp_path: Path) -> None:
     key, raw = "qwen3moe.expert_used_count", (3).to_bytes(4, "little")
     other = with_key(variant("qwen3moe"), key, raw, tmp_path / "other.gguf")
     result, verdicts = asked(plan_for(variant("qwen3moe"), subject=other))
@@ -235,7 +235,7 @@ def test_one_more_expert_used_is_another_graph(variant: Models, tmp_path: Path) 
     assert statuses(verdicts, "trace") == {"diverged", "agreed"}
 
 
-def test_an_engine_with_a_graph_of_its_own_needs_no_single_ops(variant: Models) -> None:
+def test_engine_with_its_own_graph_needs_no_single_ops(variant: Models) -> None:
     trace, products = verdicts_of(plan_for(variant("qwen3"), "fast"))
     assert (trace.status, products.status) == ("agreed", "agreed")  # of its own runs
     assert products.detail["sites"] == 2 * 15  # seven of each layer, and the head; in two batches

@@ -40,7 +40,7 @@ def test_slice_keeps_the_role_of_a_layer(tmp_path: Path) -> None:
     assert (second.role(0), second.role(1)) == ({}, {WINDOW: NO_END})
 
 
-def test_a_wrong_part_of_a_layer_without_a_window_is_named(tmp_path: Path) -> None:
+def test_wrong_part_of_a_layer_without_window_is_named(tmp_path: Path) -> None:
     asker = asker_for("gemma3", tmp_path, engine="mutant:rope-half-split")
     found = of_layer(asker, 5, 6)
     assert [part.name for part in found.parts] == ["attention: rotation"]
@@ -75,7 +75,7 @@ def test_model_refused_by_llama_cpp_accuses_neither_engine(
 
 
 @pytest.mark.parametrize(("engine", "code"), [("reference", 0), ("mutant:missing-scale", 1)])
-def test_the_command_says_which_layer_and_part(engine: str, code: int, tmp_path: Path) -> None:
+def test_command_names_layer_and_part(engine: str, code: int, tmp_path: Path) -> None:
     options = ["--engine", engine, "--black-box", "--tokens", "4", "--json"]
     options += ["--report", str(tmp_path / "reports")]
     model = str(builtin("f32", tmp_path))

@@ -38,7 +38,7 @@ def test_wrong_engines_of_different_families_are_located(name: str, bench: Trial
     assert found.confirmed
 
 
-def test_a_greedy_loop_that_is_wrong_shows_in_text_alone(bench: TrialBench) -> None:
+def test_wrong_greedy_loop_shows_only_in_text(bench: TrialBench) -> None:
     found = try_wrong(bench, Adapter.member("mutant:greedy-second-best"), "f32")
     assert found.views["text"].caught
     assert found.found == "decode"
@@ -63,7 +63,7 @@ def test_tiny_fault_shows_in_tensors_and_passes_every_fixed_limit(
     assert found.passes == dict.fromkeys(LIMITS, True)
 
 
-def test_an_honest_engine_is_accused_in_no_view(bench: TrialBench) -> None:
+def test_honest_engine_is_accused_in_no_view(bench: TrialBench) -> None:
     found = try_honest(bench, SiluTanh, "f32")
     assert not any(seen.caught for seen in found.views.values())
     assert all(seen.compared for seen in found.views.values())

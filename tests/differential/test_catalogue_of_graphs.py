@@ -38,7 +38,7 @@ def bench_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
 @pytest.mark.parametrize(
     ("model", "name"), [(model, name) for model, names in SLICE.items() for name in names]
 )
-def test_a_wrong_engine_is_found_where_it_is_wrong(
+def test_wrong_engine_is_located(
     model: str, name: str, bench_of: Callable[[str], TrialBench]
 ) -> None:
     found = try_wrong(bench_of(model), Adapter.member(name), model)
@@ -48,7 +48,7 @@ def test_a_wrong_engine_is_found_where_it_is_wrong(
     assert found.confirmed
 
 
-def test_leak_between_sequences_shows_beside_another_sequence_alone(
+def test_leak_between_sequences_shows_only_beside_another_sequence(
     bench_of: Callable[[str], TrialBench],
 ) -> None:
     """The run that is traced first has no wrong op; bisect asks the other runs too."""

@@ -40,7 +40,7 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", sorted(STORED))
-def test_bytes_of_stored_rows_stand_for_their_values(kind: str) -> None:
+def test_stored_bytes_decode_to_their_values(kind: str) -> None:
     rows = np.random.default_rng(0).standard_normal((3, 5, 64)).astype(np.float32)
     rows[0, 0, :32] = 0
     values, slack, raw = store_rows(rows, kind, Build(lanes=LANES))
@@ -73,7 +73,7 @@ def test_engine_with_undeclared_cache_is_found(model: Path, tmp_path: Path) -> N
     assert exit_code(verdicts_of(plan)) == 1
 
 
-def test_engine_with_a_cache_that_no_honest_run_has_is_refused(model: Path, tmp_path: Path) -> None:
+def test_engine_with_a_dishonest_cache_is_refused(model: Path, tmp_path: Path) -> None:
     plan = plan_for(model, oracle="llama.cpp", engine=engine(tmp_path, "F16", "IQ4_NL"))
     with pytest.raises(BadInput, match="type IQ4_NL, which"):
         verdicts_of(plan)

@@ -70,7 +70,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (FEW, "InHead", "Truncated", ("result_output",)),
     ],
 )
-def test_one_shown_product_accuses_no_format_that_the_layers_agree_with(
+def test_one_shown_product_accuses_no_format_that_layers_confirm(
     shows: tuple[str, ...],
     ops: str,
     head: str,

@@ -130,7 +130,7 @@ class SameExpertTwice(Mirror):
         ("moe-q8_0", SameExpertTwice, {"ffn_moe_topk"}),
     ],
 )
-def test_a_wrong_engine_near_an_honest_one_is_found_at_its_op(
+def test_wrong_engine_near_an_honest_one_is_located(
     arch: str, ops: type[Mirror], sites: set[str], recorded: Any
 ) -> None:
     assert {f.site.name for f in recorded(arch).accused(with_ops(ops))} == sites
@@ -154,7 +154,7 @@ def with_equal_experts(model: Path, copy: Path) -> Path:
 
 
 @pytest.mark.parametrize("model", ["moe", "moe-q8_0"])
-def test_a_tie_between_experts_may_end_either_way(model: str, tmp_path: Path) -> None:
+def test_tie_between_experts_may_end_either_way(model: str, tmp_path: Path) -> None:
     path = with_equal_experts(builtin(model, tmp_path), tmp_path / "equal.gguf")
     last = adapter_class("honest:experts-last-of-ties")
     found = Recorded.of(path, EXACT, FAR)
@@ -187,7 +187,7 @@ def test_factor_of_an_f16_cache_may_stay_in_float32(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("design", [d for d in DESIGNS if d != "honest:experts-last-of-ties"])
-def test_a_design_computes_other_numbers_than_the_reference(design: str, recorded: Any) -> None:
+def test_design_differs_from_the_reference(design: str, recorded: Any) -> None:
     cls = adapter_class(design)
     assert issubclass(cls, HonestEngine)
     along = recorded(cls.shows_on)
@@ -199,7 +199,7 @@ def test_a_design_computes_other_numbers_than_the_reference(design: str, recorde
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_cache_is_shown_by_its_cells_in_use(preset: str, recorded: Any) -> None:
+def test_cache_is_shown_by_its_used_cells(preset: str, recorded: Any) -> None:
     assert recorded("qwen3", preset).accused(Reference) == []
     assert recorded("qwen3", preset).accused(adapter_class("honest:float64")) == []
     found = recorded("qwen3", preset).accused(CacheKeepsLast)
@@ -221,7 +221,7 @@ def test_a_wrong_cache_is_confirmed_by_patching(
     assert found.patched.confirms
 
 
-def test_layers_with_windows_have_no_cell_in_common_with_llama_cpp(recorded: Any) -> None:
+def test_window_layers_share_no_cell_with_llama_cpp(recorded: Any) -> None:
     program = recorded("gemma3").program
     names = {site.name for site in places_by_site(program, wires_of(program))}
     assert not names & {"k_cache", "v_cache"}

@@ -40,7 +40,7 @@ def texts_of(piece: str, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("known", KNOWN, ids=lambda known: known["id"])
-def test_the_text_of_a_token_that_is_too_long_is_lost_in_the_binding_alone(
+def test_only_the_binding_loses_the_text_of_a_long_token(
     known: Mapping[str, Any], tmp_path: Path
 ) -> None:
     assert texts_of(known["piece"], tmp_path) == ["", known["piece"]]
@@ -54,7 +54,7 @@ def test_text_of_a_shorter_piece_is_complete(known: Mapping[str, Any], tmp_path:
 
 
 @pytest.mark.parametrize("known", KNOWN, ids=lambda known: known["id"])
-def test_an_entry_says_what_and_whether_it_was_reported(known: Mapping[str, Any]) -> None:
+def test_entry_states_its_subject_and_report(known: Mapping[str, Any]) -> None:
     assert known["sentence"].endswith(".")
     assert known["status"].startswith(("reported", "not reported: "))
     assert bool(known["link"]) == (known["status"] == "reported")

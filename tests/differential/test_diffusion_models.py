@@ -54,7 +54,7 @@ def engine_of(folder: Path, suite: str, most: int) -> str:
 
 @pytest.mark.parametrize("suite", QUESTIONS)
 @pytest.mark.parametrize("arch", ["dream", "rnd1"])
-def test_tokens_behind_beginnings_are_asked_for_one_by_one(
+def test_tokens_after_prefixes_are_asked_for_one_by_one(
     arch: str, suite: str, plan_for: Callable[..., Plan], checked: Checked, tmp_path: Path
 ) -> None:
     """One run of all beginnings would show each what is behind it: honest engines were accused.
@@ -71,7 +71,7 @@ def test_tokens_behind_beginnings_are_asked_for_one_by_one(
 
 
 @pytest.mark.parametrize("arch", ["dream", "llada-moe"])
-def test_logits_of_some_tokens_of_several_sequences_belong_to_them(
+def test_logits_of_several_sequences_belong_to_their_tokens(
     arch: str, plan_for: Callable[..., Plan], checked: Checked, tmp_path: Path
 ) -> None:
     """The graph computes the logits of all tokens. An honest run had more rows, which was a

@@ -59,7 +59,7 @@ def statuses(checked: Checked, plan: object) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("preset", [EXACT, DEFAULT])
-def test_a_decoder_is_compared_behind_its_encoder(
+def test_decoder_is_compared_after_its_encoder(
     preset: Settings, made: MadeOf, plan_for: PlanFor, checked: Checked
 ) -> None:
     plan = plan_for(made("t5"), settings=preset, n_steps=4, suites=("logits", "decode", "shadow"))
@@ -76,14 +76,14 @@ class Deaf(ReplayEngine, name="test:encoder-without-its-last-token"):
         return replace(found, logits=(np.empty((0, 128), np.float32), *found.logits[1:]))
 
 
-def test_an_encoder_that_reads_less_is_found_by_its_decoders_logits(
+def test_encoder_that_reads_less_is_found_by_the_decoders_logits(
     made: MadeOf, plan_for: PlanFor, checked: Checked
 ) -> None:
     (verdict,) = checked(plan_for(made("t5"), engine=Deaf.name, suites=("logits",)))  # type: ignore[arg-type]
     assert (verdict.status, verdict.detail["at_fault"]) == ("diverged", "subject")
 
 
-def test_text_begins_with_the_token_that_the_decoder_starts_with(made: MadeOf) -> None:
+def test_text_begins_with_the_start_token_of_the_decoder(made: MadeOf) -> None:
     prompt, start = [5, 6, 7], 0
     with Runner().open("llama.cpp", made("t5"), EXACT) as session:
         greedy = session.ask("greedy", prompt, 3)
@@ -98,7 +98,7 @@ def test_text_begins_with_the_token_that_the_decoder_starts_with(made: MadeOf) -
         assert "for its encoder" in unencoded.message
 
 
-def test_a_batch_for_an_encoder_that_is_not_there_is_refused(made: MadeOf) -> None:
+def test_batch_for_a_missing_encoder_is_refused(made: MadeOf) -> None:
     with Runner().open("llama.cpp", made("bert"), EXACT) as session:
         batch = Batch.of([1, 2])
         found, plain = (session.ask("embed", (b,)) for b in (Batch.to_encode(batch), batch))
@@ -118,7 +118,7 @@ def test_a_batch_for_an_encoder_that_is_not_there_is_refused(made: MadeOf) -> No
         ("t5encoder", 0, EXACT),
     ],
 )
-def test_embeddings_are_compared_where_there_are_no_logits(
+def test_embeddings_are_compared_if_there_are_no_logits(
     name: str, pooling: int, preset: Settings, made: MadeOf, plan_for: PlanFor, checked: Checked
 ) -> None:
     plan = plan_for(made(name, pooling), settings=preset, suites=("logits", "embeddings"))
@@ -131,7 +131,7 @@ class AllOneSequence(Wrong, name="test:all-one-sequence"):
     model_class = seen_through(lambda visible, _: np.ones_like(visible))
 
 
-def test_sequences_of_one_batch_that_see_each_other_are_found(
+def test_sequences_that_see_each_other_are_found(
     made: MadeOf, plan_for: PlanFor, checked: Checked
 ) -> None:
     plan = plan_for(made("bert"), engine=AllOneSequence.name, suites=("embeddings",))
@@ -140,7 +140,7 @@ def test_sequences_of_one_batch_that_see_each_other_are_found(
     assert beside.detail["at_fault"] == "subject"
 
 
-def test_a_model_with_logits_has_embeddings_if_its_metadata_asks_for_them(
+def test_model_with_logits_has_embeddings_if_its_metadata_asks(
     made: MadeOf, plan_for: PlanFor, checked: Checked
 ) -> None:
     both = ("logits", "embeddings")
@@ -150,9 +150,7 @@ def test_a_model_with_logits_has_embeddings_if_its_metadata_asks_for_them(
     assert statuses(checked, plan) == {"logits": "agreed", "embeddings": "not-applicable"}
 
 
-def test_a_llama_that_asks_to_pool_is_replayed(
-    tmp_path: Path, plan_for: PlanFor, checked: Checked
-) -> None:
+def test_pooling_llama_is_replayed(tmp_path: Path, plan_for: PlanFor, checked: Checked) -> None:
     path = with_metadata(tmp_path / "m.gguf", LlamaRecipe(), llama__pooling_type=("U32", LAST))
     assert statuses(checked, plan_for(path, suites=("embeddings",))) == {"embeddings": "agreed"}
 
@@ -174,7 +172,7 @@ class Unpooled(ReplayEngine, name="test:embeddings-of-another-scale"):
 
 
 @pytest.mark.parametrize(("engine", "pooling"), [(FirstForMean, MEAN), (Unpooled, LAST)])
-def test_wrong_pooling_is_found_and_at_fault(
+def test_wrong_pooling_is_found_and_blamed(
     engine: type[ReplayEngine], pooling: int, made: MadeOf, plan_for: PlanFor, checked: Checked
 ) -> None:
     plan = plan_for(made("bert", pooling), engine=engine.name, suites=("embeddings",))

@@ -13,7 +13,7 @@ from lockstep.harness.shadow.batches import Work
 
 
 @pytest.mark.parametrize("variant", ["bitnet", "grovemoe"])
-def test_they_are_known(variant: str, tmp_path: Path) -> None:
+def test_differences_beside_amx_are_known(variant: str, tmp_path: Path) -> None:
     """BitNet's embeddings are its head, and GroveMoE has experts of another name: of a build with
     AMX both were called wrong."""
     with Runner().open("llama.cpp", None, DEFAULT) as session:

@@ -44,7 +44,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("honest:rope-power", "agreed"),
     ],
 )
-def test_a_share_of_a_thirty_thousandth_shows_and_honest_sums_do_not(
+def test_error_of_one_in_30000_is_found_and_honest_sums_pass(
     engine: str, status: str, wide: Path
 ) -> None:
     plan = plan_for(wide, engine=engine, suites=("logits",))

@@ -91,7 +91,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.mark.parametrize(("file", "command", "code", "says"), TABLE)
-def test_a_file_and_a_command_end_in_a_code_and_a_sentence(
+def test_commands_end_with_a_code_and_a_sentence(
     file: str,
     command: str,
     code: int,

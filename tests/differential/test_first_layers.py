@@ -77,7 +77,7 @@ def test_llama_cpp_computes_the_same_in_each_kept_layer(
             assert np.array_equal(value, other, equal_nan=True), name
 
 
-def test_a_layer_that_is_another_one_in_a_shorter_model_is_refused(tmp_path: Path) -> None:
+def test_layer_that_changes_in_a_shorter_model_is_refused(tmp_path: Path) -> None:
     """llama.cpp takes a gemma2 with 46 layers for the largest one, and scales scores otherwise."""
     model, output = model_of("gemma2", tmp_path, n_layer=46), tmp_path / "first.gguf"
     output.write_bytes(b"of before")
@@ -87,7 +87,7 @@ def test_a_layer_that_is_another_one_in_a_shorter_model_is_refused(tmp_path: Pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first.gguf", "model.gguf"]
 
 
-def test_keys_that_say_something_else_of_a_layer_are_seen(
+def test_keys_that_change_a_layer_are_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def with_other_base(file: GgufFile, n: int, window: int | None) -> object:
@@ -101,7 +101,7 @@ def test_keys_that_say_something_else_of_a_layer_are_seen(
 
 
 @pytest.mark.parametrize("n", [2, 3])
-def test_number_of_layers_that_is_not_smaller_is_refused(n: int, tmp_path: Path) -> None:
+def test_layer_count_that_is_not_smaller_is_refused(n: int, tmp_path: Path) -> None:
     with pytest.raises(InvalidModel, match="has 2 layers: keep at least 1 and at most 1"):
         write_first_layers(model_of("qwen3", tmp_path, n_layer=2), n, tmp_path / "first.gguf")
 
@@ -156,7 +156,7 @@ def test_the_model_itself_is_not_overwritten(tmp_path: Path) -> None:
     assert model.read_bytes() == raw
 
 
-def test_no_part_of_a_split_model_is_overwritten(tmp_path: Path) -> None:
+def test_parts_of_a_split_model_are_never_overwritten(tmp_path: Path) -> None:
     whole = model_of("qwen3", tmp_path, n_layer=2)
     with GgufFile.open(whole) as file:
         n = len(file.tensors)
@@ -168,7 +168,7 @@ def test_no_part_of_a_split_model_is_overwritten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_a_hidden_file_of_the_same_name_is_left(n: int, tmp_path: Path) -> None:
+def test_hidden_file_of_the_same_name_stays(n: int, tmp_path: Path) -> None:
     """The hidden file may be the model itself."""
     hidden = model_of("qwen3", tmp_path, n_layer=2).rename(tmp_path / ".first.gguf")
     raw = hidden.read_bytes()
@@ -189,9 +189,7 @@ def test_irregular_output_file_is_not_replaced(tmp_path: Path) -> None:
     assert error.value.filename == str(tmp_path / "nowhere" / "first.gguf")
 
 
-def test_the_command_says_how_many_layers_have_one_of_each_kind(
-    tmp_path: Path, lockstep: Lockstep
-) -> None:
+def test_command_says_how_many_layers_cover_every_kind(tmp_path: Path, lockstep: Lockstep) -> None:
     model = model_of("gemma3", tmp_path, n_layer=8)
     found = lockstep("slice", str(model), "-o", str(tmp_path / "first.gguf"))
     assert "first.gguf: 2 of 8 layers" in found.out
@@ -200,7 +198,7 @@ def test_the_command_says_how_many_layers_have_one_of_each_kind(
     assert "note" not in found.err
 
 
-def test_a_short_window_keeps_all_layers_if_wanted(tmp_path: Path, lockstep: Lockstep) -> None:
+def test_short_window_keeps_all_layers_on_request(tmp_path: Path, lockstep: Lockstep) -> None:
     model, output = model_of("gemma3", tmp_path, n_layer=2), tmp_path / "first.gguf"
     found = lockstep("slice", str(model), "-o", str(output), "--short")
     assert (found.code, f"{output}: 2 of 2 layers" in found.out) == (0, True)

@@ -62,7 +62,7 @@ def test_engine_agrees_on_a_seeded_model_except_for_known_findings(
         ("mistralrs", "text", "not-compared"),  # it adds none to a model with permuted rows
     ],
 )
-def test_an_engine_with_lora_agrees_or_says_why_not(
+def test_engine_with_lora_agrees_or_says_why_not(
     name: str, suite: str, status: str, tmp_path: Path
 ) -> None:
     need(name)
@@ -97,7 +97,7 @@ def test_acid_model_says_ok_except_for_known_findings(name: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("finding", foreign_findings(), ids=lambda finding: finding.id)
-def test_a_finding_is_still_true(finding: Finding) -> None:
+def test_finding_is_still_true(finding: Finding) -> None:
     need(finding.engine)
     if finding.engine in SLOW and finding.suites != ("metadata",):
         pytest.skip(f"it takes minutes: lockstep finding {finding.id} --run was not tried")

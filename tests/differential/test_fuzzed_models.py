@@ -22,7 +22,7 @@ def models() -> Iterator[list[bytes]]:
         yield tiny_models(session)
 
 
-def test_each_case_is_one_model_with_one_change(models: list[bytes]) -> None:
+def test_case_is_one_model_with_one_change(models: list[bytes]) -> None:
     made = model_cases(3, 0, 60, models)
     assert [case.raw for case in made[: len(models)]] == models
     assert made[30:] == model_cases(3, 30, 30, models)
@@ -44,6 +44,6 @@ def test_most_files_reach_the_loader_and_some_are_refused_late(tmp_path: Path) -
     assert result.code == 0, [v.summary for v in result.verdicts if v.status != "agreed"]
 
 
-def test_oracle_that_does_not_make_the_models_is_refused() -> None:
+def test_oracle_that_cannot_make_the_models_is_refused() -> None:
     with pytest.raises(BadInput, match=r"llama\.cpp makes the family"):
         GgufFuzzer().check(FuzzPlan(targets=("models",), oracle="reference"))

@@ -168,7 +168,7 @@ def test_nodes_that_a_recording_skips_are_computed_on_demand(name: str, recorded
 
 
 @pytest.mark.parametrize("name", SLICE)
-def test_values_are_the_same_bits_where_bounds_are_left_out(name: str, recorded: Record) -> None:
+def test_values_without_bounds_have_the_same_bits(name: str, recorded: Record) -> None:
     made = recorded(name)
     pairs = zip(made.run().outputs, made.run(Honest(sizes=False)).outputs, strict=True)
     assert all(a is not None and np.array_equal(a, b, equal_nan=True) for a, b in pairs)
@@ -201,7 +201,7 @@ def test_in_float64_nothing_is_rounded_between_ops(recorded: Record) -> None:
     assert np.array_equal(found.outputs[0], again.outputs[0])  # type: ignore[arg-type]
 
 
-def test_random_errors_are_the_seeds_alone(recorded: Record) -> None:
+def test_seed_decides_the_random_errors(recorded: Record) -> None:
     made = recorded("mamba")
     a, b, c = (made.run(Noisy(seed=seed)).outputs[0] for seed in (1, 1, 2))
     assert a is not None
@@ -215,7 +215,7 @@ def test_random_errors_are_the_seeds_alone(recorded: Record) -> None:
     ("quant", "least", "most"),
     [("F32", 0.05, 0.5), ("Q8_0", 0.5, 2)],
 )
-def test_the_noise_floor_is_that_of_our_own_architecture(
+def test_noise_floor_equals_that_of_our_own_architecture(
     quant: str, least: float, most: float, tmp_path: Path
 ) -> None:
     made = recorded_of(written(tmp_path, quant=quant), EXACT, Work(tokens=12))
@@ -251,7 +251,7 @@ def test_replaced_value_changes_only_later_nodes(recorded: Record) -> None:
         assert changed == (step >= 1)
 
 
-def test_a_decoder_reads_what_our_encoder_computed(recorded: Record) -> None:
+def test_decoder_reads_the_output_of_our_encoder(recorded: Record) -> None:
     made = recorded("t5")
     encoder = made.program.graphs[0]
     place = encoder.place(encoder.output)
@@ -262,7 +262,7 @@ def test_a_decoder_reads_what_our_encoder_computed(recorded: Record) -> None:
 # --- what cannot be computed ------------------------------------------------------------------
 
 
-def test_nodes_behind_one_without_a_meaning_are_unknown_and_name_the_cause(
+def test_nodes_after_an_unknown_op_are_unknown_and_name_it(
     recorded: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = recorded("qwen3moe")
@@ -287,7 +287,7 @@ def with_node(program: Program, place: Place, change: Callable[[PlannedNode], An
     return replace(program, graphs=graphs)
 
 
-def test_an_op_that_is_wrong_is_seen(recorded: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_op_is_found(recorded: Record, monkeypatch: pytest.MonkeyPatch) -> None:
     made = recorded("qwen3moe")
     floor, right = made.floor, base.meaning_of("RMS_NORM")
 
@@ -299,7 +299,7 @@ def test_an_op_that_is_wrong_is_seen(recorded: Record, monkeypatch: pytest.Monke
     assert off(made, made.run()) > 2 * floor
 
 
-def test_a_view_that_begins_one_element_late_is_seen(recorded: Record) -> None:
+def test_view_that_begins_one_element_late_is_found(recorded: Record) -> None:
     made = recorded("qwen3moe")
     graph = made.program.graphs[0]
     node = next(
@@ -318,7 +318,7 @@ def test_a_view_that_begins_one_element_late_is_seen(recorded: Record) -> None:
     assert off(made, made.run(program=wrong)) > 2 * made.floor
 
 
-def test_a_cache_that_loses_a_row_is_seen(recorded: Record) -> None:
+def test_cache_that_loses_a_row_is_found(recorded: Record) -> None:
     made = recorded("qwen3moe")
     graph = made.program.graphs[0]
     store = next(n for n in graph.nodes if n.op == "SET_ROWS")

@@ -36,7 +36,7 @@ def test_wrong_guidance_is_found(model: Path, name: str) -> None:
     assert "diverged" in found_for(model, name)
 
 
-def test_raw_logits_give_the_same_guidance_but_for_a_constant() -> None:
+def test_raw_logits_give_the_same_guidance_up_to_a_constant() -> None:
     main, negative = np.random.default_rng(0).normal(size=(2, 3, 50)).astype(np.float32)
     raw = negative + np.float32(1.5) * (main - negative)
     assert np.allclose(log_softmax(raw), log_softmax(guide(main, negative, 1.5)), atol=1e-5)

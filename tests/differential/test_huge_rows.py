@@ -55,9 +55,7 @@ class LeftOut(Honest):
 
 
 @pytest.mark.parametrize("share", [1.0, 0.01, 0.001])
-def test_sum_that_leaves_out_part_of_the_other_rows_is_found(
-    share: float, huge_row: Recorded
-) -> None:
+def test_sum_that_omits_part_of_other_rows_is_found(share: float, huge_row: Recorded) -> None:
     found = huge_row.accused(huge_row.run(LeftOut(share=share)), LAYERS)
     assert [(str(f.site), f.layer) for f in found] == [("l_out-1", 1)]
 

@@ -30,7 +30,7 @@ def test_right_engines_agree_and_a_scale_off_by_a_thousandth_is_named(
         assert [each.tensors for each in found if each.answer.differs] == [(tensor,)]
 
 
-def test_matrices_with_a_factor_beside_them_are_met_by_exact_activations(tmp_path: Path) -> None:
+def test_matrices_with_a_factor_get_exact_activations(tmp_path: Path) -> None:
     """A conversion of what lies between its steps would hide more than a thousandth."""
     (path,) = make_variants(["mistral3"], tmp_path, quant="Q8_0")
     tensor = "blk.0.attn_output.weight"
@@ -76,7 +76,7 @@ class EpsInTheCodeAndWrong(Reference, name="test:eps-of-heads-in-the-code-and-wr
     ops = ItsGateOff
 
 
-def test_beside_such_norms_a_wrong_tensor_is_named_all_the_same(tmp_path: Path) -> None:
+def test_wrong_tensor_is_named_beside_such_norms(tmp_path: Path) -> None:
     (path,) = make_variants(["qwen3"], tmp_path, quant="Q4_1")
     asker = asker_of(path, tmp_path / "made", oracle="llama.cpp", engine=EpsInTheCodeAndWrong.name)
     found, why = see_in_place(asker)
@@ -97,7 +97,7 @@ class EpsInTheCodeWithoutF32(Reference, name="test:eps-of-heads-in-the-code-with
     ops = WithoutF32
 
 
-def test_engine_without_f32_gets_no_stored_weights_blamed_for_its_graph(
+def test_graph_fault_blames_no_stored_weights_without_f32(
     tmp_path: Path,
 ) -> None:
     (path,) = make_variants(["qwen3"], tmp_path, quant="Q4_1")

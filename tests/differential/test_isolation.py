@@ -58,7 +58,7 @@ def test_killed_oracle_is_one_crash_and_the_other_suites_complete(
     assert exit_code(found) == 3
 
 
-def test_a_worker_that_dies_between_two_questions_costs_nothing(
+def test_worker_death_between_two_questions_costs_nothing(
     models: Callable[[str], Path], plan_for: Callable[..., Plan], open_for: OpenPlan
 ) -> None:
     with open_for(plan_for(models("f32"))) as opened:

@@ -63,7 +63,7 @@ def large(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 
 @pytest.mark.parametrize(("engine", "suite"), SUITES)
-def test_verdicts_on_a_large_model_are_the_same_in_a_fork(
+def test_fork_gives_the_same_verdicts_on_a_large_model(
     model: Path, engine: str, suite: type[Suite], request: pytest.FixtureRequest
 ) -> None:
     """The verdicts lack only how errors pile up where nothing is wrong, which would take another
@@ -78,7 +78,7 @@ def test_verdicts_on_a_large_model_are_the_same_in_a_fork(
 
 
 @pytest.mark.parametrize("suite", [TraceSuite, Products])
-def test_fault_is_found_without_the_fork_which_cannot_ask(
+def test_fault_is_found_without_the_fork(
     model: Path, suite: type[Suite], request: pytest.FixtureRequest
 ) -> None:
     alone = verdicts(model, "mutant:q8-0-unsigned", suite)
@@ -99,7 +99,7 @@ class ShowsNothing(Reference, name="test:fails-where-tensors-are-asked-for"):
 
 
 @pytest.mark.parametrize("suite", [TraceSuite, Products])
-def test_engine_that_fails_is_asked_once_with_the_same_verdicts(
+def test_failing_engine_is_asked_once_with_the_same_verdicts(
     model: Path, suite: type[Suite], request: pytest.FixtureRequest
 ) -> None:
     engine, said = "test:fails-where-tensors-are-asked-for", []

@@ -42,7 +42,7 @@ def said(folder: Path, *changes: tuple[str, str]) -> tuple[int, str]:
     return result.code, " ".join(verdict.summary for verdict in result.verdicts)
 
 
-def test_cache_in_f16_is_named_where_the_engine_says_f32(tmp_path: Path) -> None:
+def test_f16_cache_is_named_if_the_engine_declares_f32(tmp_path: Path) -> None:
     code, text = said(tmp_path, CACHE)
     assert code == 0
     assert "keys and values in F16" in text
@@ -64,7 +64,7 @@ def test_engine_that_declares_its_f16_cache_conforms(tmp_path: Path) -> None:
     ],
     ids=["the last norm", "the sine", "the gate"],
 )
-def test_rounding_elsewhere_is_not_taken_for_an_f16_cache(
+def test_other_rounding_is_not_taken_for_an_f16_cache(
     change: tuple[str, str], tmp_path: Path
 ) -> None:
     code, text = said(tmp_path, change)
@@ -80,7 +80,7 @@ def test_bisection_of_a_cache_in_f16_finds_nothing(tmp_path: Path) -> None:
     assert bisected(tmp_path, CACHE).exit_code == 0
 
 
-def test_a_bisection_does_not_say_so_of_another_scale(tmp_path: Path) -> None:
+def test_bisection_reports_no_f16_cache_for_another_scale(tmp_path: Path) -> None:
     change = ("/ np.sqrt(q.shape[-1])", "/ np.sqrt(q.shape[-1]) * np.float32(1.0005)")
     found = bisected(tmp_path, change)
     assert {culprit.site.name for culprit in found.culprits} == {"kqv_out"}

@@ -52,7 +52,7 @@ def test_known_divergence_still_differs(known: Known, decoded: Decoded) -> None:
     assert symptom_of(oracle.value, other.value) == known.symptom, over
 
 
-def test_a_short_run_over_all_types_finds_nothing_that_is_not_known(tmp_path: Path) -> None:
+def test_short_run_over_all_types_finds_only_known_differences(tmp_path: Path) -> None:
     result = run_campaign("quants", FuzzPlan(cases=BLOCKS, seed=5), tmp_path, [])
     assert result.code == 0, result.verdicts
     agreed = [v for v in result.verdicts if v.status == "agreed"]
@@ -73,7 +73,7 @@ def test_gguf_py_under_test_is_compared_with_llama_cpp(tmp_path: Path) -> None:
     assert result.code == 3
 
 
-def test_types_side_by_side_give_the_verdicts_of_one_after_the_other(tmp_path: Path) -> None:
+def test_types_side_by_side_get_the_same_verdicts(tmp_path: Path) -> None:
     plan = FuzzPlan(targets=("Q4_0", "IQ2_S", "I16"), cases=300)
     one, two = (run_campaign("quants", plan, tmp_path, [], how) for how in (None, Processes(2)))
     assert sorted(map(str, one.verdicts)) == sorted(map(str, two.verdicts))

@@ -63,7 +63,7 @@ def test_known_finding_is_still_true(
 
 
 @pytest.mark.parametrize("known", KNOWN, ids=lambda known: known.id)
-def test_entry_states_its_subject_and_whether_it_was_reported(known: KnownFile) -> None:
+def test_entry_states_its_subject_and_report(known: KnownFile) -> None:
     assert set(known.ways) <= set(WAYS[known.component])
     assert known.symptom in SYMPTOMS
     assert known.symptom != "accepts" or known.kind in KINDS
@@ -74,14 +74,14 @@ def test_entry_states_its_subject_and_whether_it_was_reported(known: KnownFile) 
     assert len(known.raw) < most or known.case.startswith("fault ")
 
 
-def test_no_two_entries_are_about_the_same() -> None:
+def test_entries_have_different_subjects() -> None:
     causes = [cause for known in KNOWN for cause in known.causes]
     assert len(set(causes)) == len(causes)
     assert len({known.id for known in KNOWN}) == len(KNOWN)
 
 
 @pytest.mark.parametrize("family", ["valid", "broken", "several", "mutated"])
-def test_a_short_run_finds_nothing_that_is_not_known(tmp_path: Path, family: str) -> None:
+def test_short_run_finds_only_known_differences(tmp_path: Path, family: str) -> None:
     result = run_campaign("gguf", FuzzPlan(targets=(family,), cases=800, seed=77), tmp_path, [])
     assert result.code == 0, [v.summary for v in result.verdicts if v.status != "agreed"]
     (agreed,) = (v for v in result.verdicts if v.status == "agreed")
@@ -96,7 +96,7 @@ def test_a_short_run_finds_nothing_that_is_not_known(tmp_path: Path, family: str
     assert len(read_report(result.folder / "report.jsonl")) == len(result.verdicts) + 2
 
 
-def test_a_run_that_goes_on_tells_what_is_known_only_once(tmp_path: Path) -> None:
+def test_continued_run_prints_known_findings_once(tmp_path: Path) -> None:
     def told(folder: str, **what: Any) -> list[str]:
         plan = FuzzPlan(targets=("valid",), seed=77, **what)
         verdicts = run_campaign("gguf", plan, tmp_path / folder, []).verdicts
@@ -108,14 +108,14 @@ def test_a_run_that_goes_on_tells_what_is_known_only_once(tmp_path: Path) -> Non
     assert sorted(first + rest) == sorted(whole)
 
 
-def test_witness_that_is_switched_off_is_not_asked(tmp_path: Path) -> None:
+def test_witness_is_not_asked_if_switched_off(tmp_path: Path) -> None:
     plan = FuzzPlan(targets=("valid",), cases=50, oracle="reference", witness=False)
     result = run_campaign("gguf", plan, tmp_path, [])
     assert [v.detail["stages"] for v in result.verdicts] == [{}]
     assert read_report(result.folder / "report.jsonl")[0]["campaign"]["witness"] is False
 
 
-def test_a_finding_can_be_shown_again_from_its_command(tmp_path: Path) -> None:
+def test_command_of_a_finding_reproduces_it(tmp_path: Path) -> None:
     raw = next(known.raw for known in KNOWN if known.symptom == "crashes")
     plan = FuzzPlan(targets=("given",), given=(raw,))
     result = run_campaign("gguf", plan, tmp_path, [])
@@ -129,7 +129,7 @@ def test_a_finding_can_be_shown_again_from_its_command(tmp_path: Path) -> None:
     ("ending", "peak", "symptom"),
     [("hung", 1 << 29, "hangs"), ("memory", 1 << 30, "hangs"), ("other", 1 << 29, "memory")],
 )
-def test_parser_that_hangs_is_known_by_whichever_limit_it_meets_first(
+def test_hanging_parser_is_known_for_either_limit(
     ending: str, peak: int, symptom: str, sessions: dict[str, Session]
 ) -> None:
     (known,) = (known for known in KNOWN if known.id == "gguf-py-hangs")
@@ -142,7 +142,7 @@ def test_parser_that_hangs_is_known_by_whichever_limit_it_meets_first(
     assert (cause in known.causes) == (symptom == "hangs")
 
 
-def test_a_finding_that_is_excused_says_why_before_its_bytes(tmp_path: Path) -> None:
+def test_excused_finding_says_why_before_its_bytes(tmp_path: Path) -> None:
     known = next(known for known in KNOWN if known.symptom == "crashes")
     plan = FuzzPlan(targets=("given",), given=(known.raw,))
     verdicts = run_campaign("gguf", plan, tmp_path, []).verdicts

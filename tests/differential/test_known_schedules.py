@@ -52,7 +52,7 @@ def test_known_schedule_still_differs(known: KnownSchedule, kind: str, judge_of:
 
 
 @pytest.mark.parametrize("kind", SMALL)
-def test_a_short_run_finds_nothing_that_is_not_known(kind: str, tmp_path: Path) -> None:
+def test_short_run_finds_only_known_differences(kind: str, tmp_path: Path) -> None:
     plan = FuzzPlan(targets=(kind,), cases=40, start=1, seed=5)
     result = run_campaign("batch", plan, tmp_path, [])
     assert result.code == 0, [v.summary for v in result.verdicts]

@@ -19,7 +19,7 @@ SYMPTOMS = {"crashes", "hangs", "accepts", "keeps-cells", "stuck", "changes"}
 
 
 @pytest.mark.parametrize("known", KNOWN, ids=lambda known: known.id)
-def test_known_state_file_still_does_so(known: KnownState) -> None:
+def test_known_state_file_still_shows_its_fault(known: KnownState) -> None:
     way, memory = known.ways[0], known.memories[0]
     with ExitStack() as stack:
         campaign = StateCampaign(FuzzPlan(), f"{way}-{memory}", stack, lambda target, text: None)
@@ -40,7 +40,7 @@ def test_entries_state_their_subject() -> None:
 
 
 @pytest.mark.parametrize("target", ["context-window", "sequence-hybrid"])
-def test_short_run_finds_only_what_is_known(target: str, tmp_path: Path) -> None:
+def test_short_run_finds_only_known_differences(target: str, tmp_path: Path) -> None:
     plan = FuzzPlan(targets=(target,), cases=256, start=256, seed=4)
     result = run_campaign("states", plan, tmp_path, [])
     assert result.code == 0, [v.summary for v in result.verdicts if v.status != "excused"]

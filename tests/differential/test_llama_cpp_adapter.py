@@ -114,14 +114,14 @@ def last_layer(values: dict[Site, Array]) -> int:
     return max(site.layer for site in values if site.layer is not None)
 
 
-def test_tracing_leaves_every_bit_of_the_logits(session: Session) -> None:
+def test_tracing_changes_no_bit_of_the_logits(session: Session) -> None:
     plain, traced = evaluated(session), evaluated(session, capture=True)
     assert plain.trace is None
     assert [logits.shape[0] for logits in plain.logits] == [2, 1, 0]
     assert same_logits(plain, traced)
 
 
-def test_the_last_site_is_the_logits(session: Session) -> None:
+def test_last_site_is_the_logits(session: Session) -> None:
     traced = evaluated(session, capture=True)
     assert traced.trace is not None
     for step, logits in enumerate(traced.logits):
@@ -129,7 +129,7 @@ def test_the_last_site_is_the_logits(session: Session) -> None:
         assert output.tobytes() == logits.tobytes()
 
 
-def test_all_sites_of_the_model_are_shown_and_no_other(session: Session) -> None:
+def test_adapter_shows_exactly_the_sites_of_the_model(session: Session) -> None:
     values = shown(session)
     experts = any(site.name == "ffn_moe_topk" for site in values)
     absent = {"kq", "kq_soft_max", "kqv_out"} if settings_of(session).flash_attn else {"fattn"}
@@ -165,7 +165,7 @@ def sizes(values: dict[Site, Array], step: int) -> dict[str, int]:
     return found | {"n_ff": shape("ffn_up")[1]}
 
 
-def test_every_site_has_the_shape_that_the_list_of_sites_promises(session: Session) -> None:
+def test_site_has_its_documented_shape(session: Session) -> None:
     values = shown(session)
     after_the_choice = ("ffn_", "l_out", "result_")
     for site, array in values.items():
@@ -176,7 +176,7 @@ def test_every_site_has_the_shape_that_the_list_of_sites_promises(session: Sessi
         assert array.dtype == (np.int32 if site.name == "ffn_moe_topk" else np.float32)
 
 
-def test_the_cache_holds_what_was_stored_so_far(session: Session) -> None:
+def test_cache_holds_all_values_stored_so_far(session: Session) -> None:
     values, settings = shown(session), settings_of(session)
     storage = {"F32": np.float32, "F16": np.float16}
     for layer in range(last_layer(values) + 1):
@@ -211,7 +211,7 @@ def test_attention_is_a_distribution_over_earlier_cells_of_its_sequence(
         assert np.allclose(weights.sum(-1), 1, atol=cells * 2**-24)
 
 
-def test_experts_are_those_with_the_largest_probabilities(directory: Path) -> None:
+def test_chosen_experts_have_the_largest_probabilities(directory: Path) -> None:
     with RUNNER.open("llama.cpp", model_named("moe", directory), EXACT) as session:
         values = shown(session)
     found = {
@@ -233,7 +233,7 @@ def replaceable(values: dict[Site, Array]) -> dict[Site, Array]:
     return {site: array for site, array in values.items() if not site.name.endswith("_cache")}
 
 
-def test_replacing_every_site_with_its_own_value_leaves_every_bit(session: Session) -> None:
+def test_replacing_every_site_with_its_own_value_changes_no_bit(session: Session) -> None:
     values, plain = shown(session), evaluated(session)
     same = replaceable(values)
     assert len(same) > 0.8 * len(values)
@@ -258,7 +258,7 @@ def test_replacing_any_site_of_the_first_layer_changes_what_follows(session: Ses
             assert not np.array_equal(plain.logits[0], changed.logits[0]), site
 
 
-def test_record_has_the_value_computed_before_the_replacement(session: Session) -> None:
+def test_record_has_the_value_before_the_replacement(session: Session) -> None:
     values = shown(session)
     for name in ("Qcur", "ffn_inp", "l_out"):
         site = Site(step=0, layer=0, name=name)
@@ -268,7 +268,7 @@ def test_record_has_the_value_computed_before_the_replacement(session: Session) 
         assert not np.array_equal(wrong[following], values[following])
 
 
-def test_the_truth_heals_a_corruption_before_it(session: Session) -> None:
+def test_patching_repairs_an_earlier_fault(session: Session) -> None:
     values, plain = shown(session), evaluated(session)
     site = Site(step=0, layer=0, name="ffn_inp")
     broken = {site: noisy(values[site])}
@@ -284,7 +284,7 @@ def test_requests_do_not_remember_each_other(session: Session) -> None:
     assert same_logits(before, evaluated(session))
 
 
-def test_greedy_follows_the_largest_logit(session: Session) -> None:
+def test_greedy_token_has_the_largest_logit(session: Session) -> None:
     prompt = [1, 5, 9]
     ids = value(session.ask("greedy", prompt, 5))
     request = Request(batches=(Batch.of([*prompt, *ids]),))
@@ -352,7 +352,7 @@ def test_impossible_request_is_rejected_with_the_reason(stories: Session, name: 
     assert len(evaluated(stories).logits) == 3  # the same worker still answers
 
 
-def test_an_assertion_of_ggml_is_a_crash_that_quotes_it(directory: Path) -> None:
+def test_assertion_of_ggml_is_a_crash_with_its_text(directory: Path) -> None:
     site = Site(step=0, layer=0, name="ffn_moe_topk")
     wild = Request(batches=(Batch.of([1]),), replace={site: np.full((1, 2), 77, np.int32)})
     with RUNNER.open("llama.cpp", model_named("moe", directory), EXACT) as session:
@@ -363,7 +363,7 @@ def test_an_assertion_of_ggml_is_a_crash_that_quotes_it(directory: Path) -> None
         evaluated(session)
 
 
-def test_once_upon_a_time(stories: Session) -> None:
+def test_llama_cpp_continues_once_upon_a_time(stories: Session) -> None:
     (prompt,) = value(stories.ask("tokenize", [b"Once upon a time"]))
     ids = value(stories.ask("greedy", prompt, 16))
     (text,) = value(stories.ask("detokenize", [ids], remove_special=False, unparse_special=False))

@@ -143,7 +143,7 @@ def test_engine_with_a_window_that_llama_cpp_lacks_is_not_accused(
     assert "a window" not in found[0].summary
 
 
-def test_engine_that_chooses_factors_by_the_text_agrees(
+def test_engine_that_chooses_rope_factors_by_text_length_agrees(
     phi3: Path, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Transformers does so. llama.cpp chooses by the tokens that a context could hold.
@@ -161,7 +161,7 @@ def test_engine_that_chooses_factors_by_the_text_agrees(
     assert {v.status for v in found} == {"agreed"}
 
 
-def test_answers_agree_though_the_oracle_dies_of_a_further_question(
+def test_answers_agree_though_a_later_question_kills_the_oracle(
     gemma3: Path, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def dies(*_: Any) -> str:
@@ -176,9 +176,7 @@ def test_answers_agree_though_the_oracle_dies_of_a_further_question(
 
 
 @pytest.mark.parametrize("engine", ["mutant:window-one-more", "mutant:window-one-less"])
-def test_a_window_that_ends_elsewhere_is_seen_and_its_place_named(
-    engine: str, gemma3: Path, says: Says
-) -> None:
+def test_wrong_window_edge_is_found_and_located(engine: str, gemma3: Path, says: Says) -> None:
     """No other question shows it, because no other prompt is as long."""
     others = says(gemma3, "logits", "decode", "trace", engine=engine)
     found = says(gemma3, "long-context", engine=engine)
@@ -203,7 +201,7 @@ def test_report_says_window_may_be_hard_coded(
     assert (text in fixed.summary, text in other.summary) == (True, False)
 
 
-def test_a_last_layer_that_sees_all_is_seen(
+def test_full_attention_in_the_last_layer_is_found(
     gemma3: Path, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gemma4's last layer does so; with six layers of gemma3 it would be right by chance."""
@@ -219,7 +217,7 @@ def test_a_last_layer_that_sees_all_is_seen(
 
 
 @pytest.mark.parametrize("levels", [("logits",), ("greedy",)])
-def test_an_engine_that_shows_less_is_asked_as_well(
+def test_engine_that_shows_less_is_asked_too(
     levels: tuple[str, ...], gemma3: Path, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = verdicts_with(levels, "reference", gemma3, says, monkeypatch)
@@ -257,7 +255,7 @@ def test_long_context_does_not_apply_if_the_usual_run_has_the_window(
     ]
 
 
-def test_a_window_within_longer_runs_is_asked_about_as_well(
+def test_window_shorter_than_a_longer_run_is_tested(
     gemma3: Path, tmp_path: Path, says: Says
 ) -> None:
     """A token more of 128 is lost in the logits of a quantised model, and traces are shorter."""
@@ -306,7 +304,7 @@ def test_window_missing_from_the_file_is_known(tmp_path: Path, says: Says) -> No
     assert "with a window of 10 tokens instead of 4096" in found[0].summary
 
 
-def test_attention_that_is_scaled_far_behind_is_asked_about(tmp_path: Path, says: Says) -> None:
+def test_wrong_attention_scale_at_large_distance_is_found(tmp_path: Path, says: Says) -> None:
     """Mistral Large 3 has such attention, and the graph of deepseek2."""
     model = tmp_path / "scaled.gguf"
     keys = {
@@ -319,7 +317,7 @@ def test_attention_that_is_scaled_far_behind_is_asked_about(tmp_path: Path, says
     assert "with attention scaled every 10 tokens instead of every 8192" in found[0].summary
 
 
-def test_layers_that_are_others_in_a_shorter_model_are_not_asked(
+def test_layers_that_change_in_a_shorter_model_are_not_asked(
     tmp_path: Path, says: Says, plan_for: Callable[..., Plan], open_for: OpenPlan
 ) -> None:
     whole, model = model_of("gemma2", tmp_path, n_layer=46), tmp_path / "windowed.gguf"
@@ -357,7 +355,7 @@ def test_engine_that_refuses_the_model_gets_another_one(
     assert ("it takes no such model" in found[0].summary) is (status != "agreed")
 
 
-def test_address_server_is_asked_about_its_own_model_only(
+def test_server_at_an_address_is_asked_only_about_its_own_model(
     gemma3: Path, plan_for: Callable[..., Plan], open_for: OpenPlan
 ) -> None:
     plan = plan_for(gemma3)

@@ -97,7 +97,7 @@ def test_right_engines_agree(engine: str, model: Path, says: Callable[..., list[
     assert found[0].summary.startswith(f"{words} layers: 4 positions")
 
 
-def test_positions_beyond_a_table_are_seen_and_how_long_a_prompt_may_be(
+def test_missing_positions_are_found_with_the_longest_right_prompt(
     model: Path, says: Callable[..., list[Verdict]]
 ) -> None:
     others = says(model, "logits", "decode", "trace", engine=TableTooShort.name)
@@ -107,7 +107,7 @@ def test_positions_beyond_a_table_are_seen_and_how_long_a_prompt_may_be(
     assert found[0].summary.endswith(f"a prompt of {ROWS} is right, and one of {ROWS + 1} is not")
 
 
-def test_right_prompt_is_not_called_wrong_for_the_tokens_behind_it(
+def test_right_prompt_is_not_called_wrong_for_later_tokens(
     model: Path, says: Callable[..., list[Verdict]]
 ) -> None:
     found = says(model, SUITE, engine=KeepsTooFew.name)
@@ -174,7 +174,7 @@ def test_engine_that_hangs_on_a_long_prompt_is_not_taken_for_slow(
     assert ("shorter prompts suggest about 1.0 s" in found.summary) is (foretold == 1.0)
 
 
-def test_a_bisection_finds_the_place_in_the_shortest_wrong_prompt(
+def test_bisection_finds_the_place_in_the_shortest_wrong_prompt(
     model: Path, plan_for: Callable[..., Plan], open_for: OpenPlan
 ) -> None:
     plan = plan_for(model, engine=TableTooShort.name)
@@ -186,7 +186,7 @@ def test_a_bisection_finds_the_place_in_the_shortest_wrong_prompt(
     assert places == {"Qcur_rope-0", "Kcur_rope-0", "Qcur_rope-1", "Kcur_rope-1"}
 
 
-def test_rows_that_threads_leave_over_are_found_at_any_length(
+def test_rows_that_threads_skip_are_found_at_any_length(
     model: Path, plan_for: Callable[..., Plan], says: Callable[..., list[Verdict]]
 ) -> None:
     """One thread leaves no rows over, and `exact` uses one in all other runs."""
@@ -198,7 +198,7 @@ def test_rows_that_threads_leave_over_are_found_at_any_length(
     assert words in found[0].summary
 
 
-def test_engine_that_takes_no_long_prompt_is_not_applicable(
+def test_long_prompt_is_not_applicable_if_the_engine_takes_none(
     model: Path, says: Callable[..., list[Verdict]]
 ) -> None:
     found = says(model, SUITE, engine=FewAtOnce.name)
@@ -206,7 +206,7 @@ def test_engine_that_takes_no_long_prompt_is_not_applicable(
     assert f"no more than {ROWS} tokens at once" in found[0].summary
 
 
-def test_engine_that_chooses_factors_by_the_text_agrees(
+def test_engine_that_chooses_rope_factors_by_text_length_agrees(
     tmp_path: Path, says: Callable[..., list[Verdict]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The original context lies between the prompt and twice as much."""
@@ -265,7 +265,7 @@ class DiesInSearch(Reference, name="long prompt: wrong, and dies of shorter ones
         return super().evaluate(request)
 
 
-def test_difference_stays_one_though_the_engine_dies_in_the_search(
+def test_difference_stays_if_the_engine_dies_in_the_search(
     model: Path, says: Callable[..., list[Verdict]]
 ) -> None:
     (found,) = says(model, SUITE, engine=DiesInSearch.name)
@@ -286,7 +286,7 @@ def test_long_prompt_is_asked_of_small_models_by_default(
 
 
 @pytest.mark.parametrize(("named", "status"), [(False, "not-applicable"), (True, "agreed")])
-def test_a_slow_engine_is_asked_by_name_alone(
+def test_slow_engine_is_asked_only_if_the_suite_is_named(
     named: bool,
     status: str,
     model: Path,

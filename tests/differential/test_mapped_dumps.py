@@ -32,7 +32,7 @@ def test_names_and_rows_of_transformers_are_translated(
     assert {v.suite for v in found if v.status == "agreed"} == {"logits", "trace"}
 
 
-def test_rows_in_the_order_of_the_file_are_a_difference_at_q_and_k(
+def test_file_row_order_is_a_difference_at_q_and_k(
     model: Path, written: Path, tmp_path: Path
 ) -> None:
     """The map exists to catch this: rows are looked at, and no other site is accused."""
@@ -43,7 +43,7 @@ def test_rows_in_the_order_of_the_file_are_a_difference_at_q_and_k(
     assert "ffn_out" not in wrong
 
 
-def test_the_evals_callback_names_are_told_apart_by_their_op(
+def test_names_of_the_eval_callback_are_told_apart_by_their_op(
     model: Path, written: Path, tmp_path: Path
 ) -> None:
     def as_callback(tensors: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ MUTANTS = mutants()
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda cls: cls.name)
-def test_a_wrong_engine_is_caught_and_its_mistake_located(
+def test_wrong_engine_is_caught_and_located(
     mutant: type[Mutant],
     models: Callable[[str], Path],
     plan_for: Callable[..., Plan],
@@ -40,7 +40,7 @@ def test_a_wrong_engine_is_caught_and_its_mistake_located(
     assert all(row["reason"] for row in traced)
 
 
-def test_every_wrong_engine_of_the_family_was_tried() -> None:
+def test_run_tried_every_wrong_engine_of_the_family() -> None:
     members = {name: cls for name, cls in Adapter.family.items() if issubclass(cls, Mutant)}
     family = {name for name, cls in members.items() if cls.first_of_all}
     assert family == {cls.name for cls in MUTANTS}

@@ -64,7 +64,7 @@ def test_muted_layers_add_nothing(arch: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arch", [name for name in ADD_OTHERWISE if name != "refact"])
-def test_layers_left_out_change_the_logits(arch: str, tmp_path: Path) -> None:
+def test_removing_a_layer_changes_the_logits(arch: str, tmp_path: Path) -> None:
     asker = asker_for(arch, tmp_path)
     assert not np.array_equal(logits_of(asker, same), logits_of(asker, larger))
 
@@ -95,7 +95,7 @@ def test_a_wrong_layer_is_named_with_its_part(
     assert (at, name.startswith(part)) == (layer, True), name
 
 
-def test_tensors_without_an_end_to_their_name_are_known(tmp_path: Path) -> None:
+def test_tensors_without_a_suffix_are_recognised(tmp_path: Path) -> None:
     """Parts of mamba's ssm_a and ssm_d had no name, since the search for matrices failed."""
     (path,) = make_variants(["mamba"], tmp_path, quant="Q8_0")
     found = bisected(path, tmp_path / "made", oracle="llama.cpp", engine="mutant:ssm-d-missing")
@@ -106,7 +106,7 @@ def times_larger(raw: NDArray[np.uint8], format: type[WeightFormat]) -> None:
     raw.view(np.float32)[:] *= np.float32(1.25)
 
 
-def test_factor_of_the_residual_is_named_in_its_layer(
+def test_wrong_residual_factor_is_named_in_its_layer(
     tmp_path: Path,
 ) -> None:
     (path,) = make_variants(["gemma4"], tmp_path, quant="Q8_0")
@@ -116,7 +116,7 @@ def test_factor_of_the_residual_is_named_in_its_layer(
     assert list(faults(found)) == [0]
 
 
-def test_part_outside_the_layers_is_asked_on_as_few_as_llama_cpp_loads(tmp_path: Path) -> None:
+def test_outside_part_is_asked_with_the_fewest_layers_that_load(tmp_path: Path) -> None:
     """A model of any size is written otherwise."""
     path = tmp_path / "lfm2.gguf"
     with open_for_variants() as session:
@@ -131,7 +131,7 @@ def test_part_outside_the_layers_is_asked_on_as_few_as_llama_cpp_loads(tmp_path:
 
 
 @pytest.mark.parametrize("wrong", [0, 1])
-def test_layer_is_not_accused_of_the_fault_of_its_source(wrong: int, tmp_path: Path) -> None:
+def test_layer_is_not_blamed_for_the_fault_of_its_input(wrong: int, tmp_path: Path) -> None:
     """rwkv7 mixes the values of the first layer into those of all others."""
     (path,) = make_variants(["rwkv7"], tmp_path)
     tensor = f"blk.{wrong}.time_mix_value.weight"

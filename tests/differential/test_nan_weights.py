@@ -19,7 +19,7 @@ REQUEST = Request(batches=(Batch.of([1, 2, 3]), Batch.of([4], start=3)), capture
 
 
 @pytest.mark.parametrize("tensor", ["attn_q", "attn_k", "ffn_down"])
-def test_rows_that_are_nan_throughout_reach_into_no_free_cell(
+def test_nan_rows_leave_free_cells_untouched(
     tensor: str, models: Callable[[str], Path], tmp_path: Path
 ) -> None:
     name = f"blk.0.{tensor}.weight"

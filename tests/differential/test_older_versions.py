@@ -68,7 +68,7 @@ def test_report_names_the_version_of_each_engine(
     assert "it repacks weights whatever the settings say" in oracle.build
 
 
-def test_a_wrong_rotation_is_seen_against_an_older_version_too(
+def test_wrong_rotation_is_found_against_an_older_version(
     models: Callable[[str], Path], plan_for: PlanFor, checked: Checked
 ) -> None:
     engine = "mutant:rope-half-split"
@@ -79,7 +79,7 @@ def test_a_wrong_rotation_is_seen_against_an_older_version_too(
 # --- batches as llama_sbatch takes them apart -----------------------------------------------------
 
 
-def test_our_model_of_llama_sbatch_forms_its_very_ubatches(tmp_path: Path) -> None:
+def test_our_model_of_llama_sbatch_forms_the_same_ubatches(tmp_path: Path) -> None:
     plan = FuzzPlan(targets=tuple(SPLITS), oracle=OLD, cases=60, seed=2)
     result = run_campaign("batch", plan, tmp_path, [])
     assert [v.status for v in result.verdicts] == ["agreed"] * 3, result.verdicts
@@ -106,7 +106,7 @@ def between_versions(steps: list[Any], folder: Path) -> tuple[ScheduleDifference
         return judge(schedule_from(json.dumps({**shape, "steps": steps}))), judge
 
 
-def test_two_versions_are_compared_in_what_both_show(tmp_path: Path) -> None:
+def test_two_versions_are_compared_in_their_common_tensors(tmp_path: Path) -> None:
     found, judge = between_versions(MOVED, tmp_path)
     assert found is None
     assert (judge.counts["ubatches"], judge.counts["logits"]) == (3, 4)
@@ -120,7 +120,7 @@ def test_rule_missing_in_the_older_version_is_reported(tmp_path: Path) -> None:
     assert (found.symptom, found.step, found.text) == ("code", 1, "code 0, expected -1")
 
 
-def test_a_single_op_of_an_older_version_ends_in_an_answer() -> None:
+def test_single_op_of_an_older_version_gets_an_answer() -> None:
     """The version has no GLU, which ends the list of names in newer ones; reading on crashed."""
     x = normal(1, 2, 8)
     with Runner().open(OLD, None, EXACT) as session:

@@ -103,7 +103,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_another_build_is_not_the_oracle(
+def test_other_build_is_not_accepted_as_oracle(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, says = OTHERS[name]
@@ -151,7 +151,7 @@ def test_installed_build_is_the_pinned_one(monkeypatch: pytest.MonkeyPatch) -> N
         check_loaded(commit, library().types())
 
 
-def test_loaded_library_that_says_otherwise_is_not_the_oracle(
+def test_library_with_another_version_is_not_the_oracle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(LIBRARIES, str(installed()))
@@ -161,7 +161,7 @@ def test_loaded_library_that_says_otherwise_is_not_the_oracle(
         check_loaded(COMMIT, [("q4_0", 32, 20)])
 
 
-def test_other_versions_have_libraries_of_their_own(
+def test_other_versions_have_their_own_libraries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(LIBRARIES, str(tmp_path))

@@ -65,7 +65,7 @@ def original(
 
 
 @pytest.mark.parametrize("original", WITH_KNOWN, indirect=True)
-def test_known_differences_still_are_and_our_engine_is_on_llama_cpps_side(
+def test_known_differences_persist_and_our_engine_agrees_with_llama_cpp(
     original: Original,
 ) -> None:
     mine = [known for known in KNOWN if known.vocabulary == original.name]
@@ -80,7 +80,7 @@ def test_known_differences_still_are_and_our_engine_is_on_llama_cpps_side(
 
 
 @pytest.mark.parametrize("original", [n for n in WITH_KNOWN if n in WITH_CASES], indirect=True)
-def test_llama_cpps_own_cases_are_those_of_the_original(original: Original) -> None:
+def test_cases_of_llama_cpp_agree_with_the_original(original: Original) -> None:
     """The original wrote these ids, so it is rightly made from the file."""
     cases = own_cases(original.path)
     found = asked(original.session, [text for text, _ in cases])
@@ -112,7 +112,7 @@ def test_tokenizer_with_a_known_difference_diverges(shared: Path) -> None:
     assert all(bytes.fromhex(v.detail["input"]).decode() for v in found)
 
 
-def test_every_original_is_an_engine_that_can_be_asked() -> None:
+def test_every_original_can_be_asked_as_an_engine() -> None:
     assert set(LIBRARY.values()) == set(ORIGINALS)
     assert {known.original for known in KNOWN} == set(ORIGINALS)
     assert all(known.original == LIBRARY[known.vocabulary] for known in KNOWN)

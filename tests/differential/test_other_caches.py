@@ -46,7 +46,7 @@ def asked(model: Path, address: str, settings: Settings) -> list[Verdict]:
     )
 
 
-def test_a_server_with_a_cache_of_f32_is_not_accused(keys_matter: Path) -> None:
+def test_server_with_an_f32_cache_is_not_accused(keys_matter: Path) -> None:
     with serving(keys_matter) as address:
         (found,) = asked(keys_matter, address, DEFAULT)
         assert found.status == "agreed", found

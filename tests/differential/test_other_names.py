@@ -62,7 +62,7 @@ def test_scaled_embeddings_are_recognised_among_near_nodes(
         assert (f"llama.cpp's {real} " in said) if real else (said == "")
 
 
-def test_axes_in_another_order_are_known_for_it() -> None:
+def test_exchanged_axes_are_recognised() -> None:
     """A head's tokens side by side, in the node's own shape or not."""
     right = np.arange(24, dtype=np.float32).reshape(4, 3, 2)  # (tokens, heads, head_dim)
     shown = np.ascontiguousarray(right.transpose(1, 0, 2))
@@ -78,7 +78,7 @@ def shown_of(op: str, *sources: NDArray[np.float32]) -> NDArray[np.float32]:
     return expect(held, PLAIN).value.astype(np.float32)
 
 
-def test_another_function_of_the_same_input_is_named() -> None:
+def test_other_function_of_the_same_input_is_named() -> None:
     """BERT is published with GELU by erf, and llama.cpp computes it by tanh: who is told that an
     activation is wrong looks for a fault that is none."""
     x = normal(1, 4, 32)
@@ -91,7 +91,7 @@ def test_another_function_of_the_same_input_is_named() -> None:
     assert other_formula(right, np.full_like(shown_of("GELU", x), np.nan)) == ""
 
 
-def test_factors_of_a_gate_that_are_exchanged_are_known_for_it() -> None:
+def test_exchanged_gate_factors_are_recognised() -> None:
     gate, up = normal(1, 4, 32), normal(2, 4, 32)
     right = node("SWIGLU", shown_of("SWIGLU", gate, up), gate, up)
     assert "with its two factors exchanged" in other_formula(right, shown_of("SWIGLU", up, gate))
@@ -115,7 +115,7 @@ def with_weights(
 
 
 @pytest.mark.parametrize(("eps", "theirs"), [(1e-6, 1e-5), (1e-5, 1e-6), (1e-5, 0.0)])
-def test_another_eps_is_named_where_a_norm_is_shown_with_its_weights(
+def test_other_eps_is_named_if_the_weighted_norm_is_shown(
     eps: float, theirs: float, tmp_path: Path
 ) -> None:
     file = GgufFile.open(builtin("f32", tmp_path))  # none of whose weights is read
@@ -136,7 +136,7 @@ def test_another_eps_is_named_where_a_norm_is_shown_with_its_weights(
     assert words in other_formula(right[0], wrong[0].value)
 
 
-def test_two_eps_that_none_can_tell_apart_are_both_named() -> None:
+def test_two_indistinguishable_eps_are_both_named() -> None:
     """An engine with 1e-8 had been said to have 0."""
     x, weights = normal(3, 4, 32), normal(4, 1, 32)
     right, _ = with_weights(x, weights, 1e-3)

@@ -133,7 +133,7 @@ def test_missing_logits_of_an_embedding_model_accuse_no_engine(tmp_path: Path) -
     assert {verdict.status for verdict in said} == {"agreed"}
 
 
-def test_state_that_sequences_share_is_found_in_a_layer_and_at_tokens(
+def test_shared_state_is_located_by_layer_and_tokens(
     tmp_path: Path,
 ) -> None:
     """llama.cpp takes such batches apart: the look-up of the tokens had been accused."""
@@ -145,7 +145,7 @@ def test_state_that_sequences_share_is_found_in_a_layer_and_at_tokens(
     assert "embd" not in {each.site.name for each in found.culprits}
 
 
-def test_engine_that_ignores_replaced_values_is_not_accused_behind_them(
+def test_engine_that_ignores_replaced_values_is_not_blamed_after_them(
     tmp_path: Path,
 ) -> None:
     """README shows a class that ignores replaced values: its norms were found wrong behind them."""
@@ -184,7 +184,7 @@ def test_engine_that_reads_replaced_values_is_compared(look: Callable[[object], 
     assert not watch_values((Request(batches=()),))[0].is_ignored  # there is nothing to look at
 
 
-def test_a_dump_of_embeddings_is_compared_and_its_wrong_end_found(tmp_path: Path) -> None:
+def test_dump_of_embeddings_is_compared_and_its_wrong_end_found(tmp_path: Path) -> None:
     """`lockstep trace` wrote no valid dump of such a model: it has no logits."""
     model, right = made(tmp_path, "bert"), tmp_path / "right"
     plan = Plan(
@@ -251,7 +251,7 @@ def test_rows_of_a_batch_are_compared_with_their_ubatch(last: int, tmp_path: Pat
         assert which_rows(batch, mamba.program, other, 2) == ""
 
 
-def test_rows_of_a_batch_taken_apart_are_not_the_result_of_one_graph(
+def test_rows_of_a_split_batch_are_not_one_graphs_result(
     tmp_path: Path,
 ) -> None:
     batch = taking_turns(5, 42, 79, 16, 90)

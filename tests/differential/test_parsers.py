@@ -43,11 +43,11 @@ def ask(session: Session, files: list[bytes], way: str) -> Parsed:
         ("array-u8-2-40", "truncated"),
     ],
 )
-def test_llama_cpps_words_become_our_kinds(llama_cpp: Session, name: str, kind: str) -> None:
+def test_messages_of_llama_cpp_map_to_our_kinds(llama_cpp: Session, name: str, kind: str) -> None:
     assert ask(llama_cpp, [alone(name)], "buffer").ending(0) == kind
 
 
-def test_a_file_that_ends_llama_cpp_costs_no_other_its_answer(llama_cpp: Session) -> None:
+def test_file_that_kills_llama_cpp_costs_no_other_file_its_answer(llama_cpp: Session) -> None:
     good = alone("every-type")
     found = ask(llama_cpp, [good, alone("bytes-2-40"), good, alone("key-twice")], "data")
     assert [found.ending(i) for i in range(4)] == ["accepted", "crashed", "accepted", "duplicate"]
@@ -62,12 +62,12 @@ def test_a_file_that_ends_llama_cpp_costs_no_other_its_answer(llama_cpp: Session
         *(("pairs-max", "truncated"), ("data-missing", "data"), ("array-u8-2-40", "hung")),
     ],
 )
-def test_gguf_pys_exceptions_become_our_kinds(gguf_py: Session, name: str, kind: str) -> None:
+def test_exceptions_of_gguf_py_map_to_our_kinds(gguf_py: Session, name: str, kind: str) -> None:
     assert ask(gguf_py, [alone(name)], "file").ending(0) == kind
 
 
 @pytest.mark.parametrize(("engine", "way"), [("llama.cpp", "mail"), ("gguf-py", "load")])
-def test_a_way_that_an_engine_does_not_have_is_not_guessed(engine: str, way: str) -> None:
+def test_unknown_way_of_an_engine_is_not_guessed(engine: str, way: str) -> None:
     with Runner().open(engine, None, EXACT) as session:
         outcome = session.ask("parse", *pack_files([b"GGUF"]), way)
     assert "way of" in str(outcome)

@@ -81,7 +81,7 @@ class EpsilonOutside(Reference, name="test: epsilon outside"):
 @pytest.mark.parametrize(
     ("engine", "op"), [(ClampedBelow, "SWIGLU_OAI"), (EpsilonOutside, "RMS_NORM"), (Reference, "")]
 )
-def test_gates_and_norms_get_numbers_that_small_models_do_not_have(
+def test_gates_and_norms_get_numbers_missing_from_small_models(
     engine: type[Reference], op: str, tmp_path: Path
 ) -> None:
     model = tmp_path / "gpt-oss.gguf"
@@ -167,7 +167,7 @@ def mean_square_errors(context: Context) -> dict[str, float]:
 
 
 @LONGEST
-def test_on_full_inputs_the_order_of_a_long_sum_could_be_the_reason(opened: Opened) -> None:
+def test_long_sum_order_may_explain_a_difference_on_full_inputs(opened: Opened) -> None:
     """The suite exists for such a fault: no other suite sees it."""
     with faulty(opened, "attn_k") as context:
         assert exit_code(list(run_suites(context, ["trace"]))) == 0
@@ -179,7 +179,7 @@ def test_on_full_inputs_the_order_of_a_long_sum_could_be_the_reason(opened: Open
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_experts_have_their_products_compared_as_well(preset: str, tmp_path: Path) -> None:
+def test_products_of_experts_are_compared(preset: str, tmp_path: Path) -> None:
     path = written(tmp_path, seed=5, quant="Q8_0", n_expert=4, n_expert_used=2)
     with open_both(plan_of(path, settings=PRESETS[preset])) as both:
         found = on_sparse_inputs(both.context)
@@ -191,7 +191,7 @@ def test_experts_have_their_products_compared_as_well(preset: str, tmp_path: Pat
 
 @pytest.mark.parametrize("quant", ["IQ3_S", "Q4_K"])
 @pytest.mark.parametrize("threads", [1, 8])
-def test_a_product_alone_has_all_the_room_that_its_threads_want(quant: str, threads: int) -> None:
+def test_single_product_has_memory_for_all_its_threads(quant: str, threads: int) -> None:
     """Half a megabyte for each of them where rows make tiles, however small the matrix is."""
     kind = WeightFormat.member(quant)
     one = MAKERS[quant](stream(0, quant), 1, 1.0)

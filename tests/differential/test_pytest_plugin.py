@@ -90,7 +90,7 @@ def test_plugin_has_a_test_of_every_suite_about_the_engine() -> None:
     assert [suite.name for suite in suites_named(()) if not suite.of_oracle_alone] == list(SUITES)
 
 
-def test_fault_that_only_made_models_show_fails_as_in_check(
+def test_fault_on_made_models_fails_the_plugin_as_in_check(
     models: list[Path], tmp_path: Path
 ) -> None:
     """An eps that is a little wrong is lost in the noise of the engine's usual logits."""
@@ -106,7 +106,7 @@ def test_fault_that_only_made_models_show_fails_as_in_check(
     assert code == 1
 
 
-def test_the_fixture_checks_what_a_test_asks_for(models: list[Path], tmp_path: Path) -> None:
+def test_fixture_runs_the_requested_checks(models: list[Path], tmp_path: Path) -> None:
     (tmp_path / "test_theirs.py").write_text(
         f"def test_mine(lockstep):\n"
         f"    lockstep({str(models[0])!r}, engine={engine('engine.py')!r}, suites=('logits',))\n"
@@ -116,7 +116,7 @@ def test_the_fixture_checks_what_a_test_asks_for(models: list[Path], tmp_path: P
     assert code == 0
 
 
-def test_suite_that_an_engine_does_not_offer_is_skipped_without_success(
+def test_suite_that_an_engine_lacks_is_skipped_without_success(
     models: list[Path], tmp_path: Path
 ) -> None:
     text = (EXAMPLES / "engine.py").read_text()
@@ -138,9 +138,7 @@ def test_suite_that_an_engine_does_not_offer_is_skipped_without_success(
     assert code == pytest.ExitCode.NO_TESTS_COLLECTED
 
 
-def test_a_divergence_that_is_listed_passes_with_nothing_beside_it(
-    models: list[Path], tmp_path: Path
-) -> None:
+def test_listed_divergence_passes_alone(models: list[Path], tmp_path: Path) -> None:
     text = (EXAMPLES / "engine.py").read_text()
     right = "x[..., 0::2], x[..., 1::2]"
     assert right in text
@@ -171,7 +169,7 @@ def test_conflicting_options_are_refused(options: list[str], words: str, tmp_pat
     assert words in said
 
 
-def test_without_its_options_the_plugin_does_nothing(tmp_path: Path) -> None:
+def test_plugin_without_its_options_does_nothing(tmp_path: Path) -> None:
     (tmp_path / "test_theirs.py").write_text(PASSES)
     code, said = pytest_in(tmp_path)
     assert "1 passed" in said

@@ -28,7 +28,7 @@ SENTENCEPIECE = [
 
 
 @pytest.mark.parametrize("engine", ["reference", "llama.cpp"])
-def test_the_vocabulary_of_gemma_3_gives_the_ids_of_the_original_tokenizer(engine: str) -> None:
+def test_vocabulary_of_gemma_3_gives_the_ids_of_the_original_tokenizer(engine: str) -> None:
     texts = [text.encode() for text, _ in SENTENCEPIECE]
     with Runner().open(engine, real_model_or_skip("gemma3-270m"), EXACT) as session:
         outcome = session.ask("tokenize", texts, add_special=False)

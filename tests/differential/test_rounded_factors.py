@@ -42,7 +42,7 @@ def test_trace_names_the_rounded_factors(name: str, model: Path) -> None:
     assert any(words.startswith(ROUNDED[name]) for words in verdict.detail["designs"])
 
 
-def test_trace_names_no_design_of_an_engine_in_float32(model: Path) -> None:
+def test_trace_names_no_design_for_a_float32_engine(model: Path) -> None:
     (verdict,) = verdicts_of(plan_of(model), "trace")
     assert verdict.status == "agreed"
     assert "designs" not in verdict.detail

@@ -68,7 +68,7 @@ def test_mirror_gives_the_same_bits(llama_cpp: Session, vocabulary: Path) -> Non
     assert not any(differences.values()), differences
 
 
-def test_constructors_are_all_that_the_library_exports() -> None:
+def test_constructors_match_the_library_exports() -> None:
     code = (
         "import subprocess; from llama_cpp import llama_cpp as L; "
         "print(*[n for n in dir(L) if n.startswith('llama_sampler_init_')])"
@@ -105,7 +105,7 @@ def model_of(case: dict[str, Any], folder: Path, vocabulary: Path) -> Path:
 
 
 @pytest.mark.parametrize("known", SHOWN, ids=lambda known: known["id"])
-def test_accident_is_still_llama_cpps(
+def test_accident_still_occurs_in_llama_cpp(
     known: dict[str, Any], vocabulary: Path, tmp_path: Path
 ) -> None:
     request, model = request_of(known["id"]), model_of(known["case"], tmp_path, vocabulary)
@@ -173,7 +173,7 @@ def test_clone_of_adaptive_p_still_draws_anew() -> None:
         ("mutant:temp-twice", "diverged"),
     ],
 )
-def test_suite_judges_engines(
+def test_suite_finds_wrong_engines_and_passes_right_ones(
     engine: str, status: str, vocabulary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lockstep.harness.suites.samplers.CASES", 40)  # of 120
@@ -227,7 +227,7 @@ def test_example_in_another_language_conforms(
         ("honest:grammar-leaves-out", "agreed"),
     ],
 )
-def test_suite_judges_grammars(
+def test_suite_finds_wrong_grammars_and_passes_right_ones(
     engine: str, status: str, vocabulary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in (

@@ -49,7 +49,7 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
         yield found
 
 
-def test_a_wrong_product_is_found_at_its_op_and_nowhere_else(qwen3: Recorded) -> None:
+def test_wrong_product_is_found_only_at_its_op(qwen3: Recorded) -> None:
     found = qwen3.accused(qwen3.run(OneOpWrong(name="ffn_up-1")))
     assert {str(f.site) for f in found} == {"ffn_up-1"}
     assert {(f.op, f.at_fault, f.weight) for f in found} == {
@@ -57,7 +57,7 @@ def test_a_wrong_product_is_found_at_its_op_and_nowhere_else(qwen3: Recorded) ->
     }
 
 
-def test_whole_numbers_in_the_place_of_others_are_found_where_they_are(qwen3: Recorded) -> None:
+def test_wrong_integers_are_located(qwen3: Recorded) -> None:
     values = qwen3.run(Honest())
     place = next(p for p in values if str(qwen3.wires[p].site) == "l_out-0")
     values[place] = np.rint(values[place]).astype(np.int32)
@@ -65,7 +65,7 @@ def test_whole_numbers_in_the_place_of_others_are_found_where_they_are(qwen3: Re
 
 
 @pytest.mark.parametrize(("only", "runs"), [((), RUNS), (LAYERS, RUNS + MORE + RUNS)])
-def test_noise_of_a_single_op_is_not_measured_where_its_bound_is_the_limit(
+def test_noise_of_a_single_op_is_not_measured_if_its_bound_decides(
     only: tuple[str, ...], runs: int, qwen3: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One wrong op gets runs with wider inputs alone: hundreds of engines have one."""
@@ -80,7 +80,7 @@ def test_noise_of_a_single_op_is_not_measured_where_its_bound_is_the_limit(
     assert sum(made) == runs
 
 
-def test_engine_that_shows_layers_learns_the_layer_and_what_to_show_next(qwen3: Recorded) -> None:
+def test_engine_that_shows_layers_learns_which_tensor_to_show_next(qwen3: Recorded) -> None:
     found = qwen3.accused(qwen3.run(OneOpWrong(name="ffn_up-1")), LAYERS)
     assert {str(f.site) for f in found} == {"l_out-1"}
     assert "MUL_MAT" in found[0].op
@@ -139,7 +139,7 @@ def without_choices(recorded: Recorded, way: Honest) -> dict[Any, NDArray[Any]]:
     return {p: v for p, v in recorded.run(way).items() if v.dtype.kind == "f"}
 
 
-def test_experts_may_come_in_any_order_which_need_not_be_shown(experts: Recorded) -> None:
+def test_order_of_experts_is_free_and_need_not_be_shown(experts: Recorded) -> None:
     honest, by_id = (without_choices(experts, way) for way in (Honest(), ById()))
     assert any(not np.array_equal(honest[place], by_id[place]) for place in honest)
     assert experts.accused(by_id) == []
@@ -147,9 +147,7 @@ def test_experts_may_come_in_any_order_which_need_not_be_shown(experts: Recorded
 
 
 @pytest.mark.parametrize("way", [OthersShares(), SwappedShares()])
-def test_shares_of_other_experts_are_found_whatever_their_order(
-    way: Honest, experts: Recorded
-) -> None:
+def test_wrong_expert_shares_are_found_in_any_order(way: Honest, experts: Recorded) -> None:
     found = experts.accused(without_choices(experts, way))
     assert {str(f.site) for f in found} == {"ffn_moe_weights-1"}
 
@@ -164,7 +162,7 @@ class TheWorst(Honest):
 
 
 @pytest.mark.parametrize("only", [(), ("ffn_moe_argsort", *LAYERS)])
-def test_experts_that_no_scores_choose_are_found_where_they_are_shown(
+def test_wrongly_chosen_experts_are_found_at_the_choice(
     only: tuple[str, ...], experts: Recorded
 ) -> None:
     """Everything behind the experts is right for the ones chosen."""
@@ -181,7 +179,7 @@ def test_experts_that_are_shown_in_any_order_are_right(
 
 
 @pytest.mark.parametrize("wrong", [-1, 4, 1 << 20])
-def test_ids_of_no_expert_are_found_and_end_nothing(wrong: int, experts: Recorded) -> None:
+def test_invalid_expert_ids_are_found_and_the_run_continues(wrong: int, experts: Recorded) -> None:
     values = experts.run(Honest())
     place = next(p for p, w in experts.wires.items() if str(w.site) == "ffn_moe_argsort-0")
     values[place] = values[place].copy()
@@ -190,7 +188,7 @@ def test_ids_of_no_expert_are_found_and_end_nothing(wrong: int, experts: Recorde
 
 
 @pytest.mark.parametrize("way", [Honest(), ById()])
-def test_a_wrong_product_of_experts_is_not_taken_for_another_order(
+def test_wrong_product_of_experts_is_not_taken_for_another_order(
     way: Honest, experts: Recorded
 ) -> None:
     values = without_choices(experts, way)
@@ -199,7 +197,7 @@ def test_a_wrong_product_of_experts_is_not_taken_for_another_order(
     assert str(experts.accused(values)[0].site) == "ffn_moe_up-0"
 
 
-def test_a_tensor_of_nothing_but_nan_is_found(qwen3: Recorded) -> None:
+def test_tensor_of_only_nan_is_found(qwen3: Recorded) -> None:
     values = qwen3.run(Honest())
     place = next(p for p, w in qwen3.wires.items() if str(w.site) == "ffn_up-1")
     values[place] = np.full_like(values[place], np.nan)
@@ -207,7 +205,7 @@ def test_a_tensor_of_nothing_but_nan_is_found(qwen3: Recorded) -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_numbers_that_come_of_none_are_found(bad: float, qwen3: Recorded) -> None:
+def test_numbers_without_a_source_are_found(bad: float, qwen3: Recorded) -> None:
     """The values shown before them are NaN or infinite, so there is no finite bound."""
     values = qwen3.run(Honest())
     place = next(p for p, w in qwen3.wires.items() if str(w.site) == "ffn_swiglu-1")
@@ -234,7 +232,7 @@ def test_attention_may_be_shown_over_the_cells_in_use(qwen3: Recorded) -> None:
     assert {str(f.site) for f in qwen3.accused(values)} == {"kq-1"}
 
 
-def test_products_of_cells_that_are_not_shown_are_found_behind_them(qwen3: Recorded) -> None:
+def test_wrong_hidden_product_of_cells_is_found_downstream(qwen3: Recorded) -> None:
     """All runs of ours put the same values in their place: else it is noise, and all agrees."""
     place = next(p for p, w in qwen3.wires.items() if str(w.site) == "kq-1")
     wrong = qwen3.run(Honest())[place].copy()
@@ -244,7 +242,7 @@ def test_products_of_cells_that_are_not_shown_are_found_behind_them(qwen3: Recor
     assert "kq_soft_max-1" in {str(f.site) for f in qwen3.accused(values)}
 
 
-def test_cells_that_have_weight_must_be_shown(qwen3: Recorded) -> None:
+def test_cells_with_weight_must_be_shown(qwen3: Recorded) -> None:
     """Everything behind the cells is right for those that are shown."""
     values = in_use(qwen3, qwen3.run(Honest()))
     last = [p for p, w in qwen3.wires.items() if w.site.name == "kq_soft_max" and p[0] == 1]
@@ -269,7 +267,7 @@ def test_attention_over_wrong_cells_is_malformed(qwen3: Recorded) -> None:
         qwen3.accused(values)
 
 
-def test_nodes_have_the_names_of_our_sites_as_well(qwen3: Recorded) -> None:
+def test_nodes_are_also_named_after_our_sites(qwen3: Recorded) -> None:
     places = places_by_site(qwen3.program, qwen3.wires)
     for name in ("attn_norm", "Qcur", "ffn_swiglu", "l_out"):
         assert Site(step=0, layer=1, name=name) in places
@@ -311,7 +309,7 @@ def test_a_dump_may_show_any_node_of_llama_cpps_graph(tmp_path: Path) -> None:
         ("gate / (1", "up / (1", ("SWIGLU", "ffn_swiglu-0")),
     ],
 )
-def test_a_program_into_which_nothing_can_be_put_is_bisected(
+def test_program_without_replacement_is_bisected(
     right: str, wrong: str, first: tuple[str, str] | None, tmp_path: Path
 ) -> None:
     text = (EXAMPLES / "engine.py").read_text()

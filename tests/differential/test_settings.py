@@ -57,12 +57,12 @@ def test_honest_cache_is_not_accused(model: Path, name: str, kind: str) -> None:
     assert statuses(found_with(model, name, f"cache={kind}", "logits")) == {"agreed"}
 
 
-def test_unrotated_heads_agree_with_llama_cpp_in_that_form(model: Path) -> None:
+def test_unrotated_heads_agree_with_llama_cpp_without_rotation(model: Path) -> None:
     (found,) = found_with(model, "honest:cache-unturned", "cache=Q4_0", "logits")
     assert found.detail[FORM] == OracleForm.UNTURNED.name.lower()
 
 
-def test_heads_that_fill_no_blocks_are_refused(tmp_path: Path) -> None:
+def test_heads_that_fill_no_whole_block_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_llama(LlamaRecipe(n_layer=1, n_embd=64, n_head=4), path)
     with pytest.raises(BadInput):

@@ -65,9 +65,7 @@ def shadow(
 
 
 @pytest.mark.parametrize("name", SLICE)
-def test_every_node_of_a_variant_follows_from_its_sources(
-    name: str, tmp_path: Path, namer: Session
-) -> None:
+def test_sources_explain_every_node_of_a_variant(name: str, tmp_path: Path, namer: Session) -> None:
     judge, captured = shadow(model_of(name, tmp_path, namer), EXACT)
     assert judge.findings == []
     tallies = [tally for _, tally in judge.by_op()]
@@ -94,7 +92,7 @@ def test_several_sequences_in_several_ubatches_are_judged(
     assert max(ubatch for step, ubatch in seen if step == 0) >= 3
 
 
-def test_an_encoder_is_not_given_several_ubatches(tmp_path: Path, namer: Session) -> None:
+def test_encoder_gets_one_ubatch_only(tmp_path: Path, namer: Session) -> None:
     """llama.cpp would abort; what cannot be asked is said, and is no crash."""
     path = model_of("jina-bert-v2", tmp_path, namer)
     with Runner().open("llama.cpp", path, replace(EXACT, n_ubatch=2)) as session:
@@ -126,7 +124,7 @@ def test_quantised_caches_are_judged(
     assert ops["FLASH_ATTN_EXT"].compared > 0 < ops["SET_ROWS"].compared
 
 
-def test_settings_that_do_not_fit_a_model_are_refused_and_no_divergence(tmp_path: Path) -> None:
+def test_settings_that_do_not_fit_are_refused_without_divergence(tmp_path: Path) -> None:
     settings = replace(EXACT, type_v="Q8_0")
     plan = ShadowPlan(case="synth:llama", model=None, variant="llama", settings=settings)
     (verdict,) = run_shadow([plan], tmp_path, ["lockstep"], None, Listener()).verdicts
@@ -155,7 +153,7 @@ def test_a_model_of_nan_does_not_conform(tmp_path: Path, namer: Session) -> None
     assert [model["case"] for model in header["models"]] == [good.name, bad.name]
 
 
-def test_the_slice_reaches_most_ops_that_have_a_meaning(tmp_path: Path, namer: Session) -> None:
+def test_slice_reaches_most_ops_with_a_definition(tmp_path: Path, namer: Session) -> None:
     seen: set[str] = set()
     path = model_of("deepseek4", tmp_path, namer)
     with Runner().open("llama.cpp", path, EXACT) as session:
@@ -166,9 +164,7 @@ def test_the_slice_reaches_most_ops_that_have_a_meaning(tmp_path: Path, namer: S
 
 
 @pytest.mark.parametrize(("name", "settings"), [("llama-moe", EXACT), ("llama", DEFAULT)])
-def test_faults_are_found_at_their_node_and_nowhere_else(
-    name: str, settings: Settings, tmp_path: Path
-) -> None:
+def test_faults_are_found_only_at_their_node(name: str, settings: Settings, tmp_path: Path) -> None:
     plan = ShadowPlan(
         case=name, model=None, variant=name, settings=settings, work=Work(tokens=6), seed=3
     )
@@ -181,7 +177,7 @@ def test_faults_are_found_at_their_node_and_nowhere_else(
     assert len(counts) > 4
 
 
-def test_a_node_shows_what_it_read_even_if_it_ran_in_place(tmp_path: Path, namer: Session) -> None:
+def test_in_place_node_shows_its_input(tmp_path: Path, namer: Session) -> None:
     nodes: list[Node] = []
     path = model_of("llama", tmp_path, namer)
     with Runner().open("llama.cpp", path, EXACT) as session:
@@ -231,7 +227,7 @@ def test_buffers_of_any_size_show_the_same(
 
 
 @pytest.mark.parametrize("settings", [EXACT, DEFAULT], ids=lambda s: s.name)
-def test_to_be_watched_changes_no_bit(settings: Settings, tmp_path: Path, namer: Session) -> None:
+def test_watching_changes_no_bit(settings: Settings, tmp_path: Path, namer: Session) -> None:
     """llama.cpp fuses ops that nobody asks for: what is judged must be what it computes alone."""
     nodes: list[Node] = []
     path, batches = model_of("gemma3n", tmp_path, namer), (Batch.of([1, 2, 3, 4]),)
@@ -252,7 +248,7 @@ def test_unrequested_fault_is_not_injected(tmp_path: Path, namer: Session) -> No
     assert outcome.value.honest is None
 
 
-def test_a_run_leaves_a_report_of_every_op(tmp_path: Path) -> None:
+def test_run_leaves_a_report_of_every_op(tmp_path: Path) -> None:
     plan = ShadowPlan(
         case="synth:mamba", model=None, variant="mamba", settings=EXACT, work=Work(tokens=4)
     )
@@ -264,6 +260,6 @@ def test_a_run_leaves_a_report_of_every_op(tmp_path: Path) -> None:
     assert all(row["detail"]["nodes"] == row["detail"]["compared"] for row in rows[1:-1])
 
 
-def test_places_are_compared_with_all_they_hold() -> None:
+def test_nodes_are_compared_in_all_their_fields() -> None:
     place = FaultPlace(step=0, ubatch=0, index=1, op="ADD", name="x", layer=None)
     assert place != FaultPlace(step=0, ubatch=0, index=2, op="ADD", name="x", layer=None)

@@ -76,7 +76,7 @@ def attention(tokens: int, cells: int, dims: tuple[int, int], kind: Any, seed: i
 @pytest.mark.parametrize("kind", [np.float16, np.float32])
 @pytest.mark.parametrize(("bias", "cap"), [(0.0, 0.0), (8.0, 0.0), (0.0, 5.0)])
 @pytest.mark.parametrize("dims", [(16, 16), (24, 16)])
-def test_flash_attention_in_all_its_forms(
+def test_flash_attention_agrees_in_all_its_forms(
     dims: tuple[int, int], bias: float, cap: float, kind: Any, ggml: Session, judge_of: Any
 ) -> None:
     held = params(0.3, bias, cap)
@@ -89,7 +89,7 @@ def test_flash_attention_in_all_its_forms(
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.float32])
-def test_flash_attention_with_sinks_in_pieces(kind: Any, judge_of: Any) -> None:
+def test_flash_attention_with_sinks_agrees_in_pieces(kind: Any, judge_of: Any) -> None:
     """Each thread takes a piece from 512 cells on. A sink of the first piece is its maximum, or
     not."""
     held = params(0.3, 0.0, 0.0)
@@ -102,7 +102,7 @@ def test_flash_attention_with_sinks_in_pieces(kind: Any, judge_of: Any) -> None:
 
 
 @pytest.mark.parametrize("order", [0, 1])
-def test_ties_are_sorted_somehow(order: int, ggml: Session, judge_of: Any) -> None:
+def test_tied_values_may_be_sorted_in_any_order(order: int, ggml: Session, judge_of: Any) -> None:
     x = np.round(normal(1, 7, 33))
     asked = node("ARGSORT", np.zeros(x.shape, np.int32), x, held=params(order))
     outcome = ggml.ask("compute", asked)

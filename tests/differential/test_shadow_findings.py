@@ -27,7 +27,7 @@ KNOWN = entries("shadow")
 
 
 @pytest.mark.parametrize("known", KNOWN, ids=lambda known: str(known["id"]))
-def test_known_fault_of_llama_cpp_is_still_there(known: dict[str, Any], tmp_path: Path) -> None:
+def test_known_fault_of_llama_cpp_persists(known: dict[str, Any], tmp_path: Path) -> None:
     over = f"llama.cpp is right by now: take {known['id']} out of harness/known"
     changes = {"changed": tuple(known["keys"].items()), "complete": known["complete"]}
     variant = replace(variant_named(known["variant"]), **changes)
@@ -68,7 +68,7 @@ def test_a_known_crash_is_named_and_stays_a_crash(tmp_path: Path) -> None:
     assert known_crash("plm", "exact") == known_crash("rwkv6qwen2", "exact") == ""
 
 
-def test_a_crash_of_one_type_or_build_is_not_named_of_another() -> None:
+def test_known_crash_is_not_named_for_another_type_or_build() -> None:
     assert known_crash("deepseek2", "default", "F16", ("AMX",)).startswith("amx-views: ")
     assert known_crash("kimi-k3", "default", "F16", ("AMX",)).startswith("amx-views: ")
     assert known_crash("deepseek2", "default", "F16") == ""
@@ -77,7 +77,7 @@ def test_a_crash_of_one_type_or_build_is_not_named_of_another() -> None:
 
 
 @pytest.mark.parametrize("known", KNOWN, ids=lambda known: str(known["id"]))
-def test_an_entry_says_what_where_and_whether_it_was_reported(known: dict[str, Any]) -> None:
+def test_entry_states_its_subject_place_and_report(known: dict[str, Any]) -> None:
     assert known["component"] == "llama.cpp"
     assert {known["variant"], *known.get("also", ())} <= set(variants())
     assert known["symptom"] in ("value", "crash")
@@ -87,7 +87,7 @@ def test_an_entry_says_what_where_and_whether_it_was_reported(known: dict[str, A
     assert known["link"].startswith("https://github.com/") or "not reported" in known["status"]
 
 
-def test_no_two_entries_have_an_id_in_common() -> None:
+def test_entries_have_unique_ids() -> None:
     assert len({known["id"] for known in KNOWN}) == len(KNOWN) >= 3
 
 

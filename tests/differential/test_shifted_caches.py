@@ -15,7 +15,7 @@ from lockstep.harness.synth.llama import LlamaRecipe, write_llama
 @pytest.mark.parametrize(
     "arch", ["deepseek2", "gemma2", "gpt-oss", "lfm2", "phi3", "qwen3", "yarn"]
 )
-def test_a_sequence_that_moves_as_a_whole_is_computed_as_before(arch: str, tmp_path: Path) -> None:
+def test_shifted_sequence_gives_the_same_results(arch: str, tmp_path: Path) -> None:
     """Rotated keys are rotated further: only the rotated part of a key, and only by an angle.
 
     llama.cpp's keys grow by YaRN's factor each time (llama-cpp-yarn-keys-grow-with-each-shift).

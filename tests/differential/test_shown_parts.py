@@ -42,7 +42,7 @@ def test_part_without_used_cells_is_malformed(name: str, qwen3: Recorded) -> Non
     assert misshapen(qwen3.program, {places[name]: whole}) == {}
 
 
-def test_experts_that_are_used_have_to_be_shown(tmp_path: Path) -> None:
+def test_engine_must_show_the_used_experts(tmp_path: Path) -> None:
     """An engine whose second one is wrong, and that shows the first, would be wrong behind it."""
     with recorded("qwen3moe", tmp_path) as experts:
         place = next(p for p, w in experts.wires.items() if str(w.site) == "ffn_moe_argsort-0")
@@ -54,7 +54,7 @@ def test_experts_that_are_used_have_to_be_shown(tmp_path: Path) -> None:
             )
 
 
-def test_an_engine_may_show_its_last_layer_of_all_tokens(tmp_path: Path) -> None:
+def test_engine_may_show_its_last_layer_for_all_tokens(tmp_path: Path) -> None:
     """llama.cpp drops those without outputs there: an honest engine was told of a wrong shape."""
     asked = replace(BATCHES[0], outputs=np.array([False, True, False, False, True]))
     with recorded("qwen3", tmp_path, batches=(asked,)) as found:
@@ -70,7 +70,7 @@ def test_an_engine_may_show_its_last_layer_of_all_tokens(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.5])
-def test_one_number_may_be_shown_without_an_axis(factor: float, tmp_path: Path) -> None:
+def test_scalar_may_be_shown_without_an_axis(factor: float, tmp_path: Path) -> None:
     with recorded("qwen3moe", tmp_path) as experts:
         values = experts.run(Honest())
         place = next(
@@ -85,7 +85,7 @@ def test_one_number_may_be_shown_without_an_axis(factor: float, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("wrong", [0, 1])
-def test_a_node_that_is_shown_by_two_names_is_judged_by_both(wrong: int, qwen3: Recorded) -> None:
+def test_node_with_two_names_is_judged_under_both(wrong: int, qwen3: Recorded) -> None:
     """One of them is not what it computed, whichever comes last."""
     places = places_by_site(qwen3.program, qwen3.wires)
     values = {site: value for site, value in shown_by_llama_cpp(qwen3).items() if not site.step}
@@ -108,7 +108,7 @@ def shown_by_llama_cpp(recorded: Recorded) -> dict[Site, NDArray[Any]]:
     return {recorded.wires[place].site: value for place, value in recorded.run(Honest()).items()}
 
 
-def test_a_tensor_without_elements_is_nothing_to_compare(tmp_path: Path) -> None:
+def test_tensor_without_elements_compares_nothing(tmp_path: Path) -> None:
     """The report once called it NaN on both sides."""
     with recorded("mamba2", tmp_path) as states:
         shown = states.run(Honest())
@@ -124,7 +124,7 @@ def test_a_tensor_without_elements_is_nothing_to_compare(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("wrong", [-1, 1 << 20])
-def test_ids_of_no_cell_are_found_and_end_nothing(wrong: int, tmp_path: Path) -> None:
+def test_invalid_cell_ids_are_found_and_the_run_continues(wrong: int, tmp_path: Path) -> None:
     """An indexer chooses these cells: a mask is written at their ids, none is looked up."""
     with recorded("deepseek32", tmp_path) as sparse:
         values = sparse.run(Honest())

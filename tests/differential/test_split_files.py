@@ -35,9 +35,7 @@ def parts(whole: Path, tmp_path: Path) -> list[Path]:
     return write_parts(whole, tmp_path, (0, n // 2, n - n // 2))
 
 
-def test_our_engine_computes_the_same_from_parts_as_from_one_file(
-    whole: Path, parts: list[Path]
-) -> None:
+def test_split_model_gives_the_same_results_as_one_file(whole: Path, parts: list[Path]) -> None:
     def logits(path: Path) -> bytes:
         model = Model(path, ReferenceOps())
         return model.decode(Batch.of([1, 2, 3]), model.new_memory()).tobytes()
@@ -45,7 +43,7 @@ def test_our_engine_computes_the_same_from_parts_as_from_one_file(
     assert logits(parts[0]) == logits(whole)
 
 
-def test_a_twin_of_a_split_model_is_one_file(tmp_path: Path) -> None:
+def test_twin_of_a_split_model_is_one_file(tmp_path: Path) -> None:
     model = written(tmp_path, "q.gguf", quant="Q8_0")
     with GgufFile.open(model) as file:
         n = len(file.tensors)
@@ -73,7 +71,7 @@ def test_check_compares_the_tensors_of_all_parts_with_llama_cpp(
     assert (code, "conform: everything compared agrees" in said) == (0, True), said
 
 
-def test_a_weight_that_changed_in_another_part_is_found_and_bisected(
+def test_changed_weight_in_another_part_is_found_and_bisected(
     parts: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "broken"
@@ -94,7 +92,7 @@ def test_a_weight_that_changed_in_another_part_is_found_and_bisected(
     assert f"its weight is {name}" in said
 
 
-def test_a_part_that_is_missing_or_not_the_first_is_one_clear_error(
+def test_missing_part_or_wrong_start_is_one_clear_error(
     parts: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, said = lockstep(capsys, "check", str(parts[1]), "--quiet")
@@ -107,7 +105,7 @@ def test_a_part_that_is_missing_or_not_the_first_is_one_clear_error(
         assert f"the model is split, and its part {parts[2].name} is not there" in said
 
 
-def test_parts_that_do_not_belong_together_are_refused(whole: Path, tmp_path: Path) -> None:
+def test_unrelated_parts_are_refused(whole: Path, tmp_path: Path) -> None:
     with GgufFile.open(whole) as file:
         n = len(file.tensors)
     first, second = write_parts(whole, tmp_path, (2, n - 2))
@@ -143,7 +141,7 @@ def lockstep(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
     return int(end.value.code or 0), out + err
 
 
-def test_a_claim_of_very_many_parts_is_refused_before_they_are_named(tmp_path: Path) -> None:
+def test_huge_part_count_is_refused_before_names_are_built(tmp_path: Path) -> None:
     """The paths of the parts alone once took all memory."""
     path = tmp_path / part_name("m", 0, 3_000_000_000)
     write_gguf(path, {"split.count": ("U32", 3_000_000_000), "split.no": ("U16", 0)}, [])

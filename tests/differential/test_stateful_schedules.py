@@ -13,7 +13,7 @@ from tests.schedule_machine import examples, machine_for
 
 
 @pytest.mark.parametrize("kind", SMALL)
-def test_llama_cpp_and_our_machine_do_the_same(kind: str, tmp_path: Path) -> None:
+def test_llama_cpp_and_our_model_of_memory_agree(kind: str, tmp_path: Path) -> None:
     path, runner = tmp_path / "small.gguf", Runner()
     SMALL[kind](path)
     with (

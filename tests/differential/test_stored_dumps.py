@@ -75,7 +75,7 @@ HALVES = [save_f16, write_bf16, save_f16_as_f32, save_bf16_as_f32]
 
 @pytest.mark.parametrize("save", HALVES)
 @pytest.mark.parametrize("only", [(), ("l_out", "result_output"), ("result_output",)])
-def test_an_honest_run_that_was_written_down_in_half_precision_agrees(
+def test_honest_run_stored_in_half_precision_agrees(
     save: Callable[[Path, Tensors], None],
     only: tuple[str, ...],
     model: Path,
@@ -88,9 +88,7 @@ def test_an_honest_run_that_was_written_down_in_half_precision_agrees(
     assert agreed == ({"logits"} if only == ("result_output",) else {"logits", "trace"})
 
 
-def test_numbers_that_were_cut_instead_of_rounded_are_a_difference(
-    model: Path, written: Path, tmp_path: Path
-) -> None:
+def test_truncated_numbers_are_a_difference(model: Path, written: Path, tmp_path: Path) -> None:
     found = verdicts(model, written, tmp_path / "d", cut_bf16)
     assert {v.suite for v in found if v.status == "diverged"} == {"logits", "trace"}
 
@@ -107,7 +105,7 @@ def heads_backwards(tensors: Tensors) -> None:
     tensors["step0/Qcur_rope-1"] = tensors["step0/Qcur_rope-1"][:, ::-1].copy()
 
 
-def test_dump_with_unrounded_numbers_is_none_of_half_precision(
+def test_dump_with_unrounded_numbers_is_not_half_precision(
     model: Path, written: Path, tmp_path: Path
 ) -> None:
     found = verdicts(model, written, tmp_path / "d", save_one_as_it_is)
@@ -123,7 +121,7 @@ def test_dump_with_unrounded_numbers_is_none_of_half_precision(
         (heads_backwards, "Qcur_rope"),
     ],
 )
-def test_a_wrong_run_in_half_precision_is_found_where_it_is_wrong(
+def test_wrong_run_in_half_precision_is_located(
     save: Callable[[Path, Tensors], None],
     wrong: Callable[[Tensors], None],
     site: str,
@@ -160,9 +158,7 @@ def test_numbers_beyond_half_precision_are_not_compared(large: Path, tmp_path: P
     assert any("infinite because they were stored in F16" in v.summary for v in found)
 
 
-def test_an_engine_that_is_infinite_itself_is_found_behind_that(
-    large: Path, tmp_path: Path
-) -> None:
+def test_engine_with_its_own_infinity_is_found_downstream(large: Path, tmp_path: Path) -> None:
     def overflows(tensors: Tensors) -> None:
         tensors["step0/ffn_swiglu-1"][:] = np.inf
         tensors["step0/ffn_out-1"][:] = np.nan

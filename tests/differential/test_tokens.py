@@ -247,7 +247,7 @@ REFUSED: dict[str, Metadata] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_file_that_we_refuse_is_refused_by_llama_cpp_or_kills_it(
+def test_llama_cpp_refuses_or_dies_of_every_file_that_we_refuse(
     name: str, ask: Ask, tmp_path: Path
 ) -> None:
     with pytest.raises(EngineError, match=r"tokenizer\.ggml\."):
@@ -283,7 +283,7 @@ def broken_further_in(word: int, leaf: int, replacements: bytes) -> Metadata:
         "no BOS of llama",
     ],
 )
-def test_texts_refused_by_us_end_llama_cpp(
+def test_llama_cpp_aborts_on_texts_that_we_refuse(
     metadata: Metadata, text: bytes, ask: Ask, tmp_path: Path
 ) -> None:
     with pytest.raises(EngineError):
@@ -305,7 +305,7 @@ def test_texts_refused_by_us_end_llama_cpp(
     ],
     ids=["bert", "t5", "rwkv"],
 )
-def test_llama_cpp_gives_an_invalid_id_without_an_unknown_token(
+def test_llama_cpp_returns_an_invalid_id_without_an_unknown_token(
     metadata: Metadata, ask: Ask, tmp_path: Path
 ) -> None:
     with pytest.raises(EngineError, match=r"tokenizer\.ggml\.unknown_token_id"):
@@ -373,7 +373,7 @@ def test_the_comparison_sees_one_wrong_id_and_one_wrong_byte(ask: Ask, tmp_path:
     assert [line.split()[0] for line in said] == ["encode", "decode", "special", "attrs"]
 
 
-def test_comparison_sees_a_repaired_type_and_a_text_not_cleaned(ask: Ask, tmp_path: Path) -> None:
+def test_comparison_finds_a_repaired_type_and_an_uncleaned_text(ask: Ask, tmp_path: Path) -> None:
     path = written(tmp_path / "tiny.gguf", bert.tiny())
     tokenizer = tokenizer_of(bert.tiny())
     ids = [bert.ids("▁a", "▁,")]

@@ -69,7 +69,7 @@ def test_every_answer_for_a_pre_tokenizer_is_that_of_llama_cpp(
     check(ask, path, BYTE_PAIRS, every=SOME, n_pieces=EVERY_SORT)
 
 
-def test_the_texts_tell_all_pre_tokenizers_apart(tmp_path: Path) -> None:
+def test_texts_distinguish_all_pre_tokenizers(tmp_path: Path) -> None:
     names = {PRE_TOKENIZERS[name].kind: name for name in PRE_TOKENIZERS}
     telling = [*(text.encode() for text in ENGLISH.split("§")), *scripts(40)]
     found = {}
@@ -83,7 +83,7 @@ def test_the_texts_tell_all_pre_tokenizers_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", VOCABULARIES)
-def test_every_answer_on_a_vocabulary_of_llama_cpp_is_its_own(name: str, ask: Ask) -> None:
+def test_our_tokenizer_agrees_on_each_vocabulary_of_llama_cpp(name: str, ask: Ask) -> None:
     path = vocabulary_file(name)
     check(ask, path, [*BYTE_PAIRS, *glued(opened(path))], every=SOME)
 
@@ -154,9 +154,7 @@ def test_every_answer_on_an_odd_vocabulary_is_that_of_llama_cpp(
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_vocabulary_that_we_refuse_is_not_loaded_by_llama_cpp(
-    name: str, ask: Ask, tmp_path: Path
-) -> None:
+def test_llama_cpp_loads_no_vocabulary_that_we_refuse(name: str, ask: Ask, tmp_path: Path) -> None:
     path = written(tmp_path / "bad.gguf", REFUSED[name])
     with pytest.raises(EngineError, match=r"tokenizer\.ggml\.(pre|merges|tokens)"):
         opened(path)
@@ -175,7 +173,7 @@ def test_vocabulary_that_we_refuse_is_not_loaded_by_llama_cpp(
     ],
     ids=lambda value: repr(value) if isinstance(value, bytes) else "",
 )
-def test_texts_refused_by_us_end_llama_cpp(
+def test_llama_cpp_aborts_on_texts_that_we_refuse(
     metadata: dict[str, Value], text: bytes, ask: Ask, tmp_path: Path
 ) -> None:
     path = written(tmp_path / "deadly.gguf", metadata)

@@ -63,7 +63,7 @@ def test_half_with_logits_moved_by_its_bias_alone_is_not_compared(
     assert halves_not_told(plan) == {half}
 
 
-def test_half_that_moves_no_choice_is_not_compared_by_tokens_alone(
+def test_half_without_effect_on_choices_is_not_compared_by_tokens(
     gpt2: Path, tmp_path: Path
 ) -> None:
     path = with_likeliest(gpt2, tmp_path / "likeliest.gguf")

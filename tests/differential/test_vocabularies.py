@@ -56,7 +56,7 @@ def test_the_tokens_suite_of_check_sees_a_wrong_tokenizer(name: str, tmp_path: P
     assert WRONG[name].way in wrong
 
 
-def test_a_text_that_llama_cpp_does_not_survive_is_excused_as_we_refuse_it() -> None:
+def test_text_that_kills_llama_cpp_is_excused_as_we_refuse_it() -> None:
     agreed, excused = fuzzed("builtin:gpt2", given=(b"\xf5\x80\x80\x80",))
     assert (agreed.detail["refused_by_both"], excused.status) == (4, "excused")
     assert "SIGABRT" in excused.summary

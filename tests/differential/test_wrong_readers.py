@@ -57,6 +57,6 @@ def test_the_right_reader_has_no_findings(llama_cpp: Session) -> None:
     assert [v.key for family in ("valid", "broken") for v in findings(family, llama_cpp)] == []
 
 
-def test_every_wrong_reader_is_tried_or_known_to_be_beyond_sight() -> None:
+def test_wrong_readers_are_tried_or_known_to_be_invisible() -> None:
     """C interfaces do not show a text behind a NUL, so it is not compared."""
     assert READERS.keys() - FOUND_BY.keys() == {"stops at the first NUL"}

@@ -42,7 +42,7 @@ HARMLESS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("arch", "changes"), HARMLESS)
-def test_a_key_that_real_files_have_changes_nothing(arch: str, changes: dict[str, Any]) -> None:
+def test_known_key_of_real_files_changes_nothing(arch: str, changes: dict[str, Any]) -> None:
     assert read(arch, **changes) == read(arch)
 
 
@@ -91,7 +91,7 @@ def test_a_key_that_no_graph_can_follow_is_refused_by_name(
         read(arch, **changes)
 
 
-def test_deepseek2_says_how_experts_are_chosen_or_is_an_early_file() -> None:
+def test_deepseek2_states_its_routing_or_is_an_early_file() -> None:
     silent = {"expert_gating_func": None}
     flash = {**silent, "block_count": 47, "vocab_size": 154880}
     gating = [read("deepseek2", **keys).gating for keys in (silent, flash)]  # type: ignore[attr-defined]

@@ -54,7 +54,7 @@ def read(**changes: Any) -> dict[str, Any]:
     return asdict(Llama.read_hparams(kept))
 
 
-def test_a_plain_model_has_the_defaults() -> None:
+def test_plain_model_has_the_defaults() -> None:
     assert read() == READ
 
 
@@ -88,9 +88,7 @@ GIVEN: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("changes", "expected"), GIVEN, ids=[", ".join(c) for c, _ in GIVEN])
-def test_a_key_changes_what_it_names_and_nothing_else(
-    changes: dict[str, Any], expected: dict[str, Any]
-) -> None:
+def test_key_changes_only_its_own_field(changes: dict[str, Any], expected: dict[str, Any]) -> None:
     assert read(**changes) == READ | expected
 
 
@@ -154,7 +152,7 @@ def test_a_number_of_experts_that_cannot_be_used_is_refused(used: int) -> None:
         read(expert_count=2, expert_used_count=used)
 
 
-def test_a_head_of_an_odd_size_cannot_be_rotated() -> None:
+def test_odd_head_size_cannot_be_rotated() -> None:
     with pytest.raises(InvalidModel, match="a head of 3 elements"):
         read(attention__key_length=3)
 

@@ -86,7 +86,7 @@ def floor(model: Model, batch: Batch) -> float:
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES.keys())
 @pytest.mark.parametrize("flash_attn", [False, True])
-def test_fast_gives_the_same_numbers_however_a_prompt_is_split(
+def test_fast_gives_the_same_numbers_for_any_prompt_split(
     opened: Open, recipe: LlamaRecipe, flash_attn: bool
 ) -> None:
     """Each sum is in the order of its terms, and what a token does not see adds zeros."""
@@ -99,7 +99,7 @@ def test_fast_gives_the_same_numbers_however_a_prompt_is_split(
 
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES.keys())
-def test_mirror_gives_the_same_within_the_noise_floor_for_any_prompt_split(
+def test_mirror_stays_within_the_noise_floor_for_any_prompt_split(
     opened: Open, recipe: LlamaRecipe
 ) -> None:
     """The bits may differ: BLAS sums a float64 product in an order that depends on its shape."""
@@ -123,7 +123,7 @@ def interleaved(a: list[int], b: list[int]) -> Batch:
 
 @pytest.mark.parametrize("flash_attn", [False, True])
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES.keys())
-def test_two_sequences_in_one_batch_are_each_as_if_alone(
+def test_sequences_in_one_batch_do_not_influence_each_other(
     opened: Open, recipe: LlamaRecipe, flash_attn: bool
 ) -> None:
     model = opened(recipe, Fast(2), flash_attn=flash_attn)
@@ -169,7 +169,7 @@ def test_a_prompt_longer_than_the_cache_is_refused(opened: Open) -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_the_head_is_its_own_matrix_or_the_embeddings(opened: Open, tied: bool) -> None:
+def test_head_is_its_own_matrix_or_the_embeddings(opened: Open, tied: bool) -> None:
     model = opened(replace(TINY, tied=tied))
     assert ("output.weight" in model.graph.tensors.weights) is not tied
     seen = values_of(model, Batch.of(IDS))
@@ -228,7 +228,7 @@ def test_a_tensor_of_the_wrong_shape_is_named(tmp_path: Path, name: str) -> None
 
 
 @pytest.mark.parametrize("name", ["blk.0.attn_q.bias", "blk.2.attn_q.weight", "rope_freqs"])
-def test_a_tensor_that_would_go_unused_is_refused(tmp_path: Path, name: str) -> None:
+def test_unused_tensor_is_refused(tmp_path: Path, name: str) -> None:
     extra = (name, (8,), "F32", bytes(32))
     path = written(tmp_path / "m.gguf", lambda rows: [*rows, extra])
     with pytest.raises(Unsupported, match=f"tensor '{name}' is not known"):

@@ -30,7 +30,7 @@ def by_hand(n_rot: int, base: float, factor: float, n_ctx: int) -> list[float]:
     ("n_rot", "base", "factor", "n_ctx"),
     [(64, 150000.0, 32.0, 4096), (128, 1e6, 4.0, 32768), (16, 1e4, 8.0, 128)],
 )
-def test_frequencies_and_magnitude_are_those_of_the_paper(
+def test_frequencies_and_magnitude_match_the_paper(
     n_rot: int, base: float, factor: float, n_ctx: int
 ) -> None:
     params = scale_rope(RopeParams(n_rot, base, 1 / factor, None), 1.0, n_ctx)
@@ -42,7 +42,7 @@ def test_frequencies_and_magnitude_are_those_of_the_paper(
     assert np.allclose(sin, np.sin(angles) * grown, rtol=0, atol=4095 * 2**-23)
 
 
-def test_without_yarn_nothing_is_kept() -> None:
+def test_yarn_share_is_absent_without_yarn() -> None:
     params = scale_rope(RopeParams(16, 1e4, 0.25, None), 1.5, 0)
     assert (params.kept, params.magnitude) == (None, 1.5)
 
@@ -54,7 +54,7 @@ def test_a_base_without_a_logarithm_is_refused(base: float, n_ctx: int) -> None:
 
 
 @pytest.mark.parametrize("ops", [Mirror, InverseFrequency, Power, WideAngles])
-def test_honest_engines_know_yarn(ops: type[Mirror]) -> None:
+def test_honest_engines_agree_with_yarn(ops: type[Mirror]) -> None:
     plain = RopeParams(64, 10000.0, 0.25, None)
     at = np.arange(40, dtype=np.int32)
     for params in (scale_rope(plain, 1.0, 128), scale_rope(plain, 1.5, 0)):

@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "acid"
 
 
-def test_shipped_models_are_intact_and_what_the_generator_writes(folder: Path) -> None:
+def test_shipped_models_are_intact_and_reproducible(folder: Path) -> None:
     assert list(problems_of()) == []
     assert regenerate_acid(folder) == []  # no byte changes
 
@@ -50,14 +50,14 @@ def test_the_manifest_has_the_hash_of_every_acid_model() -> None:
 
 
 @pytest.mark.parametrize(("arch", "quant"), HELD)
-def test_a_file_that_ships_writes_a_report_that_is_all_ok(arch: str, quant: str) -> None:
+def test_shipped_file_writes_a_report_without_a_no(arch: str, quant: str) -> None:
     path = ROOT / f"acid-{arch}-{quant}.gguf"
     reading = read_report(text_of("fast", path, EXACT))
     assert (reading.code, reading.arch, reading.quant) == (0, arch, quant)
 
 
 @pytest.mark.parametrize(("arch", "quant"), HELD)
-def test_the_pages_say_what_the_files_hold(arch: str, quant: str) -> None:
+def test_pages_match_the_files(arch: str, quant: str) -> None:
     page, tests = (ROOT / PAGE).read_text(), (ROOT / TESTS).read_text()
     report = report_for(arch, quant)
     (row,) = (line for line in page.splitlines() if line.startswith(f"| `acid-{arch}-{quant}."))

@@ -76,7 +76,7 @@ def test_missing_answer_is_not_compared(folder: Path) -> None:
     assert exit_code(counted_verdicts(list(judge_answers(folder, only=["rope", "add"])))) == 3
 
 
-def test_an_engine_that_has_some_operations_conforms_in_those(folder: Path) -> None:
+def test_engine_with_some_operations_conforms_in_those(folder: Path) -> None:
     found = list(judge_answers(folder))
     assert found[-1].status == "not-compared"
     assert "no answers to" in found[-1].summary
@@ -125,7 +125,7 @@ def test_half_of_the_outputs_is_not_compared(folder: Path) -> None:
         (np.full((2, 7), np.nan, np.float32), "got nan"),
     ],
 )
-def test_another_shape_or_type_is_wrong(
+def test_other_shape_or_type_is_wrong(
     values: np.ndarray,  # type: ignore[type-arg]
     says: str,
     folder: Path,

@@ -41,7 +41,7 @@ def test_the_same_matrix_and_one_within_the_bounds_have_no_difference() -> None:
     assert 0 < HELD.share(MATRIX + np.float32(5e-7)) < 1
 
 
-def test_the_largest_value_in_another_place_is_seen() -> None:
+def test_moved_largest_value_is_found() -> None:
     def moved(m: F32) -> None:
         best = int(m[1].argmax())
         m[1, [best, UNSEEN[0]]] = m[1, [UNSEEN[0], best]]
@@ -56,7 +56,7 @@ def test_single_large_value_is_found_anywhere() -> None:
     assert "rest" in wrong(spurious)
 
 
-def test_a_single_small_value_that_is_wrong_is_seen_in_its_block() -> None:
+def test_wrong_small_value_is_found_in_its_block() -> None:
     def nudged(m: F32) -> None:
         m[0, UNSEEN[-1]] -= 0.01
 
@@ -88,7 +88,7 @@ def test_two_exchanged_values_show_in_the_moment_of_their_block() -> None:
     ],
     ids=["columns off by one", "rows off by one", "scaled", "a block of zeros"],
 )
-def test_a_matrix_that_is_wrong_as_a_whole_is_seen_in_many_parts(
+def test_wholly_wrong_matrix_fails_in_many_parts(
     change: Callable[[F32], object],
 ) -> None:
     assert len(wrong(change)) >= 3
@@ -102,7 +102,7 @@ def test_single_nan_is_found_anywhere(value: float) -> None:
     assert {"sums", "moments"} <= set(wrong(spoiled))
 
 
-def test_columns_are_ascending_and_from_everywhere_or_all() -> None:
+def test_columns_are_ascending_and_spread_or_complete() -> None:
     assert (np.diff(SEEN) > 0).all()
     assert len(SEEN) == COLUMNS
     assert np.bincount(SEEN * 4 // WIDTH).tolist() == [COLUMNS // 4] * 4
@@ -132,7 +132,7 @@ def in_python(row: list[float]) -> tuple[list[float], list[float]]:
     return sums, moments
 
 
-def test_sums_are_those_of_a_plain_loop_bit_for_bit() -> None:
+def test_sums_match_a_plain_loop_bit_for_bit() -> None:
     for row, sums, moments in zip(
         MATRIX, HELD.tensors["sums"], HELD.tensors["moments"], strict=True
     ):

@@ -83,7 +83,7 @@ def test_added_and_removed_cases_and_files_are_reported(first: Path, tmp_path: P
     assert back == {("tokens/f32.json", "added"), ("logits/f16.json", "added")}
 
 
-def test_a_nan_that_came_is_the_worst_change(first: Path, tmp_path: Path) -> None:
+def test_new_nan_is_the_worst_change(first: Path, tmp_path: Path) -> None:
     root = copied(tmp_path)
     tensors = load_file(root / LOGITS)
     tensors["logits"][0, 0] = 1e30

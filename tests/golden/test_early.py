@@ -36,13 +36,13 @@ def diverged(found: dict[str, Verdict]) -> set[str]:
 
 
 @pytest.mark.parametrize("engine", ["reference", "llama.cpp"])
-def test_an_honest_engine_agrees_with_them(engine: str, quantised: tuple[Path, Path]) -> None:
+def test_honest_engine_agrees_with_early_nodes(engine: str, quantised: tuple[Path, Path]) -> None:
     found = held(engine, quantised)
     assert {v.status for v in found.values()} == {"agreed"}
     assert {NORM, RESULT, *ROTATIONS} < found.keys()
 
 
-def test_a_wrong_epsilon_that_logits_hide_is_seen_at_the_first_norm(
+def test_wrong_epsilon_hidden_by_logits_is_found_at_the_first_norm(
     quantised: tuple[Path, Path],
 ) -> None:
     found = held("mutant:wrong-eps", quantised)
@@ -50,7 +50,7 @@ def test_a_wrong_epsilon_that_logits_hide_is_seen_at_the_first_norm(
     assert found["logits"].status == "agreed"
 
 
-def test_positions_off_by_one_move_no_logit_and_turn_the_rotations(
+def test_positions_off_by_one_change_rotations_but_no_logit(
     quantised: tuple[Path, Path],
 ) -> None:
     assert diverged(held("mutant:rope-position-off-by-one", quantised)) == ROTATIONS

@@ -70,7 +70,7 @@ def test_every_operation_is_judged_in_c(tmp_path: Path) -> None:
     assert min(counts.values()) > 0
 
 
-def test_an_order_that_is_free_may_be_another_one(tmp_path: Path) -> None:
+def test_free_order_may_differ(tmp_path: Path) -> None:
     export(tmp_path, "ops", "c", only=("top_k", "moe_buckets"))
     assert compiled(tmp_path, ENGINES / "ops.c", wrong=2).code == 0
 
@@ -109,7 +109,7 @@ int decode(const char *type, const uint8_t *block, size_t n, float *out) {
 
 
 @pytest.mark.parametrize(("shift", "code"), [("", 0), ("/ 2 * 2", 1)])
-def test_a_decoder_written_in_c_is_held_to_every_bit(tmp_path: Path, shift: str, code: int) -> None:
+def test_decoder_in_c_must_match_every_bit(tmp_path: Path, shift: str, code: int) -> None:
     export(tmp_path / "vectors", "dequant", "c", only=("q8_0", "q4_0"))
     engine = tmp_path / "engine.c"
     engine.write_text(DECODES_Q8_0.replace("SHIFT", shift))
@@ -175,7 +175,7 @@ def test_impossible_export_is_refused(
     assert not (tmp_path / "new").exists()
 
 
-def test_nothing_of_the_users_is_overwritten(tmp_path: Path) -> None:
+def test_export_overwrites_no_user_file(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     with pytest.raises(BrokenGolden, match="not empty"):
         export(tmp_path, "dot", "c", only=("f32",))
@@ -201,7 +201,7 @@ def test_a_literal_is_read_as_the_same_bits(value: float) -> None:
     assert back.tobytes() == np.float32(value).tobytes()
 
 
-def test_no_text_ends_its_literal() -> None:
+def test_string_never_ends_its_literal_early() -> None:
     text = 'a"b\\c??/d\n\x00\x1b é "; int x;'
     literal = string(text)
     assert not set(literal[1:-1]) & {'"', "?", "\n"}

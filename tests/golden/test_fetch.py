@@ -72,7 +72,7 @@ def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarIn
     return info
 
 
-def test_there_are_19_vocabularies_and_15_of_them_have_cases() -> None:
+def test_sdist_has_19_vocabularies_of_which_15_have_cases() -> None:
     assert len(NAMES) == 19
     assert len(WITH_CASES) == 15
     assert set(WITH_CASES) < set(NAMES)
@@ -151,7 +151,7 @@ def test_another_archive_is_refused_before_it_is_opened(tmp_path: Path, cache: P
         ),
     ],
 )
-def test_archive_that_lacks_a_file_or_has_a_link_for_it_leaves_nothing(
+def test_archive_without_a_file_or_with_a_link_leaves_nothing(
     change: dict[str, Any], match: str, pinned: Callable[..., Path], cache: Path
 ) -> None:
     members = {name: value for name, value in {**whole(), **change}.items() if value is not None}
@@ -236,7 +236,7 @@ def test_failure_of_pip_shows_its_last_line_and_leaves_nothing(
     assert [p.name for p in cache.iterdir()] == ["fetch.lock"]
 
 
-def test_pip_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_pip_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(command: list[str], **options: Any) -> None:
         raise subprocess.TimeoutExpired(command, options["timeout"])
 
@@ -248,9 +248,7 @@ def test_pip_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> Non
 # --- where it is --------------------------------------------------------------------------------
 
 
-def test_a_folder_that_is_given_is_used_if_it_has_every_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_given_folder_is_used_if_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(fetch.GIVEN, str(tmp_path))
     with pytest.raises(VocabulariesNotFetched, match=r"which has no ggml-vocab-aquila\.gguf"):
         fetch.vocabularies()

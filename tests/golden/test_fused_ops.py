@@ -51,13 +51,13 @@ def wrong_cases(op: str, engine: Engine) -> list[str]:
     return wrong
 
 
-def test_every_fused_operation_is_written_down_here_a_second_time() -> None:
+def test_every_fused_operation_has_a_second_implementation() -> None:
     import_members("lockstep.engine.ops.fused")  # whatever ran before
     assert HONEST.keys() == OPERATIONS.keys()
 
 
 @pytest.mark.parametrize("op", HONEST)
-def test_the_second_writing_in_float32_passes(op: str) -> None:
+def test_second_implementation_in_float32_passes(op: str) -> None:
     assert wrong_cases(op, HONEST[op]) == []
 
 

@@ -65,7 +65,7 @@ EXACT_ONES = ("dequant/", "files/", "tokens/", "ops/", "samplers/")
 SUMS = ("logits/", "dot/")  # what the order of the oracle's additions decides
 
 
-def test_ids_and_weights_are_made_again_byte_for_byte(fresh: Path) -> None:
+def test_ids_and_weights_are_reproduced_byte_for_byte(fresh: Path) -> None:
     assert {e.path.split("/")[0] + "/" for e in MADE} == {*EXACT_ONES, *SUMS}
     assert other_bytes(fresh, *EXACT_ONES) == []
 
@@ -91,7 +91,7 @@ def test_sums_of_any_cpu_leave_the_vectors_unchanged(fresh: Path) -> None:
 
 
 @needs_stories
-def test_vectors_of_stories260k_made_again_are_the_same(fresh: Path) -> None:
+def test_vectors_of_stories260k_are_reproduced(fresh: Path) -> None:
     assert other_bytes(fresh, *EXACT_ONES, stories=True) == []
     assert outdated(fresh, stories=True) == []
 
@@ -100,7 +100,7 @@ def test_new_goldens_verify_in_any_folder(fresh: Path) -> None:
     assert verify(fresh) == []
 
 
-def test_the_oracle_still_says_the_same() -> None:
+def test_oracle_still_gives_the_same_answers() -> None:
     models = [STORIES] if STORIES.exists() else []
     verdicts = list(holds(models=models))
     skipped = [v for v in verdicts if v.status == "not-compared"]
@@ -145,7 +145,7 @@ def test_regenerating_a_model_changes_only_its_files(tmp_path: Path) -> None:
         ("___", "no letter"),
     ],
 )
-def test_model_with_a_taken_name_or_none_is_refused(name: str, match: str, tmp_path: Path) -> None:
+def test_model_without_a_free_name_is_refused(name: str, match: str, tmp_path: Path) -> None:
     root, path = copied(tmp_path), tmp_path / f"{name}.gguf"
     write_llama(LlamaRecipe(seed=77, n_layer=1), path)
     with pytest.raises(BrokenGolden, match=match):
@@ -172,7 +172,7 @@ def test_a_model_without_vocabulary_has_logits_only(tmp_path: Path) -> None:
     assert verify(root) == []
 
 
-def test_logits_within_their_bound_stay_and_others_are_written_anew(tmp_path: Path) -> None:
+def test_logits_within_their_bound_stay_and_others_are_rewritten(tmp_path: Path) -> None:
     """One small logit is moved, as if another CPU had written the vectors."""
     path, root = tmp_path / "mute.gguf", tmp_path / "v1"
     write_llama(LlamaRecipe(seed=5, n_layer=1, vocabulary=False), path)
@@ -204,7 +204,7 @@ def test_invalid_model_is_refused_and_nothing_is_written(content: bytes, tmp_pat
     assert not (tmp_path / "v1").exists()
 
 
-def test_a_manifest_edited_by_hand_is_not_written_over(tmp_path: Path) -> None:
+def test_hand_edited_manifest_is_not_overwritten(tmp_path: Path) -> None:
     root = copied(tmp_path)
     edit_json(root / NAME, lambda d: d["files"].pop())
     with pytest.raises(BrokenGolden, match="seal"):

@@ -49,7 +49,7 @@ def test_each_method_has_vectors_or_a_reason(row: tuple[str, str, str]) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row[0]))
-def test_cases_that_are_named_are_cases(row: tuple[str, str, str]) -> None:
+def test_named_cases_exist(row: tuple[str, str, str]) -> None:
     names = re.findall(r"`ops/(\w+)`", row[1])
     text = "".join((DEFAULT_ROOT / f"ops/{name}.json").read_text() for name in names)
     ids = re.findall(r'"id": "([^"]+)"', text)
@@ -69,5 +69,5 @@ def methods(number: str, beginning: str) -> Iterator[str]:
 
 @pytest.mark.skipif(not SEEDS.is_dir(), reason=NO_SEEDS)
 @pytest.mark.parametrize("place", range(3))
-def test_the_methods_are_those_of_the_interface(place: int) -> None:
+def test_listed_methods_match_the_interface(place: int) -> None:
     assert list(methods(*TRAITS[place])) == [method for method, _, _ in sections()[place]]

@@ -139,7 +139,7 @@ def test_changed_question_or_answer_is_rewritten_and_reported(
     assert why in said[0]
 
 
-def test_tokens_behind_a_tie_within_the_bound_are_not_compared() -> None:
+def test_tokens_after_a_tie_within_the_bound_are_not_compared() -> None:
     """Two logits of the row before are put side by side, so that either may win."""
     found = held(LOGITS)
     at, greedy = len(found.document["prompt"]), found.document["greedy"]
@@ -156,7 +156,7 @@ def test_tokens_behind_a_tie_within_the_bound_are_not_compared() -> None:
     assert "1 of" in GoldenLogits().why_outdated(beside, new)
 
 
-def test_broken_or_missing_vectors_are_written_anew() -> None:
+def test_broken_or_missing_vectors_are_rewritten() -> None:
     new = made(DOT, product(0.0))
     said: list[str] = []
     entry = replace(ENTRIES[f"{DOT}.json"], sha256="0" * 64)

@@ -78,14 +78,14 @@ def wrong_cases(op: str, engine: Answer) -> list[str]:
     return wrong
 
 
-def test_every_operation_has_vectors_and_no_others_have() -> None:
+def test_vectors_cover_exactly_the_operations() -> None:
     assert set(OPS) >= MEANINGS.keys()
     found = {path.stem for path in (DEFAULT_ROOT / "ops").glob("*.json")}
     assert found == {op.lower() for op in OPS}
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_the_truth_itself_is_a_right_answer(op: str) -> None:
+def test_truth_is_a_right_answer(op: str) -> None:
     assert [one for one in judged(op, lambda x: x) if one.wrong] == []
 
 
@@ -119,7 +119,7 @@ def test_changed_answer_is_found(op: str, change: Callable[[NDArray[Any]], NDArr
 
 
 @pytest.mark.parametrize("op", HONEST)
-def test_float32_written_down_straight_passes(op: str) -> None:
+def test_plain_float32_implementation_passes(op: str) -> None:
     engine, lacks = HONEST[op]
     wrong = wrong_cases(op, lambda case: zeros(case) if left_out(case, lacks) else engine(case))
     assert [case for case in wrong if not any(word in case for word in lacks.split())] == []
@@ -163,7 +163,7 @@ def by_columns(case: Case) -> F32:
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_mistake_that_engines_make_is_found(name: str) -> None:
+def test_known_mistake_is_found(name: str) -> None:
     op, engine = WRONG[name]
     found = vectors(op)
     plain = [row["id"] for row in found.document["cases"] if "nan" not in row["id"]]
@@ -192,7 +192,7 @@ def order_judged(ids: list[int], rule: str) -> bool:
         *(("choice", [1, 1, 0], False), ("choice", [1, 0, 4], False)),
     ],
 )
-def test_only_equal_values_may_change_places(rule: str, ids: list[int], right: bool) -> None:
+def test_only_equal_values_may_swap(rule: str, ids: list[int], right: bool) -> None:
     assert order_judged(ids, rule) is right
 
 
@@ -206,7 +206,7 @@ def findings() -> Iterator[tuple[str, str, str]]:
                 yield row["finding"], op, row["id"]
 
 
-def test_findings_in_vectors_are_those_that_are_written_down() -> None:
+def test_findings_in_vectors_are_the_listed_ones() -> None:
     known = entries("op")
     assert sorted(findings()) == sorted((k["id"], k["op"], k["case"]) for k in known)
     for entry in known:
@@ -244,7 +244,7 @@ def source_of(engine: type[Reference]) -> Source:
     return Source(ask=ask, info=ask("describe"), settings=EXACT, seed=1)
 
 
-def test_an_oracle_that_is_out_of_bound_makes_no_vectors() -> None:
+def test_oracle_out_of_bound_makes_no_vectors() -> None:
     golden = Golden.member("ops")()
     with pytest.raises(BrokenGolden, match=r"ADD, .*: shifted is off .*which is a finding"):
         golden.make(source_of(Shifted), "ADD")
@@ -255,7 +255,7 @@ def test_an_oracle_that_is_out_of_bound_makes_no_vectors() -> None:
     assert golden.make(source_of(Reference), "ADD").document["op"] == "ADD"
 
 
-def test_finding_that_is_gone_is_reported() -> None:
+def test_resolved_finding_is_reported() -> None:
     document = vectors("L2_NORM").document
     verdict = Verdicts(suite="golden-ops", case="l2_norm", repro="")
     right = [JudgedCase(case=row["id"], output="y", way="plain") for row in document["cases"]]
@@ -263,7 +263,7 @@ def test_finding_that_is_gone_is_reported() -> None:
     assert verdict_of(document, right, verdict, engine="mine").status == "agreed"
 
 
-def test_single_ops_are_computed_with_strides_and_in_the_first_right_way() -> None:
+def test_single_ops_get_strides_and_the_first_right_way() -> None:
     """The reference engine answers from values; strides are for engines that have memory."""
     case = next(
         case_of(row, vectors("ADD").tensors)

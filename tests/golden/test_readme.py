@@ -44,7 +44,7 @@ def example(language: str, calls: str) -> str:
 
 @pytest.mark.skipif(COMPILER is None, reason="no C compiler: the example in C was not run")
 @pytest.mark.parametrize(("weight", "code"), [(RIGHT, 0), ("b[2 + i]", 1), ("(int8_t)b[i]", 1)])
-def test_the_example_in_c_tells_a_right_decoder_from_wrong_ones(
+def test_c_example_passes_a_right_decoder_and_fails_wrong_ones(
     weight: str, code: int, tmp_path: Path
 ) -> None:
     (tmp_path / "check.c").write_text(example("c", "decode_q8_0"))
@@ -80,7 +80,7 @@ def checker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.skipif(COMPILER is None, reason="no C compiler: the example in C was not run")
 @pytest.mark.parametrize("name", CHANGES)
-def test_the_example_in_c_tells_right_logits_from_wrong_ones(
+def test_c_example_passes_right_logits_and_fails_wrong_ones(
     name: str, checker: Path, tmp_path: Path
 ) -> None:
     """The example says the same as `golden verify`."""
@@ -124,7 +124,7 @@ def run_python(calls: str, function: Callable[..., object]) -> None:
             file.close()  # type: ignore[attr-defined]
 
 
-def test_the_example_in_python_passes_a_right_product() -> None:
+def test_python_example_passes_a_right_product() -> None:
     run_python("dot_q4_k", dot(1))
 
 

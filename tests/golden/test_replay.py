@@ -203,7 +203,7 @@ def test_a_wrong_engine_fails_on_logits(name: str) -> None:
     assert name in verdicts[0].repro
 
 
-def test_a_wrong_decoder_fails_on_its_blocks_and_only_on_them() -> None:
+def test_wrong_decoder_fails_only_on_its_blocks() -> None:
     wrong, right = (
         list(replay(engine="mutant:q8-0-unsigned", only=[f"dequant/{kind}"]))
         for kind in ("q8_0", "q4_0")
@@ -223,7 +223,7 @@ def test_a_wrong_decoder_fails_on_its_blocks_and_only_on_them() -> None:
         (SwappedNibbles, "dequant/q4_0", 1),
     ],
 )
-def test_the_smallest_mistake_is_found_where_it_is(
+def test_smallest_mistake_is_located(
     engine: type[Reference], path: str, n: int, models: Path
 ) -> None:
     verdicts = held(engine, path, models)
@@ -231,22 +231,20 @@ def test_the_smallest_mistake_is_found_where_it_is(
 
 
 @pytest.mark.parametrize("path", [path for path in OF_RECIPES if path.startswith("logits/")])
-def test_an_engine_that_does_not_convert_activations_is_within_the_bound(
-    path: str, models: Path
-) -> None:
+def test_engine_with_unconverted_activations_is_within_the_bound(path: str, models: Path) -> None:
     verdicts = held(NoConversion, path, models)
     assert {v.status for v in verdicts} <= {"agreed", "excused"}, verdicts
 
 
 @pytest.mark.parametrize("path", ["tokens/f32", "logits/f32"])
-def test_an_engine_that_answers_too_little_gives_no_proper_answer(path: str, models: Path) -> None:
+def test_too_short_answer_is_no_proper_answer(path: str, models: Path) -> None:
     """The other answers of such an engine are compared all the same."""
     statuses = [v.status for v in held(Forgetful, path, models)]
     assert "malformed" in statuses
     assert set(statuses) <= {"malformed", "agreed"}
 
 
-def test_an_engine_that_decodes_too_few_weights_gives_no_proper_answer(models: Path) -> None:
+def test_too_few_weights_are_no_proper_answer(models: Path) -> None:
     with pytest.raises(NoAnswer) as refusal:
         held(Forgetful, "dequant/q8_0", models)
     assert refusal.value.status == "malformed"
@@ -271,7 +269,7 @@ def test_unknown_names_are_refused_with_the_choices() -> None:
         list(replay(engine="nobody", only=["dequant/q8_0"]))
 
 
-def test_a_recipe_that_makes_another_model_is_refused(tmp_path: Path) -> None:
+def test_recipe_for_another_model_is_refused(tmp_path: Path) -> None:
     root = copied(tmp_path)
     edit_json(root / "logits/f32.json", lambda d: d["model"]["recipe"].update(seed=99))
     reseal(root)
@@ -280,7 +278,7 @@ def test_a_recipe_that_makes_another_model_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("field", [{"n_embd": 1 << 20}, {"unheard_of": 1}, {"n_head": 3}])
-def test_a_recipe_that_makes_no_model_is_refused(field: dict[str, int], tmp_path: Path) -> None:
+def test_recipe_without_a_model_is_refused(field: dict[str, int], tmp_path: Path) -> None:
     root = copied(tmp_path)
     edit_json(root / "logits/f32.json", lambda d: d["model"]["recipe"].update(field))
     reseal(root)

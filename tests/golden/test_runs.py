@@ -70,7 +70,7 @@ def replayed(engine: type[Reference], vectors: Vectors | None = None) -> list[Ve
         return list(GoldenRun().replay(vectors or small_run(**{NODE: HIDDEN}), ask, VERDICT))
 
 
-def test_a_golden_that_was_written_contradicts_nothing() -> None:
+def test_written_golden_contradicts_nothing() -> None:
     assert list(GoldenRun().inconsistencies(small_run())) == []
 
 
@@ -81,7 +81,7 @@ def test_honest_logits_agree_and_wrong_ones_diverge(name: str) -> None:
     assert found.detail["way"] == ("plain" if name == "no conversions" else "ggml")
 
 
-def test_an_engine_that_answers_everything_is_held_to_everything() -> None:
+def test_engine_that_answers_everything_is_compared_in_everything() -> None:
     assert [v.status for v in replayed(Engine)] == ["agreed"] * 3
 
 
@@ -93,7 +93,7 @@ def test_an_engine_that_answers_everything_is_held_to_everything() -> None:
         (WrongHidden, ["agreed", "agreed", "diverged"], NODE),
     ],
 )
-def test_question_without_an_answer_is_named_and_the_rest_is_judged(
+def test_unanswered_question_is_named_and_the_rest_judged(
     engine: type[Engine], statuses: list[str], says: str
 ) -> None:
     found = replayed(engine)
@@ -101,7 +101,7 @@ def test_question_without_an_answer_is_named_and_the_rest_is_judged(
     assert any(says in v.summary for v in found if v.status != "agreed")
 
 
-def test_engine_without_logits_is_held_to_the_greedy_ids_of_our_vectors() -> None:
+def test_engine_without_logits_is_compared_by_greedy_ids() -> None:
     """Vectors of this kind have all logits. One question without an answer costs no other."""
 
     class Greedy(OnlyText):
@@ -131,7 +131,7 @@ def test_unrequested_node_is_compared_if_shown(engine: type[Engine], status: str
     assert replayed(engine, unasked())[-1].status == status
 
 
-def test_a_node_that_an_engine_does_not_have_is_named() -> None:
+def test_node_that_an_engine_lacks_is_named() -> None:
     found = replayed(Engine, small_run(**{NODE: HIDDEN, "attn_norm-3": HIDDEN}))
     assert [v.status for v in found] == ["agreed"] * 3 + ["not-compared"]
     assert "shows no node attn_norm-3" in found[-1].summary
@@ -163,7 +163,7 @@ def parted(vectors: Vectors, place: int) -> list[int]:
         (3 * NOISE, 99, "not-compared"),  # it may tie, and nobody kept its logit
     ],
 )
-def test_another_greedy_id_is_a_tie_only_where_its_logit_says_so(
+def test_other_greedy_id_is_a_tie_only_if_its_logit_is_near(
     margin: float, place: int, status: str
 ) -> None:
     vectors = beside(margin)
@@ -184,7 +184,7 @@ def test_logits_of_another_shape_diverge() -> None:
         ("batches", [1], "the batches are not those"),
     ],
 )
-def test_a_document_that_contradicts_its_tensors_is_refused(
+def test_document_that_contradicts_its_tensors_is_refused(
     key: str, value: list[int], says: str
 ) -> None:
     vectors = small_run()
@@ -192,7 +192,7 @@ def test_a_document_that_contradicts_its_tensors_is_refused(
     assert any(says in text for text in GoldenRun().inconsistencies(edited))
 
 
-def test_an_engine_with_another_graph_is_held_to_its_outputs_all_the_same(
+def test_engine_with_another_graph_is_still_compared_in_its_outputs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A wrong file in the model's place may lack a node, which is no reason to stop."""

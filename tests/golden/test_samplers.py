@@ -49,7 +49,7 @@ def wrong_documents(cls: type[Reference], model: Path) -> list[str]:
     return [name for name in DOCUMENTS if next(golden.differences(vectors_of(name), ask), None)]
 
 
-def test_vectors_of_every_sampler_are_there() -> None:
+def test_every_sampler_has_vectors() -> None:
     assert {*DOCUMENTS} == {*BY_SAMPLER, "five-stages", "chains"} - {*READING}
     files = {path.stem for path in (DEFAULT_ROOT / "samplers").glob("*.json")}
     assert files == {*DOCUMENTS}

@@ -70,13 +70,13 @@ def test_vocabulary_has_at_least_200_named_cases_and_glued_ones(name: str) -> No
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_llama_cpps_own_cases_are_there_by_hash_and_never_by_text(name: str) -> None:
+def test_cases_of_llama_cpp_are_stored_by_hash_without_text(name: str) -> None:
     rows = document(name).get("llama_cpp", [])
     assert len(rows) == {"qwen35": 50}.get(name, 46 if name in WITH_CASES else 0)
     assert all(set(row) == {"id", "sha256", "ids", "back"} for row in rows)
 
 
-def test_the_ids_that_a_blog_post_gives_hold_for_gemma_4() -> None:
+def test_published_ids_of_gemma_4_hold() -> None:
     """Measured with Google's own tokenizer of Gemma 3."""
     expected = [
         [17361, 961, 78658, 563, 614, 26407, 3207, 236761],
@@ -86,7 +86,7 @@ def test_the_ids_that_a_blog_post_gives_hold_for_gemma_4() -> None:
     assert [cases[f"noted-{i:02d}"] for i in range(len(expected))] == expected
 
 
-def test_the_cases_reach_the_corners_that_they_are_named_after() -> None:
+def test_cases_cover_their_namesakes() -> None:
     texts = token_cases()
     assert texts["spaces-40"] == b" " * 40
     assert texts["bytes-overlong-slash-2"] == b"\xc0\xaf"
@@ -104,7 +104,7 @@ def test_the_vectors_of_tokens_stay_small() -> None:
     assert max(sizes) < 256 << 10
 
 
-def test_ways_differ_where_special_tokens_are_written() -> None:
+def test_ways_differ_only_with_special_tokens() -> None:
     row = {r["id"]: r for r in document("llama-bpe")["cases"]}["own-4-0"]
     assert set(row["ids"]) == set(WAYS)
     assert row["ids"]["parsed"] != row["ids"]["plain"]
@@ -115,9 +115,7 @@ def test_ways_differ_where_special_tokens_are_written() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_our_engine_gives_llama_cpps_answers_on_its_own_vocabularies(
-    name: str, shared: Path
-) -> None:
+def test_our_engine_matches_llama_cpp_on_its_own_vocabularies(name: str, shared: Path) -> None:
     path = vocabulary_or_skip(name, shared)
     verdicts = list(replay(only=[f"tokens/{name}"], models=[path]))
     assert len(verdicts) == (9 if name in WITH_CASES else 7)
@@ -130,9 +128,7 @@ def test_a_vocabulary_that_was_not_given_is_not_compared() -> None:
     assert document("gpt-2")["model"]["sha256"] in verdict.summary
 
 
-def test_without_the_texts_llama_cpps_own_cases_are_not_compared(
-    tmp_path: Path, shared: Path
-) -> None:
+def test_cases_of_llama_cpp_are_not_compared_without_texts(tmp_path: Path, shared: Path) -> None:
     alone = tmp_path / "ggml-vocab-refact.gguf"
     alone.symlink_to(vocabulary_or_skip("refact", shared))
     verdicts = list(replay(only=["tokens/refact"], models=[alone]))
@@ -147,7 +143,7 @@ def test_a_wrong_tokenizer_fails_on_the_vectors(row: type[WrongTokenizer], tmp_p
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_reference_passes_them(kind: str, tmp_path: Path) -> None:
+def test_reference_passes_the_vectors(kind: str, tmp_path: Path) -> None:
     assert {v.status for v in held(Reference, kind, tmp_path)} == {"agreed"}
 
 
@@ -175,7 +171,7 @@ class SilentlyLossy(Lossy):
     says_so = False
 
 
-def test_texts_that_an_engine_declares_it_lacks_are_left_out_and_counted(
+def test_texts_outside_an_engines_language_are_left_out_and_counted(
     tmp_path: Path,
 ) -> None:
     verdicts = held(Lossy, "gpt2", tmp_path)
@@ -209,7 +205,7 @@ def test_vectors_that_contradict_themselves_are_refused(
         list(replay(root, only=["tokens/synth-rwkv"]))
 
 
-def test_a_diff_speaks_of_cases_by_name() -> None:
+def test_diff_names_cases() -> None:
     vectors = load_vectors(DEFAULT_ROOT, ENTRIES["tokens/synth-gpt2.json"], ENTRIES)
     cases = GoldenVocabulary().cases(vectors)
     assert cases["spaces-3: plain"] == [*cases["spaces-3: plain"]]
@@ -221,7 +217,7 @@ def test_a_diff_speaks_of_cases_by_name() -> None:
 
 @needs_oracle
 @pytest.mark.parametrize("name", ["gpt-2", "llama-spm", "bert-bge"])
-def test_the_vectors_of_a_vocabulary_are_made_again_byte_for_byte(
+def test_vectors_of_a_vocabulary_are_reproduced_byte_for_byte(
     name: str, tmp_path: Path, shared: Path
 ) -> None:
     path = vocabulary_or_skip(name, shared)
@@ -233,7 +229,7 @@ def test_the_vectors_of_a_vocabulary_are_made_again_byte_for_byte(
     assert made == (DEFAULT_ROOT / f"tokens/{name}.json").read_bytes()
 
 
-def test_the_models_named_are_the_files_that_are_fetched(shared: Path) -> None:
+def test_named_models_are_the_fetched_files(shared: Path) -> None:
     for name in NAMES:
         path = vocabulary_or_skip(name, shared)
         assert document(name)["model"]["sha256"] == sha256_of(path)

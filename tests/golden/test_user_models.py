@@ -78,7 +78,7 @@ def test_each_model_has_its_vectors_and_lists_the_rest(root: Path, notes: list[s
     assert sum(entry.bytes for entry in read_manifest(root)) < 4 * 5_000_000
 
 
-def test_result_of_a_run_comes_first_and_then_the_nodes_asked_for(root: Path) -> None:
+def test_result_comes_before_the_requested_nodes(root: Path) -> None:
     shown = {}
     for name in (LLAMA, FOREIGN, EMBEDS, BOTH):
         document = json.loads((root / f"run/{name}.json").read_text())
@@ -91,7 +91,7 @@ def test_result_of_a_run_comes_first_and_then_the_nodes_asked_for(root: Path) ->
     }
 
 
-def test_made_again_they_are_the_same_bytes(root: Path, models: Path, tmp_path: Path) -> None:
+def test_vectors_are_reproduced_byte_for_byte(root: Path, models: Path, tmp_path: Path) -> None:
     regenerate_user(tmp_path, [path_of(models, LLAMA)], nodes=[NODE])
     regenerate_user(tmp_path, [path_of(models, name) for name in (FOREIGN, BOTH)])
     made = read_manifest(tmp_path)
@@ -100,7 +100,7 @@ def test_made_again_they_are_the_same_bytes(root: Path, models: Path, tmp_path: 
         assert (tmp_path / entry.path).read_bytes() == (root / entry.path).read_bytes(), entry.path
 
 
-def test_made_on_another_cpu_they_are_the_same_bytes(
+def test_vectors_made_on_another_cpu_are_the_same_bytes(
     root: Path, models: Path, tmp_path: Path
 ) -> None:
     """numpy, BLAS and libc see another CPU; test_other_cpus.py has compiled code."""
@@ -117,7 +117,7 @@ def test_made_on_another_cpu_they_are_the_same_bytes(
 
 
 @pytest.mark.parametrize("engine", ["reference", "llama.cpp"])
-def test_right_engines_agree_with_all_of_it(engine: str, root: Path, models: Path) -> None:
+def test_right_engines_agree_with_all_vectors(engine: str, root: Path, models: Path) -> None:
     every = (LLAMA, FOREIGN, EMBEDS, BOTH)
     found = list(replay(root, engine, [path_of(models, name) for name in every]))
     assert statuses(found) == ["agreed"] * len(found), found
@@ -135,9 +135,7 @@ def test_a_wrong_engine_diverges_on_a_llama(engine: str, root: Path, models: Pat
 
 
 @pytest.mark.parametrize("engine", ["reference", "llama.cpp"])
-def test_one_wrong_weight_in_the_models_place_is_named(
-    engine: str, root: Path, models: Path, tmp_path: Path
-) -> None:
+def test_one_wrong_weight_is_named(engine: str, root: Path, models: Path, tmp_path: Path) -> None:
     tensor = "blk.1.ffn_up.weight"
     right, wrong = path_of(models, FOREIGN), tmp_path / "wrong.gguf"
     with_changed_weight(right, wrong, tensor, row=3, column=5, change=1.0)
@@ -147,7 +145,9 @@ def test_one_wrong_weight_in_the_models_place_is_named(
     assert by_suite["golden-weights"].detail == {"tensor": tensor}
 
 
-def test_engine_without_a_graph_learns_what_was_not_compared(root: Path, models: Path) -> None:
+def test_engine_without_a_graph_learns_which_nodes_were_not_compared(
+    root: Path, models: Path
+) -> None:
     found = held(root, models, "fast", BOTH, "run", "weights")
     assert set(statuses(found)) == {"not-compared", "not-applicable", "agreed"}
     assert found[0].status == "not-compared"
@@ -168,7 +168,7 @@ def test_verify_accepts_a_model_in_the_folder(root: Path, models: Path, tmp_path
     assert [problem.path for problem in verify(copy)] == ["stranger.gguf"]
 
 
-def test_a_misspelt_name_is_answered_with_the_nearest(
+def test_misspelt_name_gets_the_nearest_suggestion(
     root: Path, models: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(Unsupported, match=r"no node named 'l_out0' \(near: .*l_out-0.* in all\)"):

@@ -27,7 +27,7 @@ def test_the_committed_goldens_are_intact() -> None:
     assert verify() == []
 
 
-def test_the_goldens_are_those_that_were_promised() -> None:
+def test_goldens_cover_the_promised_cases() -> None:
     paths = {entry.path.removesuffix(".json") for entry in DOCUMENTS}
     assert {f"logits/{name}" for name in ("f32", "f16", "q8_0", "moe", "stories260K")} <= paths
     assert {"dequant/q8_0", "dequant/q4_0", "tokens/f32", "tokens/stories260K"} <= paths
@@ -36,7 +36,7 @@ def test_the_goldens_are_those_that_were_promised() -> None:
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_a_schema_is_a_schema(name: str) -> None:
+def test_schemas_are_valid(name: str) -> None:
     Draft202012Validator.check_schema(schema_of(name))
 
 
@@ -60,7 +60,7 @@ WHATEVER = [None, True, 0, 1, -1, 1.0, 0.5, "", "x", "F32", "0f", [], {}, [1], [
 
 
 @pytest.mark.parametrize("name", sorted({entry.schema or "" for entry in DOCUMENTS}))
-def test_document_that_the_compiled_schema_accepts_obeys_the_draft(name: str) -> None:
+def test_compiled_schema_and_the_draft_accept_the_same_documents(name: str) -> None:
     """Each value of the schema's shortest document is replaced, and each of its objects gets more
     keys."""
     paths = [DEFAULT_ROOT / entry.path for entry in DOCUMENTS if entry.schema == name]
@@ -94,7 +94,7 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
             yield from places(value[key])
 
 
-def test_our_lists_break_the_schema_where_the_draft_says_that_they_do() -> None:
+def test_our_lists_break_the_schema_as_in_the_draft() -> None:
     document = json.loads((DEFAULT_ROOT / "tokens/f32.json").read_text())
     assert not list(violations("tokens", document))
     document["encode"][3]["ids"] = [1, 2, -1, True, "x"]
@@ -237,7 +237,7 @@ def test_verify_reports_each_broken_file_once(deed: Callable[[Path], str], tmp_p
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../b", "a\\b", "./a", "a//b", "a\0b"])
-def test_a_path_that_is_not_plain_is_refused(name: str, tmp_path: Path) -> None:
+def test_irregular_path_is_refused(name: str, tmp_path: Path) -> None:
     assert inside(tmp_path, "a/b") == tmp_path / "a/b"
     with pytest.raises(BrokenGolden, match="no plain path"):
         inside(tmp_path, name)

@@ -58,7 +58,7 @@ def engine(**methods: Callable[..., Any]) -> type[Reference]:
 # --- what there is --------------------------------------------------------------------------
 
 
-def test_every_type_has_vectors_and_every_type_with_a_product_two() -> None:
+def test_every_type_has_weight_vectors_and_product_vectors_if_any() -> None:
     of = {path.removesuffix(".json") for path in ENTRIES if path.endswith(".json")}
     assert {p for p in of if p.startswith("dequant/")} == {
         f"dequant/{kind.name.lower()}" for kind in FORMATS
@@ -74,7 +74,7 @@ def test_the_vectors_of_weights_are_small() -> None:
 
 
 @PER_FORMAT
-def test_a_type_has_64_blocks_or_more_and_few_of_them_twice(kind: type[WeightFormat]) -> None:
+def test_type_has_64_blocks_or_more_with_few_duplicates(kind: type[WeightFormat]) -> None:
     blocks = [row["hex"] for row in vectors_of(f"dequant/{kind.name.lower()}").document["blocks"]]
     assert len(blocks) >= 64
     assert len(set(blocks)) > 0.9 * len(blocks)
@@ -88,7 +88,7 @@ def test_llama_cpp_is_the_oracle_for_types_that_it_decodes(kind: type[WeightForm
 
 
 @PER_FORMAT
-def test_values_have_both_zeros_and_nan_and_infinity_if_the_format_can(
+def test_values_include_both_zeros_nan_and_infinity_if_possible(
     kind: type[WeightFormat],
 ) -> None:
     values = vectors_of(f"dequant/{kind.name.lower()}").tensors["expected"]
@@ -119,7 +119,7 @@ def test_values_have_both_zeros_and_nan_and_infinity_if_the_format_can(
         ("IQ4_XS", "iq4_nl", 1),
     ],
 )
-def test_every_entry_of_a_code_book_is_met(name: str, book: str, length: int) -> None:
+def test_every_entry_of_a_code_book_occurs(name: str, book: str, length: int) -> None:
     """Runs of weights with the same scale: as many different ones as the book has entries."""
     vectors = vectors_of(f"dequant/{name.lower()}")
     rows = [row["id"].startswith(("book", "qs-from")) for row in vectors.document["blocks"]]
@@ -160,21 +160,21 @@ def with_activations(change: Callable[[F32, F64], F64]) -> type[Reference]:
 
 
 @PER_PRODUCT
-def test_the_oracle_is_well_inside_its_own_bound(name: str) -> None:
+def test_oracle_is_well_inside_its_own_bound(name: str) -> None:
     tensors = vectors_of(f"dot/{name.lower()}").tensors
     share = np.abs(tensors["llama_cpp"] - tensors["expected"]) / tensors["allowed"]
     assert share.max() < 0.5
 
 
 @PER_PRODUCT
-def test_engine_that_converts_no_activations_is_recognised_and_passes(name: str) -> None:
+def test_engine_with_unconverted_activations_is_recognised_and_passes(name: str) -> None:
     verdict = held(engine(make_ops=lambda self: PlainOps()), f"dot/{name.lower()}")
     assert verdict.status == "agreed"
     assert verdict.detail.get("converts", True) is (name == "F32")
 
 
 @PER_PRODUCT
-def test_products_in_float32_one_term_after_the_other_pass(name: str) -> None:
+def test_float32_products_in_plain_order_pass(name: str) -> None:
     """The worst order there is, and the one of a first engine."""
 
     def multiply(self: Reference, type_name: str, raw: NDArray[np.uint8], x: F32) -> F32:
@@ -214,7 +214,7 @@ def test_a_result_off_by_one_part_in_100_000_does_not_pass(name: str) -> None:
         ),
     ],
 )
-def test_activations_converted_in_another_way_do_not_pass(
+def test_otherwise_converted_activations_do_not_pass(
     name: str, change: Callable[[F32, F64], F64]
 ) -> None:
     kind = WeightFormat.member(name)
@@ -235,7 +235,7 @@ def test_all_known_builds_convert_activations_to_the_given_bytes(name: str) -> N
         assert made == vectors.document["converted"]
 
 
-def test_a_product_that_contradicts_the_document_is_no_golden() -> None:
+def test_contradictory_product_is_not_a_golden() -> None:
     good = vectors_of("dot/q4_k")
     golden = Golden.member("dot")()
     assert list(golden.inconsistencies(good)) == []

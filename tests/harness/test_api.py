@@ -71,7 +71,7 @@ def test_check_returns_a_code_verdicts_and_a_folder(scale: str, code: int, tmp_p
         ({"model": "gone.gguf"}, "gone.gguf"),
     ],
 )
-def test_check_refuses_what_it_cannot_use(
+def test_check_refuses_invalid_arguments(
     options: dict[str, object], says: str, tmp_path: Path
 ) -> None:
     usual = {"model": builtin("f32", tmp_path), "engine": "reference"}

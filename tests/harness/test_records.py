@@ -25,7 +25,7 @@ def test_a_record_cannot_be_changed(cls: type) -> None:
             setattr(instance, field.name, None)
 
 
-def test_the_same_name_in_another_layer_or_step_is_another_site() -> None:
+def test_same_name_in_another_layer_or_step_is_another_site() -> None:
     three = (record("Qcur", 0), record("Qcur", 1), record("Qcur", 0, step=1))
     assert len(Trace(engine="x", records=three).values()) == 3
 
@@ -48,14 +48,14 @@ def test_a_site_reads_like_ggmls_name(site: Site, text: str) -> None:
     assert str(site) == text
 
 
-def test_presets_carry_the_name_under_which_they_are_found() -> None:
+def test_presets_contain_their_own_name() -> None:
     assert {name: preset.name for name, preset in PRESETS.items()} == {
         "exact": "exact",
         "default": "default",
     }
 
 
-def test_exact_avoids_every_rounding_that_default_has() -> None:
+def test_exact_preset_avoids_every_rounding_of_default() -> None:
     assert (EXACT.type_k, EXACT.type_v, EXACT.flash_attn, EXACT.repack, EXACT.n_threads) == (
         *("F32", "F32", False, False, 1),
     )

@@ -80,7 +80,7 @@ def test_redact_hides_key_in_any_spelling(text: str) -> None:
         ("...//me:pw@h/db", f"...//{REDACTED}@h/db"),
     ],
 )
-def test_redact_hides_what_a_header_or_an_address_holds(text: str, shown: str) -> None:
+def test_redact_hides_secrets_in_headers_and_addresses(text: str, shown: str) -> None:
     assert redact(text) == shown
 
 
@@ -99,7 +99,7 @@ def test_redact_keeps_other_words(text: str) -> None:
 
 
 @pytest.mark.parametrize(("key", "text"), [("s3cret", "no s3crets here"), ("none", "none")])
-def test_redact_takes_no_word_for_a_short_key(
+def test_redact_ignores_keys_too_short_to_recognise(
     key: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(API_KEY, key)
@@ -125,12 +125,12 @@ def test_redact_hides_secrets_of_the_environment(
         values_of_others.cache_clear()
 
 
-def test_redact_hides_lines_of_a_key_that_has_several(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_redact_hides_every_line_with_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(API_KEY, "first-of-two-lines\nX: second-of-two")
     assert "second" not in redact("Invalid header value b'X: second-of-two'")
 
 
-def test_redact_hides_value_of_an_option_where_an_engine_repeats_it(
+def test_redact_hides_an_option_value_that_an_engine_repeats(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("lockstep.harness.redaction.GIVEN", {})
@@ -152,7 +152,7 @@ def files_below(folder: Path) -> str:
 FORMATS = ("--format", "junit", "--format", "markdown", "--format", "ctrf")
 
 
-def test_check_shows_no_key_that_a_server_repeats(
+def test_check_hides_a_key_that_a_server_repeats(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = b'{"error": {"message": "bad key Bearer s3cr3t-key-0123"}}'
@@ -179,7 +179,7 @@ sys.exit("cannot log in with " + os.environ["{API_KEY}"])
 """
 
 
-def test_check_writes_no_key_that_a_program_logs(
+def test_check_hides_a_key_that_a_program_logs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(API_KEY, "s3cr3t-key-0123")

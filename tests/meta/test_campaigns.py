@@ -7,13 +7,13 @@ from tests.meta.test_house import ROOT
 
 
 @pytest.mark.parametrize("row", CAMPAIGNS)
-def test_row_names_tests_that_exist(row: str) -> None:
+def test_campaigns_name_existing_tests(row: str) -> None:
     path, _, name = row.partition("::")
     source = (ROOT / "tests" / path).read_text()
     assert f"def {name}(" in source if name else "def test_" in source
 
 
-def test_test_belongs_to_its_row_alone() -> None:
+def test_belongs_to_its_row_alone() -> None:
     for row in CAMPAIGNS:
         assert campaign_of(f"tests/{row}") == row
     assert campaign_of("tests/meta/test_campaigns.py::test_any") == ""

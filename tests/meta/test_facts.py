@@ -31,7 +31,7 @@ def is_words(node: ast.AST) -> bool:
     return isinstance(node, ast.Attribute) and node.attr in WORDS
 
 
-def test_no_decision_is_taken_on_our_own_words() -> None:
+def test_code_never_decides_on_our_own_words() -> None:
     found = [
         f"{path.relative_to(LOCKSTEP.parent)}:{line}"
         for path in package_files()
@@ -51,7 +51,7 @@ def test_no_decision_is_taken_on_our_own_words() -> None:
         "named = 'x' not in outcome.message",
     ],
 )
-def test_decision_on_words_is_seen(code: str) -> None:
+def test_decision_on_words_is_found(code: str) -> None:
     assert list(reads_words(ast.parse(code))) == [1]
 
 

@@ -117,7 +117,7 @@ def test_no_family_is_empty_and_every_member_is_found_by_its_name(package: str) 
 
 
 @pytest.mark.parametrize("package", FAMILIES)
-def test_an_unknown_name_lists_the_known_ones_or_says_how_many(package: str) -> None:
+def test_unknown_name_lists_the_known_ones_or_their_number(package: str) -> None:
     base = FAMILIES[package]
     with pytest.raises(Exception, match=r"no .* named 'Q9_9'") as refusal:
         base.member("Q9_9")
@@ -126,7 +126,7 @@ def test_an_unknown_name_lists_the_known_ones_or_says_how_many(package: str) -> 
     assert many or all(name in said for name in base.family)
 
 
-def test_a_name_can_be_taken_once() -> None:
+def test_registered_name_is_unique() -> None:
     class Family(Registered):
         pass
 
@@ -168,7 +168,7 @@ def test_weight_format_names_its_activations_or_has_no_product(
     assert np.abs(seen - x).max() < 0.02
 
 
-def test_activation_formats_are_those_of_weights_and_have_ggmls_sizes() -> None:
+def test_activation_formats_match_those_of_weights_and_ggmls_sizes() -> None:
     family = ActivationFormat.family.values()
     ours = {cls.name: (cls.type_id, cls.block, cls.layout.itemsize) for cls in family}
     assert {*ours} <= {kind.vec_dot_type for kind in FORMATS}
@@ -204,17 +204,17 @@ def fault_of(cls: type[Mutant]) -> str:
     return "" if cls.layer is None or 0 <= cls.layer < recipe.n_layer else f"no layer {cls.layer}"
 
 
-def test_mutants_say_where_they_are_wrong_and_what_shows_it() -> None:
+def test_wrong_engines_state_their_place_and_suites() -> None:
     faults = {cls.name: fault_of(cls) for cls in MUTANTS}
     assert {name: fault for name, fault in faults.items() if fault} == {}
 
 
-def test_no_two_mutants_make_the_same_mistake() -> None:
+def test_wrong_engines_make_distinct_mistakes() -> None:
     assert len(MUTANTS) >= 12
     assert len({cls.mistake for cls in MUTANTS}) == len(MUTANTS)
 
 
-def test_a_source_is_a_thread_by_its_number() -> None:
+def test_source_number_identifies_its_thread() -> None:
     threads = [cls.source for cls in MUTANTS if cls.source]
     assert all(re.fullmatch(r"[\w.\-]+ #\d+(, [\w.\-]+ #\d+)*", text) for text in threads)
 
@@ -224,7 +224,7 @@ def lines_of(node: ast.stmt) -> int:
     return node.end_lineno - node.lineno + 1
 
 
-def test_mutants_are_small_changes() -> None:
+def test_wrong_engines_are_small_changes() -> None:
     for module in sorted({cls.__module__ for cls in MUTANTS}):
         source = Path(importlib.import_module(module).__file__ or "").read_text()
         classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
@@ -234,6 +234,6 @@ def test_mutants_are_small_changes() -> None:
 # --- suites ---------------------------------------------------------------------------------
 
 
-def test_suites_run_in_an_order_that_is_theirs_alone() -> None:
+def test_suites_have_distinct_positions_in_the_order() -> None:
     orders = [suite.order for suite in Suite.family.values()]
     assert len(set(orders)) == len(orders)

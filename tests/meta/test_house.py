@@ -53,15 +53,15 @@ def matches(pattern: re.Pattern[bytes], files: tuple[Path, ...]) -> list[str]:
     return [f"{named(path)}: {m.group().decode()}" for path, m in found]
 
 
-def test_no_file_names_a_place_on_one_machine(files: tuple[Path, ...]) -> None:
+def test_files_name_no_machine_path(files: tuple[Path, ...]) -> None:
     assert matches(MACHINE_PATH, files) == []
 
 
-def test_no_file_names_a_package_index(files: tuple[Path, ...]) -> None:
+def test_files_name_no_package_index(files: tuple[Path, ...]) -> None:
     assert matches(PACKAGE_INDEX, files) == []
 
 
-def test_every_address_is_one_that_anybody_can_open(files: tuple[Path, ...]) -> None:
+def test_every_address_is_public(files: tuple[Path, ...]) -> None:
     hosts = {m.group(1).decode() for p in files for m in URL.finditer(p.read_bytes())}
     assert hosts <= HOSTS
 
@@ -77,7 +77,7 @@ def test_every_address_is_one_that_anybody_can_open(files: tuple[Path, ...]) -> 
         (b"a/ %b/b" % b"home", False),
     ],
 )
-def test_a_place_on_one_machine_is_recognised(text: bytes, is_one: bool) -> None:
+def test_machine_path_is_recognised(text: bytes, is_one: bool) -> None:
     assert bool(MACHINE_PATH.search(text.replace(b"/ ", b"/"))) is is_one
 
 
@@ -96,19 +96,19 @@ def test_every_python_file_begins_with_a_docstring(files: tuple[Path, ...]) -> N
     assert silent == []
 
 
-def test_no_file_is_too_long_for_one_thought(files: tuple[Path, ...]) -> None:
+def test_file_length_stays_below_the_limit(files: tuple[Path, ...]) -> None:
     lengths = {named(p): len(p.read_text().splitlines()) for p in python_files(files)}
     assert {name: n for name, n in lengths.items() if n > LONGEST} == {}
 
 
-def test_the_architecture_can_be_read_in_one_sitting() -> None:
+def test_architecture_page_is_short() -> None:
     page = ROOT / "ARCHITECTURE.md"
     if not page.exists():
         pytest.skip("no ARCHITECTURE.md: its length was not checked")
     assert len(page.read_text().splitlines()) <= 180  # 150 once the plan is carried out
 
 
-def test_no_two_classes_have_one_name(files: tuple[Path, ...]) -> None:
+def test_classes_have_unique_names(files: tuple[Path, ...]) -> None:
     """Programs that run apart from us, and examples, are no rooms of this house."""
     apart = ("harness/foreign/programs/", "harness/examples/", "tests/")
     names = Counter(

@@ -28,13 +28,13 @@ def is_valid(path: Path, kind: str = "actions") -> bool:
     return done.returncode == 0
 
 
-def test_action_is_one_by_githubs_schema(tmp_path: Path) -> None:
+def test_action_follows_the_schema_of_github(tmp_path: Path) -> None:
     wrong = tmp_path / "action.yml"
     wrong.write_text(ACTION.read_text().replace("using: composite", "using: whatever"))
     assert [is_valid(ACTION), is_valid(wrong)] == [True, False]
 
 
-def test_nightly_workflow_is_one_by_githubs_schema() -> None:
+def test_nightly_workflow_follows_the_schema_of_github() -> None:
     assert is_valid(ROOT / ".github" / "workflows" / "matrix.yml", "workflows")
 
 
@@ -87,7 +87,7 @@ def run_check(folder: Path, code: int, summary: dict[str, Any] | None) -> tuple[
         (2, None, ["passed=false"]),
     ],
 )
-def test_action_ends_as_check_does_and_says_what_differs(
+def test_action_exits_like_check_and_names_the_difference(
     code: int, summary: dict[str, Any] | None, outputs: list[str], tmp_path: Path
 ) -> None:
     assert run_check(tmp_path, code, summary) == (code, outputs)

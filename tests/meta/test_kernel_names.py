@@ -18,7 +18,7 @@ print(len(names), *(".".join(name) for name, n in names.items() if n > 1))
 """
 
 
-def test_no_two_kernels_have_one_name() -> None:
+def test_kernels_have_unique_names() -> None:
     """numba counts the functions of a process besides, but what is kept on disk comes from many."""
     run = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True

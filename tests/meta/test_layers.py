@@ -263,7 +263,7 @@ def full_name(module: str) -> str:
         ("golden.diff", "c = Console()", "prints in line 1"),
     ],
 )
-def test_a_violation_is_seen(module: str, source: str, says: str) -> None:
+def test_violation_is_found(module: str, source: str, says: str) -> None:
     (found,) = violations(full_name(module), source)
     assert says in found
 
@@ -290,11 +290,11 @@ def test_allowed_import_is_not_a_violation(module: str, source: str) -> None:
     assert violations(full_name(module), source) == []
 
 
-def test_an_oracles_package_is_refused_to_the_engine_twice() -> None:
+def test_engine_may_not_import_an_oracles_package() -> None:
     assert len(violations("lockstep.engine.weights", "import gguf")) == 2
 
 
-def test_a_file_without_a_place_is_not_passed_over() -> None:
+def test_file_outside_all_layers_is_noticed() -> None:
     with pytest.raises(LookupError, match="no place"):
         violations("bench.speed", "")
 

@@ -29,7 +29,7 @@ def packaged(patterns: dict[str, list[str]]) -> set[Path]:
     return found
 
 
-def test_every_file_of_a_package_that_is_no_source_is_in_the_wheel(
+def test_wheel_contains_every_data_file_of_a_package(
     settings: dict[str, Any],
 ) -> None:
     data = packaged(settings["setuptools"]["package-data"])

@@ -46,7 +46,7 @@ def write_adapter(path: Path, tensors: list[Tensor], **changed: Any) -> Path:
 @pytest.mark.parametrize(
     ("alpha", "scale"), [(("F32", 8.0), 1.0), (("F32", 0.0), 0.5), (None, 0.5)]
 )
-def test_scale_of_a_pair_is_alpha_by_rank_unless_alpha_is_none(
+def test_scale_of_a_pair_is_alpha_by_rank_unless_alpha_is_zero(
     model: GgufFile, tmp_path: Path, alpha: Any, scale: float
 ) -> None:
     path = write_adapter(tmp_path / "a.gguf", RIGHT, **{ALPHA: alpha})
@@ -55,9 +55,7 @@ def test_scale_of_a_pair_is_alpha_by_rank_unless_alpha_is_none(
     lora.close()
 
 
-def test_embedding_pair_is_looked_up_and_has_a_row_for_each_token(
-    model: GgufFile, tmp_path: Path
-) -> None:
+def test_embedding_pair_has_a_row_for_each_token(model: GgufFile, tmp_path: Path) -> None:
     tensors = pair(EMBEDDING, (N_VOCAB, 4), (WIDTH, 4))
     lora = Lora([(write_adapter(tmp_path / "a.gguf", tensors), 1.0)], model)
     assert list(lora.looked_up) == [EMBEDDING]
@@ -99,7 +97,7 @@ def test_directions_of_several_files_are_added(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["direction.0", "direction.3", "direction.x", "direction.1\u0661"])
-def test_direction_of_no_layer_is_refused(tmp_path: Path, name: str) -> None:
+def test_direction_for_a_missing_layer_is_refused(tmp_path: Path, name: str) -> None:
     path = tmp_path / "bad.gguf"
     write_gguf(path, {}, [row(name, 8)])
     with pytest.raises(EngineError, match=r"control vector bad\.gguf: "):

@@ -128,5 +128,5 @@ def test_every_kind_of_refusal_has_a_file() -> None:
 CLAIMS = [row for row in REFUSED if row[0].startswith(("huge", "negative pairs", "array of huge"))]
 
 
-def test_a_claim_of_a_huge_size_allocates_nothing() -> None:
+def test_huge_claimed_size_allocates_nothing() -> None:
     assert {outcome(data) for _, data, *_ in CLAIMS} == {"count", "length"}

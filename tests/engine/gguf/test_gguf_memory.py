@@ -63,7 +63,7 @@ def test_metadata_pairs_take_no_more_memory_than_their_bytes(name: str) -> None:
     assert taken(data) < 2 * len(data) + ROOM
 
 
-def test_tensors_dear_as_objects_take_no_more_than_their_bytes() -> None:
+def test_many_tensors_take_no_more_memory_than_their_bytes() -> None:
     data = gguf([], [tensor(numbered(n), (0,), 0, 0) for n in range(N)])
     file = GgufFile.from_bytes(data)
     assert len(file.tensors) == N
@@ -76,14 +76,14 @@ def test_truncated_files_take_no_more_memory(name: str) -> None:
     assert taken(data) < 2 * len(data) + ROOM
 
 
-def test_a_claim_that_fits_the_file_is_not_believed_ahead() -> None:
+def test_claimed_size_is_not_allocated_ahead() -> None:
     """The file claims as many pairs as its bytes could hold, and has not one."""
     n = 16 * N
     data = b"GGUF" + pack("<IQQ", 3, 0, n // 14) + bytes(n)
     assert taken(data) < ROOM
 
 
-def test_reader_that_makes_objects_takes_many_times_the_memory() -> None:
+def test_object_per_entry_takes_many_times_the_memory() -> None:
     """The files exist to catch a reader that decodes all it reads."""
     data = gguf(DEAR["texts of one letter"]())
     tracemalloc.start()
@@ -94,7 +94,7 @@ def test_reader_that_makes_objects_takes_many_times_the_memory() -> None:
     assert peak > allowed_memory("reference", len(data)) - (16 << 20)
 
 
-def test_to_ask_whether_a_key_is_there_decodes_nothing() -> None:
+def test_key_lookup_decodes_nothing() -> None:
     file = GgufFile.from_bytes(gguf([pair(b"k", ARR, array(STR, N, bytes(8 * N)))]))
     tracemalloc.start()
     try:

@@ -141,7 +141,7 @@ def test_ambiguous_grammar_reaches_a_limit() -> None:
         allowed(chain, *[b"a"] * 40)
 
 
-def test_repetitions_in_each_other_add_up() -> None:
+def test_nested_repetitions_add_up() -> None:
     table = GrammarTable(parse_grammar('root ::= ((("a"{90}){90}){90}){90}'), "root", len)
     assert len(table.places) < 400
 
@@ -160,7 +160,7 @@ LAZY: list[tuple[dict[str, Any], Sequence[bytes], set[bytes]]] = [
 
 
 @pytest.mark.parametrize(("given", "accepted", "words"), LAZY)
-def test_lazy_grammar_waits(
+def test_lazy_grammar_waits_for_its_trigger(
     given: dict[str, Any], accepted: list[bytes], words: set[bytes]
 ) -> None:
     name = "grammar_lazy" if "trigger_words" in given else "grammar_lazy_patterns"
@@ -198,7 +198,7 @@ def is_decodable(word: bytes) -> bool:
         return False
 
 
-def test_bytes_make_the_characters_that_python_reads() -> None:
+def test_bytes_give_the_characters_of_python() -> None:
     for first in range(256):
         for second in (0x41, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0):
             word = bytes([first, second])
@@ -216,7 +216,9 @@ def test_bytes_make_the_characters_that_python_reads() -> None:
         (b"\xf0\x9f", (0x1F000, 0x1FFFF)),
     ],
 )
-def test_half_character_spans_its_possible_characters(word: bytes, span: tuple[int, int]) -> None:
+def test_partial_character_spans_its_possible_characters(
+    word: bytes, span: tuple[int, int]
+) -> None:
     half = WHOLE
     for byte in word:
         after = add_byte(half, byte)

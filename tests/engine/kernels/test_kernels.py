@@ -40,7 +40,7 @@ def compiled_in(path: Path) -> Any:
     return module.decode
 
 
-def test_a_compiled_kernel_is_kept_until_what_it_is_made_of_changes(
+def test_compiled_kernel_is_kept_until_its_sources_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "kept.py"
@@ -54,7 +54,7 @@ def test_a_compiled_kernel_is_kept_until_what_it_is_made_of_changes(
     assert hits(path) == 0
 
 
-def test_forms_that_two_processes_compile_at_once_are_kept_apart(
+def test_kernels_compiled_at_once_stay_separate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each process looks before the other one has written; numba would number both the same."""

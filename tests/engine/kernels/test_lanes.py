@@ -69,7 +69,7 @@ def all_halves(load: Any) -> NDArray[np.float32]:
     return out
 
 
-def test_every_half_has_its_value() -> None:
+def test_every_half_decodes_to_its_value() -> None:
     assert same(all_halves(lanes.halves_at), HALVES)
 
 
@@ -77,13 +77,13 @@ def by_bits(context: Any, builder: Any, bits: Any, to: Any) -> Any:
     return half_by_bits(builder, bits, to)
 
 
-def test_every_half_has_its_value_without_a_processor_instruction() -> None:
+def test_every_half_decodes_without_a_processor_instruction() -> None:
     found = all_halves(lanes.load_of(I16, by_bits, "float"))
     assert found.tobytes() == HALVES.tobytes()  # it keeps even the payload of NaN
 
 
 @pytest.mark.parametrize("from_bits", [True, False])
-def test_every_lone_half_has_its_value(from_bits: bool) -> None:
+def test_every_single_half_decodes_to_its_value(from_bits: bool) -> None:
     out, load = np.empty(65536, np.float32), lanes.half_at
 
     def loaded(out: Any, raw: Any) -> None:
@@ -133,7 +133,7 @@ def test_a_product_and_a_sum_are_not_contracted_to_one_rounding() -> None:
     assert not same(found, x.astype(np.float64) * y - z)  # what a contraction would give
 
 
-def test_minus_changes_the_sign_of_zero_too() -> None:
+def test_negation_changes_the_sign_of_zero() -> None:
     assert same(lanes_of(lambda out, x: store(out, 0, -floats_at(x, 0, 32)), 32, FLOATS), -FLOATS)
     found = lanes_of(lambda out, raw: store(out, 0, as_float(-bytes_at(raw, 0, 8))), 8, RAW)
     assert same(found, -RAW[:8].astype(np.int32))

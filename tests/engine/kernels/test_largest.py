@@ -17,7 +17,7 @@ def test_magnitudes_are_those_of_numpy(shape: tuple[int, ...]) -> None:
     assert np.array_equal(largest_magnitude(x), np.abs(x).max(axis=-1, initial=0))
 
 
-def test_a_nan_is_the_largest_magnitude_and_is_passed_over_with_a_sign() -> None:
+def test_nan_is_the_largest_magnitude_but_never_the_signed_largest() -> None:
     x = rows((3, 32))
     x[1, 5], x[2] = np.nan, np.nan
     assert np.isnan(largest_magnitude(x)).tolist() == [False, True, True]
@@ -26,11 +26,11 @@ def test_a_nan_is_the_largest_magnitude_and_is_passed_over_with_a_sign() -> None
     assert found[2] == 0
 
 
-def test_largest_magnitude_has_the_sign_of_the_first_of_equal_ones() -> None:
+def test_signed_largest_is_the_first_of_equal_ones() -> None:
     x = np.array([[1, -3, 3, 2], [0, 3, -3, -3], [-np.inf, np.inf, 0, 0], [0, -0.0, 0, 0]])
     assert signed_largest(x.astype(np.float32)).tolist() == [-3, 3, -np.inf, 0]
 
 
-def test_parts_of_other_arrays_do() -> None:
+def test_views_of_other_arrays_are_accepted() -> None:
     x = rows((8, 64))[::2, ::2]
     assert np.array_equal(largest_magnitude(x), np.abs(x).max(axis=-1))

@@ -35,7 +35,7 @@ def test_weights_that_are_multiples_of_a_quarter_are_integers(kind: type, offset
 
 @pytest.mark.parametrize("place", [0, 15, 16, 31])
 @pytest.mark.parametrize("value", [0.125, 32.0, -32.25, 1e9, -1e30, np.inf, -np.inf, np.nan])
-def test_weight_that_is_no_step_spoils_the_row(value: float, place: int) -> None:
+def test_weight_that_is_not_a_step_disqualifies_the_row(value: float, place: int) -> None:
     weights = np.zeros(32)
     weights[place] = value
     for kind, offset in ((np.uint8, 128), (np.int16, 0)):
@@ -49,7 +49,7 @@ def test_minima_in_higher_bits_are_left_out() -> None:
     assert np.array_equal(out, steps)
 
 
-def test_copy_stops_at_the_end_of_its_room() -> None:
+def test_copy_stops_at_the_end_of_the_target() -> None:
     raw, to = np.arange(100, dtype=np.uint8), np.zeros(40, np.uint8)
     copied(to[:33], raw, 7)
     assert to.tolist() == [*range(7, 40), *[0] * 7]

@@ -57,5 +57,5 @@ def test_a_batch_is_refused_by_the_first_rule_that_it_breaks(rows: Rows, name: s
         [(1, 4, [0]), (1, 4, [1]), (1, 5, [0, 1])],
     ],
 )
-def test_sequences_may_part_and_meet_again(rows: Rows) -> None:
+def test_sequences_may_split_and_rejoin(rows: Rows) -> None:
     assert rule(rows) is None

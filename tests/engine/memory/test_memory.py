@@ -62,7 +62,7 @@ def test_restored_sequence_is_the_saved_one(memory: Memory) -> None:
     assert whole == before
 
 
-def test_cells_are_shared_and_freed_by_the_last_that_leaves() -> None:
+def test_shared_cells_are_freed_by_their_last_sequence() -> None:
     memory = attention()
     run(memory, text(0, 0, 3), ["cp", 0, 1, -1, 2])
     assert cells(memory) == ("MM0", "0 1 2")
@@ -70,7 +70,7 @@ def test_cells_are_shared_and_freed_by_the_last_that_leaves() -> None:
     assert cells(memory) == ("11", "0 1")
 
 
-def test_tokens_go_where_the_head_is_and_around() -> None:
+def test_tokens_are_placed_from_the_head_on_and_wrap_around() -> None:
     memory = attention()
     run(memory, text(0, 0, 4), text(1, 0, 4), ["rm", 0, 1, 3], text(2, 0, 2))
     assert cells(memory) == ("02201111", "0 0 1 3 0 1 2 3")
@@ -84,7 +84,7 @@ def test_a_batch_that_does_not_fit_changes_nothing() -> None:
     assert cells(memory) == ("0000", "0 1 2 3")
 
 
-def test_positions_move_and_those_below_zero_are_gone() -> None:
+def test_shifted_positions_below_zero_are_removed() -> None:
     memory = attention()
     run(memory, text(0, 0, 4), ["add", 0, 2, -1, 5])
     assert cells(memory) == ("0000", "0 1 7 8")
@@ -93,7 +93,7 @@ def test_positions_move_and_those_below_zero_are_gone() -> None:
     assert memory.streams[0].shift[2:4] == [0, 0]  # back where they were
 
 
-def test_a_cell_outside_the_window_is_taken_and_takes_its_elders_along() -> None:
+def test_cell_outside_the_window_is_reused_and_drops_older_cells() -> None:
     memory = attention(window=3)
     run(memory, text(0, 0, 8))
     run(memory, text(0, 8, 1))
@@ -110,7 +110,7 @@ def test_shared_cell_is_never_taken() -> None:
     assert answers[-1]["code"] == 1
 
 
-def test_a_purge_that_an_earlier_ubatch_would_notice_is_noted() -> None:
+def test_purge_visible_to_an_earlier_ubatch_is_noted() -> None:
     near = Window(size=256, n_seq=2, unified=True, window=6, n_ubatch=5)
     steps = [text(0, 0, 1), text(1, 0, 5), text(0, 1, 1), ["rm", 1, -1, -1], text(0, 2, 6)]
     run(near, *steps, n_ubatch=5)
@@ -123,7 +123,7 @@ def test_streams_are_copied_whole() -> None:
     assert cells(memory, 1) == ("111", "0 1 2")
 
 
-def test_a_state_cannot_forget_a_part() -> None:
+def test_part_of_a_state_cannot_be_removed() -> None:
     memory = Recurrent(3)
     answers = run(memory, text(0, 0, 4), ["rm", 0, 2, -1], ["rm", 0, -1, 2], ["rm", 0, 4, -1])
     assert [answer["code"] for answer in answers[1:]] == [0, 0, 1]
@@ -138,12 +138,12 @@ def test_shared_state_splits_when_one_owner_continues() -> None:
     assert run(Recurrent(3), shared)[-1]["code"] == 1
 
 
-def test_a_batch_against_the_rules_forms_no_ubatch() -> None:
+def test_batch_against_the_rules_forms_no_ubatch() -> None:
     answer = run(attention(), text(0, 0, 2), text(0, 4, 1))[-1]
     assert (answer["code"], answer["ubatches"], answer["slots"]) == (-1, [], [])
 
 
-def test_a_hybrid_memory_shares_tokens_in_one_stream_and_its_states_part() -> None:
+def test_hybrid_memory_shares_tokens_but_not_states() -> None:
     shared = ["decode", [[1, 0, [0, 1], False], [2, 1, [0, 1], True]]]
     memory = Hybrid(size=SIZE, n_seq=2, unified=True)
     last = run(memory, shared, text(0, 2, 1))[-1]
@@ -152,7 +152,7 @@ def test_a_hybrid_memory_shares_tokens_in_one_stream_and_its_states_part() -> No
     assert run(Hybrid(size=SIZE, n_seq=2, unified=False), shared)[-1]["code"] == 1
 
 
-def test_hybrid_memory_removes_no_part_and_keeps_nothing_of_a_failed_batch() -> None:
+def test_hybrid_memory_is_unchanged_by_partial_removal_or_a_failed_batch() -> None:
     memory = Hybrid(size=SIZE, n_seq=2, unified=True)
     steps = [text(0, 0, 4), ["save", 0], ["rm", 0, 2, -1], text(1, 0, 4), ["load", 1, 0]]
     fuller = [["rm", 1, -1, -1], text(0, 4, 2), text(1, 0, 2), ["load", 1, 0]]

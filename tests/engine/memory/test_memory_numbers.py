@@ -103,7 +103,7 @@ def test_a_batch_that_leaves_a_gap_is_refused() -> None:
         run(cells, Batch.of([3], start=4))
 
 
-def test_a_token_sees_its_own_sequence_up_to_itself() -> None:
+def test_token_sees_its_own_sequence_up_to_itself() -> None:
     cells = memory(HEADS)
     (views,) = run(cells, interleaved(2))
     assert views[0].visible(0).astype(int).tolist() == [
@@ -125,7 +125,7 @@ def test_only_cells_up_to_the_last_in_use_are_read() -> None:
     assert keys(views[0]) == [1, 4]
 
 
-def test_layers_with_a_window_let_go_of_cells_that_no_token_sees() -> None:
+def test_window_layers_free_cells_that_no_token_sees() -> None:
     window = memory(SEES_FOUR, HEADS, size=16, n_seq=1, n_ubatch=1)
     assert isinstance(window, Window)
     assert window.near.size == 256  # as large as a stream of llama.cpp's can be made
@@ -155,7 +155,7 @@ def test_keys_and_values_follow_their_cells(unified: bool) -> None:
     assert sorted(seen) == [5, 10, 11, 12]
 
 
-def test_keys_turn_by_as_much_as_their_tokens_move_once() -> None:
+def test_shifted_keys_are_rotated_once() -> None:
     turns: list[tuple[int, list[int], list[int]]] = []
 
     def rotate(layer: int, keys: F32, deltas: Any) -> F32:
@@ -177,7 +177,7 @@ def test_keys_turn_by_as_much_as_their_tokens_move_once() -> None:
     assert sorted(keys[seen].tolist()) == [1, 2.5, 3.5, 8]
 
 
-def test_all_that_was_saved_comes_back_with_its_numbers() -> None:
+def test_restored_state_has_the_saved_numbers() -> None:
     cells = memory(HEADS, size=16)
     run(cells, interleaved(2))
     saved = cells.save(-1)
@@ -224,7 +224,7 @@ def test_an_unknown_storage_type_is_refused_with_the_known_ones(which: str) -> N
 # --- states -------------------------------------------------------------------------------------
 
 
-def test_state_continues_its_sequence_and_begins_at_zero() -> None:
+def test_state_continues_its_sequence_and_starts_at_zero() -> None:
     states = memory(STATES)
     run(states, interleaved(2))
     run(states, Batch.of([5], start=2))
@@ -239,14 +239,14 @@ def test_state_continues_its_sequence_and_begins_at_zero() -> None:
     assert (views[0].read()[1] == 4).all()
 
 
-def test_batch_in_several_ubatches_has_equal_shares_and_its_own_row_order() -> None:
+def test_split_batch_has_equal_shares_and_its_own_row_order() -> None:
     states = memory(STATES)
     seen = run(states, interleaved(3), n_ubatch=4)  # `run` asserts the order of rows
     assert len(seen) == 2
     assert [x.tolist() for x in seen[1][0].read()[1][:, 0]] == [10 + 11 + 12, 20 + 21 + 22]
 
 
-def test_a_copy_of_a_state_is_not_changed_when_the_original_goes_on() -> None:
+def test_copy_of_a_state_stays_when_the_original_continues() -> None:
     states = memory(STATES)
     run(states, Batch.of([1, 2]))
     states.seq_cp(0, 1, -1, -1)
@@ -259,7 +259,7 @@ def test_a_copy_of_a_state_is_not_changed_when_the_original_goes_on() -> None:
     assert (views[0].read()[0] == 1 + 2 + 7).all()
 
 
-def test_a_hybrid_memory_gives_each_layer_its_own_kind() -> None:
+def test_hybrid_memory_gives_each_layer_its_own_kind() -> None:
     both = memory(STATES, HEADS, size=8)
     run(both, interleaved(2))
     (views,) = run(both, Batch.of([5], start=2))
@@ -270,7 +270,7 @@ def test_a_hybrid_memory_gives_each_layer_its_own_kind() -> None:
 # --- none ---------------------------------------------------------------------------------------
 
 
-def test_batch_without_memory_sees_itself_alone_in_both_directions() -> None:
+def test_batch_without_memory_sees_itself_in_both_directions() -> None:
     nothing = memory(HEADS, causal=False)
     run(nothing, interleaved(2))
     (views,) = run(nothing, interleaved(2))

@@ -26,16 +26,16 @@ def lengths(n_tokens: int, n_ubatch: int) -> list[int]:
     return [len(ubatch.order) for ubatch in sbatch_simple(tokens, n_ubatch)]
 
 
-def test_shared_words_are_sorted_to_the_front() -> None:
+def test_shared_tokens_are_sorted_to_the_front() -> None:
     assert Sbatch(PROMPTS, simple=False).ids == [0, 3, 1, 4, 2, 5]
 
 
-def test_groups_have_their_offset_and_length_and_shared_ones_stand_last() -> None:
+def test_groups_have_offset_and_length_and_shared_ones_are_last() -> None:
     groups = Sbatch(PROMPTS, simple=False).groups
     assert groups == [Group(FIRST, 4, 1), Group(SECOND, 5, 1), Group(SHARED, 0, 4)]
 
 
-def test_the_shared_words_are_an_ubatch_of_their_own() -> None:
+def test_shared_tokens_form_their_own_ubatch() -> None:
     first, second = sbatch_equal(PROMPTS, 32)
     assert (first.order, first.n_seqs, first.n_seq_tokens, first.equal) == (
         (0, 3, 1, 4),
@@ -46,7 +46,7 @@ def test_the_shared_words_are_an_ubatch_of_their_own() -> None:
     assert (second.order, second.n_seqs) == ((5, 2), 2)
 
 
-def test_thirteen_tokens_at_four_and_seventy_five_at_thirty_two() -> None:
+def test_worked_examples_of_13_and_75_tokens_hold() -> None:
     assert lengths(13, 4) == [4, 4, 4, 1]
     assert lengths(75, 32) == [32, 32, 11]
     assert lengths(73, 32) == [32, 32, 9]
@@ -63,13 +63,13 @@ def test_a_simple_split_counts_every_token_as_a_sequence() -> None:
     assert (batch.left, batch.groups) == (9, [Group((), 64, 9)])
 
 
-def test_sequences_of_unequal_length_go_together_for_the_shortest_length() -> None:
+def test_sequences_of_unequal_length_advance_by_the_shortest() -> None:
     tokens = [SbatchToken(pos, (0,)) for pos in range(5)] + [SbatchToken(p, (1,)) for p in (0, 1)]
     assert [u.order for u in sbatch_equal(tokens, 8)] == [(5, 6, 0, 1), (2, 3, 4)]
     assert [u.order for u in sbatch_seq(tokens, 2)] == [(5, 6), (0, 1), (2, 3), (4,)]
 
 
-def test_simple_and_sorted_are_not_mixed() -> None:
+def test_simple_and_sorted_groups_are_not_mixed() -> None:
     with pytest.raises(ValueError, match="simpl"):
         Sbatch(PROMPTS, simple=False).next_simple(4)
     with pytest.raises(ValueError, match="simpl"):
@@ -80,9 +80,7 @@ BATCHES = st.lists(st.integers(0, 3), min_size=1, max_size=24)
 
 
 @given(BATCHES, st.integers(1, 9))
-def test_every_token_is_computed_once_and_in_its_sequences_order(
-    seqs: list[int], n_ubatch: int
-) -> None:
+def test_every_token_is_computed_once_in_sequence_order(seqs: list[int], n_ubatch: int) -> None:
     places = [SbatchToken(seqs[:at].count(seq), (seq,)) for at, seq in enumerate(seqs)]
     for form in (sbatch_simple, sbatch_equal, sbatch_seq):
         ubatches = form(places, n_ubatch)

@@ -28,22 +28,22 @@ TWO = batch((0, [0]), (0, [1]), (1, [0]), (1, [1]), (2, [1]), (0, [3]))
 FORKED = batch((0, [0, 1]), (1, [0, 1]), (2, [0]), (2, [1]), (3, [1]))
 
 
-def test_a_simple_split_takes_tokens_as_they_come() -> None:
+def test_simple_split_takes_tokens_in_order() -> None:
     assert orders(split_simple(TWO, 4)) == [(0, 1, 2, 3), (4, 5)]
     assert [u.n_seqs for u in split_simple(TWO, 4)] == [4, 2]
 
 
-def test_an_equal_split_takes_as_many_tokens_of_each_sequence() -> None:
+def test_equal_split_takes_as_many_tokens_from_each_sequence() -> None:
     ubatches = split_equal(TWO, 16, sequential=False)
     assert orders(ubatches) == [(0, 1, 5), (2, 3), (4,)]
     assert [(u.n_seqs, u.n_seq_tokens) for u in ubatches] == [(3, 1), (2, 1), (1, 1)]
 
 
-def test_a_sequential_split_takes_only_ids_that_follow_one_another() -> None:
+def test_sequential_split_takes_only_consecutive_ids() -> None:
     assert orders(split_equal(TWO, 16, sequential=True)) == [(0, 2, 1, 3), (4,), (5,)]
 
 
-def test_a_sequential_split_of_shared_tokens_does_not_exist() -> None:
+def test_sequential_split_refuses_shared_tokens() -> None:
     assert split_equal(FORKED, 16, sequential=True) == []
     assert orders(split_equal(FORKED, 16, sequential=False)) == [(0, 1), (2, 3), (4,)]
 
@@ -61,7 +61,7 @@ FORMS: list[Callable[[list[Entry], int], list[Ubatch]]] = [
 
 @pytest.mark.parametrize("form", range(len(FORMS)))
 @given(seqs=st.lists(st.integers(0, 3), min_size=1, max_size=24), n_ubatch=st.integers(1, 9))
-def test_every_token_is_computed_once_and_in_its_sequences_order(
+def test_every_token_is_computed_once_in_sequence_order(
     form: int, seqs: list[int], n_ubatch: int
 ) -> None:
     entries = batch(*((seqs[:at].count(seq), [seq]) for at, seq in enumerate(seqs)))

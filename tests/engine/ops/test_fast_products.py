@@ -97,9 +97,7 @@ class SwapsNibbles(Fast):
     ("wrong", "type_name"),
     [*((Plain, name) for name in sorted({*FORMATS} - {"F32"})), (SwapsNibbles, "Q4_0")],
 )
-def test_a_product_that_is_wrong_in_one_way_is_out_of_bound(
-    wrong: type[Fast], type_name: str
-) -> None:
+def test_wrong_product_is_out_of_bound(wrong: type[Fast], type_name: str) -> None:
     columns = 2 * block_of(type_name)
     for tokens in (2, 12):  # by rows, and by panels of them
         args = floats(3, tokens, columns), weight_of(type_name, (9, columns))
@@ -130,7 +128,7 @@ def test_every_bit_pattern_of_weights_is_multiplied_as_mirror_does(
     assert np.array_equal(FAST.linear(x, weight)[0], expected, equal_nan=True)
 
 
-def test_a_decoder_that_is_wrong_on_purpose_is_not_replaced_by_a_kernel() -> None:
+def test_wrong_decoder_is_not_replaced_by_a_kernel() -> None:
     class Unsigned(WeightFormat.member("Q8_0")):  # type: ignore[misc]
         @staticmethod
         def unpack(raw: Any, out: Any) -> None:
@@ -155,7 +153,7 @@ def test_weights_at_an_odd_address_are_read_as_well(type_name: str) -> None:
 
 
 @pytest.mark.parametrize("type_name", FORMATS)
-def test_neither_threads_nor_neighbours_change_a_bit(
+def test_threads_and_neighbours_change_no_bit(
     type_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Five tokens are multiplied by rows as they lie in the file, and many by panels of them."""
@@ -169,7 +167,7 @@ def test_neither_threads_nor_neighbours_change_a_bit(
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("type_name", sorted(BLOCKS))
-def test_nan_and_infinity_are_multiplied_the_same_by_rows_and_panels(
+def test_nan_and_infinity_give_equal_products_in_rows_and_panels(
     type_name: str, value: float
 ) -> None:
     """The step of such a value is -128, and a NaN has the scale of its neighbours.
@@ -198,9 +196,7 @@ class SignLeft(Fast):
 
 @pytest.mark.parametrize("tokens", [1, 3, 12])
 @pytest.mark.parametrize("names", [("Q4_K",) * 3, ("Q8_0", "Q8_0"), ("Q4_K", "Q6_K"), ("F32",) * 2])
-def test_products_that_are_computed_together_are_the_same(
-    names: tuple[str, ...], tokens: int
-) -> None:
+def test_products_computed_together_are_the_same(names: tuple[str, ...], tokens: int) -> None:
     columns = max(map(block_of, names)) * 2
     weights = [weight_of(name, (5 + i, columns), i) for i, name in enumerate(names)]
     x, other = floats(8, tokens, columns), floats(9, tokens, columns)
@@ -241,9 +237,7 @@ class OneLess(Fast):
 
 @pytest.mark.parametrize("type_name", EXTREMES)
 @pytest.mark.parametrize("sign", [1, -1])
-def test_four_of_the_largest_products_fit_into_what_they_are_added_in(
-    type_name: str, sign: int
-) -> None:
+def test_four_largest_products_fit_into_the_accumulator(type_name: str, sign: int) -> None:
     weight = largest(type_name, 3, 512)
     x = np.full((12, 512), np.float32(sign))
     x[0, 1::2] *= -1

@@ -50,7 +50,7 @@ def test_several_callers_at_once_get_their_own_answers() -> None:
     assert all((seen == 50).all() for seen in found)
 
 
-def test_arguments_of_another_kind_are_another_kernel() -> None:
+def test_arguments_of_another_type_compile_another_kernel() -> None:
     members = Team()
     for kind in (np.int64, np.float32, np.int64):
         seen = np.zeros(100, kind)
@@ -58,7 +58,7 @@ def test_arguments_of_another_kind_are_another_kernel() -> None:
         assert (seen == 1).all()
 
 
-def test_a_fault_in_a_piece_reaches_the_caller_and_the_next_job_is_done() -> None:
+def test_fault_in_a_piece_reaches_the_caller_and_the_next_job_runs() -> None:
     members, seen = Team(), np.zeros(100, np.int64)
     with pytest.raises(MemoryError, match="fail"):
         members.share(fail, (seen,), 100, 1)
@@ -66,7 +66,7 @@ def test_a_fault_in_a_piece_reaches_the_caller_and_the_next_job_is_done() -> Non
     assert (seen == 1).all()
 
 
-def test_a_fork_has_a_team_of_its_own() -> None:
+def test_fork_has_its_own_team() -> None:
     before = team()
     before.share(mark, (np.zeros(100, np.int64),), 100, 1)
     child = os.fork()

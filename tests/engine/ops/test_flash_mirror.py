@@ -32,28 +32,26 @@ def rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("side", [-np.inf, 0, np.inf])
-def test_to_half_is_numpys_float16_around_every_half_way_point(side: float, sign: int) -> None:
+def test_to_half_matches_numpy_around_every_tie(side: float, sign: int) -> None:
     x = sign * (np.nextafter(MIDDLES, side) if side else MIDDLES)
     expected = x.astype(np.float16).astype(np.float64)
     assert rounded(x).tobytes() == expected.tobytes()
 
 
-def test_to_half_keeps_halves_and_rounds_up_to_the_end() -> None:
+def test_to_half_keeps_halves_and_overflows_to_infinity() -> None:
     assert rounded(-HALVES).tobytes() == (-HALVES).tobytes()
     assert to_half(np.nextafter(65520.0, 0)) == 65504
     assert [to_half(x) for x in (65520.0, -1e300, np.inf)] == [np.inf, -np.inf, np.inf]
     assert np.isnan(to_half(np.nan))
 
 
-def test_ties_rounded_up_would_be_noticed() -> None:
+def test_rounding_ties_up_would_be_noticed() -> None:
     assert not np.array_equal(rounded(MIDDLES), HALVES[1:])
 
 
 @given(at=st.integers(0, 0x7BFF), share=st.floats(-0.5, 0.5), wide=st.floats(0, 1e-2))
 @some
-def test_settling_leaves_room_for_every_value_within_the_radius(
-    at: int, share: float, wide: float
-) -> None:
+def test_settling_covers_every_value_within_the_radius(at: int, share: float, wide: float) -> None:
     z = min(float(HALVES[at]) * (1 + share * 2.0**-10), 65519.0)
     radius = min(wide * (z + 1e-5), 65519 - z)
     y, left = settle(z, radius)
@@ -62,7 +60,7 @@ def test_settling_leaves_room_for_every_value_within_the_radius(
         assert abs(to_half(z + t * radius) - y) <= left
 
 
-def test_settling_leaves_no_radius_if_all_rounds_equally() -> None:
+def test_settling_leaves_no_radius_if_all_values_round_equally() -> None:
     assert settle(1.0002, 1e-5) == (1.0, 0.0)
     assert settle(1.0 + 2.0**-11, 1e-9)[1] == 2.0**-10  # a tie may fall either way
 
@@ -95,14 +93,14 @@ U = 2.0**-24
 
 
 @pytest.mark.parametrize(("tokens", "cells"), [(1, 1), (3, 20), (63, 63), (64, 64), (70, 200)])
-def test_with_an_f32_cache_the_truth_is_within_the_radius(tokens: int, cells: int) -> None:
+def test_truth_is_within_the_radius_for_an_f32_cache(tokens: int, cells: int) -> None:
     args = inputs(1, tokens, cells, np.float32)
     found, truth = attend(args), truth_of(args)
     assert (np.abs(found.v - truth) <= found.r + U * np.abs(truth)).all()
 
 
 @pytest.mark.parametrize("tokens", [3, TILE])
-def test_a_cell_too_many_is_far_outside_the_radius(tokens: int) -> None:
+def test_one_extra_cell_is_far_outside_the_radius(tokens: int) -> None:
     q, k, v, visible = inputs(1, tokens, 100, np.float32)
     found = attend((q, k, v, visible))
     wrong = truth_of((q, k, v, np.tri(*visible.shape, 101 - tokens, dtype=bool)))
@@ -118,7 +116,7 @@ def test_queries_become_halves_on_the_sequential_path_only(tokens: int) -> None:
     assert same == (tokens < TILE)
 
 
-def test_radius_has_room_for_rounding_of_what_cancelled_values_leave() -> None:
+def test_radius_covers_the_rounding_of_cancelled_values() -> None:
     """1 + 2**-11 is a tie, and with -1 it leaves zero or 2**-10, of which a third is rounded up."""
     v = np.array([1.0, 2.0**-11, -1.0], np.float16).reshape(3, 1, 1)
     q, k = np.zeros((1, 1, 1), np.float32), np.zeros((3, 1, 1), np.float16)
@@ -170,7 +168,7 @@ def direct(args: Any, n_threads: int = 1) -> NDArray[np.float64]:
         (2, 300, 1, 290, [0, 290]),  # the cache is smaller than the padding
     ],
 )
-def test_the_cache_is_cut_as_llama_cpp_cuts_it(
+def test_cache_is_cut_into_the_pieces_of_llama_cpp(
     threads: int, n_ctx: int, tokens: int, cells: int, edges: list[int]
 ) -> None:
     ops = FlashMirror(n_threads=threads, n_ctx=n_ctx)
@@ -178,7 +176,7 @@ def test_the_cache_is_cut_as_llama_cpp_cuts_it(
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float16])
-def test_pieces_that_are_merged_change_roundings_only(kind: type[Any]) -> None:
+def test_merged_pieces_change_only_roundings(kind: type[Any]) -> None:
     args = inputs(5, 1, 500, kind)
     whole, cut = attend(args), attend(args, n_threads=3)
     assert not np.array_equal(whole.v, cut.v)
@@ -188,7 +186,7 @@ def test_pieces_that_are_merged_change_roundings_only(kind: type[Any]) -> None:
 
 @pytest.mark.parametrize("kind", [np.float32, np.float16])
 @pytest.mark.parametrize(("tokens", "threads"), [(1, 2), (4, 1), (TILE, 1)])
-def test_a_token_that_sees_nothing_gets_zeros(kind: type[Any], tokens: int, threads: int) -> None:
+def test_token_without_visible_cells_gets_zeros(kind: type[Any], tokens: int, threads: int) -> None:
     q, k, v, visible = inputs(6, tokens, 500, kind)
     visible[0] = False
     found = attend((q, k, v, visible), n_threads=threads)
@@ -214,7 +212,7 @@ def test_each_kv_head_serves_a_run_of_heads(tokens: int, heads: tuple[int, int])
     assert (np.abs(found.v - truth) <= found.r + U * np.abs(truth)).all()
 
 
-def test_queries_beyond_a_half_are_infinite_and_what_follows_is_nan() -> None:
+def test_queries_beyond_half_are_infinite_and_give_nan() -> None:
     q, k, v, visible = inputs(9, 2, 5, np.float16)
     q[0, 0, 0], k[:, 0, 0] = 1e6, 0.5
     assert np.isnan(attend((q, k, v, visible)).v[0, 0])

@@ -31,7 +31,7 @@ ODD = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 800.0, -800.0, 1e308])
 
 
 @pytest.mark.parametrize("name", SINGLE)
-def test_a_function_is_that_of_the_c_library_to_a_few_units(name: str) -> None:
+def test_function_matches_the_c_library_within_a_few_units(name: str) -> None:
     ours, theirs, x, units = SINGLE[name]
     want = np.array([theirs(v) for v in x])
     off = np.abs(ours(x) - want) / np.spacing(np.abs(want))
@@ -45,7 +45,7 @@ def test_a_function_is_that_of_the_c_library_to_a_few_units(name: str) -> None:
         *((functions.tanh, np.tanh), (functions.sin, np.sin), (functions.cos, np.cos)),
     ],
 )
-def test_nan_infinity_and_the_sign_of_zero_are_as_ieee_says(
+def test_nan_infinity_and_signed_zero_follow_ieee(
     ours: Callable[[F64], F64], numpy: Callable[[F64], F64]
 ) -> None:
     x = ODD[np.abs(ODD) < 1e3] if numpy in (np.sin, np.cos) else ODD
@@ -56,23 +56,23 @@ def test_nan_infinity_and_the_sign_of_zero_are_as_ieee_says(
     assert (np.signbit(got) == np.signbit(want))[~np.isnan(want)].all()
 
 
-def test_erf_and_angles_without_a_value_are_as_ieee_says() -> None:
+def test_erf_and_angles_follow_ieee_for_special_values() -> None:
     assert np.array_equal(functions.erf(ODD[:5]), [np.nan, 1, -1, 0, 0], equal_nan=True)
     assert np.isnan(functions.sin(ODD[:3])).all()
 
 
-def test_a_power_is_a_power() -> None:
+def test_power_matches_repeated_products() -> None:
     assert np.allclose(functions.power(1e4, [-0.5, 0.0, 2.0]), [1e-2, 1.0, 1e8], rtol=1e-14, atol=0)
 
 
-def test_products_in_order_are_products_of_stacks_of_any_size() -> None:
+def test_ordered_products_handle_stacks_of_any_size() -> None:
     a, b = RNG.normal(size=(2, 1, 5, 33)), RNG.normal(size=(3, 33, 4))
     assert in_order(a, b).shape == (2, 3, 5, 4)
     assert np.allclose(in_order(a, b), a @ b, rtol=1e-13, atol=1e-13)
     assert (in_order(a[..., :0], b[:, :0]) == 0).all()
 
 
-def test_products_are_added_up_from_the_first_term_to_the_last() -> None:
+def test_products_are_added_from_the_first_term_to_the_last() -> None:
     terms = np.array([1.0, 1e-16, 1e-16, 1e-16, 1e-16, 1e-16, 1e-16, 1e-16, 1e-16])
     assert in_order(terms[None], np.ones((9, 1))) == 1.0
     assert in_order(terms[None, ::-1], np.ones((9, 1))) > 1.0
@@ -80,7 +80,7 @@ def test_products_are_added_up_from_the_first_term_to_the_last() -> None:
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
 @pytest.mark.parametrize("size", [(1, 600, 70), (3, 257, 33), (2, 3, 5)])
-def test_compiled_products_have_the_bits_of_the_loop_that_they_are(
+def test_compiled_products_have_the_bits_of_a_plain_loop(
     size: tuple[int, int, int], kind: type[np.floating[Any]]
 ) -> None:
     """A fused product, or one sum in several lanes, has others."""

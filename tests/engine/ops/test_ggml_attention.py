@@ -53,7 +53,7 @@ def softmax(sources: list[Any], sinks: Any) -> NDArray[np.float64]:
 
 @pytest.mark.parametrize("sinks", [LOW, HIGH], ids=["low", "high"])
 @pytest.mark.parametrize(("tokens", "cells", "threads"), FORMS)
-def test_a_sink_is_a_score_without_a_value(
+def test_sink_adds_a_score_without_a_value(
     tokens: int, cells: int, threads: int, sinks: list[float]
 ) -> None:
     sources = inputs(tokens, cells, np.float32)
@@ -68,9 +68,7 @@ def test_a_sink_is_a_score_without_a_value(
 
 @pytest.mark.parametrize("sinks", [LOW, HIGH], ids=["low", "high"])
 @pytest.mark.parametrize("hidden", [slice(0, 300), slice(300, 600), slice(0, 600)])
-def test_a_sink_over_a_piece_that_sees_nothing_keeps_a_bound(
-    hidden: slice, sinks: list[float]
-) -> None:
+def test_sink_over_an_empty_piece_keeps_a_bound(hidden: slice, sinks: list[float]) -> None:
     sources = inputs(1, 600, np.float32)
     sources[3][:, hidden] = -np.inf
     found = judged(sources, np.float32(sinks), 2)
@@ -86,7 +84,7 @@ def test_sink_of_minus_infinity_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.float32])
-def test_hidden_cells_do_not_matter_beside_sinks(kind: Any) -> None:
+def test_hidden_cells_do_not_matter_with_sinks(kind: Any) -> None:
     sources = inputs(1, 600, kind)
     sources[3][:, 7] = -np.inf
     before = judged(sources, np.float32(LOW), 2)

@@ -29,7 +29,7 @@ def agrees(found: Expected, result: Any) -> bool:
     return mismatch_between(rounded_to(found.value, actual), actual, found.allowed) is None
 
 
-def test_scores_beyond_float32_have_no_limit_and_those_of_other_rows_have() -> None:
+def test_scores_beyond_float32_lift_the_limit_of_their_row_only() -> None:
     """Honest engines part where one overflows: each element of that row may be anything."""
     x = X.copy()
     x[1, 0] = 3e38
@@ -86,12 +86,12 @@ def halved(x: NDArray[Any]) -> NDArray[np.float64]:
     return x.astype(np.float16).astype(np.float64)
 
 
-def test_an_op_without_a_meaning_is_named() -> None:
+def test_unknown_op_is_named() -> None:
     with pytest.raises(Unsupported, match="no semantics of OPT_STEP_ADAMW"):
         expect(node("OPT_STEP_ADAMW", X, X), BUILD)
 
 
-def test_more_than_fifty_ops_have_a_meaning() -> None:
+def test_more_than_fifty_ops_are_defined() -> None:
     expected("ADD", X, X, X)
     assert len(MEANINGS) >= 52
 
@@ -110,7 +110,7 @@ FORMULAS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[F32, F32], F32]]]
 
 
 @pytest.mark.parametrize("name", FORMULAS)
-def test_a_radius_covers_float32_and_not_ten_times_its_error(name: str) -> None:
+def test_radius_covers_float32_but_not_ten_times_its_error(name: str) -> None:
     wide, narrow = FORMULAS[name]
     a, b = normal(7, 4000), normal(8, 4000)
     found = wide(near.exact(a.astype(np.float64)), near.exact(b.astype(np.float64)))
@@ -137,7 +137,7 @@ def test_input_without_rows_gives_no_rows(small: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("ids", [[-1], [-7], [4], [-1, 3], [3, 9]])
-def test_invalid_ids_are_not_a_choice_of_the_largest(ids: list[int]) -> None:
+def test_invalid_ids_are_not_a_top_k_choice(ids: list[int]) -> None:
     """One taken modulo the columns, or clipped to them, may be right."""
     x = np.array([[5.0, 1.0, 2.0, 5.0]], np.float32)
     chosen = np.array([ids], np.int32)

@@ -91,11 +91,11 @@ def test_rows_are_stored_as_the_definition_says(kind: str) -> None:
         *((kind, slip) for kind in ("Q4_1", "Q5_1") for slip in ("order", "step")),
     ],
 )
-def test_a_slip_is_seen(kind: str, slip: str) -> None:
+def test_small_mistake_in_stored_rows_is_found(kind: str, slip: str) -> None:
     assert not agrees(stored(kind, slip))
 
 
-def test_rows_that_were_not_written_must_be_as_they_were() -> None:
+def test_unwritten_rows_must_stay_unchanged() -> None:
     assert not np.asarray(stored("Q4_1").allowed)[0, 0, [1, 3]].any()
 
 

@@ -54,11 +54,11 @@ def were_integers(acts: F64, weight: Weight) -> bool:
     return right is not None and products.whole_steps(acts, weight, BUILD) is not None
 
 
-def test_all_formats_without_other_scales_are_multiplied_by_integers() -> None:
+def test_formats_with_one_scale_are_multiplied_by_integers() -> None:
     assert {kind.name for kind in QUANTISED} - {kind.name for kind in BY_INTEGERS} == BY_FLOATS
 
 
-def test_a_decoder_that_is_wrong_is_not_replaced_by_a_right_one() -> None:
+def test_wrong_decoder_is_not_replaced_by_a_right_one() -> None:
     """The wrong decoder takes the scale of the block before, which is right where all scales are
     one."""
 
@@ -77,7 +77,7 @@ def test_a_decoder_that_is_wrong_is_not_replaced_by_a_right_one() -> None:
 
 @every
 @pytest.mark.parametrize(("tokens", "rows"), [(5, 3), (16, 8), (37, 21)])
-def test_a_product_by_integers_is_that_of_decoded_numbers(
+def test_integer_product_equals_that_of_decoded_numbers(
     kind: type[WeightFormat], tokens: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weight = weight_of(kind.name, (rows, COLUMNS), seed=rows)
@@ -154,7 +154,7 @@ def test_activations_of_another_format_are_multiplied_as_floats() -> None:
     assert products.whole_steps(floats(9, 6, COLUMNS).astype(np.float64), weight, BUILD) is None
 
 
-def test_steps_without_room_for_their_sums_are_multiplied_as_floats() -> None:
+def test_steps_that_would_overflow_are_multiplied_as_floats() -> None:
     """The sums have room for 256 steps of any 16 bits."""
     weight = weight_of("Q6_K", (8, COLUMNS), seed=6)
     assert integers.rows_of(weight, slice(0, 8), 256, 16, None) is not None

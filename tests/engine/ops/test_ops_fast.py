@@ -86,7 +86,7 @@ def test_attention_is_within_bound(
     assert mismatch_between(truth, out, bound.allowed) is None
 
 
-def test_a_row_that_sees_nothing_is_zeros_and_experts_have_no_mask() -> None:
+def test_row_without_visible_cells_is_zeros_and_experts_have_no_mask() -> None:
     visible = np.array([[0, 0, 0], [1, 0, 1]], bool)
     out = FAST.soft_max(floats(7, 4, 2, 3), 1.0, visible)
     assert not out[:, 0].any()
@@ -94,7 +94,7 @@ def test_a_row_that_sees_nothing_is_zeros_and_experts_have_no_mask() -> None:
     assert mismatch("soft_max", floats(8, 5, 6), 1.0, None) is None
 
 
-def test_a_mask_that_is_one_cell_off_is_out_of_bound() -> None:
+def test_mask_off_by_one_cell_is_out_of_bound() -> None:
     x = floats(9, 2, 4, 6)
     truth = carry_bound(BoundedOps().soft_max(x, 0.3, np.tri(4, 6, 2, dtype=bool)))
     wrong = FAST.soft_max(x, 0.3, np.tri(4, 6, 1, dtype=bool))
@@ -109,7 +109,7 @@ READ_ONLY: dict[str, Callable[[ReferenceOps, Any], Any]] = {
 
 
 @pytest.mark.parametrize("ask", READ_ONLY.values(), ids=READ_ONLY.keys())
-def test_read_only_and_transposed_inputs_give_the_same(
+def test_read_only_and_transposed_inputs_give_the_same_result(
     ask: Callable[[ReferenceOps, Any], Any],
 ) -> None:
     x = floats(10, 8, 8)
@@ -122,7 +122,7 @@ def test_read_only_and_transposed_inputs_give_the_same(
 # --- as it is used --------------------------------------------------------------------------------
 
 
-def test_the_engine_named_fast_generates_what_the_reference_does(tmp_path: Path) -> None:
+def test_fast_engine_generates_the_text_of_the_reference(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     write_llama(LlamaRecipe(quant="Q8_0", n_expert=4, n_expert_used=2), path)
     answers = [
@@ -131,7 +131,7 @@ def test_the_engine_named_fast_generates_what_the_reference_does(tmp_path: Path)
     assert answers[0] == answers[1]
 
 
-def test_kernels_are_noticed_at_any_age_but_not_of_another_source(
+def test_compiled_kernels_are_found_at_any_age_but_not_of_another_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     FAST.rms_norm(floats(1, 2, 8), floats(2, 8), 1e-5)

@@ -93,7 +93,7 @@ def test_mirror_and_reference_differ_where_ggml_rounds(ask: Callable[[ReferenceO
 
 
 @pytest.mark.parametrize("type_name", ["F16", "BF16", "Q8_0", "Q4_0"])
-def test_a_product_is_that_of_the_converted_activations(type_name: str) -> None:
+def test_product_uses_the_converted_activations(type_name: str) -> None:
     weight, x = weight_of(type_name, (5, 64)), floats(1, 3, 64)
     converted = activation_format(weight.format).convert(x).values
     assert not np.array_equal(converted, x)
@@ -108,7 +108,7 @@ def test_a_product_without_rows_is_empty_for_every_format() -> None:
         assert out.shape == (0, 5)
 
 
-def test_rope_turns_by_the_angle_that_is_multiplied_up_in_float32() -> None:
+def test_rope_angle_is_multiplied_up_in_float32() -> None:
     """The recursion by hand, with numpy's float32 scalars."""
     params = RopeParams(8, 12345.0, 0.5, np.array([1, 2, 3, 4], np.float32))
     position, expected = np.float32(31013), []

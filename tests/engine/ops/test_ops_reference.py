@@ -42,7 +42,7 @@ def test_a_product_beyond_float32_is_infinite() -> None:
     assert out.tolist() == [[math.inf, -math.inf, 0.0]]
 
 
-def test_a_matrix_that_comes_in_chunks_is_multiplied_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunked_matrix_is_multiplied_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, x = weight_of("F16", (7, 8)), floats(3, 2, 8)
     whole = OPS.linear(x, weight)
     monkeypatch.setattr("lockstep.engine.weights.CHUNK", 17)  # two rows at a time
@@ -76,7 +76,7 @@ def test_kept_angles_are_used_for_their_positions_only() -> None:
     assert ops.rope(x, at, params).tobytes() == fresh.tobytes()
 
 
-def test_top_k_is_in_order_of_size_and_the_lowest_id_wins_a_tie() -> None:
+def test_top_k_is_sorted_and_the_lowest_id_wins_a_tie() -> None:
     probs = np.array(
         [[0.1, 0.4, 0.4, 0.1], [0.0, -0.0, 0.0, 0.0], [0.2, 0.1, 0.3, 0.4]], np.float32
     )

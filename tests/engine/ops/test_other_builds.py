@@ -66,18 +66,18 @@ def fits(found: F32, *more: str) -> NDArray[np.bool_]:
     return np.abs(expected.value - found).reshape(-1) <= np.reshape(expected.allowed, -1)
 
 
-def test_values_added_up_in_halves_fit_a_build_that_does_so_and_no_other() -> None:
+def test_sums_in_halves_fit_only_a_build_that_uses_them() -> None:
     assert fits(attended(first_fused), HALVES).all()
     assert not fits(attended(first_fused))[:STEP].all()
     assert fits(attended(in_floats)).all()
     assert not fits(attended(in_floats), HALVES)[:STEP].all()
 
 
-def test_rest_behind_whole_steps_is_added_up_in_floats() -> None:
+def test_columns_after_whole_steps_are_added_in_floats() -> None:
     assert not fits(attended(fused), HALVES)[STEP:].all()
 
 
-def test_product_of_halves_rounded_before_the_addition_does_not_fit() -> None:
+def test_product_of_halves_rounded_before_addition_does_not_fit() -> None:
     assert not fits(attended(unfused), HALVES)[:STEP].all()
 
 
@@ -109,7 +109,7 @@ def test_activations_stay_unconverted_for_amx_matrices(weight: Weight, whole: bo
     )
 
 
-def test_a_matrix_that_the_build_names_is_not_laid_out() -> None:
+def test_matrix_excluded_by_the_build_is_not_laid_out() -> None:
     """BitNet's graph multiplies by the embeddings themselves, which lie elsewhere."""
     weight, x = matrix("token_embd.weight"), normal(5, 3, 64)
     named = Build(lanes=16, generic=(AMX, "token_embd.weight"))

@@ -60,7 +60,7 @@ def test_offset_equals_decoded_zero_codes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LESS_OFFSET)
-def test_weight_is_its_unsigned_code_times_a_scale_less_a_zero_code(name: str) -> None:
+def test_unsigned_code_weight_equals_code_times_scale_minus_offset(name: str) -> None:
     """Weights that share a scale therefore lie on one side of that value."""
     weight = weight_of(name, (4, COLUMNS))
     apart = Build(lanes=1, plain=True, offsets_apart=True)
@@ -70,7 +70,7 @@ def test_weight_is_its_unsigned_code_times_a_scale_less_a_zero_code(name: str) -
     assert above.any()
 
 
-def test_bound_adds_back_what_float32_loses_of_a_sum() -> None:
+def test_bound_adds_back_the_rounding_loss_of_float32() -> None:
     """One large term, and small ones that float32 drops one by one if it adds them to it."""
     small = np.full((1, 4096), 2.0**-24 * 0.99)
     small[0, 0] = 1
@@ -84,7 +84,7 @@ def test_bound_adds_back_what_float32_loses_of_a_sum() -> None:
 
 
 @pytest.mark.parametrize("large", [3e38, 1e30])
-def test_a_size_beyond_float32_is_still_a_number(large: float) -> None:
+def test_size_beyond_float32_is_still_a_number(large: float) -> None:
     """An infinite size would be an infinite bound, and excuse anything."""
     weight = f32_weight(np.array([[1e20, -1e20, 0], [1, 1, 1]], np.float32))
     out, size = both(np.array([[large, large, 1]], np.float32), weight)

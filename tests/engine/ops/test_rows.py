@@ -38,7 +38,7 @@ def decoded(x: F32, weight: Weight, build: Build, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("kind", MATRICES, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("tokens", [1, products.FEW])
 @pytest.mark.parametrize("build", [MIRRORED, PLAIN], ids=["mirrored", "plain"])
-def test_a_product_row_by_row_is_that_of_decoded_weights(
+def test_product_row_by_row_equals_that_of_decoded_weights(
     kind: type[WeightFormat], tokens: int, build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert by_row.takes(kind)
@@ -55,7 +55,7 @@ def test_a_product_row_by_row_is_that_of_decoded_weights(
 
 @pytest.mark.parametrize("name", sorted(BLOCKS))
 @pytest.mark.parametrize("tokens", [1, 5, products.FEW_AS_INTEGERS])
-def test_product_of_stored_integers_is_that_of_decoded_weights(
+def test_product_of_stored_integers_equals_that_of_decoded_weights(
     name: str, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """21 rows in pieces of four; the last blocks of a row are no four, where they are small."""
@@ -137,7 +137,7 @@ class SumsOfBlockBefore(SumsMissing):
 
 @pytest.mark.parametrize("ops", [SumsMissing, SumsOfBlockBefore, Mirror])
 @pytest.mark.parametrize("name", ["Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K"])
-def test_minima_use_the_sums_of_the_engine(
+def test_minima_are_multiplied_by_the_sums_of_the_engine(
     ops: type[Mirror], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weight, x = weight_of(name, (9, COLUMNS), seed=3), floats(3, 2, COLUMNS)
@@ -159,7 +159,7 @@ def test_activations_without_carried_sums_use_the_sums_of_their_values(
     assert np.abs(found - expected).max() <= 2.0**-20 * np.abs(expected).max()
 
 
-def test_a_decoder_that_is_wrong_decodes_itself() -> None:
+def test_wrong_decoder_decodes_itself() -> None:
     """The kernel would leave out what such a decoder does to weights after they are unpacked."""
 
     class Doubled(WeightFormat.member("Q8_0")):  # type: ignore[misc]

@@ -96,7 +96,7 @@ def awkward() -> dict[str, F32]:
 
 
 @pytest.mark.parametrize(("kind", "variant"), BOTH, ids=lambda value: getattr(value, "name", value))
-def test_awkward_activations_become_the_librarys_bytes(
+def test_awkward_activations_give_the_librarys_bytes(
     kind: type[ActivationFormat], variant: str
 ) -> None:
     others = [
@@ -110,7 +110,7 @@ def test_awkward_activations_become_the_librarys_bytes(
 @pytest.mark.parametrize(("kind", "variant"), BOTH, ids=lambda value: getattr(value, "name", value))
 @given(seed=st.integers(0, 2**32 - 1), exponent=st.integers(-45, 38))
 @some
-def test_random_activations_become_the_librarys_bytes(
+def test_random_activations_give_the_librarys_bytes(
     kind: type[ActivationFormat], variant: str, seed: int, exponent: int
 ) -> None:
     with np.errstate(over="ignore"):
@@ -120,7 +120,7 @@ def test_random_activations_become_the_librarys_bytes(
 
 @pytest.mark.parametrize("kind", [k for k in FORMATS if k.block == 1], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("n", [1, 7, 33, 63])
-def test_floats_beside_the_last_whole_vector_are_converted_too(
+def test_floats_after_the_last_whole_vector_are_converted(
     kind: type[ActivationFormat], n: int
 ) -> None:
     x = np.ascontiguousarray(awkward()["all bits"][:n])
@@ -151,7 +151,7 @@ def q8_0_with(x: F32, round_to: Callable[[F32], F32], levels: float, stored: boo
     ],
     ids=["away from zero", "truncated", "floored", "max / 128", "divided by the stored half"],
 )
-def test_a_wrong_conversion_to_q8_0_is_not_the_librarys(
+def test_wrong_conversion_to_q8_0_differs_from_the_library(
     round_to: Callable[[F32], F32], levels: float, stored: bool
 ) -> None:
     x = np.concatenate([awkward()["ties"], Generator(Philox(3)).standard_normal(3200)])
@@ -161,7 +161,7 @@ def test_a_wrong_conversion_to_q8_0_is_not_the_librarys(
 
 @pytest.mark.parametrize("kind", [Q8_0Activations, Q8_1Activations])
 @pytest.mark.parametrize("row", ["ties", "subnormal halves"])
-def test_the_two_variants_differ_in_ties_and_in_the_reciprocal(
+def test_variants_differ_in_ties_and_in_the_reciprocal(
     kind: type[ActivationFormat], row: str
 ) -> None:
     x = awkward()[row] if row == "ties" else Generator(Philox(3)).standard_normal(1 << 16)
@@ -193,7 +193,7 @@ def test_sum_of_a_q8_1_block_uses_the_scale_before_rounding() -> None:
 
 
 @pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
-def test_ids_and_sizes_are_those_of_our_own_table(kind: type[ActivationFormat]) -> None:
+def test_ids_and_sizes_match_our_own_table(kind: type[ActivationFormat]) -> None:
     entry = type_by_name(kind.name)
     assert (entry.id, entry.block, entry.bytes) == (kind.type_id, kind.block, kind.layout.itemsize)
 
@@ -257,12 +257,12 @@ def test_q8_0_stores_a_coarser_scale_than_its_divisor() -> None:
     assert round(0.24802 / stored) == 32
 
 
-def test_q8_0_keeps_a_block_of_zeros_and_knows_no_negative_zero() -> None:
+def test_q8_0_keeps_a_block_of_zeros_and_no_negative_zero() -> None:
     assert Q8_0Activations.convert(np.full(64, -0.0, np.float32)).values.tobytes() == bytes(64 * 8)
 
 
 @pytest.mark.parametrize("largest", [1e-45, 1e-39, 3e-37])
-def test_q8_0_of_next_to_nothing_is_nothing_and_not_nan(largest: float) -> None:
+def test_q8_0_of_tiny_values_is_zero_and_not_nan(largest: float) -> None:
     """127 / max overflows there; the scale, a half, is zero."""
     assert values(Q8_0Activations, largest, -largest, 0) == [0, 0, 0]
 

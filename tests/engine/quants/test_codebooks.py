@@ -74,7 +74,7 @@ def test_a_changed_a_missing_and_an_extra_file_are_noticed(tmp_path: Path) -> No
         ),
     ],
 )  # fmt: skip
-def test_a_book_has_so_many_different_entries_of_these_values(
+def test_book_has_its_number_of_distinct_entries(
     name: str, count: int, length: int, allowed: list[int]
 ) -> None:
     found = values(name, length)
@@ -83,7 +83,7 @@ def test_a_book_has_so_many_different_entries_of_these_values(
     assert len(np.unique(found, axis=0)) == count
 
 
-def test_signs_are_the_seven_bits_and_one_that_makes_their_number_even() -> None:
+def test_signs_have_seven_stored_bits_and_even_parity() -> None:
     signs = codebook("signs")
     assert (signs & 127).tolist() == list(range(128))
     assert (np.unpackbits(signs[:, None], axis=1).sum(axis=1) % 2 == 0).all()
@@ -128,7 +128,7 @@ def test_library_still_agrees_with_the_files(
     }
 
 
-def test_the_script_names_a_file_that_the_library_contradicts(
+def test_script_names_a_file_that_the_library_contradicts(
     script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     folder = copied(tmp_path)

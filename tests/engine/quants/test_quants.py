@@ -28,7 +28,7 @@ def random_bytes(kind: type[WeightFormat], blocks: int, seed: int = 1) -> Bytes:
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def test_every_type_that_a_file_can_have_is_here() -> None:
+def test_every_type_of_the_file_format_is_registered() -> None:
     assert WeightFormat.family.keys() == {kind.name for kind in TYPES.values()} - ACTIVATIONS_ONLY
 
 
@@ -122,7 +122,7 @@ def read_only() -> F32:
     ],
     ids=["too short", "too long", "two rows", "doubles", "gaps", "odd address", "read-only"],
 )
-def test_an_array_that_cannot_be_filled_is_refused(out: Any) -> None:
+def test_unsuitable_output_array_is_refused(out: Any) -> None:
     with pytest.raises(ValueError, match=r"2 blocks of Q4_0 need a flat, .* array of 64, got "):
         Q4_0.dequantize_into(np.zeros(36, np.uint8), out)
 

@@ -87,18 +87,18 @@ def rows() -> list[str]:
     return [f"{kind.name:8}{' '.join(cell(kind, fault) for fault in KINDS)}" for kind in FORMATS]
 
 
-def test_every_kind_of_fault_exists_for_every_type_or_has_a_reason_not_to() -> None:
+def test_every_type_has_every_kind_of_fault_or_a_reason() -> None:
     assert rows() == TABLE.strip().splitlines()
     assert {*DECODER_FAULTS, *ACTIVATION_FAULTS} == {*KINDS}
 
 
-def test_every_cell_that_is_made_is_a_case_of_the_differential_tests() -> None:
+def test_every_made_cell_is_a_case_of_the_differential_tests() -> None:
     made = {(kind.name, fault) for kind in FORMATS for fault in KINDS if cell(kind, fault) == MADE}
     assert {*DECODER_CASES, *ACTIVATION_CASES} == made
     assert len(DECODER_CASES) + len(ACTIVATION_CASES) == len(made)
 
 
-def test_each_type_has_nibbles_or_a_reason() -> None:
+def test_type_has_nibbles_or_a_reason() -> None:
     in_blocks = {kind.name for kind in FORMATS if kind.weights > 1}
     assert NIBBLES.keys() | NO_NIBBLES.keys() == in_blocks
     assert not NIBBLES.keys() & NO_NIBBLES.keys()

@@ -180,7 +180,7 @@ def test_infill_needs_a_vocabulary() -> None:
         make_chain([stage("infill")], 7).apply(CandidateList.of_logits(np.zeros(7, "f4")))
 
 
-def test_constructors_are_our_samplers() -> None:
+def test_constructors_match_our_samplers() -> None:
     assert {*Sampler.family} == {*BY_SAMPLER}
     assert len(CONSTRUCTORS) == len(BY_SAMPLER)
     for name, row in BY_SAMPLER.items():
@@ -238,7 +238,7 @@ def test_generator_matches_the_published_one() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 16, 17, 100, 3000])
-def test_libstdcxx_sorts(n: int) -> None:
+def test_libstdcxx_order_matches_the_library(n: int) -> None:
     keys = np.random.default_rng(n).integers(-9, 9, n).astype(np.float32)
     for order in (sort_all(keys), top_order(keys, n), bucket_order(keys, n)):
         assert sorted(order.tolist()) == list(range(n))

@@ -105,7 +105,7 @@ def n_rows(state: SavedState) -> int:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_reader_refuses_every_cut_or_misses_rows(name: str) -> None:
+def test_reader_refuses_every_cut_or_lacks_rows(name: str) -> None:
     raw, whole = FILES[name], n_rows(read_state(FILES[name]))
     for n in range(len(raw)):
         found = outcome(raw[:n])
@@ -186,7 +186,7 @@ def misfits(state: SavedState, memory: str, folder: Path, **limits: object) -> s
 
 
 @pytest.mark.parametrize("memory", ["attention", "window", "recurrent", "hybrid"])
-def test_file_fits_its_own_model_alone(memory: str, tmp_path: Path) -> None:
+def test_file_fits_only_its_own_model(memory: str, tmp_path: Path) -> None:
     assert misfits(read_state(FILES[memory]), memory, tmp_path) == set()
     other = "window" if memory == "attention" else "attention"
     assert misfits(read_state(FILES[memory]), other, tmp_path) >= {"architecture", "parts"}

@@ -36,7 +36,7 @@ def of_llama(seed: int, alphabet: str) -> Tokenizer:
 
 @pytest.mark.parametrize("alphabet", ALPHABETS)
 @pytest.mark.parametrize("seed", range(3))
-def test_merging_by_score_is_that_of_plain_python(seed: int, alphabet: str) -> None:
+def test_merging_by_score_matches_plain_python(seed: int, alphabet: str) -> None:
     tokenizer = of_llama(seed, alphabet)
     assert isinstance(tokenizer, LlamaTokenizer)
     given = [text for text in texts(seed, alphabet) if text]
@@ -57,7 +57,7 @@ def test_wrong_plain_merging_gives_other_ids(wrong: dict[str, bool]) -> None:
 
 
 @pytest.mark.parametrize("alphabet", ALPHABETS)
-def test_merging_by_rank_is_that_of_plain_python(alphabet: str) -> None:
+def test_merging_by_rank_matches_plain_python(alphabet: str) -> None:
     words = random_words(5, alphabet)
     merges = random_merges(words)
     ranks = {tuple(merge.encode().split(b" ")): rank for rank, merge in enumerate(merges)}
@@ -98,7 +98,7 @@ def test_a_byte_level_word_of_a_megabyte_is_merged() -> None:
     assert tokens == gpt2.ids("x") * 2**20
 
 
-def test_a_text_that_is_too_long_for_its_numbers_is_refused(
+def test_text_with_too_many_symbols_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(merging, "LONGEST", 5)
@@ -127,7 +127,7 @@ def test_first_of_equal_merges_counts_and_halves_matter() -> None:
     assert sorted((slots[:, 2] & 0xFF).tolist()) == [1, 1, 2]
 
 
-def test_characters_that_are_side_by_side_in_a_token_are_never_cut_apart() -> None:
+def test_adjacent_characters_of_a_token_are_never_separated() -> None:
     tokenizer = tokenizer_of(llama.tiny())
     for text in llama.TEXTS:
         for one, other in pairwise(text):
@@ -147,7 +147,7 @@ def is_cut(tokenizer: Tokenizer, pair: bytes) -> bool:
 # --- what is kept of words ------------------------------------------------------------------------
 
 
-def test_words_are_kept_but_neither_long_ones_nor_without_end(
+def test_short_words_are_cached_up_to_a_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[str] = []

@@ -61,7 +61,7 @@ def words(name: str, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "cut", "unlike"), CASES)
-def test_a_text_is_cut_as_its_pre_tokenizer_does_and_another_does_not(
+def test_text_is_split_as_by_its_pre_tokenizer_and_not_another(
     name: str, cut: str, unlike: str
 ) -> None:
     text = cut.replace("|", "")
@@ -69,7 +69,7 @@ def test_a_text_is_cut_as_its_pre_tokenizer_does_and_another_does_not(
     assert words(unlike, text) != cut.split("|")
 
 
-def test_every_way_to_cut_has_a_case() -> None:
+def test_every_way_to_split_has_a_case() -> None:
     assert {PRE_TOKENIZERS[name].expressions for name, _, _ in CASES} == set(KINDS.values())
 
 
@@ -85,7 +85,7 @@ def test_nothing_is_lost_between_words(kind: str) -> None:
         assert all(found)
 
 
-def test_all_kinds_and_names_of_llama_cpp_are_there() -> None:
+def test_table_has_all_kinds_and_names_of_llama_cpp() -> None:
     assert len(KINDS) == 60
     assert len(PRE_TOKENIZERS) == 91
     nameless = set(KINDS) - {pre.kind for pre in PRE_TOKENIZERS.values()}
@@ -105,13 +105,13 @@ def test_missing_name_means_the_default_pre_tokenizer() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "GPT-2", "llama3 ", "LLAMA3", "qwen36"])
-def test_an_unknown_name_is_refused_by_key_and_value_and_never_replaced(name: str) -> None:
+def test_unknown_name_is_refused_by_key_and_value(name: str) -> None:
     with pytest.raises(Unsupported, match=re.escape("tokenizer.ggml.pre")) as caught:
         pre_tokenizer_of(metadata(name))
     assert repr(name) in str(caught.value)
 
 
-def test_a_name_much_like_the_unknown_one_is_pointed_out() -> None:
+def test_near_name_is_suggested_for_an_unknown_one() -> None:
     with pytest.raises(Unsupported, match="'gpt-2'"):
         pre_tokenizer_of(metadata("gpt2"))
 
@@ -124,7 +124,7 @@ def test_non_string_name_is_refused() -> None:
 # --- expressions --------------------------------------------------------------------------------
 
 
-def test_a_category_is_put_into_brackets_unless_it_is_in_some() -> None:
+def test_category_is_bracketed_unless_in_brackets() -> None:
     number = MEMBERS["N"]
     assert expand(r"\p{N}+[\s\p{N}]") == rf"[{number}]+[\s{number}]"
     assert expand(r"\[\p{N}\]") == rf"\[[{number}]\]"
@@ -137,7 +137,7 @@ def test_every_category_in_an_expression_is_known(kind: str) -> None:
     assert {*named} - {"AFMoE_digits"} <= MEMBERS.keys()
 
 
-def test_members_are_stand_ins_beyond_ascii_and_those_of_unicode_in_ascii() -> None:
+def test_members_are_stand_ins_beyond_ascii_and_unicode_in_ascii() -> None:
     for category in "NLPMS":
         pattern = re.compile(f"[{MEMBERS[category]}]")
         members = {code for code in range(0x80) if pattern.match(chr(code))}
@@ -177,7 +177,7 @@ def by_unicodedata() -> list[str]:
 
 
 @pytest.mark.parametrize("tables", [by_regex, by_unicodedata])
-def test_python_differs_only_in_what_is_assigned(tables: object) -> None:
+def test_python_differs_only_in_assigned_code_points(tables: object) -> None:
     assert callable(tables)
     theirs = np.frombuffer("".join(tables()).encode(), np.uint8)
     differing = np.flatnonzero(theirs != categories())

@@ -84,7 +84,7 @@ CASES = (
 )  # fmt: skip
 
 
-def test_every_rule_holds() -> None:
+def test_tokenizer_follows_every_rule() -> None:
     assert broken_rules(BertTokenizer, tiny(), CASES) == []
 
 
@@ -108,7 +108,7 @@ def test_accents_are_stripped_with_lower_case_unless_a_key_says_otherwise(
     assert tokenizer_of(tiny(**changes)).encode(text.encode(), add_special=False) == expected
 
 
-def test_flags_of_the_file_change_nothing_around_a_text() -> None:
+def test_file_flags_change_nothing_around_a_text() -> None:
     flags = {"add_bos_token": False, "add_sep_token": False, "add_eos_token": True}
     tokenizer = tokenizer_of(tiny(**flags))
     assert tokenizer.encode(b"a") == ids("[CLS]", "▁a", "[SEP]")
@@ -135,7 +135,7 @@ def test_code_points_beyond_unicode_are_refused() -> None:
         tokenizer_of(tiny()).encode(b"a \xf4\x90\x80\x80")
 
 
-def test_characters_newer_than_llama_cpp_know_no_small_letter(
+def test_characters_newer_than_llama_cpp_are_not_lowered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     unassigned = np.full(0x110000, ord("U"), np.uint8)

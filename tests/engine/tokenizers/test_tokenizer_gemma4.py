@@ -82,11 +82,11 @@ CASES = (
 )  # fmt: skip
 
 
-def test_every_rule_holds() -> None:
+def test_tokenizer_follows_every_rule() -> None:
     assert broken_rules(Gemma4Tokenizer, tiny(add_bos_token=False), CASES) == []
 
 
-def test_the_pre_tokenizer_of_the_file_is_not_even_read() -> None:
+def test_pre_tokenizer_of_the_file_is_ignored() -> None:
     assert tokenizer_of(tiny(pre="no such thing")).encode(b"a a") == ids("<bos>", "a", "▁a")
 
 
@@ -96,7 +96,7 @@ def test_a_space_prefix_is_for_decoding_only() -> None:
     assert tokenizer.decode(ids("▁a")) == b"a"
 
 
-def test_a_bos_that_does_not_exist_is_refused() -> None:
+def test_missing_bos_token_is_refused() -> None:
     with pytest.raises(InvalidModel, match=r"tokenizer.ggml.bos_token_id"):
         tokenizer_of(tiny(bos_token_id=None)).encode(b"a")
 

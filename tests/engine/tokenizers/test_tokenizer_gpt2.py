@@ -126,7 +126,7 @@ CASES = (
 )  # fmt: skip
 
 
-def test_every_rule_holds() -> None:
+def test_tokenizer_follows_every_rule() -> None:
     assert broken_rules(Gpt2Tokenizer, tiny(), CASES) == []
 
 
@@ -154,7 +154,7 @@ def test_an_unknown_pre_tokenizer_is_refused_by_key_and_value() -> None:
         tokenizer_of(tiny(pre="gpt2"))
 
 
-def test_a_missing_pre_tokenizer_can_be_seen() -> None:
+def test_missing_pre_tokenizer_shows_in_the_ids() -> None:
     tokenizer = tokenizer_of(tiny(pre=None))
     assert isinstance(tokenizer, Gpt2Tokenizer)
     assert tokenizer.pre.kind == "DEFAULT"
@@ -202,7 +202,7 @@ METADATA = tiny(model="hybriddna", tokens=[*TEXTS, *DNA], token_type=None)
 MIXED = b"ab<dna>acgtacNNNNNNC</dna>ab<dna>c"
 
 
-def test_dna_is_cut_into_sixes_and_the_last_is_filled_up() -> None:
+def test_dna_is_split_into_sixes_and_the_last_is_padded() -> None:
     expected = [*ids("ab"), OPEN, WHOLE, OOV, FILLED, CLOSE, *ids("ab"), OPEN, FILLED]
     tokenizer: Tokenizer = tokenizer_of(METADATA)
     assert isinstance(tokenizer, HybridDnaTokenizer)
@@ -210,7 +210,7 @@ def test_dna_is_cut_into_sixes_and_the_last_is_filled_up() -> None:
     assert Gpt2Tokenizer(METADATA).encode(MIXED) != expected
 
 
-def test_the_mark_of_dna_is_not_shown() -> None:
+def test_dna_marker_is_not_shown() -> None:
     assert HybridDnaTokenizer(METADATA).piece(WHOLE, special=False) == b"ACGTAC"
     assert Gpt2Tokenizer(METADATA).piece(WHOLE, special=False) != b"ACGTAC"
 

@@ -146,7 +146,7 @@ CASES = (
 )  # fmt: skip
 
 
-def test_every_rule_holds() -> None:
+def test_tokenizer_follows_every_rule() -> None:
     assert broken_rules(LlamaTokenizer, tiny(), CASES) == []
 
 
@@ -160,7 +160,7 @@ def test_text_without_the_prefix_keeps_its_start_and_its_spaces() -> None:
     assert tokenizer.decode(ids("▁", "b")) == b" b"
 
 
-def test_bos_and_eos_come_and_go_as_the_metadata_says() -> None:
+def test_metadata_decides_about_bos_and_eos() -> None:
     tokenizer = tokenizer_of(tiny(add_bos_token=False, add_eos_token=True))
     assert tokenizer.encode(b"b") == ids("▁", "b", "</s>")
     assert tokenizer.encode(b"b", add_special=False) == ids("▁", "b")
@@ -205,9 +205,7 @@ def test_an_id_beyond_the_vocabulary_is_refused_by_name(token: int) -> None:
     ("text", "byte"),
     [("<0x0a>", 10), ("<0xA>", 10), ("<0xZZ>", 0), ("<0x-1>", 255), ("<0x", 0), ("abc7F", 0x7F)],
 )
-def test_a_byte_token_is_read_as_strtol_reads_characters_three_and_four(
-    text: str, byte: int
-) -> None:
+def test_byte_token_is_read_by_strtol_from_characters_3_and_4(text: str, byte: int) -> None:
     tokenizer = tokenizer_of(tiny(tokens=renamed(**{"<0x41>": text, "<0x0A>": "newline"})))
     assert tokenizer.piece(FIRST_BYTE + 0x41, special=False) == bytes([byte])
 
@@ -225,7 +223,7 @@ STORIES = Path(__file__).resolve().parents[3].parent / "shared" / "models" / "st
         ("日", False, [1, 410, 233, 154, 168]),
     ],
 )
-def test_ids_of_stories260k_are_those_that_llama_cpp_gave(
+def test_ids_of_stories260k_match_llama_cpp(
     text: str, parse_special: bool, expected: list[int]
 ) -> None:
     if not STORIES.exists():

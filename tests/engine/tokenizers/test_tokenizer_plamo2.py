@@ -94,7 +94,7 @@ CASES = (
 )  # fmt: skip
 
 
-def test_every_rule_holds() -> None:
+def test_tokenizer_follows_every_rule() -> None:
     assert broken_rules(Plamo2Tokenizer, tiny(), CASES) == []
 
 
@@ -102,7 +102,7 @@ def test_byte_order_mark_is_removed() -> None:
     assert tokenizer_of(tiny()).encode("\ufeff".encode()) == []
 
 
-def test_the_end_of_plamo_makes_the_old_one_a_normal_token() -> None:
+def test_plamo_end_token_makes_the_old_one_a_normal_token() -> None:
     tokenizer = tokenizer_of(tiny())
     assert tokenizer.vocabulary.eog == {2}
     assert tokenizer.encode(b"</s>") == ids("</s>")
@@ -137,7 +137,7 @@ def test_invalid_utf_8_tokens_are_refused() -> None:
         tokenizer_of(vocabulary("plamo2", [*WORDS[:260], ("a\udce6", 0, NORMAL)]))
 
 
-def test_no_text_costs_as_much_as_an_unreachable_token() -> None:
+def test_unreachable_token_costs_more_than_any_text() -> None:
     longest = 2**31  # bytes that llama.cpp takes at once
     assert longest * -UNKNOWN < WORST
 
@@ -152,7 +152,7 @@ class EveryState(Plamo2Tokenizer):
         return super().extend_state(character, state)
 
 
-def test_the_work_for_a_character_does_not_grow_with_the_text() -> None:
+def test_cost_of_a_character_does_not_grow_with_the_text() -> None:
     tokenizer = EveryState(tiny())
     looked = []
     for length in (100, 400):
@@ -169,7 +169,7 @@ def test_a_word_of_half_a_megabyte_is_encoded(word: bytes) -> None:
     assert tokenizer_of(tiny()).encode(word * count) == once * count
 
 
-def test_types_are_those_of_the_file() -> None:
+def test_types_come_from_the_file() -> None:
     tokenizer = tokenizer_of(tiny())
     tokenizer.vocabulary = replace(tokenizer.vocabulary, attrs=())
     assert list(tokenizer.segment(b"abc")) == ids("ab", "c")

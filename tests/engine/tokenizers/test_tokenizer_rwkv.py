@@ -65,7 +65,7 @@ CASES = (
 )  # fmt: skip
 
 
-def test_every_rule_holds() -> None:
+def test_tokenizer_follows_every_rule() -> None:
     assert broken_rules(RwkvTokenizer, tiny(), CASES) == []
 
 
@@ -93,12 +93,12 @@ def test_a_byte_without_a_token_needs_an_unknown_token() -> None:
 
 
 @pytest.mark.parametrize("text", [b"e", b"ae", b"en", b"aaened"], ids=str)
-def test_a_beginning_that_no_token_completes_is_refused(text: bytes) -> None:
+def test_incomplete_token_prefix_is_refused(text: bytes) -> None:
     with pytest.raises(InvalidModel, match=r"tokenizer.ggml.tokens must have byte 0x65"):
         tokenizer_of(tiny()).encode(text)
 
 
-def test_the_flags_of_the_file_count_in_decoding_only() -> None:
+def test_file_flags_matter_only_in_decoding() -> None:
     tokenizer = tokenizer_of(tiny(add_bos_token=True, bos_token_id=0, add_space_prefix=True))
     assert tokenizer.encode(b"a") == ids("a")
     shown = ids("<s>", r"\x20", "a")

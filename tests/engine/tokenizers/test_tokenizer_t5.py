@@ -67,13 +67,13 @@ def place(
 
 
 @pytest.mark.parametrize("text", FORMS)
-def test_the_map_written_here_is_read_back(text: str) -> None:
+def test_written_map_is_read_back(text: str) -> None:
     raw = text.encode()
     found = Charsmap(charsmap(FORMS)).longest(b"x" + raw + b"x", 1)
     assert found == (FORMS[text].encode(), len(raw))
 
 
-def test_a_sequence_wins_over_its_beginning_and_the_rest_has_no_form() -> None:
+def test_longest_sequence_wins_and_the_remainder_stays_unmapped() -> None:
     both = Charsmap(charsmap(FORMS | {"e": "E"}))
     assert both.longest("e\u0301".encode(), 0) == ("é".encode(), 3)
     assert both.longest("e\u0302".encode(), 0) == (b"E", 1)
@@ -164,7 +164,7 @@ CASES = (
 )  # fmt: skip
 
 
-def test_every_rule_holds() -> None:
+def test_tokenizer_follows_every_rule() -> None:
     assert broken_rules(T5Tokenizer, tiny(), CASES) == []
 
 
@@ -180,23 +180,23 @@ def test_every_rule_holds() -> None:
         (True, True, ids("▁", "b", "▁", "b")),
     ],
 )
-def test_spaces_follow_the_two_keys(prefix: bool, merge: bool, expected: list[int]) -> None:
+def test_two_keys_decide_about_spaces(prefix: bool, merge: bool, expected: list[int]) -> None:
     tokenizer = tokenizer_of(tiny(add_space_prefix=prefix, remove_extra_whitespaces=merge))
     assert tokenizer.encode(b"b  b ", add_special=False) == expected
 
 
-def test_prefix_comes_before_the_first_word_and_not_before_the_spaces() -> None:
+def test_prefix_comes_before_the_first_word_and_not_before_spaces() -> None:
     tokenizer = tokenizer_of(tiny(remove_extra_whitespaces=False))
     assert tokenizer.normalize(b" b") == "▁▁b".encode()
     assert tokenizer.normalize(b"  ") == "▁▁".encode()
 
 
-def test_the_space_of_the_prefix_is_dropped_in_decoding() -> None:
+def test_decoding_drops_the_space_of_the_prefix() -> None:
     assert tokenizer_of(tiny()).decode(ids("▁a", "▁", "</s>")) == b"a "
     assert tokenizer_of(tiny(add_space_prefix=False)).decode(ids("▁a")) == b" a"
 
 
-def test_bos_comes_if_asked_for_and_must_exist() -> None:
+def test_bos_is_added_on_request_and_must_exist() -> None:
     tokenizer = tokenizer_of(tiny(add_bos_token=True, bos_token_id=3, add_eos_token=False))
     assert tokenizer.encode(b"a") == ids("<s>", "▁a")
     with pytest.raises(InvalidModel, match=r"tokenizer.ggml.bos_token_id"):
@@ -209,7 +209,7 @@ def test_an_unknown_character_without_an_unknown_token_is_refused() -> None:
         tokenizer_of(tokens).encode(b"q")
 
 
-def test_the_penalty_is_taken_off_in_float32() -> None:
+def test_unknown_penalty_is_subtracted_in_float32() -> None:
     words = [*WORDS[:3], ("q", -(2.0**24), NORMAL)]
     assert tokenizer_of(vocabulary("t5", words)).unknown_score == -(2.0**24) - 10
     words = [*WORDS[:3], ("q", -(2.0**25), NORMAL)]
@@ -278,7 +278,7 @@ def test_a_broken_map_is_refused_by_its_key(changes: dict[str, Any], message: st
         (TO_LEAF, 2**31 - 1, b"abc\0", "ends with NUL at 2147483647"),
     ],
 )
-def test_map_that_is_broken_inside_is_refused_by_a_text_that_leads_there(
+def test_broken_map_is_refused_once_a_text_reaches_the_break(
     word: int, leaf: int, replacements: bytes, message: str
 ) -> None:
     tokenizer = tokenizer_of(tiny(precompiled_charsmap=one_child(word, leaf, replacements)))
@@ -287,6 +287,6 @@ def test_map_that_is_broken_inside_is_refused_by_a_text_that_leads_there(
         tokenizer.encode(b"b")
 
 
-def test_a_sound_map_of_this_shape_is_followed() -> None:
+def test_valid_map_of_this_shape_is_followed() -> None:
     sound = one_child(TO_LEAF, 1, b"?a\0")
     assert tokenizer_of(tiny(precompiled_charsmap=sound)).normalize(b"b") == "▁a".encode()

@@ -11,7 +11,7 @@ from lockstep.engine.tokenizers.vocabulary import Attr
 from tests.engine.tokenizers.test_tokenizer_llama import FIRST_BYTE, TEXTS, ids, renamed, tiny
 
 
-def test_ends_of_generation_are_recognised_by_text_and_made_control_tokens() -> None:
+def test_end_tokens_are_recognised_by_text_and_made_control_tokens() -> None:
     vocabulary = tokenizer_of(tiny()).vocabulary
     turn = TEXTS.index("<end_of_turn>")
     assert vocabulary.eog == frozenset({turn, 2})
@@ -31,7 +31,7 @@ def test_harmony_and_unused_tokens_are_retyped() -> None:
     assert vocabulary.attrs[TEXTS.index("<unused7>")] == Attr.CONTROL | Attr.UNUSED
 
 
-def test_end_token_of_harmony_ends_no_text() -> None:
+def test_harmony_end_token_does_not_end_the_text() -> None:
     tokens = renamed(ab="<|end|>", cd="<|return|>", bc="<|call|>")
     vocabulary = tokenizer_of(tiny(tokens=tokens)).vocabulary
     assert tokens.index("<|end|>") not in vocabulary.eog
@@ -45,14 +45,14 @@ def test_a_tool_response_makes_the_old_eos_a_normal_token() -> None:
     assert vocabulary.attrs[2] == Attr.NORMAL
 
 
-def test_an_empty_token_gets_a_text_and_a_nul_ends_one() -> None:
+def test_empty_token_gets_a_text_and_nul_ends_a_text() -> None:
     vocabulary = tokenizer_of(tiny(tokens=renamed(ab="ab\0c"))).vocabulary
     empty = TEXTS.index("")
     assert vocabulary.texts[empty] == f"[EMPTY_{empty}]".encode()
     assert vocabulary.texts[TEXTS.index("ab")] == b"ab"
 
 
-def test_the_tokens_of_phi_3_swallow_the_white_space_after_them() -> None:
+def test_tokens_of_phi_3_strip_the_white_space_after_them() -> None:
     tokens = renamed(ab="<|endoftext|>")
     phi = tokenizer_of(tiny(tokens=tokens, name="My Phi-3 mini"))
     other = tokenizer_of(tiny(tokens=tokens, name="My Phi mini"))
@@ -62,7 +62,7 @@ def test_the_tokens_of_phi_3_swallow_the_white_space_after_them() -> None:
 
 
 @pytest.mark.parametrize("model", [{"pre": "jina-v2-de"}, {"name": "Modern-BERT"}], ids=str)
-def test_a_mask_swallows_the_white_space_before_it(model: dict[str, str]) -> None:
+def test_mask_token_strips_the_white_space_before_it(model: dict[str, str]) -> None:
     mask = "<mask>" if "pre" in model else "[MASK]"
     tokens = renamed(**{"<tool>": mask})
     tokenizer = tokenizer_of(tiny(tokens=tokens, **model))
@@ -138,7 +138,7 @@ def test_an_unknown_tokenizer_is_refused_with_the_key_and_the_known_ones() -> No
         tokenizer_of(tiny(model="lama"))
 
 
-def test_a_tokenizer_that_only_llama_cpp_has_is_not_supported() -> None:
+def test_tokenizer_known_only_to_llama_cpp_is_unsupported() -> None:
     with pytest.raises(Unsupported, match=r"'test' \(known: .*llama"):
         tokenizer_of(tiny(model="test"))
 
@@ -149,7 +149,7 @@ def test_suppressed_tokens_keep_their_order_within_the_vocabulary() -> None:
     assert tokenizer_of(tiny()).vocabulary.suppressed == ()
 
 
-def test_types_are_kept_as_stored_beside_the_repaired_ones() -> None:
+def test_stored_types_are_kept_beside_the_repaired_ones() -> None:
     vocabulary = tokenizer_of(tiny()).vocabulary
     message = TEXTS.index("<|message|>")
     assert vocabulary.stored_attrs[message] == Attr.CONTROL

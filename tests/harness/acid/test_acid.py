@@ -69,7 +69,7 @@ def named(test: Measurement) -> str:
         (500000.0, "turns too slowly: 10000 taken for 1000?"),
     ],
 )
-def test_half_and_double_of_the_base_are_told_from_it(
+def test_half_and_double_base_are_told_apart(
     arch: str, base: float, says: str, tmp_path: Path
 ) -> None:
     write_acid(tmp_path / "acid.gguf", arch)
@@ -84,7 +84,7 @@ def test_half_and_double_of_the_base_are_told_from_it(
 
 
 @pytest.mark.parametrize("quant", HASHES)
-def test_the_same_bytes_are_written_everywhere(quant: str, tmp_path: Path) -> None:
+def test_files_have_the_same_bytes_everywhere(quant: str, tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
     write_acid(path, quant=quant)
     assert hashlib.sha256(path.read_bytes()).hexdigest() == HASHES[quant]
@@ -97,7 +97,7 @@ def test_a_file_of_a_small_type_has_at_most_a_megabyte(quant: str, tmp_path: Pat
     assert path.stat().st_size < 1_000_000
 
 
-def test_the_file_says_what_to_do_with_it(model: Path) -> None:
+def test_file_explains_its_use(model: Path) -> None:
     with GgufFile.open(model) as file:
         said = str(file.metadata["general.description"].data)
         assert file.metadata["tokenizer.chat_template"].data == PROMPT
@@ -105,13 +105,13 @@ def test_the_file_says_what_to_do_with_it(model: Path) -> None:
     assert "tokenizer.chat_template" in said
 
 
-def test_eight_bits_are_what_bf16_and_f16_hold() -> None:
+def test_eight_bits_fit_bf16_and_f16() -> None:
     values = eight_bits(np.cos(np.arange(1000.0)) * 450)
     assert np.array_equal(values, values.astype(np.float16))
     assert not np.any(values.astype(np.float32).view(np.uint32) & 0xFFFF)
 
 
-def test_the_options_name_the_types_that_are_written() -> None:
+def test_options_name_the_written_types() -> None:
     assert tuple(acid_cli.ACID_TYPES.split()) == TYPES
 
 
@@ -129,7 +129,7 @@ def test_an_honest_engine_is_far_from_every_threshold(test: Measurement) -> None
 
 
 @pytest.mark.parametrize("test", TESTS, ids=named)
-def test_known_mistakes_are_answered_by_what_they_are(test: Measurement) -> None:
+def test_known_mistakes_get_their_own_answers(test: Measurement) -> None:
     answers = answers_of(test, 1.0)
     for number, (_, values) in enumerate(test.wrong, 1):
         leads = [answer.lead(np.array(values)) for answer in answers]
@@ -200,7 +200,7 @@ def test_every_type_is_ok_in_our_engine(quant: str, tmp_path: Path) -> None:
         ("missing-scale", "attention-scale", "scores too large"),
     ],
 )
-def test_a_wrong_engine_names_its_mistake(
+def test_wrong_engine_names_its_mistake(
     model: Path, engine: str, test: str, says: str | None
 ) -> None:
     wrong_engines()
@@ -215,7 +215,7 @@ def test_every_mistake_that_a_test_catches_is_in_the_catalogue() -> None:
     assert {name for test in every_test() for name in test.catches} <= known
 
 
-def test_test_that_another_rests_on_exists() -> None:
+def test_prerequisite_tests_exist() -> None:
     others = (test for arch in ARCHITECTURES for test in report_for(arch, "F32").tests)
     names = {test.name for test in (*every_test(), *others)}
     assert {name for test in every_test() for name in test.rests_on} <= names
@@ -248,9 +248,7 @@ def lines(*without: str) -> str:
         ("acid 1 llama Q9_9, 21 tests\n" + lines() + END, 2),
     ],
 )
-def test_a_text_is_read_as_what_it_says(
-    text: str, code: int, tmp_path: Path, lockstep: Lockstep
-) -> None:
+def test_text_is_read_as_written(text: str, code: int, tmp_path: Path, lockstep: Lockstep) -> None:
     path = tmp_path / "said.txt"
     path.write_bytes(text.encode())
     ending = lockstep("acid", "read", path, "--json")
@@ -264,7 +262,7 @@ def lockstep_text(lockstep: Lockstep, path: Path) -> str:
     return ending.out + ending.err
 
 
-def test_a_no_that_rests_on_another_is_told_apart(tmp_path: Path, lockstep: Lockstep) -> None:
+def test_no_caused_by_another_no_is_distinguished(tmp_path: Path, lockstep: Lockstep) -> None:
     path = tmp_path / "said.txt"
     wrong = " rope-pairing NO (pairs of the other kind)\n rope-base NO\n"
     path.write_text(SAID + lines("rope-pairing", "rope-base") + wrong + END)
@@ -292,13 +290,13 @@ def test_reading_names_rope_pairing_before_positions(tmp_path: Path, lockstep: L
     assert {*said[rest + 1 :]} == {"  positions-in-prompt: one position off", "  rope-base: NO"}
 
 
-def test_reading_says_that_noes_measured_through_each_other_are_one_cause() -> None:
+def test_mutually_dependent_noes_are_one_cause() -> None:
     tests = {test.name: test for test in TESTS}
     noes = [Read(test=name, ok=False) for name in ("prompt-end", "far-64", "two-spaces")]
     assert causes(tests, noes) == [(noes[0], noes[1])]
 
 
-def test_the_list_has_every_test_and_the_prompt(lockstep: Lockstep) -> None:
+def test_list_has_every_test_and_the_prompt(lockstep: Lockstep) -> None:
     listed = lockstep("acid", "list").out
     assert all(f"{test.name}: {test.sees}" in listed for test in TESTS)
     assert "no test sees:" in listed

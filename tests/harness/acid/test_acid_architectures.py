@@ -59,7 +59,7 @@ def named(test: Measurement) -> str:
 
 
 @pytest.mark.parametrize(("arch", "quant"), HASHES)
-def test_the_same_bytes_are_written_everywhere(arch: str, quant: str, tmp_path: Path) -> None:
+def test_files_have_the_same_bytes_everywhere(arch: str, quant: str, tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
     write_acid(path, arch, quant)
     assert hashlib.sha256(path.read_bytes()).hexdigest() == HASHES[arch, quant]
@@ -69,11 +69,11 @@ def test_a_file_has_at_most_a_megabyte(model: Path) -> None:
     assert model.stat().st_size < 1_000_000
 
 
-def test_the_options_name_the_architectures_that_are_written() -> None:
+def test_options_name_the_written_architectures() -> None:
     assert tuple(acid_cli.ACID_ARCHITECTURES.split()) == tuple(ARCHITECTURES)
 
 
-def test_types_that_an_architecture_has_not_are_refused_with_those_it_has(
+def test_unsupported_type_of_an_architecture_is_refused_with_choices(
     tmp_path: Path, lockstep: Lockstep
 ) -> None:
     ending = lockstep(
@@ -83,12 +83,12 @@ def test_types_that_an_architecture_has_not_are_refused_with_those_it_has(
     assert "known: F32, F16, BF16" in ending.err
 
 
-def test_the_prompt_is_that_of_the_architecture(arch: str, lockstep: Lockstep) -> None:
+def test_prompt_matches_the_architecture(arch: str, lockstep: Lockstep) -> None:
     prompt = ARCHITECTURES[arch].vocabulary.prompt
     assert lockstep("acid", "list", "--arch", arch, "--prompt").out == prompt + "\n"
 
 
-def test_the_prompt_has_as_many_tokens_as_tests_count_on(arch: str, model: Path) -> None:
+def test_prompt_has_the_token_count_that_tests_assume(arch: str, model: Path) -> None:
     vocabulary = ARCHITECTURES[arch].vocabulary
     engine = Model(model, Mirror(1, 512, ()), n_ctx=512)
     ids = engine.tokenizer().encode(
@@ -108,7 +108,7 @@ def test_an_honest_engine_is_far_from_every_threshold(test: Measurement) -> None
 
 
 @pytest.mark.parametrize("test", {named(t): t for t in every_test(*OTHERS)}.values(), ids=named)
-def test_known_mistakes_are_answered_by_what_they_are(test: Measurement) -> None:
+def test_known_mistakes_get_their_own_answers(test: Measurement) -> None:
     answers = answers_of(test, 1.0)
     for number, (_, values) in enumerate(test.wrong, 1):
         leads = [answer.lead(np.array(values)) for answer in answers]
@@ -227,7 +227,7 @@ def test_every_type_is_ok_in_our_engine(arch: str, quant: str, tmp_path: Path) -
         ("gpt2", "qkv-bias-missing", "qkv-bias", "no bias"),
     ],
 )
-def test_a_wrong_engine_names_its_mistake(
+def test_wrong_engine_names_its_mistake(
     arch: str, engine: str, test: str, says: str, tmp_path: Path
 ) -> None:
     wrong_engines()
@@ -244,6 +244,6 @@ def test_every_mistake_that_a_test_catches_is_in_the_catalogue() -> None:
     assert {name for test in every_test(*OTHERS) for name in test.catches} <= known
 
 
-def test_test_that_another_rests_on_exists_for_some_architecture() -> None:
+def test_prerequisite_tests_exist_for_some_architecture() -> None:
     names = {test.name for test in every_test(*ARCHITECTURES)}
     assert {name for test in every_test(*ARCHITECTURES) for name in test.rests_on} <= names

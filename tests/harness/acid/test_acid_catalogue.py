@@ -97,7 +97,5 @@ def test_mistakes_of_other_architectures_are_named(arch: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_a_format_read_wrongly_is_named_by_the_part_of_its_blocks(
-    kind: str, tmp_path: Path
-) -> None:
+def test_misread_format_is_named_by_the_wrong_part_of_its_blocks(kind: str, tmp_path: Path) -> None:
     check(tried(kind, tmp_path, prefix=f"{kind}-"), kind=kind)

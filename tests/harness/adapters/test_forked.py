@@ -70,7 +70,7 @@ def test_endings_digests_and_reasons_come_back() -> None:
     ],
 )
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_a_death_is_told_of_its_file_and_no_other(
+def test_death_is_reported_only_for_its_file(
     file: bytes, ending: str, words: str, place: int
 ) -> None:
     files = [b"a", b"b"]
@@ -88,7 +88,7 @@ def test_memory_is_charged_to_the_file_that_took_it() -> None:
     assert found.peaks[1] >= 60 * MB
 
 
-def test_many_files_cost_few_processes_and_bring_no_reasons() -> None:
+def test_many_files_cost_few_processes_and_give_no_reasons() -> None:
     parents = set()
 
     def tell(raw: bytes) -> tuple[str, int, str]:
@@ -100,7 +100,7 @@ def test_many_files_cost_few_processes_and_bring_no_reasons() -> None:
     assert found.words == {}
 
 
-def test_a_file_that_is_waited_for_without_end_has_hung() -> None:
+def test_file_that_never_ends_has_hung() -> None:
     found = parse_answer(parse_forked(read, [b"a", b"sleeps", b"b"], CostLimits(seconds=0.03)), 3)
     assert [found.ending(i) for i in range(3)] == ["accepted", "hung", "accepted"]
     assert found.words == {1: "was killed by SIGALRM"}
@@ -119,7 +119,7 @@ def test_a_long_file_may_take_more_memory_and_time() -> None:
     assert [found.ending(i) for i in range(2)] == ["crashed", "accepted"]
 
 
-def test_an_answer_about_other_files_is_none() -> None:
+def test_answer_about_other_files_is_rejected() -> None:
     with pytest.raises(ValueError, match="not about 4 files"):
         parse_answer(parse_forked(read, [b"a"] * 3), 4)
     bad = parse_forked(read, [b"a"]) | {"endings": np.array([250], np.uint8)}
@@ -127,7 +127,7 @@ def test_an_answer_about_other_files_is_none() -> None:
         parse_answer(bad, 1)
 
 
-def test_the_time_is_that_of_one_file() -> None:
+def test_time_limit_is_per_file() -> None:
     def slow(raw: bytes) -> tuple[str, int, str]:
         end = time.process_time() + 0.1
         while time.process_time() < end:

@@ -60,7 +60,7 @@ def test_one_node_of_a_layer_stores_keys_before_they_are_read(version: str) -> N
     assert stored[0] < min(read)
 
 
-def test_a_site_that_is_computed_in_another_way_is_refused() -> None:
+def test_site_computed_in_another_way_is_refused() -> None:
     graph: list[Recorded] = []
     graph += [Recorded(graph, "ADD", "kq-0", (1, 1), -1), Recorded(graph, "NONE", "x", (), -1)]
     with pytest.raises(Unsupported, match="'kq-0' is a ADD, which we cannot place"):
@@ -92,9 +92,7 @@ class Tensors:
 @pytest.mark.parametrize(
     ("op", "ne"), [("ROPE", (4, 2, 3)), ("RESHAPE", (8, 3))], ids=["by heads", "reshaped"]
 )
-def test_keys_that_are_copied_lie_in_cells_from_where_the_view_begins(
-    op: str, ne: tuple[int, ...]
-) -> None:
+def test_copied_keys_start_at_the_cell_of_the_view(op: str, ne: tuple[int, ...]) -> None:
     tensors = Tensors()
     cache = tensors.make("NONE", (800,), "cache_k_l1")
     keys = tensors.make(op, ne, "Kcur-1")
@@ -120,7 +118,7 @@ HALF, LOST = [0.5, 0.5], [np.nan, np.nan]
         ([*LOST, np.nan, 0.5], True),
     ],
 )
-def test_weights_behind_the_last_cell_count_unless_the_whole_row_is_nan(
+def test_weights_after_the_last_cell_count_unless_the_row_is_nan(
     row: list[float], does: bool
 ) -> None:
     weights = np.array([[[*HALF, 0.0, 0.0], row]], np.float32)
@@ -140,7 +138,7 @@ def site(name: str, layer: int | None = 0) -> Site:
     return Site(step=0, layer=layer, name=name)
 
 
-def test_a_site_that_is_not_shown_leaves_a_trace_of_the_others() -> None:
+def test_trace_continues_without_a_hidden_site() -> None:
     partial = recorder()
     partial._record(site("l_out"), np.zeros((3, 4), np.float32))
     partial._record(site("v_cache"), np.zeros((3, 1, 4), np.float32))  # without the keys
@@ -148,7 +146,7 @@ def test_a_site_that_is_not_shown_leaves_a_trace_of_the_others() -> None:
     assert [record.site.name for record in partial.records] == ["l_out", "v_cache"]
 
 
-def test_a_graph_without_any_site_is_none_that_we_know() -> None:
+def test_graph_without_any_site_is_unknown() -> None:
     with pytest.raises(Unsupported, match="shows no known site in step 0"):
         recorder().finish_step(tokens=3, layers=1, flash=False)
     with pytest.raises(Unsupported, match="does not show in which cells it stores keys"):

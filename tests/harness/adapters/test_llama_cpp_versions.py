@@ -32,7 +32,7 @@ def test_a_newer_name_finds_the_older_function() -> None:
         assert binding.llama_memory_seq_rm("memory", 0, 1, 2) == ("memory", 0, 1, 2)
 
 
-def test_the_context_stands_for_its_memory_where_there_is_none() -> None:
+def test_older_versions_use_the_context_as_memory() -> None:
     cleared: list[str] = []
     binding = Binding(module(llama_kv_cache_clear=cleared.append), OLD)
     binding.llama_memory_clear(binding.llama_get_memory("context"), True)
@@ -49,7 +49,7 @@ def test_function_that_a_version_lacks_is_unsupported_by_name(name: str) -> None
         getattr(Binding(module(), OLD), name)
 
 
-def test_a_function_that_the_library_lacks_says_so_when_it_is_called() -> None:
+def test_missing_function_says_so_when_called() -> None:
     library = ctypes.CDLL(None)
     declare(library, {"abs": (ctypes.c_int, ctypes.c_int), "ggml_none": (None,)}, OLD)
     assert library.abs(-3) == 3
@@ -71,9 +71,7 @@ def test_only_fields_that_a_struct_has_are_set() -> None:
     [(30, 39, 39), (30, 30, 30), (43, 43, 43)],
     ids=["0.3.8", "before BF16", "0.3.36"],
 )
-def test_types_that_the_binding_does_not_count_are_counted_by_ggml(
-    counted: int, known: int, count: int
-) -> None:
+def test_ggml_counts_types_that_the_binding_omits(counted: int, known: int, count: int) -> None:
     def name(i: int) -> bytes:
         assert counted == 30, "a newer ggml reads behind its table"
         return b"bf16" if i < known else b"NONE"

@@ -9,7 +9,7 @@ from lockstep.harness.adapters.llama_cpp.watch import TENSOR, tensor_at, writes_
 from tests.shadow_nodes import BUILD, node, normal, params
 
 
-def test_a_scan_without_a_number_of_states_keeps_the_last() -> None:
+def test_scan_without_a_state_count_keeps_the_last() -> None:
     """0.3.16 has no such parameter."""
     seqs, tokens, heads, dim, size = 1, 3, 2, 1, 4
     sources = (
@@ -41,7 +41,7 @@ def writes_unseen(address: int) -> bool:
         ([1, 2], None, False),  # a result of its own
     ],
 )
-def test_a_node_shows_what_it_writes_into_where_no_source_does(
+def test_node_shows_its_destination_if_no_source_does(
     sources: list[int], view_of: int | None, unseen: bool
 ) -> None:
     """Tensors: the cache, two others, a view of the cache, the node."""

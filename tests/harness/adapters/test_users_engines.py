@@ -65,9 +65,7 @@ def why(engine: str, model: Path | None = None) -> str:
 # --- files and modules ----------------------------------------------------------------------------
 
 
-def test_a_class_in_a_file_is_asked_for_what_it_overrides_alone(
-    model: Path, tmp_path: Path
-) -> None:
+def test_class_in_a_file_is_asked_only_for_its_own_methods(model: Path, tmp_path: Path) -> None:
     found = checked(model, f"adapter:{written(tmp_path, HONEST)}")
     status = {v.suite: v.status for v in found}
     assert status.pop("shadow") == "excused"  # of the oracle alone
@@ -82,7 +80,7 @@ def test_a_wrong_class_diverges(model: Path, tmp_path: Path) -> None:
     assert (found.status, found.detail["at_fault"]) == ("diverged", "subject")
 
 
-def test_a_module_is_looked_for_where_the_command_is_given(
+def test_module_is_found_in_the_working_directory(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written(tmp_path, HONEST, "mine_as_module.py")
@@ -92,9 +90,7 @@ def test_a_module_is_looked_for_where_the_command_is_given(
     assert "mine_as_module" not in sys.modules  # the worker alone has imported it
 
 
-def test_a_file_named_as_our_own_package_does_not_take_its_place(
-    model: Path, tmp_path: Path
-) -> None:
+def test_file_named_as_our_package_does_not_replace_it(model: Path, tmp_path: Path) -> None:
     for name in ("engine.py", "harness.py"):
         (found,) = checked(model, f"adapter:{written(tmp_path, HONEST, name)}", "logits")
         assert found.status == "agreed"
@@ -131,9 +127,7 @@ def test_file_with_several_classes_needs_one_named(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_file_that_cannot_be_imported_is_one_sentence(
-    source: str, words: str, tmp_path: Path
-) -> None:
+def test_failed_import_is_one_sentence(source: str, words: str, tmp_path: Path) -> None:
     said = why(f"adapter:{written(tmp_path, source)}")
     assert words in said
     assert "Traceback" not in said
@@ -146,7 +140,7 @@ def test_file_that_cannot_be_imported_is_one_sentence(
         ("(self, *a): raise KeyError('no licence')", "KeyError: 'no licence'"),
     ],
 )
-def test_class_that_cannot_be_made_is_a_crash_with_its_own_lines_alone(
+def test_failing_constructor_is_a_crash_with_the_users_lines(
     init: str, words: str, tmp_path: Path
 ) -> None:
     source = "from lockstep.harness.adapters.base import Adapter\nclass Mine(Adapter):\n"
@@ -159,13 +153,13 @@ def test_class_that_cannot_be_made_is_a_crash_with_its_own_lines_alone(
     assert "Traceback" not in outcome.message
 
 
-def test_an_init_of_their_own_need_not_call_ours(model: Path, tmp_path: Path) -> None:
+def test_users_init_need_not_call_ours(model: Path, tmp_path: Path) -> None:
     silent = dedent(HONEST) + "\n    def __init__(self, model, settings):\n        pass\n"
     found = checked(model, f"adapter:{written(tmp_path, silent)}", "logits")
     assert {v.status for v in found} == {"agreed"}
 
 
-def test_an_engine_of_ours_that_is_changed_shows_its_tensors(model: Path, tmp_path: Path) -> None:
+def test_modified_engine_of_ours_shows_its_tensors(model: Path, tmp_path: Path) -> None:
     source = """
         from lockstep.harness.adapters.reference import Reference
 
@@ -176,21 +170,21 @@ def test_an_engine_of_ours_that_is_changed_shows_its_tensors(model: Path, tmp_pa
     assert trace.status == "agreed"
 
 
-def test_a_file_that_only_imports_the_base_defines_no_engine(tmp_path: Path) -> None:
+def test_file_that_only_imports_the_base_defines_no_engine(tmp_path: Path) -> None:
     source = "from lockstep.harness.adapters.base import Adapter\n"
     said = why(f"adapter:{written(tmp_path, source)}")
     assert "defines no subclass" in said
     assert "lockstep protocol --guide" in said
 
 
-def test_no_file_and_no_module_are_said(model: Path) -> None:
+def test_missing_file_and_module_are_reported(model: Path) -> None:
     assert why("adapter:./nothing.py") == "./nothing.py: no such file"
     assert "No module named 'nothing_here'" in why("adapter:nothing_here")
     with pytest.raises(BadInput, match=r"nothing\.py: no such file"):
         checked(model, "adapter:./nothing.py", "logits")
 
 
-def test_a_class_that_dies_or_fails_is_a_crash(model: Path, tmp_path: Path) -> None:
+def test_class_that_dies_or_fails_is_a_crash(model: Path, tmp_path: Path) -> None:
     for line, words in (("os._exit(7)", "exited with status 7"), ("1 / 0", "ZeroDivisionError")):
         source = HONEST.replace("model = Model(", f"import os; {line}\n            model = Model(")
         (found,) = checked(model, f"adapter:{written(tmp_path, source)}", "logits")
@@ -198,7 +192,7 @@ def test_a_class_that_dies_or_fails_is_a_crash(model: Path, tmp_path: Path) -> N
         assert words in found.summary
 
 
-def test_output_of_an_engine_is_its_log(model: Path, tmp_path: Path) -> None:
+def test_engine_output_goes_to_its_log(model: Path, tmp_path: Path) -> None:
     source = HONEST.replace("model = Model(", "print('hello'); 1 / 0\n            model = Model(")
     path = written(tmp_path, source)
     with Runner(time_limit=60).open(f"adapter:{path}", model, EXACT) as session:
@@ -234,7 +228,7 @@ def test_an_installed_package_registers_an_engine_by_name(model: Path) -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_package_that_is_installed_or_removed_meanwhile_is_seen(tmp_path: Path) -> None:
+def test_newly_installed_or_removed_package_is_noticed(tmp_path: Path) -> None:
     assert find_registered("later") is None
     info = tmp_path / "later-1.dist-info"
     info.mkdir()
@@ -246,7 +240,7 @@ def test_a_package_that_is_installed_or_removed_meanwhile_is_seen(tmp_path: Path
 
 
 @pytest.mark.usefixtures("installed")
-def test_our_own_names_stay_ours(model: Path) -> None:
+def test_users_cannot_take_our_engine_names(model: Path) -> None:
     assert find_registered("reference") is find_registered("mutant:wrong-eps") is None
     assert not isinstance(Runner().open("reference", model, EXACT), IsolatedSession)
 
@@ -265,7 +259,7 @@ def test_two_packages_with_one_name_are_refused(tmp_path: Path) -> None:
 # --- the command line -----------------------------------------------------------------------------
 
 
-def test_the_option_is_the_engine_with_a_prefix(
+def test_option_takes_an_engine_with_a_prefix(
     model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = written(tmp_path, HONEST)
@@ -279,7 +273,7 @@ def test_the_option_is_the_engine_with_a_prefix(
     assert "--adapter and --engine both name" in capfd.readouterr().err
 
 
-def test_a_crash_is_no_engine_that_is_missing(model: Path, tmp_path: Path) -> None:
+def test_crash_is_not_a_missing_engine(model: Path, tmp_path: Path) -> None:
     path = written(tmp_path, "import os\nos._exit(3)\n")
     with Runner(time_limit=60).open(f"adapter:{path}", model, EXACT) as session:
         assert isinstance(session.ask("describe"), Crashed)

@@ -45,7 +45,7 @@ def apart() -> Iterator[Session]:
         ("describe", (), "version must be .*str.*, got a NoneType"),
     ],
 )
-def test_an_isolated_engine_lies_no_better(
+def test_isolated_engine_is_checked_for_lies_too(
     question: str, args: Any, text: str, apart: Session
 ) -> None:
     outcome = apart.ask(question, *args)
@@ -53,7 +53,7 @@ def test_an_isolated_engine_lies_no_better(
     assert re.search(text, outcome.message)
 
 
-def test_an_isolated_engine_shows_no_graph_that_is_none(apart: Session) -> None:
+def test_isolated_engine_with_a_malformed_graph_is_rejected(apart: Session) -> None:
     fault = Fault(step=0, ubatch=0, index=0, kind="scale", draw=0)
     seen: list[Nodes] = []
     batches = (Batch.of([1]),)
@@ -205,7 +205,7 @@ ASKED: dict[str, tuple[tuple[Any, ...], Any, list[Any]]] = {  # arguments, an an
 
 
 @pytest.mark.parametrize("question", ASKED)
-def test_question_that_no_suite_asks_has_a_form_as_well(question: str) -> None:
+def test_question_outside_all_suites_has_a_form(question: str) -> None:
     args, honest, lies = ASKED[question]
     assert isinstance(Saying(honest).ask(question, *args), Answered)
     for lie in lies:
@@ -214,13 +214,13 @@ def test_question_that_no_suite_asks_has_a_form_as_well(question: str) -> None:
         assert "expected" in outcome.message
 
 
-def test_every_question_has_a_form_and_every_stream_one_of_its_pieces() -> None:
+def test_every_question_and_stream_has_a_form() -> None:
     assert FORMS.keys() == {*QUESTIONS}
     assert PIECES.keys() == {*STREAMS}
     assert {*ASKED} | {*EVERYWHERE} | {"describe"} == {*QUESTIONS}
 
 
-def test_numbers_that_are_not_finite_are_an_answer() -> None:
+def test_non_finite_numbers_are_an_answer() -> None:
     held = np.array([[np.nan, np.inf], [-np.inf, 0]], np.float32)
     request = Request(batches=(Batch.of([0, 1]),))
     session = Saying(Evaluation(logits=(held,), trace=None))

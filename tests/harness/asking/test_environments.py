@@ -94,7 +94,7 @@ def sdist(tmp_path: Path) -> Sdist:
 
 
 @pytest.mark.parametrize("has_amx", [True, False], ids=["with AMX", "without"])
-def test_builds_are_kept_from_amx_where_a_processor_has_it(
+def test_builds_avoid_amx_on_processors_that_have_it(
     has_amx: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """GCC 12 leaves out what sets it up, and llama.cpp dies at its first product."""
@@ -114,7 +114,7 @@ def left_in(cache: Path) -> list[str]:
     return sorted(path.name for path in cache.iterdir())
 
 
-def test_a_version_is_built_once_listed_used_and_removed(sdist: Sdist, cache: Path) -> None:
+def test_version_can_be_built_listed_used_and_removed(sdist: Sdist, cache: Path) -> None:
     sdist("0.3.8", f"import os\n__version__ = '0.3.8'\nassert {LIBRARIES!r} not in os.environ")
     said: list[str] = []
     folder = provide(NAME, said.append)
@@ -141,7 +141,7 @@ def test_a_version_is_built_once_listed_used_and_removed(sdist: Sdist, cache: Pa
     ],
     ids=["unknown version", "broken build", "broken library"],
 )
-def test_version_that_cannot_be_had_is_one_sentence_and_leaves_nothing(
+def test_unavailable_version_is_one_sentence_and_leaves_nothing(
     sdist: Sdist, cache: Path, version: str, module: str, broken: bool, says: str
 ) -> None:
     sdist(version, module, broken)
@@ -152,9 +152,7 @@ def test_version_that_cannot_be_had_is_one_sentence_and_leaves_nothing(
     assert left_in(cache) == ["build.lock"]
 
 
-def test_without_a_network_it_is_told_what_pip_said(
-    monkeypatch: pytest.MonkeyPatch, cache: Path
-) -> None:
+def test_failed_download_quotes_pip(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     with pytest.raises(NotBuilt, match=r"[Cc]onnection.*No matching distribution"):
@@ -166,7 +164,7 @@ def test_without_a_network_it_is_told_what_pip_said(
     "version",
     ["", "..", "../../x", "0.3.8; true", "0.3.8 --pre", "0.3.*", ">=0", "latest", "0.3.8\n"],
 )
-def test_only_a_version_reaches_pip_or_a_path(version: str) -> None:
+def test_only_a_valid_version_reaches_pip_or_a_path(version: str) -> None:
     with pytest.raises(
         Unsupported, match=r"not a version.*; expected a name such as llama\.cpp@0\.3\.8"
     ):
@@ -174,13 +172,13 @@ def test_only_a_version_reaches_pip_or_a_path(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["0.3.8", "1.0rc1", "0.2.90.post1", "1!2.0.dev3"])
-def test_versions_as_they_are_published_are_taken(version: str) -> None:
+def test_published_version_names_are_accepted(version: str) -> None:
     with pytest.raises(NotBuilt, match=rf"lockstep oracle add llama\.cpp@{version}"):
         python_of(f"llama.cpp@{version}")
 
 
 @pytest.mark.parametrize("name", ["reference@1", "gguf-py@0.18.0", "mutant:wrong-eps@2"])
-def test_engines_that_have_one_version_say_so(name: str) -> None:
+def test_single_version_engines_say_so(name: str) -> None:
     with pytest.raises(Unsupported, match="has no other versions"):
         Runner().open(name, None, EXACT)
 
@@ -201,7 +199,7 @@ def test_a_version_is_asked_through_the_same_adapter() -> None:
     assert adapter_class(NAME) is adapter_class("llama.cpp")
 
 
-def test_a_worker_runs_with_the_packages_of_its_environment_before_ours(cache: Path) -> None:
+def test_worker_prefers_the_packages_of_its_environment(cache: Path) -> None:
     """`describe` says which llama_cpp was loaded: a stand-in, though another one is installed."""
     folder = folder_of(NAME)
     make = [sys.executable, "-m", "venv", "--without-pip", str(folder)]
@@ -225,7 +223,7 @@ class Stranger(Session):
         return Answered(value=info, seconds=0.0)
 
 
-def test_an_environment_that_holds_another_version_is_no_oracle() -> None:
+def test_environment_with_another_version_is_no_oracle() -> None:
     with pytest.raises(BadInput, match=r"llama\.cpp@0\.3\.8 holds llama-cpp-python 0\.3\.36"):
         describe_engine(Stranger())
 
@@ -241,7 +239,7 @@ def test_an_environment_that_holds_another_version_is_no_oracle() -> None:
     ],
     ids=" ".join,
 )
-def test_on_the_command_line_it_is_one_line_and_exit_code_2(
+def test_missing_version_is_one_line_and_exit_code_2(
     command: tuple[str, ...], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def build(*_: object) -> None:
@@ -258,14 +256,14 @@ def test_on_the_command_line_it_is_one_line_and_exit_code_2(
     )
 
 
-def test_pips_last_words_leave_out_addresses_and_advice() -> None:
+def test_quoted_pip_output_omits_addresses_and_advice() -> None:
     text = "a\nERROR: b https://x.y/z\nc\n\n[notice] a new release of pip"
     assert last_words(text) == "ERROR: b (address)"
     assert last_words(text, 2) == "ERROR: b (address); c"
     assert last_words("") == "it said nothing"
 
 
-def test_a_build_of_the_users_own_is_not_loaded_by_another_version(
+def test_users_build_is_not_loaded_by_another_version(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(LIBRARIES, "build/bin")
@@ -273,7 +271,7 @@ def test_a_build_of_the_users_own_is_not_loaded_by_another_version(
     assert LIBRARIES not in environment(Path("python"))
 
 
-def test_a_build_says_how_long_it_has_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_reports_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environments, "SAY_SECONDS", 0.05)
     waited: list[float] = []
     command = [sys.executable, "-c", "import time; print(1); time.sleep(0.4); print(2)"]
@@ -282,7 +280,7 @@ def test_a_build_says_how_long_it_has_taken(monkeypatch: pytest.MonkeyPatch) -> 
     assert waited == sorted(waited)
 
 
-def test_a_build_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_build_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environments, "SAY_SECONDS", 0.05)
     monkeypatch.setattr(environments, "BUILD_SECONDS", 0.2)
     command = [sys.executable, "-c", "import time; time.sleep(600)"]

@@ -49,7 +49,7 @@ def test_pipe_under_an_open_model_is_refused_at_once(tmp_path: Path) -> None:
             session.ask("metadata")
 
 
-def test_check_says_once_that_its_model_became_a_pipe(tmp_path: Path) -> None:
+def test_check_reports_once_that_its_model_became_a_pipe(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(REPLACES)
     ended = in_a_process(
         *("check", str(builtin("f32", tmp_path)), "--adapter", str(tmp_path / "mine.py")),

@@ -47,7 +47,7 @@ def test_timeout_names_the_option(model: Path, tmp_path: Path) -> None:
         ("wants another model", "not-compared", "does not load the model: no model of this kind"),
     ],
 )
-def test_a_start_that_fails_is_a_verdict_of_each_model(
+def test_failed_start_is_a_verdict_for_each_model(
     way: str, status: str, words: str, model: Path, tmp_path: Path
 ) -> None:
     code, found = run(model, way, tmp_path, models=2)
@@ -56,7 +56,7 @@ def test_a_start_that_fails_is_a_verdict_of_each_model(
     assert all(v.repro for v in found)
 
 
-def test_a_module_that_never_ends_is_waited_for_no_longer(model: Path, tmp_path: Path) -> None:
+def test_endless_import_times_out(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "slow.py"
     path.write_text("import time\ntime.sleep(1000)\n")
     plan = plan_for(model, engine=f"adapter:{path}", suites=("tokens",), time_limit=1.0)
@@ -65,7 +65,7 @@ def test_a_module_that_never_ends_is_waited_for_no_longer(model: Path, tmp_path:
     assert "did not answer start within 1 s" in result.verdicts[0].summary
 
 
-def test_the_option_is_in_the_command_that_repeats_a_run(model: Path, tmp_path: Path) -> None:
+def test_repeat_command_has_the_option(model: Path, tmp_path: Path) -> None:
     options = ["--engine", engine("hangs"), "--suite", "tokens", "--timeout", "0.5", "--json"]
     said = CliRunner().invoke(app, ["check", str(model), *options, "--report", str(tmp_path)])
     assert said.exit_code == 3
@@ -75,7 +75,7 @@ def test_the_option_is_in_the_command_that_repeats_a_run(model: Path, tmp_path: 
     assert "--timeout 0.5" in found["repro"]
 
 
-def test_bisect_ends_with_the_same_words(model: Path, tmp_path: Path) -> None:
+def test_bisect_ends_with_the_same_message(model: Path, tmp_path: Path) -> None:
     options = ["--engine", engine("is silent"), "--timeout", "0.5"]
     said = CliRunner().invoke(app, ["bisect", str(model), *options])
     assert said.exit_code == 3

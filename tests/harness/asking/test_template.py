@@ -17,7 +17,7 @@ from lockstep.harness.records import EXACT
 from tests.harness.context.test_runner import PATIENT, comes_true, is_running, worker_of
 
 
-def test_threads_of_llama_cpp_in_a_fork_wait_asleep_and_do_not_spin() -> None:
+def test_llama_cpp_threads_in_a_fork_sleep_while_they_wait() -> None:
     """libgomp reads that once, when it is loaded, and prints what it has read. If it comes too
     late, workers that share processors starve each other."""
     wanted = os.environ | {"OMP_DISPLAY_ENV": "verbose"}
@@ -43,7 +43,7 @@ def own_template(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
         yield template.KEPT[0].process.pid
 
 
-def test_workers_are_forks_however_many_threads_of_blas_there_are_here(
+def test_workers_are_forks_for_any_number_of_blas_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A user's tests set no such variable."""

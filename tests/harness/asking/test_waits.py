@@ -52,7 +52,7 @@ def test_timeout_says_for_how_many_tokens_and_how_to_ask_for_fewer(
     assert words in patient(no_answer("mine", question, outcome)).summary
 
 
-def test_a_question_that_says_its_length_says_it_once() -> None:
+def test_question_states_its_length_once() -> None:
     outcome = InTurn(LATE).ask("evaluate", RUN)
     text = no_answer("mine", "evaluate for 4 tokens in batches of 3, 1", outcome).summary
     assert text == "mine did not answer logits for 4 tokens in batches of 3, 1 within 300 s"

@@ -63,14 +63,14 @@ def test_engines_take_turns_and_the_best_round_counts() -> None:
     assert row.ratio((OURS, 1), (GGML, 1)) == 2.0
 
 
-def test_an_engine_without_a_decoder_is_asked_once_and_has_no_rate() -> None:
+def test_engine_without_a_decoder_is_asked_once_and_has_no_rate() -> None:
     row, log = measured({OURS: [1.0], GGML: [1.0], GGUF: []}, rounds=3)
     assert log.count((GGUF, 1)) == 1
     assert (GGUF, 1) not in row.rates
     assert row.ratio((OURS, 1), (GGUF, 1)) is None
 
 
-def test_without_our_own_decoder_there_is_nothing_to_measure() -> None:
+def test_bench_without_our_own_decoder_measures_nothing() -> None:
     with pytest.raises(BadInput, match="no decoder"):
         measured({OURS: [], GGML: [1.0], GGUF: [1.0]})
 
@@ -83,7 +83,7 @@ def rows_of(*rates: tuple[str, float, float, float]) -> list[BenchRow]:
     ]
 
 
-def test_promises_are_kept_or_not_and_name_the_types_that_are_the_reason() -> None:
+def test_broken_promises_name_the_types_responsible() -> None:
     slowest, mean, threads = QuantsBench().promises(
         rows_of(("A", 8.0, 16.0, 4.0), ("B", 3.0, 4.5, 4.0), ("C", 16.0, 32.0, 4.0))
     )
@@ -95,7 +95,7 @@ def test_promises_are_kept_or_not_and_name_the_types_that_are_the_reason() -> No
     assert "promised 1.5: reached" in in_words(mean)
 
 
-def test_a_type_that_ggml_does_not_decode_is_in_no_promise_about_ggml() -> None:
+def test_type_without_a_ggml_decoder_is_in_no_promise_about_ggml() -> None:
     rows = [
         *rows_of(("A", 8.0, 16.0, 4.0)),
         BenchRow(target="F64", rates={(OURS, 1): 1, (OURS, 2): 1}),
@@ -132,7 +132,7 @@ def test_the_first_call_warms_up_and_another_is_always_timed() -> None:
     assert len(calls) == 2
 
 
-def test_the_calls_of_all_threads_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rate_counts_the_calls_of_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wrong would be the time of a call, which is as long with two threads as with one."""
     turns = [(0.0, 1.0, 3), (0.5, 2.0, 5)]
     monkeypatch.setattr(_timing, "repeat_work", lambda work, seconds: turns.pop())
@@ -141,7 +141,7 @@ def test_the_calls_of_all_threads_count(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_each_thread_decodes_all_blocks_into_room_of_its_own(threads: int) -> None:
+def test_each_thread_decodes_all_blocks_into_its_own_memory(threads: int) -> None:
     kind = WeightFormat.member("Q4_0")
     raw = np.arange(7 * kind.layout.itemsize, dtype=np.uint8)
     pieces = pieces_of(raw, (kind.layout.itemsize, kind.weights), threads)
@@ -151,7 +151,7 @@ def test_each_thread_decodes_all_blocks_into_room_of_its_own(threads: int) -> No
     assert len({out.ctypes.data for _, out in pieces}) == threads
 
 
-def test_error_in_a_thread_is_raised_and_no_other_waits_for_it() -> None:
+def test_error_in_a_thread_is_raised_without_blocking_the_others() -> None:
     pieces = pieces_of(np.arange(4, dtype=np.uint8), (1, 1), 2)
     pieces[1][0][0] = 4
 
@@ -201,7 +201,7 @@ def test_an_unknown_type_is_refused_with_the_choices() -> None:
     assert "Q9" in done.output
 
 
-def test_capture_is_promised_in_plain_decodes_and_a_copy() -> None:
+def test_capture_promises_compare_with_plain_decoding_and_a_copy() -> None:
     rates = {"capture": 1 / 7.0, "plain": 1 / 2.0, "copy": 1 / 1.0, "callback": 1 / 3.0}
     row = BenchRow(target="m", rates={(name, 1): rate for name, rate in rates.items()})
     (promise,) = bench_named("shadow").promises([row])
@@ -222,7 +222,7 @@ def test_the_cost_of_capture_is_measured_on_a_prompt_and_on_single_tokens() -> N
     assert all(row["capture x1"] > 0 for row in figures["rows"])
 
 
-def test_an_engine_that_refuses_is_not_held_against_one_that_was_not_asked() -> None:
+def test_refusing_engine_is_not_compared_with_one_that_was_not_asked() -> None:
     said = str(why_unmeasured("fast", "evaluate", Rejected(message="no such architecture")))
     assert said == "fast refuses: no such architecture"
     assert "cannot answer" in str(why_unmeasured("fast", "evaluate", Unanswerable(message="no")))

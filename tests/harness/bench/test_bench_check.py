@@ -12,7 +12,7 @@ from lockstep.harness.records import StageText
 PLAN = BenchPlan(targets=("builtin:f32",))
 
 
-def test_the_phases_of_a_check_are_all_of_its_time() -> None:
+def test_phases_of_a_check_add_up_to_its_time() -> None:
     said: list[str] = []
     plan = replace(PLAN, engine="honest:float64")
     rows = list(bench_named("check").run(plan, lambda what, text: said.append(text)))
@@ -27,7 +27,7 @@ def test_the_phases_of_a_check_are_all_of_its_time() -> None:
     assert "suite trace" in said
 
 
-def test_the_engine_that_is_named_is_the_one_that_is_asked() -> None:
+def test_named_engine_is_asked() -> None:
     with pytest.raises(BadInput, match="no engine named 'honest:nosuch'"):
         list(bench_named("check").run(replace(PLAN, engine="honest:nosuch"), lambda *_: None))
 

@@ -44,6 +44,6 @@ def test_a_prompt_and_single_tokens_are_measured_of_both_engines() -> None:
     assert all(row[f"{engine} x2"] > 0 for row in figures["rows"] for engine in (OURS, THEIRS))
 
 
-def test_target_that_is_no_file_and_no_built_in_model_is_refused() -> None:
+def test_unknown_target_is_refused() -> None:
     with pytest.raises(Exception, match="no such file, and no built-in model"):
         list(bench_named("run").run(BenchPlan(targets=("no.gguf",)), lambda target, text: None))

@@ -32,7 +32,7 @@ def test_a_prompt_and_single_tokens_are_measured_under_both_presets() -> None:
 
 
 @pytest.mark.parametrize(("captured", "kept"), [(0.349, True), (0.351, False)])
-def test_three_plain_decodes_and_a_copy_are_promised(captured: float, kept: bool) -> None:
+def test_capture_is_promised_within_three_decodes_and_a_copy(captured: float, kept: bool) -> None:
     seconds = {CAPTURE: captured, PLAIN: 0.1, CALLBACK: 0.2, COPY: 0.05}
     row = BenchRow(target="m", rates={(what, 1): 1 / value for what, value in seconds.items()})
     (promise,) = ShadowBench().promises([row])
@@ -40,7 +40,7 @@ def test_three_plain_decodes_and_a_copy_are_promised(captured: float, kept: bool
 
 
 @pytest.mark.parametrize("before", [None, "passive"])
-def test_waiting_of_threads_is_the_users_choice_and_restored_afterwards(
+def test_user_decides_about_spinning_threads(
     before: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(WAITING, raising=False)
@@ -51,7 +51,7 @@ def test_waiting_of_threads_is_the_users_choice_and_restored_afterwards(
     assert os.environ.get(WAITING) == before
 
 
-def test_target_that_is_no_file_and_no_built_in_model_is_refused(tmp_path: Path) -> None:
+def test_unknown_target_is_refused(tmp_path: Path) -> None:
     plan = BenchPlan(targets=(str(tmp_path / "none.gguf"),), rounds=1)
     with pytest.raises(BadInput, match="no such file, and no built-in model"):
         list(bench_named("shadow").run(plan, lambda target, text: None))

@@ -11,7 +11,7 @@ from lockstep.harness.bench.tokens import OURS, THEIRS, TokensBench
 from lockstep.harness.check.check import BadInput
 
 
-def test_prose_is_seeded_of_the_length_asked_for_and_repeats_as_text_does() -> None:
+def test_prose_is_seeded_of_the_requested_length_and_repetitive() -> None:
     text = prose(200_000, seed=1)
     assert len(text) == 200_000
     assert text == prose(200_000, seed=1)

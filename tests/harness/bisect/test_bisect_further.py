@@ -34,7 +34,7 @@ def bisected(
     return found, "\n".join(bisection_lines(plan, found))
 
 
-def test_a_fault_behind_64_cells_is_found_in_a_longer_run_and_confirmed(tmp_path: Path) -> None:
+def test_fault_after_64_cells_is_found_in_a_longer_run_and_confirmed(tmp_path: Path) -> None:
     found, words = bisected("mutant:cache-cells-beyond-64", tmp_path)
     assert found.first is not None
     assert (found.exit_code, str(found.first.site)) == (1, "kq_soft_max-0")
@@ -44,7 +44,7 @@ def test_a_fault_behind_64_cells_is_found_in_a_longer_run_and_confirmed(tmp_path
     assert found.patched.confirms
 
 
-def test_op_that_is_wrong_behind_the_prompt_alone_is_in_the_list_of_layers(
+def test_op_wrong_only_after_the_prompt_is_in_the_list_of_layers(
     tmp_path: Path,
 ) -> None:
     """The list said of every layer that no op was wrong, but an op was named below the list."""
@@ -67,7 +67,7 @@ def test_list_names_no_step_for_an_op_wrong_in_the_prompt(tmp_path: Path) -> Non
     assert found.layers[1].guilty
 
 
-def test_a_wrong_choice_of_tokens_is_the_fault_of_no_op(tmp_path: Path) -> None:
+def test_wrong_choice_of_tokens_blames_no_op(tmp_path: Path) -> None:
     found, words = bisected("mutant:greedy-second-best", tmp_path)
     assert not found.culprits
     assert found.exit_code == NO_OP
@@ -75,14 +75,14 @@ def test_a_wrong_choice_of_tokens_is_the_fault_of_no_op(tmp_path: Path) -> None:
     assert "no op is wrong on its own inputs" in words
 
 
-def test_a_wrong_tokenizer_is_said_by_bisect_too(tmp_path: Path) -> None:
+def test_bisect_reports_a_wrong_tokenizer(tmp_path: Path) -> None:
     found, words = bisected(ReplacesBytes.name, tmp_path)
     assert found.exit_code == NO_OP
     assert {verdict.suite for verdict in found.others} == {"tokens"}
     assert "tokens: encode" in words
 
 
-def test_a_text_beyond_unicode_is_named_with_the_flags_it_was_asked_with(tmp_path: Path) -> None:
+def test_text_beyond_unicode_is_named_with_its_flags(tmp_path: Path) -> None:
     """The text was once called one without flags, for which a BOS was expected."""
     found, words = bisected("mutant:bos-missing", tmp_path)
     assert found.exit_code == NO_OP
@@ -90,7 +90,7 @@ def test_a_text_beyond_unicode_is_named_with_the_flags_it_was_asked_with(tmp_pat
     assert "encode (no flags)" not in words
 
 
-def test_a_prompt_taken_for_the_one_before_is_found_by_bisect_too(tmp_path: Path) -> None:
+def test_bisect_finds_a_prompt_taken_for_the_one_before(tmp_path: Path) -> None:
     found, _ = bisected("mutant:state-logits-of-last-call", tmp_path)
     assert found.exit_code in (1, NO_OP)
 

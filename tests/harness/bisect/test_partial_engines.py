@@ -60,7 +60,7 @@ def verdicts_of(
 
 @pytest.mark.parametrize("engine", [SHOWS_LAYERS, SHOWS_HOOKS, SHOWS_FUSED, SHOWS_NOTHING])
 @pytest.mark.parametrize("name", ["f32", "q8_0", "moe"])
-def test_an_honest_engine_that_shows_a_part_is_not_accused(
+def test_honest_engine_with_few_tensors_is_not_accused(
     name: str, engine: str, tmp_path: Path
 ) -> None:
     found = verdicts_of(builtin(name, tmp_path), engine)
@@ -74,7 +74,7 @@ def test_an_honest_engine_that_shows_a_part_is_not_accused(
         assert [v.status for v in found if v.suite == "trace"] == ["agreed"]
 
 
-def test_engine_that_shows_nothing_agrees_in_nothing(tmp_path: Path) -> None:
+def test_engine_that_shows_nothing_conforms_in_nothing(tmp_path: Path) -> None:
     found = verdicts_of(builtin("f32", tmp_path), SHOWS_NOTHING)
     assert statuses(found) == {"not-applicable"}
     assert exit_code(found) == 3
@@ -100,7 +100,7 @@ OTHERS = tuple(f"{name}-{layer}" for name in HOOKS[4:] for layer in range(2))
 RENAMED = made("test:renamed", Partial, shown=HOOKS, withheld=OTHERS)
 
 
-def test_an_engine_that_shows_its_tensors_under_other_names_is_not_conform(tmp_path: Path) -> None:
+def test_engine_with_other_tensor_names_does_not_conform(tmp_path: Path) -> None:
     found = verdicts_of(builtin("f32", tmp_path), RENAMED, ("trace",))
     (gap,) = (v for v in found if v.status == "not-compared")
     assert "says that it shows these, and does not" in gap.summary
@@ -139,12 +139,12 @@ def test_bisect_finds_the_layer_of_a_hidden_fault(tmp_path: Path) -> None:
     assert "ROPE" in found.first.op or "..." in found.first.op  # one of so many ops
 
 
-def test_bisect_of_an_honest_engine_compares_what_lies_between(tmp_path: Path) -> None:
+def test_bisect_of_an_honest_engine_compares_hidden_parts(tmp_path: Path) -> None:
     found = bisection_of(builtin("f32", tmp_path), SHOWS_LAYERS)
     assert (found.not_compared, found.exit_code) == ((), 0)
 
 
-def test_a_patch_that_changes_nothing_confirms_nothing(tmp_path: Path) -> None:
+def test_patch_without_effect_confirms_nothing(tmp_path: Path) -> None:
     found = bisection_of(builtin("f32", tmp_path), ShowsItWrong.name)
     # and what it goes on with is not what it shows
     assert {c.site.name for c in found.culprits} == {"ffn_norm", "ffn_gate", "ffn_up"}

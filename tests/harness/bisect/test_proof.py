@@ -69,7 +69,7 @@ def proof_of(model: Path, engine: str, *, site: str = "Qcur_rope", lucky: bool =
     return found.patched
 
 
-def test_a_fault_in_an_engine_that_converts_no_activations_is_confirmed(tmp_path: Path) -> None:
+def test_fault_of_an_engine_with_unconverted_activations_is_confirmed(tmp_path: Path) -> None:
     model = written(tmp_path, seed=6, n_layer=1, quant="Q4_0")
     proof = proof_of(model, Float64AndOneBase.name, lucky=True)
     assert proof.confirms
@@ -87,7 +87,7 @@ class Float64AndOtherEps(Reference, name="test:float64-and-other-eps"):
         return SlightlyOtherEps()
 
 
-def test_a_fault_smaller_than_what_conversions_move_is_confirmed(tmp_path: Path) -> None:
+def test_fault_smaller_than_conversion_noise_is_confirmed(tmp_path: Path) -> None:
     """The oracle converts activations, so the engine is as far from it before the fault as behind
     it."""
     model = written(tmp_path, seed=6, n_layer=1, quant="Q4_0")
@@ -97,7 +97,7 @@ def test_a_fault_smaller_than_what_conversions_move_is_confirmed(tmp_path: Path)
     assert "from an honest run of another design" in confirmation(proof)
 
 
-def test_the_rest_is_held_against_honest_runs_of_the_engines_own_design(gemma2: Path) -> None:
+def test_rest_is_compared_with_honest_runs_of_the_engines_design(gemma2: Path) -> None:
     """The oracle's GELU is a table of halves, from which the rest is farther off than is allowed
     here; with the same tensors put in, a run without the table agrees."""
     proof = proof_of(gemma2, Float64AndOneBase.name, lucky=True)
@@ -106,7 +106,7 @@ def test_the_rest_is_held_against_honest_runs_of_the_engines_own_design(gemma2: 
     assert "the rest agrees with an honest run of another design" in confirmation(proof)
 
 
-def test_a_second_fault_that_was_not_put_right_is_no_other_design(gemma2: Path) -> None:
+def test_second_unpatched_fault_is_not_another_design(gemma2: Path) -> None:
     proof = proof_of(gemma2, Float64AndTwoFaults.name)
     assert not proof.agrees
     assert not proof.otherwise
@@ -126,7 +126,7 @@ OF_THE_ORACLE = "are the oracle's own, so errors before them do not show"
         ("mutant:rope-half-split", "Qcur_rope", False),
     ],
 )
-def test_logits_that_were_put_in_are_no_proof_of_what_stands_before_them(
+def test_replaced_logits_prove_nothing_about_earlier_ops(
     engine: str, site: str, said: bool, tmp_path: Path
 ) -> None:
     """A kernel that loses rows was confirmed by logits that were 0.0e+00 off, the oracle's own."""

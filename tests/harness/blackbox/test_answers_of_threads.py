@@ -97,7 +97,7 @@ def asked(suite: str, tmp_path: Path) -> Asked:
 
 
 @pytest.mark.parametrize("when", ["threads == 3", "calls == 30"])
-def test_wrong_answers_with_three_threads_are_found_in_all_or_in_one(
+def test_wrong_answers_with_three_threads_are_found_in_all_or_one(
     when: str, suite: str, asked: Asked
 ) -> None:
     *fine, wrong = asked(when)

@@ -61,9 +61,7 @@ PARTS = {
 
 
 @pytest.mark.parametrize(("mutant", "part"), PARTS.items())
-def test_the_part_that_is_wrong_is_named_in_every_layer(
-    mutant: str, part: str, tmp_path: Path
-) -> None:
+def test_wrong_part_is_named_in_every_layer(mutant: str, part: str, tmp_path: Path) -> None:
     path = builtin("f32", tmp_path)
     found = bisected(path, tmp_path / "made", engine=f"mutant:{mutant}")
     assert faults(found) == {0: [part], 1: [part]}
@@ -106,7 +104,7 @@ def an_eighth(raw: NDArray[np.uint8], _: Any) -> None:
     raw.view(np.float32)[:] /= 8
 
 
-def test_eps_is_not_taken_for_the_embedding_where_embeddings_are_small(tmp_path: Path) -> None:
+def test_eps_is_not_taken_for_the_embedding_if_embeddings_are_small(tmp_path: Path) -> None:
     """Stories260K has such embeddings. With larger ones, powers of two, no eps counts."""
     path, tensor = builtin("f32", tmp_path), "token_embd.weight"
     small_ones = copy_with(path, tmp_path / "small.gguf", tensor, an_eighth)
@@ -171,7 +169,7 @@ class WithLargerGate(Reference, name="test:geglu-of-a-larger-gate"):
         ("qwen3moe", "mutant:experts-not-normalised", f"FFN: {WEIGHED}"),
     ],
 )
-def test_part_that_hides_a_fault_is_not_named_for_it(
+def test_part_that_hides_a_fault_is_not_blamed(
     arch: str, engine: str, part: str, tmp_path: Path
 ) -> None:
     path = one_layer_of(arch, tmp_path)
@@ -197,7 +195,7 @@ ADDS = {
 
 
 @pytest.mark.parametrize("arch", ADDS)
-def test_sum_of_a_layer_is_known_by_its_tensors(arch: str) -> None:
+def test_sum_of_a_layer_is_recognised_by_its_tensors(arch: str) -> None:
     stems, expected = (words.split() for words in ADDS[arch])
     assert what_adds(stems) & set(stems) == set(expected)
 
@@ -270,7 +268,7 @@ class WithNoNumbers(Reference, name="test:softmax-of-many-is-no-number"):
     ops = NoNumbers
 
 
-def test_nan_is_not_muted_by_zeros_and_not_held_against_the_head(
+def test_nan_survives_zeros_and_is_not_blamed_on_the_head(
     tmp_path: Path,
 ) -> None:
     path = builtin("f32", tmp_path)
@@ -304,7 +302,7 @@ def test_fault_by_layer_number_is_reported(tmp_path: Path) -> None:
     assert found.exit_code == 1
 
 
-def test_an_engine_of_lists_is_bisected_by_them(tmp_path: Path) -> None:
+def test_engine_with_lists_is_bisected_by_them(tmp_path: Path) -> None:
     path = builtin("f32", tmp_path)
     found = bisected(path, tmp_path / "made", engine="lists: no scale")
     assert set(faults(found)) == {0, 1}
@@ -313,7 +311,7 @@ def test_an_engine_of_lists_is_bisected_by_them(tmp_path: Path) -> None:
     assert (faults(honest), honest.exit_code) == ({}, 0)
 
 
-def test_weights_that_nobody_could_ask_about_are_not_said_to_agree(tmp_path: Path) -> None:
+def test_untested_weights_are_not_reported_as_agreeing(tmp_path: Path) -> None:
     """An engine that shows only tokens has no matrix looked at in place, as the line before
     says."""
     path = builtin("f32", tmp_path)
@@ -325,7 +323,7 @@ def test_weights_that_nobody_could_ask_about_are_not_said_to_agree(tmp_path: Pat
         assert ("every weight" in last) == weights == bool(found.lenses or found.places)
 
 
-def test_a_wrong_eps_that_only_tokens_show_is_found_where_check_finds_it(tmp_path: Path) -> None:
+def test_check_locates_a_wrong_eps_that_only_tokens_show(tmp_path: Path) -> None:
     """A token's choice shows no eps outside the layers, and an ordinary slice no eps within
     them."""
     path = builtin("f32", tmp_path)
@@ -345,7 +343,7 @@ GREEDY_WITH_OTHER_EPS = wrong("greedy: other eps", WrongEps, levels=("greedy",))
 
 
 @pytest.mark.parametrize("name", ["f32", "q8_0"])
-def test_fault_that_only_other_suites_see_is_no_agreement(name: str, tmp_path: Path) -> None:
+def test_fault_in_other_suites_prevents_agreement(name: str, tmp_path: Path) -> None:
     engine = "mutant:cache-cells-beyond-64"  # of which no slice has as many
     found = bisected(builtin(name, tmp_path), tmp_path / "made", engine=engine)
     assert (found.whole.status, faults(found)) == ("agreed", {})
@@ -358,7 +356,7 @@ def test_fault_that_only_other_suites_see_is_no_agreement(name: str, tmp_path: P
 # --- lenses ---------------------------------------------------------------------------------
 
 
-def test_through_a_lens_every_weight_is_met_once_and_signs_are_balanced() -> None:
+def test_lens_reads_every_weight_once_with_balanced_signs() -> None:
     lens = Lens(type="Q4_0", width=128, vocabulary=64, period=32, stretches=())
     inputs = np.concatenate([met for _, met in lens.batches])
     assert inputs.shape == (32, 128)
@@ -368,9 +366,7 @@ def test_through_a_lens_every_weight_is_met_once_and_signs_are_balanced() -> Non
 
 
 @pytest.mark.parametrize("kind", ROUNDING)
-def test_a_lens_of_any_type_sees_one_wrong_nibble_and_no_honest_engine(
-    kind: str, tmp_path: Path
-) -> None:
+def test_lens_of_any_type_finds_one_wrong_nibble(kind: str, tmp_path: Path) -> None:
     path, tensor = model_of(kind, tmp_path), "blk.0.attn_k.weight"
     other = copy_with(path, tmp_path / "other.gguf", tensor, one_nibble)
     asker = asker_of(path, tmp_path / "made", subject_model=other)
@@ -382,7 +378,7 @@ def test_a_lens_of_any_type_sees_one_wrong_nibble_and_no_honest_engine(
     assert {through(same, lens).answer.status for lens in its} == {"agreed"}
 
 
-def test_a_tensor_off_by_a_thousandth_is_named_and_its_layer(tmp_path: Path) -> None:
+def test_tensor_off_by_a_thousandth_is_named_with_its_layer(tmp_path: Path) -> None:
     """The logits of the whole model do not show it."""
     path, tensor = written(tmp_path, quant="Q4_1", n_layer=3), "blk.1.ffn_up.weight"
     other = copy_with(path, tmp_path / "other.gguf", tensor, scaled)
@@ -393,7 +389,7 @@ def test_a_tensor_off_by_a_thousandth_is_named_and_its_layer(tmp_path: Path) -> 
     assert found.exit_code == 1
 
 
-def test_a_reader_that_is_wrong_with_a_type_is_seen_in_all_its_tensors(tmp_path: Path) -> None:
+def test_misread_type_is_found_in_all_its_tensors(tmp_path: Path) -> None:
     asker = asker_of(builtin("q8_0", tmp_path), tmp_path / "made", engine="mutant:q8-0-unsigned")
     looked, _ = look(asker)
     matrices = [info.name for info in asker.file.tensors.values() if len(info.ne) > 1]

@@ -58,7 +58,7 @@ def plan_of(path: Path, **changes: Any) -> Plan:
     return plan_for(path, n_tokens=8, **changes)
 
 
-def test_a_right_engine_agrees_on_the_twin_and_through_lenses(model: Path) -> None:
+def test_right_engine_agrees_on_the_twin_and_through_lenses(model: Path) -> None:
     twin, eps, gates, weights, *left_out = verdicts(plan_of(model))
     assert {v.status for v in (twin, eps, gates, weights)} == {"agreed"}
     assert twin.summary.startswith("the F32 twin: ")
@@ -68,14 +68,14 @@ def test_a_right_engine_agrees_on_the_twin_and_through_lenses(model: Path) -> No
     assert (more.status, "more lenses" in more.summary) == ("not-applicable", True)
 
 
-def test_a_weight_that_is_read_wrong_is_named_by_its_tensor(model: Path, tmp_path: Path) -> None:
+def test_misread_weight_is_named_by_its_tensor(model: Path, tmp_path: Path) -> None:
     wrong = copy_with(model, tmp_path / "wrong.gguf", "token_embd.weight", one_nibble)
     found = [v for v in verdicts(plan_of(model, subject_model=wrong)) if v.status == "diverged"]
     (lens,) = [v for v in found if v.key == "black-box/lens/Q8_0"]
     assert lens.detail["tensors"] == ["token_embd.weight"]
 
 
-def test_a_wrong_graph_differs_on_the_twin_and_its_weights_do_not(model: Path) -> None:
+def test_wrong_graph_differs_on_the_twin_and_its_weights_agree(model: Path) -> None:
     found = list(verdicts(plan_of(model, engine="mutant:rope-half-split")))
     (twin,) = [v for v in found if v.status == "diverged"]
     assert "allowed because: " in explain(twin)
@@ -83,7 +83,7 @@ def test_a_wrong_graph_differs_on_the_twin_and_its_weights_do_not(model: Path) -
     assert any(v.status == "agreed" and "weights" in v.summary for v in found)
 
 
-def test_engine_wrong_behind_the_layers_is_not_accused_of_its_weights(model: Path) -> None:
+def test_engine_wrong_after_the_layers_is_not_accused_of_its_weights(model: Path) -> None:
     """Lenses show the weights through the last norm and the head."""
     found = list(verdicts(plan_of(model, engine="mutant:last-norm-missing")))
     (twin,) = [v for v in found if v.status == "diverged"]
@@ -98,7 +98,7 @@ def test_large_model_is_asked_in_slices(model: Path, monkeypatch: pytest.MonkeyP
     assert len(found) == 5  # twice without layers, and three layers
 
 
-def test_layers_computed_alike_are_asked_in_part_and_the_others_named(
+def test_some_of_several_equal_layers_are_asked_and_the_others_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The 32 layers of a model with 8 billion weights took four minutes."""
@@ -114,7 +114,7 @@ def test_layers_computed_alike_are_asked_in_part_and_the_others_named(
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 8, 9, 32, 80])
-def test_the_layers_that_are_asked_go_from_the_first_to_the_last(n: int) -> None:
+def test_asked_layers_range_from_the_first_to_the_last(n: int) -> None:
     found = in_check.spread(n)
     assert (found[0], found[-1], len(found)) == (0, n - 1, min(n, in_check.SLICES))
 
@@ -125,7 +125,7 @@ def test_the_layers_that_are_asked_go_from_the_first_to_the_last(n: int) -> None
         ("q8_0", ("logits", "trace"), "shows tensors"),
     ],
 )
-def test_black_box_asks_nothing_if_other_suites_say_as_much(
+def test_black_box_asks_nothing_if_other_suites_show_as_much(
     name: str, levels: tuple[str, ...], why: str, tmp_path: Path
 ) -> None:
     plan = plan_of(builtin(name, tmp_path))
@@ -137,7 +137,7 @@ def test_black_box_asks_nothing_if_other_suites_say_as_much(
 
 @pytest.mark.parametrize(("name", "where"), [("f32", SMALL), ("q8_0", "the F32 twin")])
 @pytest.mark.parametrize("wrong", ["wrong-eps", "eps-outside-root", "eps-missing"])
-def test_a_wrong_eps_is_seen_where_activations_are_small_or_weights_in_f32(
+def test_wrong_eps_is_found_with_small_activations_or_f32_weights(
     name: str, where: str, wrong: str, tmp_path: Path
 ) -> None:
     plan = plan_of(builtin(name, tmp_path), engine=f"mutant:{wrong}")
@@ -145,7 +145,7 @@ def test_a_wrong_eps_is_seen_where_activations_are_small_or_weights_in_f32(
     assert [v.summary.partition(":")[0] for v in found] == [where]
 
 
-def test_an_engine_that_opens_no_f32_model_is_not_accused(
+def test_engine_without_f32_models_is_not_accused(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = SliceAnswer(status="not-compared", summary="it takes no F32")
@@ -154,7 +154,7 @@ def test_an_engine_that_opens_no_f32_model_is_not_accused(
     assert (twin.status, twin.summary) == ("not-applicable", "the F32 twin: it takes no F32")
 
 
-def test_a_listed_divergence_excuses_no_other_of_the_same_question(tmp_path: Path) -> None:
+def test_listed_divergence_excuses_no_other_of_the_same_question(tmp_path: Path) -> None:
     """Two graphs that are wrong differ where activations are small, and by how much."""
     path, listed = builtin("f32", tmp_path), tmp_path / "known.json"
     eps, heads, tokens = (
@@ -173,7 +173,7 @@ def test_a_listed_divergence_excuses_no_other_of_the_same_question(tmp_path: Pat
     assert [known.excuse(v).status for v in (*eps, *heads)] == ["excused", "diverged"]
 
 
-def test_a_listed_weight_excuses_no_other_of_the_same_lens(model: Path, tmp_path: Path) -> None:
+def test_listed_weight_excuses_no_other_of_the_same_lens(model: Path, tmp_path: Path) -> None:
     found = []
     for wrong in (one_nibble, scaled):
         copy = copy_with(model, tmp_path / f"{wrong.__name__}.gguf", "token_embd.weight", wrong)

@@ -33,7 +33,7 @@ def large(folder: Path, arch: str) -> Path:
     return path
 
 
-def test_few_tokens_are_rows_of_the_model_and_special_ones_have_new_ids(
+def test_few_tokens_are_rows_of_the_model_with_renumbered_special_ones(
     tmp_path: Path,
 ) -> None:
     path, out = large(tmp_path, "llama"), tmp_path / "slice.gguf"
@@ -52,7 +52,7 @@ def test_few_tokens_are_rows_of_the_model_and_special_ones_have_new_ids(
             assert np.array_equal(ours, rows[[*range(KEPT), LAST]])
 
 
-def test_rows_that_are_chosen_of_other_tensors_stay_chosen(tmp_path: Path) -> None:
+def test_chosen_rows_of_other_tensors_stay(tmp_path: Path) -> None:
     with GgufFile.open(large(tmp_path, "llama")) as model:
         same = np.zeros(3, np.int64)
         recipe = replace(slice_of(model, 1), rows={"blk.0.ffn_up.weight": same})
@@ -61,7 +61,7 @@ def test_rows_that_are_chosen_of_other_tensors_stay_chosen(tmp_path: Path) -> No
         assert "token_embd.weight" in rows
 
 
-def test_merges_are_of_tokens_that_are_left(tmp_path: Path) -> None:
+def test_merges_use_only_remaining_tokens(tmp_path: Path) -> None:
     with GgufFile.open(large(tmp_path, "qwen2")) as model:
         few = few_tokens_of(model)
         assert few is not None
@@ -105,7 +105,7 @@ class KnowsItsVocabulary(Reference, name="test:knows-its-vocabulary"):
         return found
 
 
-def test_an_engine_that_takes_no_other_vocabulary_is_asked_with_its_own(tmp_path: Path) -> None:
+def test_engine_that_takes_no_other_vocabulary_is_asked_with_its_own(tmp_path: Path) -> None:
     found = bisected(large(tmp_path, "llama"), tmp_path / "made", engine=KnowsItsVocabulary.name)
     assert {row.answer.status for row in found.rows} == {"agreed"}
     # by their slices, and not each at its place in the whole model

@@ -73,9 +73,7 @@ def test_honest_engines_agree_on_the_first_layers(engine: str, tmp_path: Path) -
         "cache-cells-beyond-64",
     ],
 )
-def test_fault_in_other_batches_alone_is_found_on_fewer_layers(
-    mistake: str, tmp_path: Path
-) -> None:
+def test_fault_in_other_batches_is_found_on_fewer_layers(mistake: str, tmp_path: Path) -> None:
     fine, *wrong = logits_of(model(tmp_path), f"mutant:{mistake}")
     assert fine.status == "agreed"
     assert wrong
@@ -92,7 +90,7 @@ class Last(Reference, name="fewer layers: row 4999 is zero"):
     )
 
 
-def test_an_id_that_the_first_layers_do_not_keep_is_asked_of_the_whole(tmp_path: Path) -> None:
+def test_id_missing_in_the_first_layers_model_is_asked_of_the_whole(tmp_path: Path) -> None:
     fine, wrong = logits_of(model(tmp_path, n_vocab=5000), Last.name)
     assert fine.status == "agreed"
     assert (wrong.status, wrong.detail["at_fault"]) == ("diverged", "subject")
@@ -125,7 +123,7 @@ class Six(Reference, name="fewer layers: knows six alone"):
         return super().evaluate(request)
 
 
-def test_engine_that_takes_no_model_of_fewer_layers_is_asked_with_all(tmp_path: Path) -> None:
+def test_engine_that_takes_no_shorter_model_is_asked_with_all_layers(tmp_path: Path) -> None:
     (found,) = logits_of(model(tmp_path), Six.name)
     assert found.status == "agreed"
     assert "in batches of" in found.summary
@@ -145,7 +143,7 @@ def test_engine_is_asked_with_all_layers_if_no_model_can_be_written(
     assert "layers" not in found.summary
 
 
-def test_a_model_of_two_layers_is_asked_whole(tmp_path: Path) -> None:
+def test_two_layer_model_is_asked_whole(tmp_path: Path) -> None:
     (found,) = logits_of(model(tmp_path, n_layer=2))
     assert found.status == "agreed"
     assert "in batches of" in found.summary
@@ -178,7 +176,7 @@ class BySize(Reference, name="fewer layers: has a table by their number"):
 
 
 @pytest.mark.parametrize("engine", [Pipeline, RefusingPipeline, BySize])
-def test_engine_that_is_right_on_all_layers_alone_is_asked_with_all(
+def test_engine_right_only_on_all_layers_is_asked_with_all(
     engine: type[Reference], tmp_path: Path
 ) -> None:
     (found,) = logits_of(model(tmp_path), engine.name)
@@ -202,7 +200,7 @@ def test_engine_that_refuses_a_second_sequence_is_not_asked_all_again(tmp_path: 
     assert all(verdict.summary.startswith(FIRST) for verdict in left)
 
 
-def test_a_list_of_what_is_known_of_one_run_does_not_excuse_another(tmp_path: Path) -> None:
+def test_known_list_of_one_run_does_not_excuse_another(tmp_path: Path) -> None:
     _, wrong = logits_of(model(tmp_path), "mutant:cache-cells-beyond-64")
     assert place_of(wrong.detail).startswith("its first 2 of 6 layers, for 256 tokens in batches")
 
@@ -222,7 +220,7 @@ class OtherKernels(Reference, name="fewer layers: the others have kernels of the
     ops = FromTheFourthLayer
 
 
-def test_kernels_for_few_tokens_of_later_layers_are_asked_by_decode(tmp_path: Path) -> None:
+def test_decode_tests_kernels_for_few_tokens_of_later_layers(tmp_path: Path) -> None:
     (found,) = logits_of(model(tmp_path), OtherKernels.name)
     assert found.status == "agreed"
     plan = plan_for(model(tmp_path), engine=OtherKernels.name, suites=("decode",), n_steps=64)
@@ -243,7 +241,7 @@ SOME = "for 61 tokens in batches of 14, 3, 5, 7, 16, 16"
 
 
 @pytest.mark.parametrize("engine", [OtherKernels, Reference])
-def test_engine_without_decode_is_asked_for_few_tokens_of_all_layers(
+def test_engine_without_decode_gets_few_tokens_for_all_layers(
     engine: type[Reference], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     says = engine.describe
@@ -259,7 +257,7 @@ def test_engine_without_decode_is_asked_for_few_tokens_of_all_layers(
         assert found.detail["asked"] == SOME
 
 
-def test_a_layer_without_rotation_is_among_the_first(tmp_path: Path) -> None:
+def test_layer_without_rotation_is_among_the_first(tmp_path: Path) -> None:
     path = tmp_path / "smollm3.gguf"
     variant = replace(variant_named("smollm3"), sizes=(("n_layer", 14),))
     with llama_cpp_opened() as session:
@@ -269,7 +267,7 @@ def test_a_layer_without_rotation_is_among_the_first(tmp_path: Path) -> None:
         assert layers_asked(asker) == 4
 
 
-def test_each_type_of_the_file_that_the_engine_is_given_is_among_them(tmp_path: Path) -> None:
+def test_first_layers_include_each_type_of_the_engines_file(tmp_path: Path) -> None:
     ours, theirs = model(tmp_path), tmp_path / "theirs.gguf"
     with GgufFile.open(ours) as file:
         names = {name: name for name in file.tensors}

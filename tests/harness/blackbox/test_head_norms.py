@@ -24,7 +24,7 @@ class WithOtherEpsForHeads(Reference, name="test:eps-of-heads"):
 @pytest.mark.parametrize(
     ("engine", "status"), [("test:eps-of-heads", "diverged"), ("reference", "agreed")]
 )
-def test_a_wrong_eps_of_heads_is_seen_where_heads_are_small(
+def test_wrong_eps_of_head_norms_is_found_if_heads_are_small(
     engine: str, status: str, tmp_path: Path
 ) -> None:
     path = model_of_arch("gemma3", tmp_path, {})

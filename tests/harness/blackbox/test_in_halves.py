@@ -199,18 +199,18 @@ def test_engine_in_half_precision_is_not_accused_on_a_model_in_f32(
     assert "smaller faults do not show" in twin.summary
 
 
-def test_a_fault_that_is_larger_than_halves_make_is_seen(model: Path) -> None:
+def test_fault_larger_than_half_precision_is_found(model: Path) -> None:
     found = verdicts(model, WrongInF16.name)
     assert of_twin(found).status == "diverged"
 
 
-def test_engine_that_shows_no_halves_is_not_accused_either(model: Path) -> None:
+def test_engine_without_shown_halves_is_not_accused(model: Path) -> None:
     found = verdicts(model, LogitsInF32.name)
     assert not [each.summary for each in found if each.status == "diverged"]
     assert of_twin(found).detail["computed_in"] == "BF16"
 
 
-def test_weights_in_halves_are_named_on_the_twin(model: Path) -> None:
+def test_half_precision_weights_are_named_on_the_twin(model: Path) -> None:
     found = verdicts(model, WeightsInBF16.name)
     assert not [each.summary for each in found if each.status == "diverged"]
     assert "weights in BF16" in of_twin(found).summary
@@ -236,7 +236,7 @@ def test_weights_are_not_blamed_if_the_engine_is_wrong_elsewhere(engine: str, mo
     assert any(NOT_WEIGHTS in each.summary for each in found)
 
 
-def test_weights_that_are_far_off_are_seen_in_halves(model: Path) -> None:
+def test_far_off_weights_are_found_in_half_precision(model: Path) -> None:
     """An earlier version looked through no lens, as if halves hid everything."""
     found = verdicts(model, SwapsCodes.name)
     assert of_twin(found).status == "not-applicable"
@@ -256,7 +256,7 @@ def test_weights_that_are_far_off_are_seen_in_halves(model: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("tied", [False, True])
-def test_an_engine_is_asked_in_what_it_keeps_numbers(
+def test_engine_is_asked_in_its_own_number_format(
     engine: str, kept: str, tied: bool, tmp_path: Path
 ) -> None:
     """The engine's head may be the table of embeddings."""
@@ -282,9 +282,7 @@ def test_bisect_names_only_the_fault_of_an_engine_in_half_precision(
     assert "errors below half a step of F16 do not show" in said[-1].found.rest
 
 
-def test_no_weight_is_blamed_by_black_box_for_what_halves_make_of_logits(
-    model: Path, tmp_path: Path
-) -> None:
+def test_black_box_blames_no_weight_for_half_precision_logits(model: Path, tmp_path: Path) -> None:
     """Each lens was wrong, and each matrix in its place."""
     found = bisected(model, tmp_path / "made", engine=InF16.name)
     assert (found.exit_code, found.guilty, found.lenses, found.places) == (3, (), (), ())

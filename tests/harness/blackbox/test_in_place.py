@@ -68,7 +68,7 @@ def looked_at(path: Path, folder: Path, engine: str) -> list[SeenInPlace]:
 @pytest.mark.parametrize(
     "tensor", [*(f"blk.1.{matrix}.weight" for matrix in MATRICES), "token_embd.weight"]
 )
-def test_a_tensor_off_by_a_thousandth_in_its_place_is_named(
+def test_tensor_off_by_a_thousandth_in_its_place_is_named(
     tensor: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(OneTensorOff, "tensor", tensor)
@@ -104,13 +104,13 @@ class IgnoresEps(Reference, name="test:ignores-eps-of-all"):
     ops = UsualEps
 
 
-def test_engine_that_takes_the_usual_eps_gets_no_wrong_tensors(model: Path, tmp_path: Path) -> None:
+def test_engine_with_the_usual_eps_is_accused_of_no_tensors(model: Path, tmp_path: Path) -> None:
     with closing(asker_of(model, tmp_path / "made", engine="test:ignores-eps-of-all")) as asker:
         found, why = see_in_place(asker)
     assert (found, "does not take attention.layer_norm_rms_epsilon" in why) == ([], True)
 
 
-def test_other_eps_is_told_by_tokens_with_embeddings_that_are_not_zero() -> None:
+def test_other_eps_is_found_by_tokens_with_nonzero_embeddings() -> None:
     right = np.array([[1, -2, 3], [0, 0, 0], [4, 1, -1]], np.float32)
     each = np.array([[100], [7], [30]], np.float32)
     assert is_another_eps(right, right * each)
@@ -119,7 +119,7 @@ def test_other_eps_is_told_by_tokens_with_embeddings_that_are_not_zero() -> None
     assert not is_another_eps(np.zeros_like(right), np.zeros_like(right))
 
 
-def test_embeddings_that_are_off_as_they_are_stored_are_no_other_eps(
+def test_wrong_stored_embeddings_are_not_taken_for_another_eps(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(OneTensorOff, "tensor", "token_embd.weight")
@@ -128,7 +128,7 @@ def test_embeddings_that_are_off_as_they_are_stored_are_no_other_eps(
     assert [each.tensors for each in found if each.answer.differs] == [("token_embd.weight",)]
 
 
-def test_a_bisection_names_the_tensor_that_slices_and_lenses_do_not(
+def test_bisection_names_a_tensor_that_slices_and_lenses_miss(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(OneTensorOff, "tensor", "blk.2.ffn_down.weight")
@@ -138,7 +138,9 @@ def test_a_bisection_names_the_tensor_that_slices_and_lenses_do_not(
     assert found.exit_code == 1
 
 
-def test_check_sees_it_too(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_finds_a_tensor_off_in_its_place(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(OneTensorOff, "tensor", "blk.0.attn_q.weight")
     monkeypatch.setattr(in_check, "LENSES", 1)
     wrong = [v for v in verdicts(model, "test:wrong-in-one-place") if v.status == "diverged"]
@@ -154,9 +156,7 @@ def verdicts(path: Path, engine: str) -> Iterator[Verdict]:
         yield from check_black_box(plan, replace(opened.context, subject_info=info))
 
 
-def test_matrices_in_their_places_are_the_files_bytes_under_their_names(
-    model: Path, tmp_path: Path
-) -> None:
+def test_matrices_in_place_keep_the_files_bytes_and_names(model: Path, tmp_path: Path) -> None:
     out, seen = tmp_path / "made.gguf", set()
     with GgufFile.open(model) as file:
         layout = layout_of(file)
@@ -172,7 +172,7 @@ def test_matrices_in_their_places_are_the_files_bytes_under_their_names(
     assert len(seen) == layout.layers * len(MATRICES)
 
 
-def test_no_two_layers_write_where_another_does(model: Path) -> None:
+def test_layers_never_write_the_same_elements(model: Path) -> None:
     with GgufFile.open(model) as file:
         layout = layout_of(file)
     own = [layout.own(layer, half) for layer in range(3) for half in (0, 1)]
@@ -180,7 +180,7 @@ def test_no_two_layers_write_where_another_does(model: Path) -> None:
     assert all(own)
 
 
-def test_a_model_with_too_many_layers_for_its_width_is_not_asked(tmp_path: Path) -> None:
+def test_model_with_too_many_layers_for_its_width_is_not_asked(tmp_path: Path) -> None:
     path = written(tmp_path, quant="Q4_1", n_layer=9)
     with GgufFile.open(path) as file, pytest.raises(Unsupported, match="9 layers of width 64"):
         layout_of(file)
@@ -190,9 +190,7 @@ def test_a_model_with_too_many_layers_for_its_width_is_not_asked(tmp_path: Path)
     assert (found, why.startswith("matrices are not tested")) == ([], True)
 
 
-def test_an_engine_without_logits_is_asked_once_and_that_is_said(
-    model: Path, tmp_path: Path
-) -> None:
+def test_engine_without_logits_is_asked_once_and_reported(model: Path, tmp_path: Path) -> None:
     asker = asker_of(model, tmp_path / "made", engine=Quiet.name)
     asked: list[str] = []
     asker.progress = asked.append

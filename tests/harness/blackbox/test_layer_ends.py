@@ -100,7 +100,7 @@ def bisected(model: Path, engine: str) -> tuple[Bisection, str]:
     return found, "\n".join(bisection_lines(plan, found))
 
 
-def test_each_layer_that_is_wrong_is_named_and_confirmed_on_the_twin(
+def test_each_wrong_layer_is_named_and_confirmed_on_the_twin(
     models: dict[str, Path],
 ) -> None:
     found, text = bisected(models["Q8_0"], TwoPercentMore.name)
@@ -112,12 +112,12 @@ def test_each_layer_that_is_wrong_is_named_and_confirmed_on_the_twin(
     assert "the usual run shows no wrong op" not in text
 
 
-def test_the_twin_says_nothing_against_an_honest_engine(models: dict[str, Path]) -> None:
+def test_twin_does_not_accuse_an_honest_engine(models: dict[str, Path]) -> None:
     found, _ = bisected(models["Q8_0"], Ends.name)
     assert (found.exit_code, found.culprits, found.asked) == (0, (), "")
 
 
-def test_fault_in_types_of_weights_is_reported_beside_the_twins(
+def test_fault_in_weight_types_is_reported_beside_the_twins(
     models: dict[str, Path],
 ) -> None:
     """The twin has no such weights, and a proof on it says nothing of them."""
@@ -130,14 +130,14 @@ def test_fault_in_types_of_weights_is_reported_beside_the_twins(
 
 
 @pytest.mark.parametrize("engine", [TwoPercentMore, HalfAsMuchMoreOfQ8])
-def test_single_fault_gets_no_report_beside_it(engine: type[Ends], models: dict[str, Path]) -> None:
+def test_single_fault_is_reported_alone(engine: type[Ends], models: dict[str, Path]) -> None:
     found, text = bisected(models["Q8_0"], engine.name)
     assert found.as_stored == ()
     assert "in the stored model" not in text
     assert (found.asked == OF_TWIN) == (engine is TwoPercentMore)
 
 
-def test_usual_run_is_told_if_there_is_no_room_for_a_twin(
+def test_check_reports_the_usual_run_without_room_for_a_twin(
     models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> NoReturn:
@@ -149,9 +149,7 @@ def test_usual_run_is_told_if_there_is_no_room_for_a_twin(
 
 
 @pytest.mark.parametrize("quant", ["F32", "Q8_0"])
-def test_ends_that_are_promised_and_not_shown_are_missing(
-    quant: str, models: dict[str, Path]
-) -> None:
+def test_promised_but_hidden_layer_outputs_are_missing(quant: str, models: dict[str, Path]) -> None:
     found, text = bisected(models[quant], SecondLayerAlone.name)
     assert {(each.layer, each.site.name) for each in found.culprits} == {(0, "l_out")}
     assert "l_out-0" in text
@@ -159,7 +157,7 @@ def test_ends_that_are_promised_and_not_shown_are_missing(
     assert not found.as_stored
 
 
-def test_a_model_of_f32_alone_is_its_own_twin(models: dict[str, Path]) -> None:
+def test_pure_f32_model_is_its_own_twin(models: dict[str, Path]) -> None:
     found, _ = bisected(models["F32"], TwoPercentMore.name)
     assert found.asked == ""
     assert {each.layer for each in found.culprits} == {0, 1}
@@ -173,7 +171,7 @@ def test_a_model_of_f32_alone_is_its_own_twin(models: dict[str, Path]) -> None:
         (Ends.name, "F32", "agreed"),
     ],
 )
-def test_check_asks_for_the_twin_where_tensors_say_no_more_than_logits(
+def test_check_asks_for_the_twin_if_tensors_show_only_the_logits(
     engine: str, quant: str, expected: str, models: dict[str, Path]
 ) -> None:
     first, *_ = with_made_models(plan_of(models[quant], engine, "black-box"))
@@ -183,7 +181,7 @@ def test_check_asks_for_the_twin_where_tensors_say_no_more_than_logits(
 
 
 @pytest.mark.parametrize("engine", ["reference", "replay"])
-def test_engine_that_shows_tensors_of_its_layers_is_not_asked_for_ends(
+def test_engine_with_layer_tensors_is_not_asked_for_layer_outputs(
     engine: str, models: dict[str, Path]
 ) -> None:
     """Neither is an engine asked that computes single ops, and shows none in a run."""
@@ -202,7 +200,7 @@ def test_subject_with_a_file_in_f32_is_its_own_twin(models: dict[str, Path]) -> 
     assert models["F32"].exists()
 
 
-def test_a_model_without_logits_is_asked_in_f32_as_well(tmp_path: Path) -> None:
+def test_model_without_logits_is_asked_in_f32_too(tmp_path: Path) -> None:
     path = tmp_path / "bert.gguf"
     with llama_cpp_opened() as session:
         make_variant(variant_named("bert"), path, quant="Q8_0", session=session)
@@ -222,7 +220,7 @@ def test_a_model_without_logits_is_asked_in_f32_as_well(tmp_path: Path) -> None:
         (None, False),
     ],
 )
-def test_engine_that_shows_no_single_product_shows_ends_alone(
+def test_engine_without_single_products_shows_layer_outputs(
     shows: tuple[str, ...] | None, alone: bool
 ) -> None:
     assert shows_ends_alone(EngineInfo(engine="mine", version="1", shows=shows)) == alone

@@ -41,17 +41,17 @@ def test_known_conversion_explains_the_logits(engine: str, tmp_path: Path) -> No
         ("activation-scales-mismatched", "token_embd.weight"),
     ],
 )
-def test_mistake_in_a_product_is_seen(mistake: str, found: str, tmp_path: Path) -> None:
+def test_mistake_in_a_product_is_found(mistake: str, found: str, tmp_path: Path) -> None:
     answer = answer_of(f"mutant:{mistake}", tmp_path)
     assert answer.status == "diverged"
     assert found in answer.summary
 
 
-def test_flushed_scales_are_seen(tmp_path: Path) -> None:
+def test_flushed_scales_are_found(tmp_path: Path) -> None:
     answer = answer_of("mutant:q8-0-small-scales-flushed", tmp_path, small=True)
     assert answer.status == "diverged"
     assert "token_embd.weight with subnormal scales" in answer.summary
 
 
-def test_conversion_to_seven_bits_is_seen(tmp_path: Path) -> None:
+def test_conversion_to_seven_bits_is_found(tmp_path: Path) -> None:
     assert answer_of("mutant:activations-of-seven-bits", tmp_path, "q4_0").status == "diverged"

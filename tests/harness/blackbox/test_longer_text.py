@@ -121,7 +121,7 @@ def wrong(found: list[Verdict]) -> set[str]:
     return {verdict.key for verdict in found if verdict.status == "diverged"}
 
 
-def test_a_loop_that_counts_positions_otherwise_than_logits_do_is_found(tmp_path: Path) -> None:
+def test_loop_with_other_positions_than_logits_is_found(tmp_path: Path) -> None:
     """The text diverges from the oracle's in a tie, and is not what its own logits say."""
     found = asked(builtin("q8_0", tmp_path), LoopOfItsOwn.name)
     assert wrong(found) == {"decode/own text"}, text(found)
@@ -130,7 +130,7 @@ def test_a_loop_that_counts_positions_otherwise_than_logits_do_is_found(tmp_path
 @pytest.mark.parametrize(
     ("engine", "keys"), [(LoopOfItsOwn.name, {LONGER}), ("honest:float64", set())]
 )
-def test_first_layer_in_f32_shows_a_loop_that_the_models_limit_hides(
+def test_first_layer_in_f32_shows_a_loop_hidden_by_the_models_limit(
     engine: str, keys: set[str], tmp_path: Path
 ) -> None:
     """The limit is that of honest engines that convert activations otherwise: it hides much."""
@@ -142,7 +142,7 @@ def test_first_layer_in_f32_shows_a_loop_that_the_models_limit_hides(
     assert WHERE in text(found)
 
 
-def test_ties_that_hide_the_first_layers_text_are_no_gap_in_a_small_model(
+def test_ties_on_the_first_layer_are_no_gap_in_a_small_model(
     tmp_path: Path,
 ) -> None:
     """An honest engine would be told that something is missing, of what nobody asked for."""
@@ -153,7 +153,7 @@ def test_ties_that_hide_the_first_layers_text_are_no_gap_in_a_small_model(
 
 @pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("engine", ["reference", "fast", "honest:float64"])
-def test_an_honest_engine_goes_on_as_llama_cpp_does(engine: str, tmp_path: Path) -> None:
+def test_honest_engine_continues_as_llama_cpp(engine: str, tmp_path: Path) -> None:
     found = asked(builtin("q4_0", tmp_path), engine)
     assert not wrong(found)
     (longer,) = (verdict for verdict in found if verdict.key == LONGER)
@@ -163,7 +163,7 @@ def test_an_honest_engine_goes_on_as_llama_cpp_does(engine: str, tmp_path: Path)
 
 
 @pytest.mark.usefixtures("large")
-def test_fault_later_than_the_whole_model_is_asked_is_found(tmp_path: Path) -> None:
+def test_fault_beyond_the_whole_models_run_is_found(tmp_path: Path) -> None:
     found = asked(builtin("q4_0", tmp_path), WrongLater.name)
     assert wrong(found) == {LONGER}
     assert f"{FEW} greedy tokens are the same" in text(found)
@@ -171,7 +171,7 @@ def test_fault_later_than_the_whole_model_is_asked_is_found(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("large")
-def test_engine_that_takes_no_other_model_is_asked_for_all_of_this_one(tmp_path: Path) -> None:
+def test_engine_without_other_models_is_asked_for_all_tokens_of_this_one(tmp_path: Path) -> None:
     found = asked(builtin("q4_0", tmp_path), OneModelAlone.name)
     assert not wrong(found)
     assert f"{FEW} greedy tokens are the same" in text(found)
@@ -180,24 +180,24 @@ def test_engine_that_takes_no_other_model_is_asked_for_all_of_this_one(tmp_path:
 
 
 @pytest.mark.usefixtures("large")
-def test_engine_that_takes_no_other_model_and_is_wrong_later_is_found(tmp_path: Path) -> None:
+def test_late_fault_of_an_engine_without_other_models_is_found(tmp_path: Path) -> None:
     assert wrong(asked(builtin("q4_0", tmp_path), OneModelWrongLater.name)) == {"decode/token"}
 
 
-def test_a_small_model_is_asked_for_all_of_them_itself(tmp_path: Path) -> None:
+def test_small_model_is_asked_for_all_tokens_itself(tmp_path: Path) -> None:
     found = asked(builtin("q4_0", tmp_path), WrongLater.name)
     assert wrong(found) == {"decode/token"}
 
 
 @pytest.mark.usefixtures("large")
-def test_more_than_usual_are_asked_of_the_model_itself(tmp_path: Path) -> None:
+def test_model_itself_generates_more_tokens_than_usual(tmp_path: Path) -> None:
     found = asked(builtin("q4_0", tmp_path), "reference", STEPS + 1)
     assert f"{STEPS + 1} greedy tokens are the same" in text(found)
     assert LONGER not in {verdict.key for verdict in found}
 
 
 @pytest.mark.usefixtures("large")
-def test_each_layer_meets_batches_of_all_sizes_and_as_many_cells(tmp_path: Path) -> None:
+def test_every_layer_gets_batches_of_all_sizes_and_many_cells(tmp_path: Path) -> None:
     sizes = {}
     for on_made_models in ({}, {decode.PROMPTS: lambda _: iter(())}):
         plan = plan_for(builtin("q4_0", tmp_path), engine="reference", n_steps=STEPS)

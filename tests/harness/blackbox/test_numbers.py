@@ -47,7 +47,7 @@ def bisected_with(fault: OneLayerFault, path: Path, folder: Path) -> BlackBoxBis
         models.close()
 
 
-def test_fault_of_the_first_layer_is_not_held_against_slices_of_others(tmp_path: Path) -> None:
+def test_fault_of_the_first_layer_is_not_blamed_on_other_slices(tmp_path: Path) -> None:
     fault = OneLayerFault(way=BY_NUMBER, layer=0, where="Qcur_rope", change="not-turned")
     found = bisected_with(fault, written(tmp_path, n_layer=3), tmp_path)
     assert faults(found) == {0: ["attention: rotation, by its number"]}
@@ -68,16 +68,14 @@ class LastLayer(Reference, name="numbers: the last layer does not turn queries")
 
 
 @pytest.mark.parametrize("quant", ["F32", "Q8_0"])
-def test_fault_of_the_last_layer_is_not_held_against_slices_of_others(
-    quant: str, tmp_path: Path
-) -> None:
+def test_fault_of_the_last_layer_is_not_blamed_on_other_slices(quant: str, tmp_path: Path) -> None:
     """Each slice of another layer has it as the last layer of its model."""
     path = written(tmp_path, n_layer=3, quant=quant)
     found = bisected(path, tmp_path / "made", engine=LastLayer.name)
     assert faults(found) == {2: ["attention: rotation, by its number"]}
 
 
-def test_layers_counted_otherwise_are_named_not_those_with_other_slices(
+def test_miscounted_layers_are_named_and_not_those_of_other_slices(
     tmp_path: Path,
 ) -> None:
     """The first of six layers sees everything, not the last.
@@ -93,14 +91,14 @@ def test_layers_counted_otherwise_are_named_not_those_with_other_slices(
     assert "counts the kinds of layers differently" in found.guilty[0].parts[0].words
 
 
-def test_a_tensor_of_one_layer_is_no_matter_of_numbers(tmp_path: Path) -> None:
+def test_tensor_of_one_layer_is_not_blamed_on_layer_numbers(tmp_path: Path) -> None:
     path = model_of_arch("gemma3", tmp_path, {})
     off = with_changed_weight(path, tmp_path / "off.gguf", "blk.2.ffn_down.weight", 3, 5, 0.5)
     found = bisected(path, tmp_path / "made", oracle="llama.cpp", subject_model=off)
     assert faults(found) == {2: ["FFN: down matrix"]}
 
 
-def test_op_of_a_later_layer_is_named_at_its_place_and_not_by_two_matrices(
+def test_op_of_a_later_layer_is_named_at_its_place(
     tmp_path: Path,
 ) -> None:
     """The fault shows at the places of the two matrices as well, because they are put into
@@ -116,7 +114,7 @@ def test_op_of_a_later_layer_is_named_at_its_place_and_not_by_two_matrices(
     ]
 
 
-def test_tensor_taken_wrongly_by_its_name_is_found_in_its_layer(tmp_path: Path) -> None:
+def test_misnamed_tensor_is_found_in_its_layer(tmp_path: Path) -> None:
     """The tensor is wrong whatever it holds, so no simpler tensor in its place hides the fault."""
     fault = OneLayerFault(way=BY_NAME, layer=1, where="attn_v.weight", change="scaled-by-1.001")
     found = bisected_with(fault, written(tmp_path, n_layer=3), tmp_path)
@@ -126,7 +124,7 @@ def test_tensor_taken_wrongly_by_its_name_is_found_in_its_layer(tmp_path: Path) 
     assert part.endswith(", or a tensor that is taken wrongly, by its number")
 
 
-def test_a_layer_that_takes_the_tensors_of_another_is_named(tmp_path: Path) -> None:
+def test_layer_with_another_layers_tensors_is_named(tmp_path: Path) -> None:
     """A muted layer adds what the other does: by its number each of the two would differ."""
     path = written(tmp_path, n_layer=3)
     found = bisected(path, tmp_path / "made", engine="mutant:first-layer-twice")

@@ -39,9 +39,7 @@ class WithNoFifthLogit(Reference, name="test:one-token-has-no-logit"):
         ("test:one-token-has-no-logit", BOTH_ENDS),
     ],
 )
-def test_a_model_that_llama_cpp_refuses_is_no_agreement(
-    engine: str, part: str, tmp_path: Path
-) -> None:
+def test_model_refused_by_llama_cpp_is_no_agreement(engine: str, part: str, tmp_path: Path) -> None:
     path = one_layer_of("gemma2", tmp_path)
     found = bisected(path, tmp_path / "made", engine=engine, oracle="llama.cpp")
     assert faults(found) == {None: [part]}
@@ -71,7 +69,7 @@ class WithWrongForEightRows(Reference, name="test:wrong-for-eight-rows"):
     ops = WrongForEightRows
 
 
-def test_a_wrong_kernel_for_few_rows_is_among_what_is_named(tmp_path: Path) -> None:
+def test_wrong_kernel_for_few_rows_is_among_the_suspects(tmp_path: Path) -> None:
     path = builtin("f32", tmp_path)
     found = bisected(path, tmp_path / "made", engine="test:wrong-for-eight-rows")
     assert faults(found) == {None: [SOME + FEW_ROWS]}
@@ -81,7 +79,7 @@ class WithWrongForOneRow(Reference, name="test:wrong-for-one-row"):
     ops = WrongForOneRow
 
 
-def test_a_kernel_for_a_single_row_is_no_wrong_output_matrix(tmp_path: Path) -> None:
+def test_kernel_for_single_rows_is_not_taken_for_a_wrong_output_matrix(tmp_path: Path) -> None:
     found = bisected(builtin("f32", tmp_path), tmp_path / "made", engine="test:wrong-for-one-row")
     assert faults(found) == {None: [ONE_ROW]}
     assert "all tokens in one batch" in found.guilty[0].parts[0].words
@@ -99,7 +97,7 @@ class WithEpsOff(Reference, name="test:eps-that-is-just-seen"):
     ops = EpsOff
 
 
-def test_an_eps_that_is_just_seen_is_not_taken_for_the_rows_of_some_tokens(
+def test_barely_visible_eps_is_not_blamed_on_rows_of_some_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One engine had 1e-6 for 1e-5 on a qwen3, and was said to have wrong embeddings of some
@@ -130,7 +128,7 @@ class WithLastIdLost(Reference, name="test:the-table-loses-its-last-id"):
     ops = LosesLastIdOfTheTable
 
 
-def test_head_that_is_wrong_as_the_table_alone_is_no_wrong_embedding(
+def test_head_fault_is_not_blamed_on_the_embedding_table(
     tmp_path: Path,
 ) -> None:
     """Models with embeddings of another kind have a head apart, and agree for that alone."""

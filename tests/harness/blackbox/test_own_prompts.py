@@ -45,22 +45,20 @@ def test_engine_that_cuts_or_mixes_prompts_is_found_on_the_first_layer(
 
 @pytest.mark.parametrize("engine", ["reference", "honest:float64", "honest:sums-one-by-one"])
 @pytest.mark.parametrize("model", ["q4_0", "moe-q8_0"])
-def test_an_honest_engine_is_right_behind_all_of_them(
-    engine: str, model: str, tmp_path: Path
-) -> None:
+def test_honest_engine_is_right_after_all_prompts(engine: str, model: str, tmp_path: Path) -> None:
     (found,) = asked(builtin(model, tmp_path), engine)
     assert found.status == "agreed"
     assert found.summary.startswith(f"{WHERE}the next token is the same after ")
 
 
 @pytest.mark.parametrize("arch", ["gemma3", "gpt2", "gpt-oss", "rwkv6", "mamba", "deepseek2"])
-def test_engines_of_other_architectures_are_asked_as_well(arch: str, tmp_path: Path) -> None:
+def test_other_architectures_are_asked_too(arch: str, tmp_path: Path) -> None:
     """The models have windows, learned positions, sinks, states, and keys and values in one."""
     (found,) = asked(one_layer_of(arch, tmp_path), "replay")
     assert found.status == "agreed"
 
 
-def test_nothing_is_said_where_no_prompt_tells(tmp_path: Path) -> None:
+def test_suite_is_silent_if_no_prompt_shows_anything(tmp_path: Path) -> None:
     """The cap of a gemma2 makes ties of logits that are large."""
     model = one_layer_of("gemma2", tmp_path)
     rewrite(
@@ -75,7 +73,7 @@ def test_nothing_is_said_where_no_prompt_tells(tmp_path: Path) -> None:
     ("arch", "loud"),
     [("gemma2", "post_attention_norm"), ("llama", "attn_output"), ("gpt-oss", "attn_output")],
 )
-def test_loud_tensor_is_what_attention_adds_behind_its_norm(
+def test_amplified_tensor_is_the_attention_output_after_its_norm(
     arch: str, loud: str, tmp_path: Path
 ) -> None:
     """gpt-oss gives this name to the norm before its FFN, and has no norm behind attention."""
@@ -84,12 +82,12 @@ def test_loud_tensor_is_what_attention_adds_behind_its_norm(
     assert {name.split(".")[2] for name in changed if name.startswith("blk.")} == {loud}
 
 
-def test_prompts_tell_on_gemma2_as_synth_makes_it(tmp_path: Path) -> None:
+def test_prompts_show_differences_on_a_made_gemma2(tmp_path: Path) -> None:
     (found,) = asked(one_layer_of("gemma2", tmp_path), "replay")
     assert found.status == "agreed"
 
 
-def test_engine_that_fails_on_an_untrained_model_is_not_held_to_it(
+def test_engine_that_fails_on_an_untrained_model_is_not_blamed(
     tmp_path: Path,
 ) -> None:
     class FailsBehindMany(Reference, name="own prompts: fails behind many"):
@@ -104,7 +102,7 @@ def test_engine_that_fails_on_an_untrained_model_is_not_held_to_it(
 
 
 @pytest.mark.parametrize("tell", [True, False])
-def test_made_model_is_asked_if_prompts_of_the_model_do_not_tell(
+def test_made_model_is_asked_if_the_models_prompts_show_nothing(
     tell: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = builtin("f32", tmp_path)

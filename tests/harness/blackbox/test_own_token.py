@@ -67,7 +67,7 @@ def by_text(self: Any, prompt: Sequence[int], n: int) -> list[int]:
     return ids
 
 
-def test_greedy_search_that_compares_logits_as_text_is_found_at_two_digits(
+def test_greedy_search_on_rounded_logits_is_found_at_two_digits(
     tmp_path: Path,
 ) -> None:
     """The largest logit is last in the order of texts too, if all logits are below ten."""
@@ -91,7 +91,7 @@ def test_greedy_search_with_16_bit_ids_is_found_on_a_larger_vocabulary(
     ]
 
 
-def test_a_vocabulary_that_is_cut_as_it_is_large_is_said_to_be(
+def test_vocabulary_reduced_for_its_size_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probes, "WHOLE_TABLES", 1 << 17)
@@ -110,7 +110,7 @@ def test_a_right_engine_chooses_the_first_and_the_last_id(arch: str, tmp_path: P
     assert " the engine chooses 0, " in found[0].summary
 
 
-def test_token_that_was_likeliest_nowhere_is_not_reported_as_the_same(tmp_path: Path) -> None:
+def test_token_that_was_never_likeliest_is_not_reported_as_equal(tmp_path: Path) -> None:
     model = written(tmp_path, n_layer=1, n_vocab=VOCABULARY)
     said = "; ".join(verdict.summary for verdict in decoded(model, Reference.name))
     assert "as nowhere a clear choice" in said or "a clear choice after any" in said

@@ -36,7 +36,7 @@ from tests.black_boxes import one_layer_of
 from tests.models import written
 
 
-def test_a_slice_has_one_layer_with_the_values_of_the_models(tmp_path: Path) -> None:
+def test_slice_has_one_layer_with_the_models_values(tmp_path: Path) -> None:
     path, out = written(tmp_path, quant="Q4_1", n_layer=3), tmp_path / "slice.gguf"
     with GgufFile.open(path) as model:
         rewrite(model, slice_of(model, 2), out)
@@ -48,7 +48,7 @@ def test_a_slice_has_one_layer_with_the_values_of_the_models(tmp_path: Path) -> 
             assert made.raw("blk.0.ffn_norm.weight").tobytes() == norm
 
 
-def test_a_slice_as_stored_has_the_very_bytes(tmp_path: Path) -> None:
+def test_slice_keeps_the_stored_bytes(tmp_path: Path) -> None:
     path, out = written(tmp_path, quant="Q4_1"), tmp_path / "slice.gguf"
     with GgufFile.open(path) as model:
         rewrite(model, slice_of(model, 1, stored=True), out)
@@ -57,7 +57,7 @@ def test_a_slice_as_stored_has_the_very_bytes(tmp_path: Path) -> None:
             assert ours == model.raw("blk.1.ffn_up.weight").tobytes()
 
 
-def test_arrays_with_an_element_for_each_layer_keep_one(tmp_path: Path) -> None:
+def test_per_layer_arrays_keep_one_element(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     keys = {
         "general.architecture": ("STR", "x"),
@@ -76,7 +76,7 @@ def test_arrays_with_an_element_for_each_layer_keep_one(tmp_path: Path) -> None:
             assert not {"x.rope.dimension_sections", "tokenizer.ggml.tokens"} & set(found)
 
 
-def test_layers_of_an_encoder_and_a_decoder_are_refused_by_a_sentence(tmp_path: Path) -> None:
+def test_encoder_decoder_layers_are_refused_with_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     keys = {"general.architecture": ("STR", "t5"), "t5.block_count": ("U32", 2)}
     write_gguf(path, keys, [("enc.blk.0.a", (1,), "F32", np.ones(1, np.float32))])
@@ -94,7 +94,7 @@ def test_muted_layers_add_nothing(tmp_path: Path) -> None:
                 assert weights.any() == (layer == 1)
 
 
-def test_a_change_sees_rows_by_their_number_however_they_are_read(
+def test_change_gets_row_numbers_for_any_reading_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rewriting, "CHUNK", 100)
@@ -122,7 +122,7 @@ def test_a_change_sees_rows_by_their_number_however_they_are_read(
     assert not np.isin(found[:, 0], reads_first(key=1)(rows, 0)[:, 0]).any()
 
 
-def test_norms_of_one_bit_have_something_to_do() -> None:
+def test_one_bit_norms_still_have_an_effect() -> None:
     rows = np.ones((6, 64), np.float32)
     found = sparse_signs(8.0, centred=False)(rows, 0)
     normed = found / np.sqrt(np.mean(found**2, axis=1, keepdims=True))
@@ -166,7 +166,7 @@ def slice_of_one(model: GgufFile, change: Change) -> Recipe:
         ("olmo2", ATTENTION_OUT),  # no norm before the FFN
     ],
 )
-def test_larger_tensors_give_the_same_logits_but_for_eps(
+def test_larger_tensors_give_the_same_logits_except_for_eps(
     arch: str, muted: tuple[str, ...], tmp_path: Path
 ) -> None:
     """A fault that the size of computed values hides would otherwise be named as eps."""

@@ -52,7 +52,7 @@ FOLLOWED = """if question["ask"] == "start":
         can"""
 
 
-def test_rows_that_are_left_over_among_threads_are_missed_on_a_small_model(tmp_path: Path) -> None:
+def test_rows_that_threads_skip_are_missed_on_a_small_model(tmp_path: Path) -> None:
     changes = {HEAD: LOST, "class File:": DEFINITION, START: FOLLOWED}
     *fine, wrong = logits_of(program(tmp_path, changes), written(tmp_path, n_vocab=320))
     assert [verdict.status for verdict in fine] == ["agreed"]
@@ -61,7 +61,7 @@ def test_rows_that_are_left_over_among_threads_are_missed_on_a_small_model(tmp_p
     assert wrong.summary.startswith("started with n_threads 3: ")
 
 
-def test_an_engine_that_is_right_with_several_threads_agrees(tmp_path: Path) -> None:
+def test_right_engine_agrees_with_several_threads(tmp_path: Path) -> None:
     (found,) = logits_of(program(tmp_path, {}), builtin("f32", tmp_path))
     assert found.status == "agreed"
     assert "started with n_threads 3" in found.detail["same"]
@@ -105,9 +105,7 @@ def now_and_then(x):
 class File:"""
 
 
-def test_a_race_that_shows_in_few_answers_is_met(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rare_race_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(several_threads, "SECONDS", 60.0)
     late = HEAD.join(("now_and_then(", ")"))
     changes = {HEAD: late, "class File:": NOW_AND_THEN, START: FOLLOWED}

@@ -27,7 +27,7 @@ class WrongForOneRow(Reference, name="single rows: those of Q8_0 come one late")
     ops = OneRow
 
 
-def test_run_that_differs_is_described_if_no_part_does(tmp_path: Path) -> None:
+def test_differing_run_is_described_if_no_part_differs(tmp_path: Path) -> None:
     path = builtin("q8_0", tmp_path)
     found = bisected(path, tmp_path / "made", engine=WrongForOneRow.name)
     assert found.exit_code == 1

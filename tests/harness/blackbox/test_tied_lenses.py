@@ -40,7 +40,7 @@ def gemma2(folder: Path, quant: str, **sizes: int) -> Path:
     return path
 
 
-def test_one_wrong_nibble_is_seen_and_its_tensor_named(tmp_path: Path) -> None:
+def test_one_wrong_nibble_is_found_and_its_tensor_named(tmp_path: Path) -> None:
     path, tensor = gemma2(tmp_path, "Q4_0"), "blk.0.attn_k.weight"
     other = copy_with(path, tmp_path / "other.gguf", tensor, one_nibble)
     asker = asker_of(path, tmp_path / "made", subject_model=other)
@@ -58,7 +58,7 @@ def test_an_honest_engine_agrees(engine: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", [f"mutant:{name}" for name in WRONG])
-def test_an_engine_that_reads_blocks_otherwise_diverges(engine: str, tmp_path: Path) -> None:
+def test_engine_that_misreads_blocks_diverges(engine: str, tmp_path: Path) -> None:
     asker = asker_of(gemma2(tmp_path, "Q4_0"), tmp_path / "made", engine=engine)
     (lens, *_), _ = lenses_of(asker.file)
     assert through(asker, lens).answer.status == "diverged"
@@ -79,7 +79,7 @@ def test_blocks_of_256_in_rows_of_256_are_shown_by_two_models(tmp_path: Path) ->
         assert np.array_equal(np.abs(met).sum(axis=0), np.full(256, LARGEST_STEP))
 
 
-def test_each_gate_is_open_for_its_token_alone(tmp_path: Path) -> None:
+def test_each_gate_is_open_only_for_its_token(tmp_path: Path) -> None:
     with GgufFile.open(gemma2(tmp_path, "Q4_0")) as file:
         (lens, *_), _ = lenses_of(file)
         x = tied.read_by_gates(file, lens, lens.ids)
@@ -101,7 +101,7 @@ def test_subject_with_equal_rows_is_not_compared(tmp_path: Path) -> None:
     assert through(asker, lens).answer.status == "not-compared"
 
 
-def test_rows_that_are_all_alike_are_not_seen_and_named(tmp_path: Path) -> None:
+def test_equal_rows_are_not_compared_and_named(tmp_path: Path) -> None:
     path = gemma2(tmp_path, "Q4_0")
 
     with GgufFile.open(path) as file:
@@ -115,7 +115,7 @@ def test_rows_that_are_all_alike_are_not_seen_and_named(tmp_path: Path) -> None:
     assert all("gates cannot distinguish" in why for why in unseen)
 
 
-def test_weights_that_a_cap_hides_are_said_to_be_not_compared(tmp_path: Path) -> None:
+def test_weights_hidden_by_a_cap_are_reported_as_not_compared(tmp_path: Path) -> None:
     """A wrong one is not seen there, so that nothing agrees."""
     path = tmp_path / "capped.gguf"
     with_keys(gemma2(tmp_path, "Q4_0"), path, {"gemma2.final_logit_softcapping": ("F32", 1e-3)})

@@ -54,9 +54,7 @@ def test_wrong_branch_of_softplus_shows_on_a_model_with_large_steps(
 
 
 @pytest.mark.parametrize("shows", [("l_out", "result_output"), None])
-def test_engine_that_shows_tensors_is_asked_as_well(
-    model: Path, shows: tuple[str, ...] | None
-) -> None:
+def test_engine_with_tensors_is_asked_too(model: Path, shows: tuple[str, ...] | None) -> None:
     """The model itself has no such steps in such an engine's runs either."""
     wrong = plan_of(model, engine=StepsEnd.name)
     found = list(verdicts(wrong, ("logits", "trace"), shows=shows))
@@ -77,13 +75,13 @@ def test_first_layers_slice_has_large_steps_if_the_model_has_no_twin(
 
 
 @pytest.mark.parametrize(("wrong", "layers"), [(StepsEnd, {0, 1}), (StepsEndInOne, {1})])
-def test_the_layers_that_have_it_are_named(
+def test_layers_with_the_wrong_branch_are_named(
     wrong: type[StepsEnd], layers: set[int], model: Path, tmp_path: Path
 ) -> None:
     found = bisected(model, tmp_path / "made", engine=wrong.name)
     assert faults(found) == {layer: ["softplus of the time step"] for layer in layers}
 
 
-def test_a_model_without_steps_is_not_asked_with_large_ones(tmp_path: Path) -> None:
+def test_model_without_time_steps_is_not_asked_with_large_ones(tmp_path: Path) -> None:
     write_window(tmp_path / "m.gguf")
     assert not [v for v in verdicts(plan_of(tmp_path / "m.gguf")) if STEPS in v.summary]

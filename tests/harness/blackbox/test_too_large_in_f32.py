@@ -36,7 +36,7 @@ def small_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("layers_that_fit", "groups"), [(0, [1, 1, 1]), (2, [2, 1]), (9, [3])])
-def test_so_many_layers_are_in_f32_as_a_twin_has_room_for(
+def test_as_many_layers_are_in_f32_as_fit_a_twin(
     layers_that_fit: int, groups: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(asker_of(written(tmp_path, n_layer=3), tmp_path / "made")) as asker:
@@ -68,9 +68,7 @@ def test_fault_by_layer_number_is_seen_at_its_place_and_named(tmp_path: Path) ->
 
 @pytest.mark.usefixtures("small_room")
 @pytest.mark.parametrize("engine", ["reference", "honest:float64", "honest:activations-bf16"])
-def test_an_honest_engine_agrees_and_it_is_said_what_is_left_out(
-    engine: str, tmp_path: Path
-) -> None:
+def test_honest_engine_agrees_and_left_out_parts_are_named(engine: str, tmp_path: Path) -> None:
     path = builtin("q4_0", tmp_path)
     found = bisected(path, tmp_path / "made", engine=engine)
     assert (found.exit_code, found.guilty) == (0, ())
@@ -80,7 +78,7 @@ def test_an_honest_engine_agrees_and_it_is_said_what_is_left_out(
 
 
 @pytest.mark.usefixtures("small_room")
-def test_check_says_that_it_does_not_look_at_layers_by_their_numbers(tmp_path: Path) -> None:
+def test_check_reports_that_it_skips_layers_by_number(tmp_path: Path) -> None:
     plan = plan_for(
         builtin("q4_0", tmp_path), engine=LogitsAlone.name, n_tokens=8, suites=("black-box",)
     )

@@ -59,13 +59,13 @@ def test_an_honest_engine_agrees(engine: str, model: Path) -> None:
     assert answer.status == "agreed"
 
 
-def test_one_wrong_nibble_is_seen_and_its_tensor_named(model: Path, tmp_path: Path) -> None:
+def test_one_wrong_nibble_is_found_and_its_tensor_named(model: Path, tmp_path: Path) -> None:
     other = copy_with(model, tmp_path / "other.gguf", DOWN, one_nibble)
     answer, tensors = seen(model, subject_model=other)
     assert (answer.status, tensors) == ("diverged", (DOWN,))
 
 
-def test_an_engine_that_reads_blocks_otherwise_diverges(model: Path) -> None:
+def test_engine_that_misreads_blocks_diverges(model: Path) -> None:
     answer, _ = seen(model, engine="mutant:q4-k-high-bits-of-scales")
     assert answer.status == "diverged"
 

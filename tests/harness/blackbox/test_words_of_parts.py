@@ -46,7 +46,7 @@ NEXT_EXPERT = "mutant:experts-ids-from-one"
 ALL_ALIKE = "experts that are all alike"
 
 
-def test_router_that_is_wrong_in_every_layer_is_asked_about_once(
+def test_router_wrong_in_every_layer_is_asked_about_once(
     tmp_path: Path,
 ) -> None:
     """Each question writes all experts of a layer in F32: of a real model some seconds."""
@@ -153,13 +153,13 @@ def lists(name: str, change: Callable[[float], float]) -> str:
         (lists("probabilities", exp), "their logarithms are right"),
     ],
 )
-def test_another_base_is_no_part_of_the_model(engine: str, says: str, tmp_path: Path) -> None:
+def test_other_rope_base_is_not_named_as_a_part(engine: str, says: str, tmp_path: Path) -> None:
     found = bisected(builtin("f32", tmp_path), tmp_path / "made", engine=engine)
     assert faults(found) == {None: [OF_LOGARITHMS]}
     assert says in found.guilty[0].parts[0].words
 
 
-def test_a_temperature_may_be_a_scale_of_the_model(tmp_path: Path) -> None:
+def test_temperature_may_act_as_a_scale_of_the_model(tmp_path: Path) -> None:
     engine = lists("temperature", lambda value: value / 0.8)
     found = bisected(builtin("f32", tmp_path), tmp_path / "made", engine=engine)
     assert found.exit_code == 1

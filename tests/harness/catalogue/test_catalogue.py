@@ -70,7 +70,7 @@ def logits(*rows: list[float]) -> F32:
     return np.array(rows, np.float32)
 
 
-def test_fixed_limits_pass_what_is_off_by_a_thousandth_everywhere() -> None:
+def test_fixed_limits_pass_errors_of_a_thousandth() -> None:
     right = np.linspace(-3, 5, 40, dtype=np.float32).reshape(4, 10)
     wrong = right * np.float32(1.001)
     assert nmse(right, wrong) < 5e-4
@@ -85,7 +85,7 @@ def test_fixed_limits_find_another_token_and_another_direction() -> None:
     assert not any(on_short(right, right * np.float32(np.nan)).values())
 
 
-def test_check_nmse_divides_by_the_variance_and_takes_the_last_token_alone() -> None:
+def test_check_nmse_divides_by_the_variance_and_uses_the_last_token() -> None:
     """People apply it so: logits that all lie far from 0 make a difference no smaller."""
     right = logits([1, 2, 3], [101, 102, 103])
     found = on_short(right, right + logits([9, 0, 0], [0, 0.3, 0]))
@@ -105,7 +105,7 @@ def test_engines_of_one_model_are_tried_together() -> None:
     assert len(names) == len(set(names)) == len(wrong_engines())
 
 
-def test_a_table_counts_what_is_caught_and_says_what_is_not() -> None:
+def test_table_counts_caught_mistakes_and_lists_missed_ones() -> None:
     wrong = [trial("one"), trial("two", caught=False, found="nowhere")]
     fine = trial("fine", family=HONEST, caught=False, found="nowhere")
     text = list(lines([*wrong, fine]))
@@ -124,7 +124,7 @@ def test_stored_catalogue_gives_the_same_tables() -> None:
     assert list(lines(read(write_rates(found)))) == list(lines(found))
 
 
-def test_tables_take_the_place_of_those_that_were_there() -> None:
+def test_new_tables_replace_the_old_ones() -> None:
     page = f"before\n{BEGIN}| old |\n{END}after\n"
     made = with_tables("reports/TRUST.md", page, [trial("one")])
     assert made.startswith(f"before\n{BEGIN}| wrong engines |")
@@ -153,7 +153,7 @@ def test_result_in_the_file_is_not_run_again(
     assert not asked
 
 
-def test_one_that_is_missed_and_one_that_is_accused_are_no_success(
+def test_missed_and_falsely_accused_engines_are_failures(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for family, caught in (("norms", False), (HONEST, True)):
@@ -165,7 +165,7 @@ def test_one_that_is_missed_and_one_that_is_accused_are_no_success(
         assert run_catalogue(Lines(), only=family, file=None, executor=None) == 1
 
 
-def test_honest_engines_run_on_models_where_they_do_something_else(
+def test_honest_engines_run_on_models_that_exercise_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Each engine runs so often on ten models in both presets, and again with other tokens."""
@@ -197,7 +197,7 @@ def test_honest_engines_run_on_models_where_they_do_something_else(
     assert run_honest(Lines(), 1, file=None, executor=None) == 0
 
 
-def test_runs_are_made_when_they_are_wanted_and_once() -> None:
+def test_runs_are_made_once_on_demand() -> None:
     made: list[int] = []
 
     def runs(batches: object) -> Iterator[int]:

@@ -16,7 +16,7 @@ def found() -> list[Trial]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_tables_are_those_of_the_rates(page: str, found: list[Trial]) -> None:
+def test_tables_match_the_rates(page: str, found: list[Trial]) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     assert text == with_tables(page, text, found), AGAIN
     assert text.split(BEGIN)[1].split(END)[0].count("|") > 20
@@ -28,7 +28,7 @@ def test_every_engine_has_been_run(found: list[Trial]) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_rate_that_is_changed_by_hand_is_seen(page: str, found: list[Trial]) -> None:
+def test_rate_edited_by_hand_is_noticed(page: str, found: list[Trial]) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     found = read(write_rates(found))
     wrong = [trial for trial in found if not trial.honest]
@@ -36,5 +36,5 @@ def test_a_rate_that_is_changed_by_hand_is_seen(page: str, found: list[Trial]) -
     assert text != with_tables(page, text, found)
 
 
-def test_rates_come_back_as_they_were_written(found: list[Trial]) -> None:
+def test_rates_survive_a_round_trip(found: list[Trial]) -> None:
     assert write_rates(read(write_rates(found))) == write_rates(found)

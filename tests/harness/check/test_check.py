@@ -98,7 +98,7 @@ def verdict(status: Status) -> Verdict:
         ([], 3),
     ],
 )
-def test_the_exit_code_is_never_vacuous(statuses: list[Status], code: int) -> None:
+def test_exit_code_is_never_vacuous(statuses: list[Status], code: int) -> None:
     assert exit_code([verdict(status) for status in statuses]) == code
     assert exit_code([verdict(status) for status in reversed(statuses)]) == code
 
@@ -111,7 +111,7 @@ def test_our_engine_agrees_with_itself_in_every_suite(model: Path) -> None:
     assert exit_code(found) == 0
 
 
-def test_an_oracle_that_shows_no_graph_is_said_to_show_none(model: Path) -> None:
+def test_oracle_without_a_graph_is_reported(model: Path) -> None:
     found = verdicts_of(plan_for(model, suites=("shadow",)))
     assert [(v.suite, v.status) for v in found] == [("shadow", "excused")]
     assert "reference shows no graph" in found[0].summary
@@ -131,7 +131,7 @@ def test_a_suite_runs_alone(suite: str, settings: Any, model: Path) -> None:
     assert exit_code(found) == 0
 
 
-def test_one_changed_weight_is_a_divergence_with_a_command_that_repeats_it(
+def test_one_changed_weight_is_a_divergence_with_a_repeating_command(
     model: Path, tmp_path: Path
 ) -> None:
     other = with_changed_weight(model, tmp_path / "other.gguf", "blk.1.ffn_down.weight", 5, 9, 0.5)
@@ -150,7 +150,7 @@ def test_one_changed_weight_is_a_divergence_with_a_command_that_repeats_it(
     assert sites == {("ffn_out", 1)}
 
 
-def test_a_file_of_another_shape_is_not_compared_weight_by_weight(
+def test_file_of_another_shape_is_not_compared_weight_by_weight(
     model: Path, tmp_path: Path
 ) -> None:
     other = written(tmp_path, "wide.gguf", seed=1, n_ff=128)
@@ -164,7 +164,7 @@ def test_a_file_of_another_shape_is_not_compared_weight_by_weight(
 # --- generation -----------------------------------------------------------------------------
 
 
-def test_decode_goes_on_from_the_prompt_that_is_given(model: Path) -> None:
+def test_decode_continues_from_the_given_prompt(model: Path) -> None:
     opened = open_plan(plan_for(model, prompt=b"ab"), lambda _: None)
     try:
         (expected,) = opened.context.oracle.ask("tokenize", [b"ab"]).value  # type: ignore[union-attr]
@@ -173,7 +173,7 @@ def test_decode_goes_on_from_the_prompt_that_is_given(model: Path) -> None:
         opened.close()
 
 
-def test_a_long_prompt_finds_room_in_the_cache(model: Path) -> None:
+def test_long_prompt_fits_into_the_cache(model: Path) -> None:
     assert settings_for(plan_for(model, prompt=b"x" * 1000)).n_ctx == 1024
 
 
@@ -238,7 +238,7 @@ class Outgrown(LocalSession):
         return outcome
 
 
-def test_other_ids_are_a_divergence(pair: Opened, model: Path) -> None:
+def test_different_ids_are_a_divergence(pair: Opened, model: Path) -> None:
     plan = plan_for(model)
     with Outgrown(Reference, model, settings_for(plan)) as session:
         found = list(run_suites(replace(pair.context, subject=session), ("tokens",)))
@@ -250,14 +250,14 @@ def test_other_ids_are_a_divergence(pair: Opened, model: Path) -> None:
 # --- which suites ---------------------------------------------------------------------------
 
 
-def test_without_names_all_suites_run_in_their_order() -> None:
+def test_all_suites_run_in_order_by_default() -> None:
     every = ["metadata", "tokens", "dequant", "logits", "long-context", "logprobs", "embeddings"]
     every += ["states", "guidance", "decode", "text", "samplers", "black-box", "acid", "trace"]
     every += ["products", "shadow"]
     assert [suite.name for suite in suites_named(())] == every
 
 
-def test_suites_run_once_and_in_their_order_however_they_are_named() -> None:
+def test_suites_run_once_in_fixed_order() -> None:
     named = suites_named(("trace", "metadata", "trace"))
     assert [suite.name for suite in named] == ["metadata", "trace"]
 
@@ -271,7 +271,7 @@ def test_an_unknown_suite_lists_the_known_ones() -> None:
 # --- what is refused at the start -----------------------------------------------------------
 
 
-def test_a_model_with_a_vocabulary_is_known_as_one(model: Path, tmp_path: Path) -> None:
+def test_model_with_a_vocabulary_is_recognised(model: Path, tmp_path: Path) -> None:
     assert preflight(plan_for(model)).has_vocabulary
     silent = written(tmp_path, "silent.gguf", vocabulary=False)
     assert not preflight(plan_for(silent)).has_vocabulary
@@ -291,7 +291,7 @@ def test_run_conforms_in_nothing_if_no_suite_applies(tmp_path: Path) -> None:
     assert exit_code(verdicts_of(plan_for(silent, suites=("tokens",)))) == 3
 
 
-def test_a_file_without_tensors_is_compared_in_what_it_holds(tmp_path: Path) -> None:
+def test_file_without_tensors_is_compared_in_its_metadata(tmp_path: Path) -> None:
     path = tmp_path / "vocabulary.gguf"
     path.write_bytes(gguf_bytes(metadata(LlamaRecipe()), []))
     found = verdicts_of(plan_for(path))
@@ -302,12 +302,12 @@ def test_a_file_without_tensors_is_compared_in_what_it_holds(tmp_path: Path) -> 
     assert exit_code(found) == 0
 
 
-def test_an_adapter_is_no_model(tmp_path: Path) -> None:
+def test_adapter_is_not_a_model(tmp_path: Path) -> None:
     path = with_metadata(tmp_path / "lora.gguf", LlamaRecipe(), general__type=("STR", "adapter"))
     assert preflight(plan_for(path)).no_run == "the file is of type 'adapter', not a model"
 
 
-def test_the_subjects_file_is_looked_at_too(model: Path, tmp_path: Path) -> None:
+def test_file_of_the_subject_is_read_too(model: Path, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"gone\.gguf: no such file"):
         preflight(plan_for(model, subject_model=tmp_path / "gone.gguf"))
 
@@ -340,7 +340,7 @@ def test_a_refusal_by_the_model_itself_names_the_file(tmp_path: Path) -> None:
         (4096, 1, 4352, 4096),
     ],
 )
-def test_the_cache_holds_what_is_decoded(
+def test_cache_is_large_enough_for_decode(
     n_tokens: int, n_steps: int, n_ctx: int, n_ubatch: int, model: Path
 ) -> None:
     settings = settings_for(plan_for(model, n_tokens=n_tokens, n_steps=n_steps))
@@ -359,11 +359,11 @@ def test_the_cache_holds_what_is_decoded(
         ("", 1),
     ],
 )
-def test_lanes_are_read_from_what_the_oracle_says_of_its_build(build: str, lanes: int) -> None:
+def test_lanes_come_from_the_oracles_description(build: str, lanes: int) -> None:
     assert lanes_of(build) == lanes
 
 
-def test_the_seed_decides_the_tokens(model: Path) -> None:
+def test_seed_decides_the_tokens(model: Path) -> None:
     def tokens(seed: int) -> list[int]:
         opened = open_plan(plan_for(model, seed=seed), lambda _: None)
         try:
@@ -377,7 +377,7 @@ def test_the_seed_decides_the_tokens(model: Path) -> None:
     assert len(tokens(1)) == 9 + 2
 
 
-def test_both_engines_are_told_how_the_oracles_build_rounds_activations(tmp_path: Path) -> None:
+def test_both_engines_get_the_activation_roundings_of_the_oracles_build(tmp_path: Path) -> None:
     plan = plan_for(builtin("f32", tmp_path), engine="reference", oracle="fake-generic")
     opened = open_plan(plan, lambda _: None)
     try:
@@ -387,14 +387,14 @@ def test_both_engines_are_told_how_the_oracles_build_rounds_activations(tmp_path
         opened.close()
 
 
-def test_an_engine_that_cannot_be_started_is_one_line_that_says_why(tmp_path: Path) -> None:
+def test_engine_that_cannot_start_is_one_line_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(BadInput) as refused:
         open_plan(plan_for(builtin("f32", tmp_path), oracle="fake-absent"), lambda _: None)
     assert "\n" not in str(refused.value)
     assert "fake-absent cannot be started" in str(refused.value)
 
 
-def test_llama_cpp_is_not_blamed_for_a_cache_that_it_cannot_have(tmp_path: Path) -> None:
+def test_llama_cpp_is_not_blamed_for_an_impossible_cache(tmp_path: Path) -> None:
     command = shlex.join([sys.executable, str(FAKE_PROGRAM), "stores values as llama.cpp cannot"])
     with pytest.raises(BadInput, match=r"a Q8_0 cache of values without flash attention"):
         open_plan(plan_for(builtin("f32", tmp_path), engine=command), lambda _: None)

@@ -81,7 +81,7 @@ def verdicts(
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("name", MODELS)
-def test_an_honest_engine_is_not_accused_and_nothing_is_claimed(
+def test_honest_engine_is_not_accused_and_nothing_is_claimed(
     name: str, preset: str, tmp_path: Path
 ) -> None:
     found, code = verdicts(model(name, tmp_path), "reference", preset)
@@ -105,7 +105,7 @@ def test_engines_without_logits_are_not_accused_either(name: str, tmp_path: Path
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("name", MODELS)
-def test_a_wrong_engine_ends_in_a_verdict_as_well(name: str, preset: str, tmp_path: Path) -> None:
+def test_wrong_engine_gets_a_verdict_too(name: str, preset: str, tmp_path: Path) -> None:
     found, code = verdicts(model(name, tmp_path), RopeHalfSplit.name, preset)
     assert "internal" not in {v.status for v in found}, [v.summary for v in found]
     turned = name not in ("nothing at all", "infinite")  # in these there is nothing to turn
@@ -113,14 +113,14 @@ def test_a_wrong_engine_ends_in_a_verdict_as_well(name: str, preset: str, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["zero", "equal", "one token NaN"])
-def test_an_engine_of_nans_is_wrong_where_there_are_numbers(name: str, tmp_path: Path) -> None:
+def test_engine_with_nan_is_wrong_if_the_truth_is_a_number(name: str, tmp_path: Path) -> None:
     first, *_ = verdicts(model(name, tmp_path), AllNan.name, suites=("logits",))[0]
     assert first.status == "diverged"
     assert first.detail["at_fault"] == "subject"
 
 
 @pytest.mark.parametrize("name", ["one token NaN", "NaN"])
-def test_an_engine_of_numbers_is_wrong_where_there_are_none(name: str, tmp_path: Path) -> None:
+def test_engine_with_numbers_is_wrong_if_the_truth_is_nan(name: str, tmp_path: Path) -> None:
     first, *_ = verdicts(model(name, tmp_path), Sane.name, suites=("logits",))[0]
     assert first.status == "diverged"
     assert first.detail["at_fault"] == "subject"

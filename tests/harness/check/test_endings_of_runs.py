@@ -41,7 +41,7 @@ def test_a_row_about_one_engine_names_it(capfd: pytest.CaptureFixture[str]) -> N
     assert "conform: everything compared agrees in" in text
 
 
-def test_a_run_that_compared_nothing_of_the_subject_says_so(
+def test_run_without_comparisons_of_the_subject_says_so(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     text = said(capfd, SHADOW, verdict("logits", status="excused"))
@@ -64,7 +64,7 @@ def test_run_without_a_verdict_on_the_subject_is_incomplete(
     assert "; nothing was compared about mine; in" in text
 
 
-def test_json_says_whom_verdicts_are_about(capfd: pytest.CaptureFixture[str]) -> None:
+def test_json_names_the_engine_of_each_verdict(capfd: pytest.CaptureFixture[str]) -> None:
     wrong = verdict("shadow", status="diverged", about="llama.cpp", key="k")
     value = json.loads(said(capfd, wrong, SHADOW, as_json=True, code=1))
     assert value["about"] == {"llama.cpp": {"diverged": 1, "agreed": 1}}
@@ -72,7 +72,7 @@ def test_json_says_whom_verdicts_are_about(capfd: pytest.CaptureFixture[str]) ->
     assert value["divergences"][0]["about"] == "llama.cpp"
 
 
-def test_whom_a_verdict_is_about_cannot_steer_a_terminal(
+def test_engine_name_of_a_verdict_cannot_control_a_terminal(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     assert "\x1b" not in said(capfd, verdict("shadow", about="\x1b[2J"))

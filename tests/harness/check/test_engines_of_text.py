@@ -62,7 +62,7 @@ def verdicts(name: str, tmp_path: Path) -> list[Verdict]:
         opened.close()
 
 
-def test_texts_that_are_no_utf8_are_not_asked_of_an_engine_of_text(tmp_path: Path) -> None:
+def test_text_engine_is_not_asked_for_non_utf8_texts(tmp_path: Path) -> None:
     found = verdicts("test:of-text", tmp_path)
     assert {v.status for v in found} == {"agreed"}
     assert len(found) == 8
@@ -77,7 +77,7 @@ def test_wrong_answer_of_a_text_engine_is_found(tmp_path: Path) -> None:
     assert first["differences"][0]["text"].startswith("b' ' gives [1], expected [1, ")
 
 
-def test_flags_that_an_engine_lacks_cost_the_questions_with_them_alone(tmp_path: Path) -> None:
+def test_missing_flags_of_an_engine_cost_only_their_questions(tmp_path: Path) -> None:
     found = verdicts("test:adds-nothing", tmp_path)
     lacking = [v.summary for v in found if v.status == "not-compared"]
     assert len(lacking) == 3  # one of them of a code point that is none

@@ -82,7 +82,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_a_pipe_is_refused_by_its_name(
+def test_pipe_is_refused_by_its_name(
     command: tuple[str, ...],
     pipe: Path,
     tmp_path: Path,
@@ -107,7 +107,7 @@ def test_a_pipe_in_a_corpus_is_refused(pipe: Path, lockstep: Run) -> None:
     assert f"{pipe}: {PIPE}" in err
 
 
-def test_a_pipe_among_answers_is_named_and_not_read(tmp_path: Path, lockstep: Run) -> None:
+def test_pipe_among_answers_is_named_and_not_read(tmp_path: Path, lockstep: Run) -> None:
     os.mkfifo(tmp_path / "add.safetensors")
     code, out, err = lockstep("golden", "ops", "--answers", tmp_path)
     assert code == 3
@@ -121,7 +121,7 @@ def test_a_pipe_in_place_of_the_manifest_is_refused(tmp_path: Path, lockstep: Ru
     assert PIPE in out
 
 
-def test_a_text_without_end_is_refused(lockstep: Run) -> None:
+def test_endless_text_is_refused(lockstep: Run) -> None:
     code, out, err = lockstep("tokenize", "builtin:f32", "--file", "/dev/zero")
     assert (code, out) == (2, "")
     assert f"/dev/zero: {DEVICE}" in err
@@ -153,12 +153,12 @@ def test_a_text_that_is_too_long_is_refused(
 
 
 @pytest.mark.parametrize("opens", [GgufFile.open, sha256_of, open_regular, read_regular])
-def test_whatever_opens_a_file_refuses_a_pipe(opens: Callable[[Path], object], pipe: Path) -> None:
+def test_all_readers_refuse_a_pipe(opens: Callable[[Path], object], pipe: Path) -> None:
     with pytest.raises(OSError, match="a pipe; expected a regular file"):
         opens(pipe)
 
 
-def test_each_kind_of_file_has_its_name(tmp_path: Path) -> None:
+def test_every_kind_of_file_has_a_name(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "s"))
         for path, says in (
@@ -172,7 +172,7 @@ def test_each_kind_of_file_has_its_name(tmp_path: Path) -> None:
                 check_regular(path)
 
 
-def test_target_of_a_link_counts(tmp_path: Path, pipe: Path) -> None:
+def test_link_counts_as_its_target(tmp_path: Path, pipe: Path) -> None:
     (tmp_path / "model").symlink_to(builtin("f32", tmp_path))
     (tmp_path / "waits").symlink_to(pipe)
     check_regular(tmp_path / "model")
@@ -180,7 +180,7 @@ def test_target_of_a_link_counts(tmp_path: Path, pipe: Path) -> None:
         check_regular(tmp_path / "waits")
 
 
-def test_a_file_is_not_written_in_the_place_of_a_device(tmp_path: Path) -> None:
+def test_device_is_never_replaced_by_a_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "out")
     with pytest.raises(OSError, match="a pipe"):
         write_gguf(tmp_path / "out", {})

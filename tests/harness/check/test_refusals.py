@@ -26,7 +26,7 @@ OURS = (
 )
 
 
-def test_a_model_without_a_graph_of_ours_is_not_refused(tmp_path: Path) -> None:
+def test_model_without_our_graph_is_not_refused(tmp_path: Path) -> None:
     path = with_metadata(tmp_path / "other.gguf", LlamaRecipe(), general__architecture=("STR", "x"))
     facts = preflight(plan_for(path))
     assert facts.not_ours == f"our engine has no graph for 'x' (it has: {OURS})"
@@ -46,7 +46,7 @@ class Refuses(Reference, name="test:refuses"):
 
 
 @pytest.mark.parametrize("role", ["oracle", "engine"])
-def test_engine_that_refuses_a_model_which_ours_runs_is_at_fault(role: str, model: Path) -> None:
+def test_engine_that_refuses_a_model_that_ours_runs_is_at_fault(role: str, model: Path) -> None:
     (found,) = verdicts_of(plan_for(model, suites=("logits",), **{role: Refuses.name}))
     at_fault = "subject" if role == "engine" else role
     assert (found.status, found.detail["at_fault"]) == ("diverged", at_fault)

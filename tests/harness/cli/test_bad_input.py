@@ -174,7 +174,7 @@ WITHOUT_GRAPH = {
 
 
 @pytest.mark.parametrize("make", WITHOUT_GRAPH, ids=lambda make: make.__name__)
-def test_model_without_a_graph_of_ours_is_checked_in_the_rest(
+def test_model_without_our_graph_is_checked_in_other_suites(
     make: Callable[[Path], Path], lockstep: Lockstep, tmp_path: Path
 ) -> None:
     path = make(tmp_path)
@@ -196,7 +196,7 @@ def test_a_process_ends_as_the_command_does(bad: Callable[[Path], Path], tmp_pat
     assert_refused(ending)
 
 
-def test_a_bad_model_for_the_subject_is_refused_too(lockstep: Lockstep, tmp_path: Path) -> None:
+def test_bad_model_for_the_subject_is_refused(lockstep: Lockstep, tmp_path: Path) -> None:
     good, bad = builtin("f32", tmp_path), text_file(tmp_path)
     report = ("--report", tmp_path / "results")
     for command in ("check", "bisect"):
@@ -251,7 +251,7 @@ def test_a_bad_model_for_the_subject_is_refused_too(lockstep: Lockstep, tmp_path
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_an_unknown_choice_is_refused_and_the_known_ones_are_named(
+def test_unknown_choice_is_refused_with_the_known_ones(
     args: tuple[str, ...],
     says: list[str],
     lockstep: Lockstep,

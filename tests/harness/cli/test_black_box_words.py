@@ -23,7 +23,7 @@ def row(status: Status, layer: int | None = None, part: str = "") -> Any:
     return SimpleNamespace(answer=answer, parts=parts, layer=layer, what="")
 
 
-def test_weights_that_no_lens_showed_are_not_said_to_agree() -> None:
+def test_weights_without_a_lens_are_not_reported_as_agreeing() -> None:
     """An engine of lists: the summary was 'every weight' where no weight had been looked at."""
     whole = SliceAnswer(status="agreed", summary="")
     for named in (False, True):
@@ -52,7 +52,7 @@ def test_weights_that_no_lens_showed_are_not_said_to_agree() -> None:
         (["agreed", "agreed"], ("blk.0.attn_q.weight",), False),
     ],
 )
-def test_run_that_differs_is_named_if_no_part_is(
+def test_differing_run_is_named_if_no_part_differs(
     rows: list[Status], tensors: tuple[str, ...], said: bool
 ) -> None:
     """A kernel for one row of Q8_0: every slice and every lens agreed, and the last word was
@@ -88,7 +88,7 @@ def test_empty_lists_at_the_end_of_the_text_do_not_hide_agreement() -> None:
         ("agreed", "lockstep slice m.gguf -o first.gguf; lockstep diagnose first.gguf"),
     ],
 )
-def test_a_mistake_is_looked_for_where_it_shows(whole: Status, command: str) -> None:
+def test_mistake_is_searched_in_the_differing_suite(whole: Status, command: str) -> None:
     result: Any = SimpleNamespace(
         rows=[row("diverged", layer, "bias") for layer in range(5)],
         lenses=[],

@@ -54,7 +54,7 @@ def test_two_checks_leave_two_reports(lockstep: Lockstep, tmp_path: Path) -> Non
         before = found
 
 
-def test_side_by_side_gives_the_same_verdicts(lockstep: Lockstep, tmp_path: Path) -> None:
+def test_parallel_run_gives_the_same_verdicts(lockstep: Lockstep, tmp_path: Path) -> None:
     args = ("check", *OURSELVES, "--suite", "dequant", "--json", "-q", "--report", tmp_path)
     one, two = (one_object(lockstep(*args, "-j", n).out) for n in (1, 2))
     assert one["counts"] == two["counts"]
@@ -66,7 +66,7 @@ def test_side_by_side_gives_the_same_verdicts(lockstep: Lockstep, tmp_path: Path
     assert {case for case, _ in a} == {f"builtin:{name}" for name in BUILTIN}
 
 
-def test_a_divergence_is_exit_code_1_with_the_command_that_repeats_it(
+def test_divergence_has_exit_code_1_and_a_repeating_command(
     lockstep: Lockstep, tmp_path: Path
 ) -> None:
     model = builtin("f32", tmp_path)
@@ -114,7 +114,7 @@ def test_a_quick_look_gives_one_json_object(lockstep: Lockstep) -> None:
     assert answer["engine"] == "reference"
 
 
-def test_tokenize_and_back(lockstep: Lockstep) -> None:
+def test_tokens_decode_back_to_the_text(lockstep: Lockstep) -> None:
     text = "Once upon a\ttime"
     plain = ("tokenize", "builtin:f32", "--no-special")  # like llama.cpp, a BOS keeps the space
     ids = lockstep(*plain, "--text", text).out
@@ -137,7 +137,7 @@ def test_a_trace_is_written_with_its_index(lockstep: Lockstep, tmp_path: Path) -
         assert len(row["axes"].split(",")) == len(row["shape"])
 
 
-def test_synth_says_what_it_wrote(lockstep: Lockstep, tmp_path: Path) -> None:
+def test_synth_reports_the_written_file(lockstep: Lockstep, tmp_path: Path) -> None:
     from lockstep.harness.report.header import sha256_of
 
     path = tmp_path / "m.gguf"
@@ -166,7 +166,7 @@ def test_selftest_lists_every_wrong_engine_with_its_mistake(lockstep: Lockstep) 
         (("--diagnosis", "--only", "norm"), "no family 'norm' of wrong engines (near: norms"),
     ],
 )
-def test_selftest_refuses_what_would_try_something_else_than_was_asked(
+def test_selftest_refuses_contradictory_options(
     lockstep: Lockstep, words: tuple[str, ...], said: str
 ) -> None:
     ending = lockstep("selftest", *words)

@@ -16,7 +16,7 @@ def fuzz(lockstep: Lockstep, tmp_path: Path) -> Lockstep:
     return lambda *args: lockstep("fuzz", "gguf", *args, "--report", tmp_path / "reports")
 
 
-def test_a_file_of_ones_own_is_shown_to_every_parser(fuzz: Lockstep, tmp_path: Path) -> None:
+def test_users_file_is_shown_to_every_parser(fuzz: Lockstep, tmp_path: Path) -> None:
     path = tmp_path / "mine.gguf"
     path.write_bytes(alone("bool-2"))
     code, out, err = fuzz("--file", path, *OURSELVES, "--json")
@@ -25,7 +25,7 @@ def test_a_file_of_ones_own_is_shown_to_every_parser(fuzz: Lockstep, tmp_path: P
     assert summary["counts"] == {"excused": 1, "agreed": 1}  # gguf-py takes any byte for a bool
 
 
-def test_the_same_bytes_can_be_given_as_digits(fuzz: Lockstep) -> None:
+def test_bytes_may_be_given_as_digits(fuzz: Lockstep) -> None:
     code, out, _ = fuzz("--hex", alone("every-type").hex(), *OURSELVES, "--json")
     assert (code, json.loads(out)["counts"]) == (0, {"agreed": 1})
 

@@ -33,7 +33,7 @@ def run_in(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_check_writes_every_format_beside_its_report(lockstep: Lockstep, tmp_path: Path) -> None:
+def test_check_writes_every_format_beside_its_report(lockstep: Lockstep, tmp_path: Path) -> None:
     names = [f"--format={name}" for name in ("junit", "ctrf", "markdown", "badge")]
     assert checked(lockstep, tmp_path, *names).code == 0
     files = {path.name for path in run_in(tmp_path).iterdir()}
@@ -43,14 +43,14 @@ def test_a_check_writes_every_format_beside_its_report(lockstep: Lockstep, tmp_p
     assert badge["color"] == "brightgreen"
 
 
-def test_a_format_is_written_where_it_is_wanted(lockstep: Lockstep, tmp_path: Path) -> None:
+def test_format_is_written_to_the_given_place(lockstep: Lockstep, tmp_path: Path) -> None:
     file = tmp_path / "out" / "a=b" / "junit.xml"
     assert checked(lockstep, tmp_path, "--format", f"junit={file}").code == 0
     assert ElementTree.parse(file).getroot().tag == "testsuites"
     assert not (run_in(tmp_path) / "junit.xml").exists()
 
 
-def test_the_exit_code_stays_that_of_the_run(lockstep: Lockstep, tmp_path: Path) -> None:
+def test_exit_code_stays_that_of_the_run(lockstep: Lockstep, tmp_path: Path) -> None:
     engine = ("--engine", "mutant:q4-0-nibbles-in-order", "--report", tmp_path / "reports")
     oracle = ("--oracle", "reference", "--format", "junit")
     wrong = lockstep("fuzz", "quants", "--type", "Q4_0", "--cases", 100, *engine, *oracle)
@@ -69,7 +69,7 @@ def test_the_exit_code_stays_that_of_the_run(lockstep: Lockstep, tmp_path: Path)
         (["junit=same", "ctrf=./same"], "the same file"),
     ],
 )
-def test_format_that_cannot_be_written_is_refused_before_anything_runs(
+def test_unwritable_format_is_refused_before_anything_runs(
     lockstep: Lockstep,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -103,7 +103,7 @@ def test_file_of_an_earlier_run_is_not_taken_for_this_run(
     assert not file.exists()
 
 
-def test_on_github_the_summary_is_the_jobs_and_divergences_are_annotations(
+def test_github_run_writes_the_job_summary_and_annotations(
     lockstep: Lockstep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     summary = tmp_path / "step.md"
@@ -119,14 +119,14 @@ def test_on_github_the_summary_is_the_jobs_and_divergences_are_annotations(
     assert summary.read_text().startswith("of an earlier step\n## Lockstep: DIVERGENCE\n")
 
 
-def test_without_github_nothing_is_annotated(lockstep: Lockstep, tmp_path: Path) -> None:
+def test_run_without_github_writes_no_annotations(lockstep: Lockstep, tmp_path: Path) -> None:
     wrong = ("--engine", "mutant:q4-0-nibbles-in-order", "--oracle", "reference")
     ending = lockstep(*FUZZ, *wrong, "--report", tmp_path / "reports", "--format", "markdown")
     assert ending.code == 1
     assert "::" not in ending.err
 
 
-def test_a_report_that_is_there_is_converted(lockstep: Lockstep, tmp_path: Path) -> None:
+def test_existing_report_is_converted(lockstep: Lockstep, tmp_path: Path) -> None:
     checked(lockstep, tmp_path)
     folder = run_in(tmp_path)
     assert lockstep("report", "convert", folder).code == 0
@@ -137,7 +137,7 @@ def test_a_report_that_is_there_is_converted(lockstep: Lockstep, tmp_path: Path)
 
 
 @pytest.mark.parametrize("text", [None, "", "no JSON\n", '{"kind": "footer"}\n'])
-def test_file_that_is_no_report_is_refused_in_one_line(
+def test_file_other_than_a_report_is_refused_in_one_line(
     lockstep: Lockstep, tmp_path: Path, text: str | None
 ) -> None:
     if text is not None:
@@ -147,7 +147,7 @@ def test_file_that_is_no_report_is_refused_in_one_line(
     assert "report.jsonl" in ending.err
 
 
-def test_the_workflow_of_the_readme_is_one_by_githubs_schema(tmp_path: Path) -> None:
+def test_readme_workflow_follows_the_schema_of_github(tmp_path: Path) -> None:
     page = Path(__file__).resolve().parents[3] / "README.md"
     if not page.exists():
         pytest.skip("no checkout: the README's workflow was not held against the schema")

@@ -10,7 +10,7 @@ from lockstep.harness.protocol.session import command_of
 from tests.command_line import Lockstep
 
 
-def test_the_page_of_the_protocol_is_printed(lockstep: Lockstep) -> None:
+def test_protocol_page_is_printed(lockstep: Lockstep) -> None:
     code, out, _ = lockstep("protocol")
     assert code == 0
     assert out.startswith("# Lockstep's engine protocol")
@@ -32,7 +32,7 @@ def test_every_command_that_writes_a_model_can_be_quiet(
         *(("sampler-c", "#include"), ("sampler-javascript", "const ")),
     ],
 )
-def test_a_whole_engine_is_printed_in_each_language(
+def test_whole_engine_is_printed_in_each_language(
     lockstep: Lockstep, language: str, word: str
 ) -> None:
     code, out, _ = lockstep("protocol", "--example", language)
@@ -41,7 +41,7 @@ def test_a_whole_engine_is_printed_in_each_language(
     assert out.count("\n") <= 150
 
 
-def test_the_engine_that_is_printed_offers_what_it_says(lockstep: Lockstep, tmp_path: Path) -> None:
+def test_printed_engine_offers_its_declared_levels(lockstep: Lockstep, tmp_path: Path) -> None:
     engine = tmp_path / "engine.py"
     engine.write_text(lockstep("protocol", "--example", "python")[1])
     code, out, _ = lockstep("smoke", "--engine", shlex.join([sys.executable, str(engine)]))
@@ -50,7 +50,7 @@ def test_the_engine_that_is_printed_offers_what_it_says(lockstep: Lockstep, tmp_
 
 
 @pytest.mark.parametrize("as_words", [True, False])
-def test_command_that_smoke_proposes_runs_the_engine(
+def test_command_proposed_by_smoke_runs_the_engine(
     lockstep: Lockstep, tmp_path: Path, as_words: bool
 ) -> None:
     engine = tmp_path / "my engine.py"
@@ -63,7 +63,7 @@ def test_command_that_smoke_proposes_runs_the_engine(
     assert command_of(said[4]) == words
 
 
-def test_an_empty_object_is_an_answer_and_a_wrong_one(lockstep: Lockstep) -> None:
+def test_empty_object_is_a_wrong_answer(lockstep: Lockstep) -> None:
     """The command must not wait minutes for another line behind it."""
     program = "input(); print('{}', flush=True); input(); input()"
     code, out, _ = lockstep("smoke", "--start-seconds", 60, "--", sys.executable, "-c", program)
@@ -81,7 +81,7 @@ def test_standard_error_of_a_program_is_shown_beside_its_output(
     assert "oops" in out
 
 
-def test_the_time_for_an_answer_is_also_that_for_the_start(lockstep: Lockstep) -> None:
+def test_answer_time_limit_also_applies_to_the_start(lockstep: Lockstep) -> None:
     program = "import os; input(); os.write(1, b'hello\\n'); input()"
     code, out, err = lockstep("smoke", "--timeout", 1, "--", sys.executable, "-c", program)
     assert code == 1
@@ -91,7 +91,7 @@ def test_the_time_for_an_answer_is_also_that_for_the_start(lockstep: Lockstep) -
 
 
 @pytest.mark.parametrize("word", ["adapter:mine.py", "mine.py", "dump:folder"])
-def test_word_that_is_no_program_is_sent_to_check(lockstep: Lockstep, word: str) -> None:
+def test_mistyped_program_is_referred_to_check(lockstep: Lockstep, word: str) -> None:
     code, _, err = lockstep("smoke", word)
     assert code == 2
     assert "lockstep check MODEL --adapter FILE" in " ".join(err.split())

@@ -36,7 +36,7 @@ def lockstep(folder: Path) -> dict[str, str]:
     # a set's order differs from process to process, so that xdist would refuse to run
     ids=lambda words: " ".join(sorted(words) if isinstance(words, set) else words),
 )
-def test_bash_completes(tmp_path: Path, words: list[str], expected: set[str]) -> None:
+def test_completion_works_in_bash(tmp_path: Path, words: list[str], expected: set[str]) -> None:
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("no bash: its completion was not tried")
@@ -54,5 +54,5 @@ def test_bash_completes(tmp_path: Path, words: list[str], expected: set[str]) ->
     assert set(done.stdout.split()) == expected, done.stderr
 
 
-def test_the_formats_that_are_completed_are_all_that_there_are() -> None:
+def test_completion_offers_every_format() -> None:
     assert tuple(FORMATS) == COMPLETIONS

@@ -45,7 +45,7 @@ def test_check_leaves_no_model_behind(number: signal.Signals, tmp_path: Path) ->
     assert "Traceback" not in words
 
 
-def test_the_processes_of_a_campaign_leave_nothing_behind_either(tmp_path: Path) -> None:
+def test_campaign_processes_leave_nothing_behind(tmp_path: Path) -> None:
     args = ["fuzz", "tokens", "--oracle", "reference", "-j", "2", "--cases", "1000000"]
     code, words = ended_by(signal.SIGTERM, args, tmp_path, "*/*/lockstep-*/*.gguf")
     assert code == 128 + signal.SIGTERM
@@ -63,7 +63,7 @@ lockstep.harness.cli.main()
 """
 
 
-def test_process_asked_to_end_during_an_import_ends_with_that_code(tmp_path: Path) -> None:
+def test_process_ended_during_an_import_exits_with_that_code(tmp_path: Path) -> None:
     """Dataclasses are made by exec(), and Python once ended by SIGINT after an interrupt in it."""
     (tmp_path / "asked.py").write_text(ASKED_WHILE_A_CLASS_IS_MADE)
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join((PYTHONPATH, str(tmp_path)))}
@@ -117,7 +117,7 @@ def test_workers_start_by_themselves_if_no_template_can_be_started(tmp_path: Pat
 
 
 @pytest.mark.parametrize("most", [6, 7, 8, 9, 10, 14])
-def test_command_that_may_open_few_files_leaves_nothing_behind(most: int, tmp_path: Path) -> None:
+def test_command_with_a_low_file_limit_leaves_nothing_behind(most: int, tmp_path: Path) -> None:
     """A temporary folder is removed with more open files than were left."""
     temporary = tmp_path / "tmp"
     temporary.mkdir()

@@ -41,7 +41,7 @@ def test_the_command_line_takes_every_example(line):
     parsed(line)
 
 
-def test_an_example_with_an_option_that_does_not_exist_is_refused():
+def test_example_with_an_unknown_option_is_refused():
     with pytest.raises(UsageError, match="--no-such"):
         parsed("lockstep check model.gguf --no-such")
 

@@ -16,7 +16,7 @@ GOLDEN_COMMANDS = sorted(get_command(golden.app).commands)  # type: ignore[attr-
 
 
 @pytest.mark.parametrize("given", [None, "3"])
-def test_a_product_is_computed_by_one_thread_unless_the_user_wants_more(
+def test_product_uses_one_thread_by_default(
     given: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Threads of small products only wait for each other on a busy machine."""
@@ -44,7 +44,7 @@ def test_every_command_on_goldens_explains_itself(command: str, lockstep: Lockst
     assert f"golden {command} [OPTIONS]" in ending.out
 
 
-def test_the_commands_that_are_promised_are_there(lockstep: Lockstep) -> None:
+def test_promised_commands_exist(lockstep: Lockstep) -> None:
     promised = {"check", "bisect", "trace", "run", "tokenize", "synth", "selftest", "doctor"}
     assert promised <= set(COMMANDS)
     text = lockstep("--help").out
@@ -63,7 +63,7 @@ HEAVY = (
 
 
 @pytest.mark.parametrize("args", [("--help",), ("check", "--help")], ids=" ".join)
-def test_help_imports_nothing_of_weight(args: tuple[str, ...]) -> None:
+def test_help_imports_no_heavy_module(args: tuple[str, ...]) -> None:
     code = (
         "import sys\nfrom lockstep.harness.cli import main\n"
         "try:\n    main()\nfinally:\n"
@@ -76,6 +76,6 @@ def test_help_imports_nothing_of_weight(args: tuple[str, ...]) -> None:
     assert loaded <= {"rich.console"}
 
 
-def test_the_check_for_weight_sees_weight() -> None:
+def test_import_check_finds_a_heavy_module() -> None:
     code = f"import sys, numpy; print(set(sys.modules) & set({HEAVY!r}), file=sys.stderr)"
     assert "numpy" in in_a_process(code=code).err

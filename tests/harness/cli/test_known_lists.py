@@ -7,9 +7,7 @@ from lockstep.harness.runs.run import builtin_model
 from tests.command_line import Lockstep, assert_refused
 
 
-def test_a_list_that_cannot_be_written_is_said_before_the_run(
-    lockstep: Lockstep, tmp_path: Path
-) -> None:
+def test_unwritable_list_is_reported_before_the_run(lockstep: Lockstep, tmp_path: Path) -> None:
     model = builtin_model("f32", tmp_path)
     missing = tmp_path / "no" / "k.json"
     for path, words in ((tmp_path, "is a folder"), (missing, "is no folder"), (model, "a model")):
@@ -18,7 +16,7 @@ def test_a_list_that_cannot_be_written_is_said_before_the_run(
     assert not list(tmp_path.glob("*-check"))
 
 
-def test_another_file_is_not_written_over(lockstep: Lockstep, tmp_path: Path) -> None:
+def test_file_other_than_a_list_is_not_overwritten(lockstep: Lockstep, tmp_path: Path) -> None:
     report = tmp_path / "report.jsonl"
     report.write_text('{"type": "header"}\n')
     asked = ("check", "builtin:f32", "--write-known", report, "--report", tmp_path)
@@ -26,9 +24,7 @@ def test_another_file_is_not_written_over(lockstep: Lockstep, tmp_path: Path) ->
     assert report.read_text() == '{"type": "header"}\n'
 
 
-def test_reasons_stay_in_a_list_written_anew_but_not_read_as_known(
-    lockstep: Lockstep, tmp_path: Path
-) -> None:
+def test_reasons_stay_in_a_rewritten_list(lockstep: Lockstep, tmp_path: Path) -> None:
     """The same command runs once more, after somebody wrote down why."""
     path = tmp_path / "known.json"
     asked = ["check", "builtin:f32", "--engine", "mutant:wrong-eps", "--oracle", "reference"]

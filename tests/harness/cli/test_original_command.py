@@ -12,7 +12,7 @@ from tests.harness.originals import checkpoints as ck
 from tests.harness.originals.conversions import convert
 
 
-def test_difference_is_in_json_and_report(lockstep: Lockstep, tmp_path: Path) -> None:
+def test_json_and_report_contain_the_difference(lockstep: Lockstep, tmp_path: Path) -> None:
     made = convert("gemma2", ck.write_checkpoint(tmp_path, "gemma2"))
     made.swap("blk.0.attn_k.weight", "blk.0.attn_v.weight")
     model = made.write(tmp_path / "made.gguf")
@@ -27,7 +27,7 @@ def test_difference_is_in_json_and_report(lockstep: Lockstep, tmp_path: Path) ->
     assert sorted(statuses) == ["agreed", "agreed", "diverged", "diverged"]
 
 
-def test_exit_codes_are_those_of_the_help(lockstep: Lockstep, tmp_path: Path) -> None:
+def test_exit_codes_match_the_help(lockstep: Lockstep, tmp_path: Path) -> None:
     values = ck.write_checkpoint(tmp_path, "llama")
     model = convert("llama", values).write(tmp_path / "made.gguf")
     ask = ("original", tmp_path, model, "--no-run", "--report", tmp_path / "reports")

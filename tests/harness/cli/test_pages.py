@@ -64,22 +64,22 @@ def problems(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_and_options_of_a_page_are_there(page: str) -> None:
+def test_commands_and_options_of_a_page_exist(page: str) -> None:
     assert problems((ROOT / page).read_text(encoding="utf-8")) == []
 
 
-def test_a_command_or_an_option_that_is_not_there_is_noticed() -> None:
+def test_unknown_command_or_option_is_noticed() -> None:
     assert problems("`lockstep chek a.gguf`") == ["no command: lockstep chek"]
     assert problems("lockstep check a --sete exact\n") == ["lockstep check has no --sete"]
     assert problems("so far lockstep is fine, `lockstep check a --settings exact`") == []
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_files_that_a_page_links_to_are_there(page: str) -> None:
+def test_linked_files_of_a_page_exist(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     links = [link for link in re.findall(r"\]\(([^)#\s]+)\)", text) if "://" not in link]
     assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == []
 
 
-def test_readme_is_soon_read() -> None:
+def test_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 100

@@ -62,7 +62,7 @@ def run_in_shell(command: str, folder: Path, *, code: str = "") -> tuple[int, st
         ("check nonsense.gguf 2> >(true)", 2),
     ],
 )
-def test_command_ends_with_its_own_code_or_2_where_a_stream_fails(
+def test_command_ends_with_its_code_or_2_if_a_stream_fails(
     command: str, code: int, tmp_path: Path
 ) -> None:
     found, words = run_in_shell(command, tmp_path)
@@ -71,7 +71,7 @@ def test_command_ends_with_its_own_code_or_2_where_a_stream_fails(
     assert "Exception ignored" not in words
 
 
-def test_check_keeps_its_report_out_of_a_closed_stream(tmp_path: Path) -> None:
+def test_check_writes_no_report_into_a_closed_stream(tmp_path: Path) -> None:
     """The first file that was opened had the number of standard output, and what was printed."""
     assert run_in_shell(f"{CHECK} <&- >&- 2>&-", tmp_path) == (0, "")
     (report,) = tmp_path.rglob("report.jsonl")

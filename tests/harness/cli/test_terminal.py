@@ -49,7 +49,7 @@ def on_a_terminal(code: str, args: Sequence[str]) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_from_a_file_is_shown_as_it_is(name: str) -> None:
+def test_name_from_a_file_is_shown_unchanged(name: str) -> None:
     code, said = on_a_terminal(SHOW, [name])
     assert code == 0, said
     shown = name.encode("unicode_escape").decode() if "\x1b" in name else name
@@ -62,7 +62,7 @@ def test_a_name_from_a_file_is_shown_as_it_is(name: str) -> None:
         assert 0 < said.partition("\r")[0].count("é") < 80
 
 
-def test_a_table_shows_a_name_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_shows_a_name_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
     from lockstep.harness.cli.tables import suite_table
     from lockstep.harness.records import Verdict
 
@@ -89,7 +89,7 @@ lockstep.harness.cli.main()
 """
 
 
-def test_a_pipe_that_is_closed_is_no_divergence() -> None:
+def test_closed_pipe_is_no_divergence() -> None:
     """rich would end the process with exit code 1."""
     ours, theirs = os.pipe()
     os.close(ours)
@@ -99,7 +99,7 @@ def test_a_pipe_that_is_closed_is_no_divergence() -> None:
 
 
 @pytest.mark.parametrize("word", ["##[error]no", "##vso[task.setvariable variable=PATH]no"])
-def test_output_read_by_ci_has_commands_only_where_asked_for(
+def test_ci_output_has_commands_only_on_request(
     word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Lines are for people, and have names of engines in them; data is for programs."""
@@ -117,7 +117,7 @@ def test_engine_log_cannot_start_a_workflow_command() -> None:
     assert lines == ["m logits: first", "  | ::error file=x.py::no"]
 
 
-def test_interrupted_run_says_where_its_findings_are(
+def test_interrupted_run_names_the_place_of_its_findings(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     folder = tmp_path / "a run"

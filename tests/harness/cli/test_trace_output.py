@@ -6,7 +6,7 @@ from pathlib import Path
 from tests.command_line import Lockstep
 
 
-def test_dump_of_another_program_is_kept_and_one_of_ours_is_made_anew(
+def test_dump_of_another_program_stays_and_ours_is_replaced(
     lockstep: Lockstep, tmp_path: Path
 ) -> None:
     trace = ("trace", "builtin:f32", "--tokens", 2, "--quiet", "-o")

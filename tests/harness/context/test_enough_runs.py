@@ -50,7 +50,7 @@ def moved(by: float) -> F32:
     ],
     ids=["alike", "far", "oracle-far", "no-number", "not-so-far", "near", "oracle-near"],
 )
-def test_more_runs_are_made_where_one_of_both_is_neither_near_nor_far(
+def test_more_runs_are_made_if_either_is_neither_near_nor_far(
     runs: tuple[F32, F32], expected: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judge: Any = Judge(monkeypatch)
@@ -77,7 +77,7 @@ def test_model_that_may_amplify_a_small_error_always_gets_more_runs(
     assert noise_beside(judge, (), [TRUTH], (TRUTH, moved(2 * CLEARLY * LIMIT))) == MORE
 
 
-def test_without_a_limit_more_runs_say_whether_there_is_one(
+def test_more_runs_decide_if_there_is_no_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     judge: Any = Judge(monkeypatch)

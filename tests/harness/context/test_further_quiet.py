@@ -24,9 +24,7 @@ def quiet(level: str) -> str:
 
 
 @pytest.mark.parametrize(("level", "suite"), QUIET.items())
-def test_an_engine_without_logits_is_asked_further_as_well(
-    level: str, suite: str, model: Path
-) -> None:
+def test_engine_without_logits_is_asked_further(level: str, suite: str, model: Path) -> None:
     *_, wrong = check_engine(model, quiet(level), suite, n_tokens=32)
     assert wrong.status == "diverged", wrong.summary
     assert wrong.detail["at_fault"] == "subject"
@@ -46,14 +44,14 @@ def test_token_engine_that_never_chooses_a_control_token_is_found(
     assert "the same control tokens, first and last token" in control.summary
 
 
-def test_a_right_engine_of_tokens_alone_is_not_accused_by_a_wrong_oracle(model: Path) -> None:
+def test_wrong_oracle_does_not_accuse_a_right_token_engine(model: Path) -> None:
     right = made("further: tokens beside a wrong oracle", Quiet, levels=("greedy",))
     assert "diverged" not in statuses(
         check_engine(model, right, "decode", oracle="mutant:rope-half-split", n_tokens=32)
     )
 
 
-def test_oracle_that_is_wrong_at_a_control_token_is_reported(
+def test_oracle_wrong_at_a_control_token_is_reported(
     model: Path,
 ) -> None:
     right = made("further: tokens beside wrong rows", Quiet, levels=("greedy",))
@@ -74,7 +72,7 @@ class ShortGreedy(Reference, name="further: greedy behind 64 tokens"):
         return super().greedy(prompt, n)
 
 
-def test_engine_with_logits_behind_many_tokens_must_choose_there_too(
+def test_engine_with_logits_after_many_tokens_must_choose_too(
     model: Path,
 ) -> None:
     found = check_engine(model, ShortGreedy, "decode", n_tokens=32)
@@ -96,7 +94,7 @@ def short_of(question: str, error: type[EngineError] = Unsupported) -> Any:
 
 
 @pytest.mark.parametrize(("level", "suite"), QUIET.items())
-def test_an_engine_that_fails_behind_long_prompts_is_not_conform(
+def test_engine_that_fails_after_long_prompts_does_not_conform(
     level: str, suite: str, model: Path
 ) -> None:
     name = made(f"fails: {level}", Quiet, levels=(level,), **{level: short_of(level, EngineError)})
@@ -106,7 +104,7 @@ def test_an_engine_that_fails_behind_long_prompts_is_not_conform(
 
 
 @pytest.mark.parametrize(("level", "suite"), QUIET.items())
-def test_an_engine_with_a_short_context_is_compared_as_far_as_it_goes(
+def test_engine_with_a_short_context_is_compared_up_to_its_end(
     level: str, suite: str, model: Path
 ) -> None:
     name = made(f"short: {level}", Quiet, levels=(level,), **{level: short_of(level)})

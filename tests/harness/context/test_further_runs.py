@@ -255,7 +255,7 @@ def logits_of(model: Path, engine: str) -> list[Verdict]:
 
 
 @pytest.mark.parametrize("engine", WRONG)
-def test_fault_further_on_is_found(engine: str, model: Path) -> None:
+def test_fault_in_a_longer_run_is_found(engine: str, model: Path) -> None:
     first, *wrong = logits_of(model, engine)
     assert first.status == "agreed"  # a prompt of 32 tokens and two more, and the ways of asking
     assert statuses(wrong) == {"diverged"}
@@ -264,7 +264,7 @@ def test_fault_further_on_is_found(engine: str, model: Path) -> None:
     assert all(v.summary.startswith(v.detail["asked"]) for v in wrong)
 
 
-def test_the_place_is_a_batch_and_a_token_of_it(model: Path) -> None:
+def test_place_is_a_batch_and_its_token(model: Path) -> None:
     _, wrong, _ = logits_of(model, "further: last id")
     assert (wrong.detail["batch"], wrong.detail["token_of_batch"]) == (0, 0)
     _, wrong, _ = logits_of(model, "further: last rows")
@@ -328,7 +328,7 @@ def runs_of(model: Path) -> Iterator[tuple[Batch, ...]]:
         yield from (run.batches for run in further_runs(context))
 
 
-def test_a_small_vocabulary_is_met_whole_and_the_cache_filled(model: Path) -> None:
+def test_small_vocabulary_is_covered_and_the_cache_filled(model: Path) -> None:
     long, *_ = runs_of(model)
     tokens = np.concatenate([batch.tokens for batch in long])
     assert len(tokens) == N
@@ -336,7 +336,7 @@ def test_a_small_vocabulary_is_met_whole_and_the_cache_filled(model: Path) -> No
     assert tokens[:2].tolist() == [311, 0]
 
 
-def test_no_position_is_asked_for_that_the_model_does_not_have(tmp_path: Path) -> None:
+def test_positions_stay_within_the_model(tmp_path: Path) -> None:
     long, *_ = runs_of(written(tmp_path, n_ctx_train=50))
     assert sum(map(len, long)) == 50
     joined, *_ = runs_of(written(tmp_path, n_ctx_train=36))
@@ -344,14 +344,14 @@ def test_no_position_is_asked_for_that_the_model_does_not_have(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("n", [37, 103, 104, 300, 512])
-def test_batches_are_of_all_sizes_and_fill_what_there_is(n: int) -> None:
+def test_batches_have_all_sizes_and_fill_the_context(n: int) -> None:
     sizes = batch_sizes(n)
     assert sum(sizes) == n
     assert tuple(sizes[-len(FEW) :]) == FEW
     assert all(sizes)
 
 
-def test_batch_sizes_have_several_rests_behind_whole_tiles() -> None:
+def test_batch_sizes_leave_several_remainders_after_whole_tiles() -> None:
     assert {size % 8 for size in batch_sizes(512) if size > 16} == {0, 3, 4, 5, 6, 7}
     assert max(batch_sizes(512)) > 256
     assert 21 in batch_sizes(256)  # of two kernels, where there is room for one alone

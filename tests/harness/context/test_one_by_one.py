@@ -38,7 +38,7 @@ def test_items_without_failures_are_asked_once() -> None:
     assert (found.failures, ask.times) == ({}, 1)
 
 
-def test_the_longest_item_is_soon_alone() -> None:
+def test_longest_item_is_isolated_early() -> None:
     ask = Asked(TEXTS[2])
     found = ask_apart(ask, TEXTS)
     assert set(found.failures) == {2}
@@ -46,13 +46,13 @@ def test_the_longest_item_is_soon_alone() -> None:
     assert ask.times == 4  # all, the shortest, all but the longest, the longest
 
 
-def test_short_items_are_found_as_well() -> None:
+def test_short_failing_items_are_found() -> None:
     found = ask_apart(Asked(TEXTS[3], TEXTS[6]), TEXTS)
     assert set(found.failures) == {3, 6}
     assert len(found.answers) == len(TEXTS) - 2
 
 
-def test_a_question_that_no_item_is_answered_to_raises_its_error() -> None:
+def test_question_without_any_answered_item_raises_its_error() -> None:
     ask = Asked(*TEXTS)
     with pytest.raises(NoAnswer, match="it broke"):
         ask_apart(ask, TEXTS)
@@ -101,7 +101,7 @@ class NoBlocks(Reference, name="one by one: no Q8_0"):
         return super().dequantize(type_name, raw)
 
 
-def test_a_type_that_breaks_the_engine_costs_that_type_alone(tmp_path: Path) -> None:
+def test_type_that_breaks_the_engine_costs_only_that_type(tmp_path: Path) -> None:
     NoBlocks.times = 0
     found = check_engine(builtin("q8_0", tmp_path), NoBlocks, "dequant")
     assert [v.status for v in found].count("crashed") == NoBlocks.times == 1

@@ -59,7 +59,7 @@ def logits_of(model: Path, engine: str, n_tokens: int = 12) -> list[Verdict]:
 
 
 @pytest.mark.parametrize("engine", ["asked: right", "asked: summed otherwise", "fast"])
-def test_an_honest_engine_gives_the_same_however_it_is_asked(engine: str, model: Path) -> None:
+def test_honest_engine_gives_the_same_answers_for_any_batching(engine: str, model: Path) -> None:
     (verdict,) = logits_of(model, engine)
     assert verdict.status == "agreed"
     assert verdict.detail["same"][:3] == [
@@ -87,14 +87,14 @@ def test_an_engine_that_contradicts_itself_is_found(engine: str, way: str, model
     assert wrong[0].summary.endswith(twice) is (way == "beside another sequence")
 
 
-def test_the_other_sequence_is_given_only_if_the_cache_has_room(model: Path) -> None:
+def test_other_sequence_is_given_only_if_the_cache_has_room(model: Path) -> None:
     with context_of(model, engine="asked: right", n_tokens=12) as context:
         context.settings = replace(context.settings, n_ctx=20)
         (verdict,) = run_suites(context, ("logits",))
     assert "beside another sequence" not in verdict.detail["same"]
 
 
-def test_a_wrong_choice_of_experts_is_found_in_whichever_way_it_shows(
+def test_wrong_choice_of_experts_is_found_by_any_relation(
     tmp_path: Path,
 ) -> None:
     """Honest runs are asked if they choose the same way when few rows differ; they have more rows
@@ -137,7 +137,7 @@ class WrongBeside(Reference, name="paths: wrong beside another sequence"):
         return super().evaluate(replace(request, batches=batches))
 
 
-def test_reference_agrees_beside_another_sequence_within_both_paths_noise(
+def test_reference_agrees_beside_another_sequence_within_the_noise(
     tmp_path: Path,
 ) -> None:
     found = found_beside("reference", with_large_scores(tmp_path))

@@ -127,7 +127,7 @@ def verdicts_of(model: Path, engine: str, suite: str) -> list[Verdict]:
         return list(run_suites(context, (suite,)))
 
 
-def test_a_race_is_a_verdict_of_its_own_kind_with_its_rate_and_place(model: Path) -> None:
+def test_race_is_a_verdict_with_its_rate_and_place(model: Path) -> None:
     first, shaky, rest = verdicts_of(model, OFTEN, "logits")
     assert (rest.status, "the engine's own runs differ by more" in rest.summary) == (
         "not-compared",
@@ -141,14 +141,14 @@ def test_a_race_is_a_verdict_of_its_own_kind_with_its_rate_and_place(model: Path
 
 
 @pytest.mark.parametrize("engine", [UNCLEARED, NEARLY_UNCLEARED])
-def test_rest_of_an_earlier_run_is_told_from_a_race(engine: str, model: Path) -> None:
+def test_state_left_by_an_earlier_run_is_told_from_a_race(engine: str, model: Path) -> None:
     _, shaky, _ = verdicts_of(model, engine, "logits")
     assert shaky.detail["first_alone"]
     _, race, _ = verdicts_of(model, OFTEN, "logits")
     assert not race.detail["first_alone"]
 
 
-def test_state_that_outlasts_many_runs_is_told_from_a_race_by_a_restart(model: Path) -> None:
+def test_restart_tells_lasting_state_from_a_race(model: Path) -> None:
     _, shaky, _ = verdicts_of(model, LONG_UNCLEARED, "logits")
     assert (shaky.detail["first_alone"], shaky.detail["by_history"]) == (False, True)
     _, race, _ = verdicts_of(model, Always.name, "logits")
@@ -156,19 +156,19 @@ def test_state_that_outlasts_many_runs_is_told_from_a_race_by_a_restart(model: P
     assert not race.detail["by_history"]
 
 
-def test_sums_in_any_order_are_said_and_the_rest_is_compared(model: Path) -> None:
+def test_unordered_sums_are_reported_and_the_rest_is_compared(model: Path) -> None:
     first, shaky = verdicts_of(model, HARDLY, "logits")
     assert shaky.key == "logits/not-deterministic"
     assert "with tensors shown" in first.detail["same"]
 
 
-def test_a_difference_that_no_other_run_shows_is_no_place(model: Path) -> None:
+def test_difference_without_a_repeat_has_no_place(model: Path) -> None:
     first, shaky, _ = verdicts_of(model, SELDOM, "logits")
     assert shaky.detail["differ"] == MORE
     assert first.status == "diverged"
 
 
-def test_tokens_that_are_sampled_are_told_from_wrong_ones(model: Path) -> None:
+def test_sampled_tokens_are_told_from_wrong_ones(model: Path) -> None:
     _, wrong, shaky = verdicts_of(model, Dice.name, "decode")
     assert wrong.key == "decode/token"
     assert shaky.key == "decode/not-deterministic"
@@ -179,7 +179,7 @@ class Halved(Reference, name="repeats: halves"):
 
 
 @pytest.mark.parametrize(("adapter", "site"), [(Reference, None), (Halved, "ffn_swiglu-0")])
-def test_with_tensors_shown_the_first_that_differs_is_named(
+def test_first_differing_tensor_is_named(
     adapter: type[Reference], site: str | None, model: Path
 ) -> None:
     with LocalSession(adapter, model, EXACT) as session:
@@ -191,7 +191,9 @@ def test_with_tensors_shown_the_first_that_differs_is_named(
 
 
 @pytest.mark.parametrize("shape", [(2, 6), (1, 5), (3, 5)])
-def test_outputs_of_another_shape_are_a_difference_and_end_nothing(shape: tuple[int, int]) -> None:
+def test_outputs_of_another_shape_are_a_difference_and_the_run_continues(
+    shape: tuple[int, int],
+) -> None:
     """The cases include one row with the numbers of the first answer."""
     steady = np.zeros((1, 5), np.float32)
     first = Evaluation(logits=(steady, np.zeros((2, 5), np.float32)), trace=None)
@@ -200,7 +202,7 @@ def test_outputs_of_another_shape_are_a_difference_and_end_nothing(shape: tuple[
     assert first_difference(first, first) is None
 
 
-def test_nan_of_another_sign_is_no_other_answer() -> None:
+def test_nan_with_another_sign_is_the_same_answer() -> None:
     """The compiled code of a JVM gives others than its interpreter: what is wrong with such an
     engine is the NaN, and it is no race. A number that is another beside it is one."""
     nan = np.array([[0.5, np.nan, 1.0]], np.float32)
@@ -218,7 +220,7 @@ def test_nan_of_another_sign_is_no_other_answer() -> None:
     assert first_difference(answer(nan, 1), answer(signed, 2)) == apart
 
 
-def test_runs_that_show_tensors_alone_are_held_against_each_other_as_well() -> None:
+def test_runs_with_tensors_are_compared_with_each_other_too() -> None:
     """A dump is such an engine: it need not have logits."""
     site = Site(step=0, layer=0, name="norm")
 

@@ -86,7 +86,7 @@ def comes_true(condition: Callable[[], bool]) -> bool:
     return condition()
 
 
-def test_an_answer_comes_back_with_its_time_and_output_does_not_disturb_it(
+def test_answer_has_its_time_and_is_not_disturbed_by_output(
     session: Session,
 ) -> None:
     outcome = session.ask("dequantize", "I8", np.arange(5, dtype=np.uint8))
@@ -96,7 +96,7 @@ def test_an_answer_comes_back_with_its_time_and_output_does_not_disturb_it(
     assert outcome.seconds >= 0
 
 
-def test_a_worker_is_another_process_and_lives_from_question_to_question(
+def test_worker_is_a_process_that_lives_across_questions(
     session: Session,
 ) -> None:
     assert session.pid is None
@@ -146,7 +146,7 @@ def test_engine_may_decode_a_large_model_within_the_machines_memory(
 
 
 @pytest.mark.parametrize("deed", ["hang", "hang_in_c"])
-def test_a_hang_is_a_timeout_and_the_next_question_is_answered(deed: str) -> None:
+def test_hang_is_a_timeout_and_the_next_question_is_answered(deed: str) -> None:
     with HASTY.open("fake", None, EXACT) as session:
         outcome = does(session, deed)
         assert isinstance(outcome, TimedOut), outcome
@@ -156,7 +156,7 @@ def test_a_hang_is_a_timeout_and_the_next_question_is_answered(deed: str) -> Non
         worker_of(session)
 
 
-def test_a_kill_from_outside_is_one_crash_of_the_question_that_was_asked(
+def test_outside_kill_is_one_crash_of_the_current_question(
     session: Session,
 ) -> None:
     pid = worker_of(session)
@@ -175,14 +175,14 @@ def test_a_kill_from_outside_is_one_crash_of_the_question_that_was_asked(
     assert worker_of(session) != pid
 
 
-def test_an_abort_of_llama_cpp_runs_no_debugger_that_buries_its_message(session: Session) -> None:
+def test_abort_of_llama_cpp_runs_no_debugger(session: Session) -> None:
     outcome = does(session, "ggml_abort")
     assert isinstance(outcome, Crashed)
     said = outcome.log.index("it.c:7: it")
     assert outcome.log[said + 1].startswith("Fatal Python error"), outcome.log
 
 
-def test_a_worker_that_died_unasked_is_replaced(session: Session) -> None:
+def test_idle_worker_that_died_is_replaced(session: Session) -> None:
     pid = worker_of(session)
     os.kill(pid, signal.SIGKILL)
     assert comes_true(lambda: not is_running(pid))
@@ -190,7 +190,7 @@ def test_a_worker_that_died_unasked_is_replaced(session: Session) -> None:
 
 
 @pytest.mark.parametrize("engine", ["fake", "fake-local"])
-def test_a_refusal_says_which_kind_it_is(engine: str) -> None:
+def test_refusal_states_its_kind(engine: str) -> None:
     with PATIENT.open(engine, None, EXACT) as session:
         assert session.ask("metadata") == Rejected(
             message="MalformedFile: this is no GGUF file (at byte 0)"
@@ -220,7 +220,7 @@ def test_a_refusal_keeps_the_worker(session: Session) -> None:
     assert worker_of(session) == pid
 
 
-def test_an_answer_that_may_not_cross_is_malformed() -> None:
+def test_answer_of_a_forbidden_type_is_malformed() -> None:
     with PATIENT.open("fake-wrong-type", None, EXACT) as session:
         outcome = session.ask("greedy", [], 1)
         assert isinstance(outcome, Malformed)
@@ -240,7 +240,7 @@ def test_an_engine_that_refuses_its_model_rejects_the_question() -> None:
         assert session.ask("metadata") == Rejected(message="EngineError: there is no such model")
 
 
-def test_a_question_that_does_not_exist_is_a_mistake_of_the_caller(session: Session) -> None:
+def test_unknown_question_is_a_mistake_of_the_caller(session: Session) -> None:
     with pytest.raises(ValueError, match="no question named 'close'"):
         session.ask("close")
 
@@ -251,7 +251,7 @@ def test_an_engine_that_does_not_exist_is_refused_with_the_choices() -> None:
 
 
 @pytest.mark.parametrize("deed", ["refuse", "abort"])
-def test_no_worker_is_left_when_a_session_is_closed(deed: str) -> None:
+def test_closed_session_leaves_no_worker(deed: str) -> None:
     with PATIENT.open("fake", None, EXACT) as session:
         pids = [worker_of(session)]
         does(session, deed)
@@ -261,16 +261,14 @@ def test_no_worker_is_left_when_a_session_is_closed(deed: str) -> None:
     assert not any(map(is_running, pids))
 
 
-def test_no_worker_is_left_when_a_session_is_forgotten() -> None:
+def test_forgotten_session_leaves_no_worker() -> None:
     session = PATIENT.open("fake", None, EXACT)
     pid = worker_of(session)
     del session
     assert comes_true(lambda: not is_running(pid))
 
 
-def test_a_worker_that_has_to_start_by_itself_is_no_fork(
-    way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_independently_started_worker_is_no_fork(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Libraries read some variables when they are loaded, and a user's class may be any."""
     with PATIENT.open("fake", None, EXACT) as session:
         assert isinstance(session, IsolatedSession)
@@ -285,7 +283,7 @@ def test_a_worker_that_has_to_start_by_itself_is_no_fork(
         assert not isinstance(session.worker.process, ForkedProcess)
 
 
-def test_a_worker_ends_at_once_though_forks_hold_its_connection(session: Session) -> None:
+def test_worker_ends_at_once_though_forks_hold_its_connection(session: Session) -> None:
     pid = worker_of(session)
     assert isinstance(session, IsolatedSession)
     assert session.worker is not None
@@ -294,7 +292,7 @@ def test_a_worker_ends_at_once_though_forks_hold_its_connection(session: Session
         assert comes_true(lambda: not is_running(pid))
 
 
-def test_a_worker_in_the_middle_of_a_call_dies_with_its_parent(way: str) -> None:
+def test_worker_in_a_call_dies_with_its_parent(way: str) -> None:
     script = (
         "from tests.harness.context.test_runner import PATIENT, EXACT, does, template, worker_of\n"
         f"if {way == 'forked'}: kept = template.keep_template(); kept.__enter__()\n"
@@ -313,7 +311,7 @@ def test_a_worker_in_the_middle_of_a_call_dies_with_its_parent(way: str) -> None
 
 
 @pytest.mark.parametrize("name", ["reference", "gguf-py", "llama.cpp"])
-def test_looking_an_engine_up_does_not_load_llama_cpp(name: str) -> None:
+def test_engine_lookup_does_not_load_llama_cpp(name: str) -> None:
     script = (
         "import sys; from lockstep.harness.adapters import adapter_class\n"
         f"assert adapter_class({name!r}).name == {name!r}\n"
@@ -360,13 +358,13 @@ def test_end_of_a_stream_is_its_outcome_and_earlier_pieces_are_kept(
     worker_of(session)
 
 
-def test_silence_in_a_stream_has_an_end() -> None:
+def test_silent_stream_times_out() -> None:
     with HASTY.open("fake", None, EXACT) as session:
         outcome = session.stream("capture", lambda _: None, TOKENS, ending("hang"))
     assert isinstance(outcome, TimedOut)
 
 
-def test_a_slow_consumer_is_not_the_engines_fault() -> None:
+def test_slow_consumer_is_not_blamed_on_the_engine() -> None:
     with HASTY.open("fake", None, EXACT) as session:
         outcome = session.stream("capture", lambda _: time.sleep(0.4), TOKENS, None)
     assert isinstance(outcome, Answered)

@@ -83,15 +83,13 @@ def waiting() -> int:
     return SPARE.waiting.process.pid
 
 
-def test_the_first_engine_has_none_waiting_beside_it(tmp_path: Path) -> None:
+def test_first_engine_has_no_spare_worker(tmp_path: Path) -> None:
     with opened(engine(tmp_path)):
         assert SPARE.waiting is None
 
 
 @pytest.mark.parametrize("kind", ["class", "program"])
-def test_the_third_engine_has_been_started_beside_the_second(
-    tmp_path: Path, model: Path, kind: str
-) -> None:
+def test_third_engine_starts_beside_the_second(tmp_path: Path, model: Path, kind: str) -> None:
     adapter = engine(tmp_path) if kind == "class" else program()
     first, second = pids(adapter, 2, model)
     third = waiting()
@@ -107,14 +105,14 @@ def test_runner_replaces_a_worker_that_died_early(tmp_path: Path) -> None:
     assert pids(adapter, 1) != [dead]
 
 
-def test_one_that_could_not_load_beside_another_is_started_again(tmp_path: Path) -> None:
+def test_worker_that_failed_to_load_beside_another_is_started_again(tmp_path: Path) -> None:
     """The wrong engine would be ours: it would say that the user's module cannot be imported."""
     lock = tmp_path / "lock"
     adapter = engine(tmp_path, f"open({str(lock)!r}, 'x')", f"os.remove({str(lock)!r})")
     assert len(set(pids(adapter, 4))) == 4
 
 
-def test_one_that_can_never_load_says_so_each_time(tmp_path: Path) -> None:
+def test_worker_that_can_never_load_says_so_each_time(tmp_path: Path) -> None:
     adapter = engine(tmp_path, "raise OSError('no such device')")
     for _ in range(3):
         with Runner(time_limit=60).open(adapter, None, EXACT) as session:
@@ -123,7 +121,7 @@ def test_one_that_can_never_load_says_so_each_time(tmp_path: Path) -> None:
         assert "no such device" in outcome.message
 
 
-def test_one_started_in_other_surroundings_is_not_used(
+def test_worker_started_in_another_environment_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adapter = engine(tmp_path)
@@ -137,7 +135,7 @@ def test_one_started_in_other_surroundings_is_not_used(
     assert outcome.value.version == "elsewhere"
 
 
-def test_one_of_another_memory_limit_is_not_used(tmp_path: Path) -> None:
+def test_worker_with_another_memory_limit_is_not_used(tmp_path: Path) -> None:
     adapter = engine(tmp_path)
     pids(adapter, 2)
     before = waiting()
@@ -146,7 +144,7 @@ def test_one_of_another_memory_limit_is_not_used(tmp_path: Path) -> None:
         assert pid_of(session) != before
 
 
-def test_the_last_that_waits_ends_with_the_run(tmp_path: Path) -> None:
+def test_last_spare_worker_ends_with_the_run(tmp_path: Path) -> None:
     with SPARE.keep():
         pids(engine(tmp_path), 2)
         last = waiting()
@@ -155,7 +153,7 @@ def test_the_last_that_waits_ends_with_the_run(tmp_path: Path) -> None:
         os.kill(last, 0)
 
 
-def test_a_fork_leaves_its_parents_alone(tmp_path: Path) -> None:
+def test_fork_leaves_its_parents_workers_alone(tmp_path: Path) -> None:
     adapter = engine(tmp_path)
     pids(adapter, 2)
     before = waiting()

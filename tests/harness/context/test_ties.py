@@ -27,7 +27,7 @@ def flat(folder: Path) -> Path:
     return with_values(path, path, "output.weight", np.zeros_like)
 
 
-def test_a_tie_is_told_beside_the_text_and_in_json(
+def test_tie_is_reported_beside_the_text_and_in_json(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     command = ["run", str(flat(tmp_path)), "--prompt", "a", "-n", "2", "--engine", "reference"]
@@ -51,7 +51,7 @@ class LastOfATie(Reference, name="ties: the last"):
 
 
 @pytest.mark.parametrize("engine", ["reference", "ties: the last"])
-def test_an_exact_tie_is_called_one_and_accuses_nobody(engine: str, tmp_path: Path) -> None:
+def test_exact_tie_is_reported_and_accuses_no_engine(engine: str, tmp_path: Path) -> None:
     model = builtin("f32", tmp_path)
     with LocalSession(Reference, model, EXACT) as session:
         ids = session.ask("tokenize", [PROMPT]).value[0]  # type: ignore[union-attr]
@@ -73,12 +73,12 @@ def test_an_exact_tie_is_called_one_and_accuses_nobody(engine: str, tmp_path: Pa
     assert "an exact tie, where llama.cpp takes the first" in greedy.summary
 
 
-def test_a_clear_choice_needs_no_word(tmp_path: Path) -> None:
+def test_clear_choice_gets_no_remark(tmp_path: Path) -> None:
     model = builtin("f32", tmp_path)
     assert generate(model, "reference", "exact", "Once", 4, lambda _: None)["ties"] == []
 
 
-def test_a_choice_within_twice_the_engines_own_noise_is_a_tie() -> None:
+def test_choice_within_twice_the_engines_noise_is_a_tie() -> None:
     row = np.array([[0.0, 1.0, 1.5]], np.float32)
     off = row + np.array([[9.0, 0.25, 0.0]], np.float32)
     assert [t.other for t in ties_between([2], row, off)] == [1]

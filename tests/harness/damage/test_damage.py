@@ -27,7 +27,7 @@ def decoded(path: Path, name: str) -> Any:
 
 
 @pytest.mark.parametrize("quant", ["F32", "Q4_0", "Q8_0", "Q4_K"])
-def test_a_change_is_of_one_tensor_and_leaves_it_finite(quant: str, tmp_path: Path) -> None:
+def test_change_affects_one_tensor_and_stays_finite(quant: str, tmp_path: Path) -> None:
     path = written(tmp_path, quant=quant, n_embd=256, n_ff=256)
     made = list(damages(path, 1, 100))
     assert len({change.tensor for change in made}) == len(made) > 10
@@ -48,7 +48,7 @@ def test_a_change_is_of_one_tensor_and_leaves_it_finite(quant: str, tmp_path: Pa
         )
 
 
-def test_changes_are_decided_by_the_seed(tmp_path: Path) -> None:
+def test_seed_decides_the_changes(tmp_path: Path) -> None:
     path = written(tmp_path)
     first, again, other = ([str(d) for d in damages(path, seed, 3)] for seed in (1, 1, 2))
     assert first == again != other
@@ -93,7 +93,7 @@ def bisection(*culprits: SiteFinding) -> Bisection:
         (("aa.weight",), True, "diverged", False),
     ],
 )
-def test_a_change_is_named_by_its_tensor_or_missed(
+def test_change_is_named_by_its_tensor_or_missed(
     weights: tuple[str, ...], moves: bool, status: str, alone: bool
 ) -> None:
     ending, text, detail = ending_of(CHANGE, bisection(*map(finding, weights)), moves)
@@ -101,7 +101,7 @@ def test_a_change_is_named_by_its_tensor_or_missed(
     assert "element 0 of a.weight" in text
 
 
-def test_the_table_counts_of_the_changes_that_move_an_output() -> None:
+def test_table_counts_changes_that_move_an_output() -> None:
     verdicts = []
     for weights, moves, reason in (
         (["a.weight"], True, "a bound"),

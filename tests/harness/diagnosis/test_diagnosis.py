@@ -156,7 +156,7 @@ class OffersLogits(Offers, name="test:logits-that-fail"):
 # --- what is named ------------------------------------------------------------------------------
 
 
-def test_a_mistake_is_named_by_the_logits_that_it_makes(tmp_path: Path) -> None:
+def test_mistake_is_named_by_its_logits(tmp_path: Path) -> None:
     found = diagnosed(HALVES, tmp_path)
     assert runs(found).status == "named"
     assert names(runs(found)) == [HALVES]
@@ -168,7 +168,7 @@ def test_a_mistake_is_named_by_the_logits_that_it_makes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mistake", [HALVES, "mutant:greedy-second-best", "mutant:missing-scale"])
-def test_a_mistake_is_named_by_its_text_alone(mistake: str, tmp_path: Path) -> None:
+def test_mistake_is_named_by_its_text_alone(mistake: str, tmp_path: Path) -> None:
     found = diagnosed(mistake, tmp_path, view=TEXT)
     assert runs(found).status == "named"
     assert names(runs(found)) == [mistake]
@@ -181,7 +181,7 @@ def test_a_mistake_is_named_by_its_text_alone(mistake: str, tmp_path: Path) -> N
         ("mutant:greedy-with-penalty", "few"),  # a choice or two, which a small error may tip
     ],
 )
-def test_a_mistake_of_the_choice_is_told_from_those_of_logits(
+def test_mistake_in_choosing_is_told_from_mistakes_in_logits(
     mistake: str, by_text: str, tmp_path: Path
 ) -> None:
     """No error of right logits tips a token beyond the noise."""
@@ -202,7 +202,7 @@ def test_prompt_with_its_last_token_computed_twice_is_named(view: View, tmp_path
     assert (found.status, names(found)) == ("named", [mistake])
 
 
-def test_a_mistake_of_the_reader_and_one_of_the_runs_are_named_apart(tmp_path: Path) -> None:
+def test_mistakes_of_reader_and_run_are_named_separately(tmp_path: Path) -> None:
     found = diagnosed("mutant:floats-of-six-digits", tmp_path)
     assert [each.status for each in found.of] == ["named", "right", "right"]
 
@@ -227,23 +227,23 @@ UNKNOWN: dict[str, type[Any]] = {
 
 
 @pytest.mark.parametrize("engine", UNKNOWN.values(), ids=UNKNOWN)
-def test_an_unknown_fault_is_none_of_the_known_mistakes(engine: type[Any], tmp_path: Path) -> None:
+def test_unknown_fault_matches_no_known_mistake(engine: type[Any], tmp_path: Path) -> None:
     found = runs(diagnosed(engine, tmp_path))
     assert found.status == "none"
     assert found.tried >= len(CATALOGUE) - 1  # all but the one for a format that the file has not
     assert not found.named
 
 
-def test_two_faults_at_once_are_none_of_them_by_their_text_either(tmp_path: Path) -> None:
+def test_two_faults_at_once_match_no_single_mistake_by_text(tmp_path: Path) -> None:
     found = runs(diagnosed(UNKNOWN["two faults at once"], tmp_path, view=TEXT))
     assert found.status == "none"
 
 
-def test_without_the_mistake_in_the_catalogue_no_other_is_named(tmp_path: Path) -> None:
+def test_missing_mistake_is_not_replaced_by_another(tmp_path: Path) -> None:
     assert runs(diagnosed(HALVES, tmp_path, known=CATALOGUE[1:])).status == "none"
 
 
-def test_the_words_say_what_was_compared_and_what_it_was(tmp_path: Path) -> None:
+def test_summary_states_the_comparison_and_its_result(tmp_path: Path) -> None:
     path = builtin("f32", tmp_path)
     text = "\n".join(diagnosis_lines(plan_for(path, engine=HALVES), diagnosed(HALVES, tmp_path)))
     assert "34 of 34 tokens" in text  # of a text of 24, and behind ten prompts
@@ -266,7 +266,7 @@ def test_diagnosis_names_nothing_if_too_few_answers_differ(tmp_path: Path) -> No
 # --- when answers are the same ------------------------------------------------------------------
 
 
-def test_row_is_the_same_within_the_limit_and_if_it_is_nan_in_both() -> None:
+def test_row_is_equal_within_the_limit_or_if_both_are_nan() -> None:
     said = np.array([[1, 2], [1, 2], [np.nan, 1], [np.inf, 1], [np.nan, 1]], np.float32)
     answer = np.array([[1.01, 2], [1.2, 2], [np.nan, 1], [np.inf, 1], [0, 1]], np.float32)
     found = within(said, answer, 0.1)
@@ -275,7 +275,7 @@ def test_row_is_the_same_within_the_limit_and_if_it_is_nan_in_both() -> None:
     assert np.isinf(found.apart[4])
 
 
-def test_behind_a_tie_within_the_noise_no_token_is_held_against_another() -> None:
+def test_tokens_after_a_tie_are_not_compared() -> None:
     rows = [np.array([3, 1, 0], np.float32), np.array([1, 1.0001, 0], np.float32)]
     question, session = Greedy(words="", ids=(1,), n=3), cast(LocalSession, None)
     answer = ([0, 1, 2], [*rows, rows[0]])
@@ -284,13 +284,13 @@ def test_behind_a_tie_within_the_noise_no_token_is_held_against_another() -> Non
     assert not is_tie(np.array([1, 1], np.float32), 0, 1, 1e-3)  # an engine decides such a one
 
 
-def test_a_wrong_format_is_tried_where_the_file_has_the_format() -> None:
+def test_wrong_format_is_tried_only_if_the_file_has_the_format() -> None:
     cls: Any = adapter_class("mutant:q4-0-offset")
     assert may_be(cls, {"F32", "Q4_0"}, vocabulary=False)
     assert not may_be(cls, {"F32"}, vocabulary=False)
 
 
-def test_a_wrong_tokenizer_is_tried_where_there_is_a_vocabulary() -> None:
+def test_wrong_tokenizer_is_tried_only_with_a_vocabulary() -> None:
     cls: Any = adapter_class("mutant:bos-doubled")
     assert may_be(cls, {"F32"}, vocabulary=True)
     assert not may_be(cls, {"F32"}, vocabulary=False)
@@ -311,7 +311,7 @@ def row(engine: str, status: str, *named: str, view: str = "logits") -> TrialRow
     )
 
 
-def test_one_that_is_named_wrongly_is_no_success() -> None:
+def test_wrongly_named_mistake_is_no_success() -> None:
     rows = [row("a", "named", "a", "b"), row("b", "named", "c"), row("c", "right")]
     assert [is_named(r) for r in rows] == [True, False, False]
     assert [is_wrong(r) for r in rows] == [False, True, False]
@@ -321,7 +321,7 @@ def test_one_that_is_named_wrongly_is_no_success() -> None:
     assert text[-1] == "b on f32, logits: named c"
 
 
-def test_a_promise_is_kept_of_what_was_seen_alone() -> None:
+def test_promise_counts_only_visible_mistakes() -> None:
     fine = [row("a", "named", "a"), row("b", "right")]
     assert is_kept(fine)
     assert not is_kept([row("a", "right"), row("b", "right", view="text")])
@@ -329,14 +329,14 @@ def test_a_promise_is_kept_of_what_was_seen_alone() -> None:
     assert not is_kept([*fine * 9, row("c", "named", "a")])
 
 
-def test_an_engine_that_offers_nothing_is_incomplete_and_it_is_said(tmp_path: Path) -> None:
+def test_engine_without_any_ability_is_incomplete_and_reported(tmp_path: Path) -> None:
     found = diagnosed(Offers, tmp_path)
     assert found.exit_code == 3
     _, line = diagnosis_lines(plan_for(tmp_path / "m.gguf"), found)
     assert "not answered: anything: the engine offers no logits" in line
 
 
-def test_diagnosis_of_a_foreign_model_says_no_engine_offers_nothing(tmp_path: Path) -> None:
+def test_diagnosis_of_a_foreign_model_does_not_blame_the_engine(tmp_path: Path) -> None:
     """An engine that shows logits was told that it offers none."""
     found = diagnosed(OffersLogits, tmp_path, not_ours="our engine has no graph of 'olmoe'")
     assert found.exit_code == 3
@@ -344,7 +344,7 @@ def test_diagnosis_of_a_foreign_model_says_no_engine_offers_nothing(tmp_path: Pa
     assert text.startswith("its runs: our engine has no graph of 'olmoe'")
 
 
-def test_the_same_failure_of_many_questions_is_said_once_by_its_last_line(tmp_path: Path) -> None:
+def test_shared_failure_is_reported_once_by_its_last_line(tmp_path: Path) -> None:
     found = diagnosed(OffersLogits, tmp_path)
     assert found.exit_code == 3
     (text,) = found.missing
@@ -359,7 +359,7 @@ def test_engine_is_not_wrong_without_a_limit(tmp_path: Path) -> None:
     assert found.exit_code == 3
 
 
-def test_engine_without_types_of_keys_is_held_to_their_values_alone() -> None:
+def test_engine_without_key_types_is_compared_in_values() -> None:
     keys = {"name": ("STR", "caf\udce9"), "n": ("U32", 7), "tokens": ("ARR[STR]", ["a", "inf"])}
     right = FileSummary(version=3, alignment=32, data_offset=0, metadata=keys, tensors=())
     said = {"name": ("", "caf\ufffd"), "n": ("", 7), "tokens": ("", ["a", "inf"])}
@@ -383,6 +383,6 @@ def test_engine_with_utf8_alone_is_not_asked_for_other_texts() -> None:
         assert found.same.tolist() == same
 
 
-def test_a_row_comes_back_from_json() -> None:
+def test_row_survives_json() -> None:
     one = row("a", "named", "a")
     assert make_row(TrialRow)(json.loads(json.dumps(asdict(one)))) == one

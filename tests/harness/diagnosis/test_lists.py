@@ -45,7 +45,7 @@ def left(said: Listed, own: Compared) -> float:
     return left_by([own], HeldAnswers(every=(one,), right=(right,), noise=NOISE))
 
 
-def test_log_probabilities_for_logits_explain_no_list_by_a_larger_limit() -> None:
+def test_log_probability_units_do_not_enlarge_the_limit_of_lists() -> None:
     said = listed(wrong_one())
     own = compared(said, log_probabilities(RIGHT[None])[0])
     assert not compared(said, RIGHT).same.all()
@@ -53,12 +53,12 @@ def test_log_probabilities_for_logits_explain_no_list_by_a_larger_limit() -> Non
     assert left(said, own) > 0.99 > LEFT
 
 
-def test_the_engine_that_makes_the_list_explains_all_of_it() -> None:
+def test_engine_that_makes_the_list_explains_all_of_it() -> None:
     said = listed(wrong_one())
     assert left(said, compared(said, wrong_one())) < 1e-3
 
 
-def test_list_that_lacks_a_token_is_explained_by_an_engine_that_lacks_it() -> None:
+def test_list_without_a_token_is_explained_by_an_engine_without_it() -> None:
     without = RIGHT.copy()
     without[int(RIGHT.argmax())] = -np.inf
     said = listed(without)

@@ -33,7 +33,7 @@ def test_mistake_of_a_kept_or_cut_prompt_is_named(mistake: str, view: View, tmp_
 
 
 @pytest.mark.parametrize("mistake", [TOO_MANY, BY_BEGINNING])
-def test_two_that_choose_the_same_behind_most_of_them_are_named_apart(
+def test_mistakes_with_mostly_equal_choices_are_named_separately(
     mistake: str, tmp_path: Path
 ) -> None:
     """The prompt that shows one token too many tells them apart."""
@@ -43,13 +43,13 @@ def test_two_that_choose_the_same_behind_most_of_them_are_named_apart(
 
 @pytest.mark.parametrize("view", [LOGITS, TEXT], ids=lambda view: view.name)
 @pytest.mark.parametrize("mistake", [LAST, BY_LENGTH, NOT_CLEARED])
-def test_none_of_the_others_is_named_in_its_place(mistake: str, view: View, tmp_path: Path) -> None:
+def test_prompt_mistakes_are_not_confused(mistake: str, view: View, tmp_path: Path) -> None:
     known = tuple(name for name in KNOWN if name != mistake)
     found = runs(diagnosed(mistake, tmp_path, view=view, known=known))
     assert (found.status, names(found)) == ("none", [])
 
 
-def test_a_text_that_goes_wrong_late_is_known_of_an_engine_with_logits_too(tmp_path: Path) -> None:
+def test_late_text_fault_is_recognised_for_an_engine_with_logits(tmp_path: Path) -> None:
     """The diagnosis asks for as many tokens as `check` does."""
     late = "mutant:greedy-position-late"
     found = runs(diagnosed(late, tmp_path, view=LOGITS, known=(late, *KNOWN)))

@@ -17,7 +17,7 @@ LATER = ("mutant:mask-of-second-batch", "mutant:mask-missing-in-second-batch")
 OTHERS = (NO_MASK, "mutant:mask-not-itself", *LATER)
 
 
-def test_others_are_asked_for_the_first_tokens_that_are_off_alone(
+def test_other_mistakes_are_tested_only_on_the_first_differing_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rotation is seen from the second token on, so that it takes two."""
@@ -48,7 +48,7 @@ def test_effect_of_later_tokens_on_the_first_is_named(mistake: str, tmp_path: Pa
 
 @pytest.mark.parametrize("mistake", [HALVES, "mutant:missing-scale"])
 @pytest.mark.parametrize("is_known", [True, False], ids=["known", "unknown"])
-def test_forks_come_to_the_same_diagnosis(
+def test_forks_reach_the_same_diagnosis(
     mistake: str, is_known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = tuple(name for name in CATALOGUE if is_known or name != mistake)

@@ -44,16 +44,16 @@ def test_empty_text_is_not_the_same_as_characters_of_the_right_engine() -> None:
     assert compared(b"ab", [1, 3], [0, 9, 0, 1]).same.tolist() == [True, True]
 
 
-def test_empty_text_is_the_same_as_control_tokens_of_an_engine() -> None:
+def test_empty_text_matches_control_tokens_of_an_engine() -> None:
     assert compared(b"", [0, 0], [np.nan] * 4).same.tolist() == [True]
 
 
-def test_nothing_is_no_difference_where_a_tie_or_half_a_character_is_due() -> None:
+def test_missing_text_is_no_difference_at_a_tie_or_half_a_character() -> None:
     assert compared(b"", [1, 3], [9, 9, 0, 1]).same.tolist() == [True]
     assert compared(b"", [2, 3], [0, 1, 9, 1]).same.tolist() == []
 
 
-def test_tokens_behind_a_tie_are_counted_as_not_compared() -> None:
+def test_tokens_after_a_tie_are_counted_as_not_compared() -> None:
     """A text of Gemma 3 with a wrong rope base parted at ties, and all of its answers were said to
     be the right engine's."""
     assert compared(b"bb", [3, 1, 1], [0, 9, 0, 9]).not_compared == 2
@@ -74,7 +74,7 @@ def test_tokens_behind_a_tie_are_counted_as_not_compared() -> None:
         ((Rows(unit="tokens", compared=0, right=0, not_compared=5),), "not-compared", 3, ""),
     ],
 )
-def test_texts_of_which_ties_leave_nothing_are_as_nobodys(
+def test_texts_after_early_ties_blame_no_engine(
     rows: tuple[Rows, ...], status: str, code: int, said: str, tmp_path: Path
 ) -> None:
     assert status_of(rows) == status

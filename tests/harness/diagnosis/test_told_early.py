@@ -45,7 +45,7 @@ def test_diagnosis_tells_each_aspect_before_it_asks_for_the_next(tmp_path: Path)
     assert Estimate in kinds[first:]  # more is asked behind the first difference
 
 
-def test_diagnosis_tells_no_difference_of_an_engine_that_rounds_nothing(tmp_path: Path) -> None:
+def test_diagnosis_reports_no_difference_for_an_engine_without_rounding(tmp_path: Path) -> None:
     told: list[Any] = []
     diagnosed("honest:float64", tmp_path, model="q8_0", noise=2e-2, tell=told.append)
     assert not any(isinstance(one, Difference) for one in told)
@@ -84,7 +84,7 @@ def test_named_mistake_needs_no_family(tmp_path: Path) -> None:
     assert runs(diagnosed(HALVES, tmp_path)).family is None
 
 
-def test_pace_counts_the_time_of_answers_alone() -> None:
+def test_pace_counts_only_answer_times() -> None:
     pace = Pace(left=100)
     assert (str(pace), pace.seconds_left) == ("", 0.0)
     pace.add(25, 50.0)
@@ -92,7 +92,7 @@ def test_pace_counts_the_time_of_answers_alone() -> None:
     assert str(pace) == ", about 2 minutes left"
 
 
-def test_ids_are_shown_around_the_first_that_differs() -> None:
+def test_ids_are_shown_around_the_first_difference() -> None:
     own, right = [*range(20), 7], [*range(20), 8, 9]
     assert around_difference(own, right) == ("[..., 18, 19, 7]", "[..., 18, 19, 8, 9]")
 

@@ -57,7 +57,7 @@ def test_mistake_without_effect_at_the_difference_is_not_tried_again() -> None:
     assert reaching([idle, other, elsewhere], of, []) == [idle, other, elsewhere]
 
 
-def test_progress_says_what_explains_most_until_now() -> None:
+def test_progress_names_the_best_explanation_so_far() -> None:
     eps = type("Eps", (), {"mistake": "the eps is another one"})
     far, near, same = (
         TriedMistake(cls=eps, survived=left == 0, left=left) for left in (0.4, 0.03, 0.0)
@@ -67,7 +67,7 @@ def test_progress_says_what_explains_most_until_now() -> None:
     assert so_far(same) == "; one reproduces these answers: the eps is another one"
 
 
-def test_a_mistake_of_an_engine_that_converts_nothing_is_named_behind_them(tmp_path: Path) -> None:
+def test_mistake_of_an_engine_without_conversions_is_named_last(tmp_path: Path) -> None:
     wrong = without_roundings(adapter_class(HALVES))
     known = (HALVES, "mutant:missing-scale", "mutant:rope-other-way", "mutant:dt-bias-missing")
     found = runs(diagnosed(wrong, tmp_path, model="q8_0", noise=1e-6, known=known))

@@ -23,19 +23,19 @@ def of_single_rows(out: F32) -> F32:
     return out if len(out) > 1 else out + np.float32(0.6) * np.roll(out, 5)
 
 
-def test_engine_that_chooses_as_the_right_one_is_not_named_by_ties(tmp_path: Path) -> None:
+def test_engine_with_the_right_choices_is_not_named_by_ties(tmp_path: Path) -> None:
     wrong = with_product(of_single_rows)
     found = runs(diagnosed(wrong, tmp_path, view=TEXT, noise=NOISE, known=(LOGARITHMS,)))
     assert found.status == "none"
     assert found.tried == 1
 
 
-def test_a_mistake_that_makes_the_text_is_named_beside_it(tmp_path: Path) -> None:
+def test_mistake_that_reproduces_the_text_is_named_beside_it(tmp_path: Path) -> None:
     known = (LOGARITHMS, HALVES)
     found = runs(diagnosed(HALVES, tmp_path, view=TEXT, noise=NOISE, known=known))
     assert names(found) == [HALVES]
 
 
 @pytest.mark.parametrize(("ties", "chosen"), [(0, 3), (2, 1)])
-def test_a_token_that_is_only_a_tie_is_nobodys_choice(ties: int, chosen: int) -> None:
+def test_tied_token_is_no_engines_choice(ties: int, chosen: int) -> None:
     assert Compared.exactly([True, True, False, True], ties=ties).chosen == chosen

@@ -65,7 +65,7 @@ def test_output_of_lockstep_trace_is_a_dump_of_the_same_run(model: Path, written
     with_context(model, written, use)
 
 
-def test_the_smallest_dump_has_ids_and_logits(model: Path, written: Path, tmp_path: Path) -> None:
+def test_smallest_dump_has_ids_and_logits(model: Path, written: Path, tmp_path: Path) -> None:
     def least(index: dict[str, Any], tensors: dict[str, Any]) -> None:
         tokens = index["tokens"]
         index.clear()
@@ -86,7 +86,7 @@ def test_the_smallest_dump_has_ids_and_logits(model: Path, written: Path, tmp_pa
     with_context(model, folder, use)
 
 
-def test_a_dump_answers_about_its_own_run_alone(model: Path, written: Path) -> None:
+def test_dump_answers_only_about_its_own_run(model: Path, written: Path) -> None:
     def use(context: Context) -> None:
         run = context.subject.ask("evaluate", Request(batches=context.batches))
         other = context.subject.ask("evaluate", Request(batches=context.batches[:1]))
@@ -162,7 +162,7 @@ def foreign_token(index: dict[str, Any], tensors: dict[str, Any]) -> None:
         (foreign_token, "the run has token 100000, and .* a vocabulary of 384"),
     ],
 )
-def test_a_dump_of_what_cannot_be_run_with_the_model_is_refused(
+def test_dump_of_an_impossible_run_is_refused(
     change: Change, words: str, model: Path, written: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(BadInput, match=words):
@@ -179,14 +179,14 @@ def test_both_engines_run_with_the_settings_of_the_dump(
     assert (found.type_k, found.type_v, found.flash_attn) == ("F16", "F16", False)
 
 
-def test_a_pipe_among_the_files_is_not_waited_for(written: Path, tmp_path: Path) -> None:
+def test_pipe_among_the_files_is_not_waited_for(written: Path, tmp_path: Path) -> None:
     folder = changed(written, tmp_path / "d", lambda *_: None)
     os.mkfifo(folder / "x.safetensors")
     with pytest.raises(InvalidModel, match=r"x\.safetensors: a pipe; expected a regular file"):
         read_dump(folder)
 
 
-def test_a_misspelt_node_is_said(model: Path, written: Path, tmp_path: Path) -> None:
+def test_misspelt_node_is_reported(model: Path, written: Path, tmp_path: Path) -> None:
     folder = changed(written, tmp_path / "d", misspell)
     found: list[Findings] = []
     with_context(model, folder, lambda context: found.append(locate(context)))
@@ -197,7 +197,7 @@ def test_a_misspelt_node_is_said(model: Path, written: Path, tmp_path: Path) -> 
     assert not found[0].guilty
 
 
-def test_no_folder_no_json_and_no_safetensors_are_said(written: Path, tmp_path: Path) -> None:
+def test_missing_folder_json_and_safetensors_are_reported(written: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidModel, match="no such file; lockstep trace writes"):
         read_dump(tmp_path / "nothing")
     (tmp_path / "index.json").write_text("[")

@@ -68,7 +68,7 @@ def say(folder: Path, **words: str) -> None:
         links_its_index,
     ],
 )
-def test_nothing_outside_of_its_folder_is_read_on_the_word_of_a_dump(
+def test_dump_reads_no_file_outside_its_folder(
     lead: Callable[[Path, Path], None], written: Path, tmp_path: Path
 ) -> None:
     folder = changed(written, tmp_path / "d", lambda *_: None)
@@ -79,9 +79,7 @@ def test_nothing_outside_of_its_folder_is_read_on_the_word_of_a_dump(
         read_dump(folder)
 
 
-def test_a_folder_that_is_a_link_and_a_link_inside_of_it_are_read(
-    written: Path, tmp_path: Path
-) -> None:
+def test_linked_folder_and_a_link_inside_are_read(written: Path, tmp_path: Path) -> None:
     folder = changed(written, tmp_path / "d", lambda *_: None)
     (folder / TENSORS).rename(folder / "kept")
     (folder / TENSORS).symlink_to("kept")
@@ -89,7 +87,7 @@ def test_a_folder_that_is_a_link_and_a_link_inside_of_it_are_read(
     assert read_dump(tmp_path / "link").files.keys() == read_dump(written).files.keys()
 
 
-def test_a_type_that_cannot_be_read_is_refused_by_its_name(written: Path, tmp_path: Path) -> None:
+def test_unreadable_type_is_refused_by_its_name(written: Path, tmp_path: Path) -> None:
     folder = changed(written, tmp_path / "d", lambda *_: None)
     row = {"dtype": "F8_E4M3", "shape": [2], "data_offsets": [0, 2]}
     head = json.dumps({"step0/l_out-0": row}).encode()
@@ -98,7 +96,7 @@ def test_a_type_that_cannot_be_read_is_refused_by_its_name(written: Path, tmp_pa
         read_dump(folder)
 
 
-def test_a_map_with_more_to_try_than_anybody_needs_is_refused_at_once() -> None:
+def test_oversized_map_is_refused_at_once() -> None:
     lines = "".join(f'"*a*{{layer}}z{i}" = "n{i}-{{layer}}"\n' for i in range(20_000))
     names = parsed("m", f"[nodes]\n{lines}".encode())
     for i in range(50):
@@ -122,7 +120,7 @@ def test_text_between_two_stars_is_not_searched_again() -> None:
         assert found[0] == f"x-{layer}"
 
 
-def test_a_layer_is_the_whole_number_and_not_its_last_figure() -> None:
+def test_layer_number_includes_all_its_digits() -> None:
     names = parsed("m", b'[nodes]\n"*{layer}.out" = "l_out-{layer}"')
     for number in (2, 12, 123):
         found = names.find(f"h{number}.out")
@@ -146,7 +144,7 @@ def test_map_applies_only_to_architectures_that_it_lists(
             parsed("m", f"{wrong}\n{EVERYTHING}".encode())
 
 
-def test_bf16_is_read_as_what_it_stands_for(tmp_path: Path) -> None:
+def test_bf16_is_read_by_value(tmp_path: Path) -> None:
     values = {"a": np.float32([[1, -2.5], [3e38, 1e-40]]), "b": np.float32([np.inf, np.nan, 0])}
     write_bf16(tmp_path / "t.safetensors", values)
     with Bf16File(tmp_path / "t.safetensors") as file:
@@ -154,7 +152,7 @@ def test_bf16_is_read_as_what_it_stands_for(tmp_path: Path) -> None:
             assert np.array_equal(file.get_tensor(key), as_bf16(value), equal_nan=True)
 
 
-def test_half_a_step_holds_every_honest_rounding_and_no_truncation() -> None:
+def test_half_step_tolerance_passes_honest_rounding_and_no_truncation() -> None:
     rng = np.random.default_rng(0)
     values = (rng.standard_normal(4000) * 10.0 ** rng.integers(-9, 4, 4000)).astype(np.float32)
     values[:2] = 0, 2**-25
@@ -178,7 +176,7 @@ def test_numbers_look_like_the_type_that_all_of_them_were_rounded_to() -> None:
     assert looks_like([np.float32([1e6])]) == "" != looks_like([as_bf16(np.float32([1e6]))])
 
 
-def test_both_halves_are_the_same_run_as_the_whole(
+def test_both_half_precision_dumps_match_the_whole_run(
     model: Path, written: Path, tmp_path: Path
 ) -> None:
     folder = changed(written, tmp_path / "d", lambda *_: None)
@@ -189,7 +187,7 @@ def test_both_halves_are_the_same_run_as_the_whole(
     assert with_context(model, folder, lambda context: dict(context.subject.stored)) == {}
 
 
-def test_a_dump_that_calls_itself_a_known_engine_is_not_excused_for_it(tmp_path: Path) -> None:
+def test_dump_that_claims_a_known_engine_is_not_excused(tmp_path: Path) -> None:
     """Transformers is known to ignore the frequency factors of such a model."""
     model = tmp_path / "m.gguf"
     write_case(finding_named("transformers-rope-freqs"), model)
@@ -219,7 +217,7 @@ def misspelt(index: dict[str, Any], tensors: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "status"), [(renamed, "not-compared"), (misspelt, "not-applicable")]
 )
-def test_a_dump_of_which_no_name_is_known_does_not_conform_by_its_logits(
+def test_dump_without_known_names_does_not_conform_by_its_logits(
     change: Any, status: str, model: Path, written: Path, tmp_path: Path
 ) -> None:
     folder = changed(written, tmp_path / "d", change)
@@ -228,7 +226,7 @@ def test_a_dump_of_which_no_name_is_known_does_not_conform_by_its_logits(
     assert "llama.cpp's graph has no such node" in found[0].summary
 
 
-def test_dump_that_claims_more_than_the_machine_has_is_refused_unread(
+def test_dump_that_claims_too_much_memory_is_refused_unread(
     model: Path, written: Path, tmp_path: Path
 ) -> None:
     """A sparse file of a terabyte takes no room on the disk."""

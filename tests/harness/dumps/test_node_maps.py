@@ -67,7 +67,7 @@ def checked(model: Path, engine: str, *suites: str, oracle: str = "reference") -
     return verdicts_of(replace(plan_for(model, engine), oracle=oracle), *suites)
 
 
-def test_an_index_may_name_its_map_or_a_file_beside_it(
+def test_index_may_contain_its_map_or_name_a_file_beside_it(
     model: Path, written: Path, tmp_path: Path
 ) -> None:
     folder = renamed(written, tmp_path / "d", as_transformers, map="transformers")
@@ -82,7 +82,7 @@ def test_an_index_may_name_its_map_or_a_file_beside_it(
     assert exit_code(checked(model, f"dump:{own}", "logits")) == 0
 
 
-def test_axes_are_put_into_llama_cpps_order() -> None:
+def test_axes_follow_llama_cpps_order() -> None:
     rule = parsed(
         "m", b'[nodes]\n"q.{layer}" = { node = "Qcur_rope-{layer}", axes = [1, 0, 2] }'
     ).find("q.07")
@@ -100,7 +100,7 @@ def test_axes_are_put_into_llama_cpps_order() -> None:
         ("mixer.0.x", "node_29", "mixer.0.x", "node_29"),
     ],
 )
-def test_every_name_that_a_trace_of_llama_cpp_has_can_be_meant(
+def test_every_name_of_a_llama_cpp_trace_can_be_mapped(
     pattern: str, node: str, name: str, found: str
 ) -> None:
     """Earlier versions refused names with an op or a number, and BERT's queries with their bias."""
@@ -109,7 +109,7 @@ def test_every_name_that_a_trace_of_llama_cpp_has_can_be_meant(
     assert rule[0] == found
 
 
-def test_halves_become_neighbours() -> None:
+def test_interleaved_halves_become_neighbours() -> None:
     value = np.array([[0, 1, 2, 3, 10, 11, 12, 13]])
     assert neighbours(value, 2).tolist() == [[0, 2, 1, 3, 10, 12, 11, 13]]
     assert np.array_equal(neighbours(halves(value, 2), 2), value)
@@ -139,14 +139,14 @@ def test_fault_of_a_map_is_reported(text: str, words: str) -> None:
         parsed("m.toml", text.encode())
 
 
-def test_a_map_is_part_of_the_engines_name() -> None:
+def test_map_is_part_of_the_engines_name() -> None:
     engine = "dump:a/b#map=m.toml"
     assert (folder_of(engine), map_of(engine)) == (Path("a/b"), "m.toml")
     assert (folder_of("dump:a#b"), map_of("dump:a#b")) == (Path("a#b"), "")
     assert folder_of("./a#map=b") is None
 
 
-def test_a_map_is_for_dumps_alone(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_map_is_only_for_dumps(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         app(["check", str(model), "--map", "transformers"])
     assert end.value.code == 2

@@ -93,7 +93,7 @@ def wheel(tmp_path: Path) -> Wheel:
 # --- environments -------------------------------------------------------------------------------
 
 
-def test_an_engine_is_added_once_asked_by_name_and_removed(wheel: Wheel, cache: Path) -> None:
+def test_engine_can_be_added_once_asked_and_removed(wheel: Wheel, cache: Path) -> None:
     wheel("NUMBER = 7")
     said: list[str] = []
     folder = add("fake", said.append)
@@ -112,7 +112,7 @@ def test_an_engine_is_added_once_asked_by_name_and_removed(wheel: Wheel, cache: 
     assert [path.name for path in cache.iterdir()] == ["build.lock"]
 
 
-def test_variables_of_the_users_python_are_not_the_engines(
+def test_users_python_variables_do_not_reach_the_engine(
     wheel: Wheel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wheel("NUMBER = 7")
@@ -144,7 +144,7 @@ def test_engine_that_cannot_be_built_says_why_and_leaves_nothing(
     assert [path.name for path in cache.iterdir()] == ["build.lock"]
 
 
-def test_without_node_its_engines_say_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_javascript_engines_without_node_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(NotBuilt, match="hyllama needs node 20 or newer, and there is no node here"):
         add("hyllama")
@@ -182,13 +182,13 @@ def test_an_engine_that_is_not_added_says_how_to_add_it() -> None:
     assert said.stderr == "lockstep: fake is not added yet; add it: lockstep engine add fake\n"
 
 
-def test_a_name_that_is_none_names_those_there_are() -> None:
+def test_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(Unsupported, match=r"no engine named 'hylama' \(.*hyllama"):
         engines.engine_named("hylama")
     assert command_of("hylama") is None
 
 
-def test_an_engine_that_cannot_be_asked_says_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_that_cannot_be_asked_gives_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(NOT_RUNNING, "tried", "its wheel is for another machine")
     said = CliRunner().invoke(app, ["engine", "add", "tried"])
     assert said.exit_code == 2
@@ -196,7 +196,7 @@ def test_an_engine_that_cannot_be_asked_says_what_happened(monkeypatch: pytest.M
     assert NOT_RUNNING["tried"] in CliRunner().invoke(app, ["engine", "list"]).stdout
 
 
-def test_the_list_names_every_engine() -> None:
+def test_list_names_every_engine() -> None:
     said = CliRunner().invoke(app, ["engine", "list"])
     assert said.exit_code == 0
     for name in ENGINES:
@@ -215,7 +215,7 @@ def test_every_engine_has_a_pinned_package_and_every_program_an_engine() -> None
 
 
 @pytest.mark.parametrize("path", sorted(PROGRAMS.glob("*.py")), ids=lambda path: path.name)
-def test_a_program_knows_nothing_of_lockstep(path: Path) -> None:
+def test_program_knows_nothing_of_lockstep(path: Path) -> None:
     """The program runs where our packages are missing."""
     for node in ast.walk(ast.parse(path.read_text())):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -289,7 +289,7 @@ def test_an_engine_on_the_shared_loop_answers_every_level(
     assert [rows.argmax(1).tolist() for rows in run.value.logits] == [[2, 3], [4]]
 
 
-def test_on_the_shared_loop_a_lack_and_a_failure_are_of_one_question(
+def test_lack_or_failure_on_the_shared_loop_concerns_one_question(
     answering: Callable[..., ProgramSession], tmp_path: Path
 ) -> None:
     from lockstep.engine.batch import Batch
@@ -370,7 +370,7 @@ def test_an_engine_in_javascript_answers_on_the_shared_loop(tmp_path: Path) -> N
     assert run.value.logits[0].shape == (2, 2)
 
 
-def test_texts_cross_as_bytes() -> None:
+def test_texts_are_sent_as_bytes() -> None:
     sys.path.insert(0, str(PROGRAMS))
     try:
         from answering import encode_answer  # type: ignore[import-not-found]

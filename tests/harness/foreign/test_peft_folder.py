@@ -47,7 +47,7 @@ def in_halves(rows: np.ndarray, n_heads: int) -> np.ndarray:
     return rows[places]
 
 
-def test_a_folder_adds_what_the_file_adds(program: Any, tmp_path: Path) -> None:
+def test_folder_gives_the_same_result_as_the_file(program: Any, tmp_path: Path) -> None:
     model, file = tmp_path / "model.gguf", tmp_path / "lora.gguf"
     write_llama(RECIPE, model)
     write_lora(LoraRecipe(rank=3, alpha=6.0, quant="F16"), model, file)

@@ -102,13 +102,15 @@ def shows(again: Again, verdict: Verdict) -> None:
 # --- files ------------------------------------------------------------------------------------
 
 
-def test_a_small_file(found: Found, again: Again) -> None:
+def test_small_file_finding_is_reproduced(found: Found, again: Again) -> None:
     (verdict,) = found("gguf", "given", given=(alone("bool-2"),))
     assert verdict.status == "excused"  # gguf-py takes any byte for a bool
     shows(again, verdict)
 
 
-def test_a_fault_that_the_table_judges_otherwise(found: Found, again: Again) -> None:
+def test_fault_with_another_verdict_than_the_table_is_reproduced(
+    found: Found, again: Again
+) -> None:
     with wrong("takes 13 for a type of value"):
         made = found("gguf", "broken", cases=300)
         verdict = next(v for v in made if v.key == "fuzz-gguf/table/refuses/value-type-13")
@@ -127,7 +129,7 @@ def test_finding_in_a_long_user_file_is_reproduced(
     shows(again, verdict)
 
 
-def test_a_long_file_of_a_corpus(found: Found, again: Again, tmp_path: Path) -> None:
+def test_long_corpus_file_is_reproduced(found: Found, again: Again, tmp_path: Path) -> None:
     folder = long_file(tmp_path / "a corpus").parent
     (verdict,) = found("gguf", "corpus", engine="breaks", corpus=folder, cases=2, witness=False)
     assert {"--corpus", str(folder), "--no-witness"} <= {*shlex.split(verdict.repro)}
@@ -135,7 +137,7 @@ def test_a_long_file_of_a_corpus(found: Found, again: Again, tmp_path: Path) -> 
 
 
 @pytest.mark.skipif(find_spec("atheris") is None, reason="no atheris: no guided round was run")
-def test_a_guided_round(found: Found, tmp_path: Path) -> None:
+def test_guided_round_is_reproduced(found: Found, tmp_path: Path) -> None:
     plan = FuzzPlan(targets=("guided",), oracle="reference", cases=200, keep=tmp_path / "kept")
     first, *_ = run_campaign("gguf", plan, tmp_path / "first", ["lockstep"]).verdicts
     words = shlex.split(first.repro)
@@ -146,7 +148,9 @@ def test_a_guided_round(found: Found, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("own", [{"given": (b"GGUF",)}, {"cases": 3}])
-def test_a_parser_that_cannot_be_asked(own: dict[str, Any], again: Again, tmp_path: Path) -> None:
+def test_parser_that_cannot_be_asked_is_reproduced(
+    own: dict[str, Any], again: Again, tmp_path: Path
+) -> None:
     target = "given" if "given" in own else "valid"
     plan = FuzzPlan(targets=(target,), oracle="reference", engine="gguf-py", **own)
     (verdict,) = run_campaign("gguf", plan, tmp_path / "first", ["lockstep"]).verdicts
@@ -157,25 +161,25 @@ def test_a_parser_that_cannot_be_asked(own: dict[str, Any], again: Again, tmp_pa
 # --- blocks, texts, schedules -------------------------------------------------------------------
 
 
-def test_a_block(found: Found, again: Again) -> None:
+def test_block_finding_is_reproduced(found: Found, again: Again) -> None:
     (verdict,) = found("quants", "Q8_0", engine="mutant:q8-0-unsigned", cases=2000)
     shows(again, verdict)
 
 
-def test_a_block_of_ones_own_that_ends_an_engine(found: Found, again: Again) -> None:
+def test_users_block_that_kills_an_engine_is_reproduced(found: Found, again: Again) -> None:
     (verdict,) = found("quants", "Q8_0", engine="breaks", given=(b"\1" * 34,))
     assert verdict.status == "crashed"
     shows(again, verdict)
 
 
 @pytest.mark.parametrize("name", ["mutant:bos-doubled", "breaks"])
-def test_a_text(name: str, found: Found, again: Again) -> None:
+def test_text_finding_is_reproduced(name: str, found: Found, again: Again) -> None:
     kind = TOKENIZERS[name].shows_on if name in TOKENIZERS else "llama"
     verdict = found("tokens", f"builtin:{kind}", engine=name, cases=300)[0]
     shows(again, verdict)
 
 
-def test_the_way_back_of_a_text_of_ones_own(
+def test_users_text_is_decoded_again(
     found: Found, again: Again, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = Reference.detokenize
@@ -185,6 +189,6 @@ def test_the_way_back_of_a_text_of_ones_own(
     shows(again, verdict)
 
 
-def test_a_schedule(found: Found, again: Again) -> None:
+def test_schedule_finding_is_reproduced(found: Found, again: Again) -> None:
     verdict = found("batch", "attention", engine="forgets-to-shift", cases=30, start=1)[0]
     shows(again, verdict)

@@ -68,9 +68,7 @@ def stopped(folder: Path, after: int) -> Path:
 
 
 @pytest.mark.parametrize("after", [0, 1, 2, 3, 10, 13, 19])
-def test_stopped_run_has_its_findings_on_disk_and_the_rest_follows(
-    tmp_path: Path, after: int
-) -> None:
+def test_interrupted_run_keeps_its_findings_and_continues(tmp_path: Path, after: int) -> None:
     run = stopped(tmp_path, after)
     told = [row for row in read_unfinished(run / "report.jsonl") if row["kind"] == "verdict"]
     assert len(told) == after
@@ -95,7 +93,7 @@ def head(run: Path, edit: Callable[[Any], object]) -> None:
     (run / "report.jsonl").write_text("".join([json.dumps(row) + "\n", *rest]))
 
 
-def test_a_line_that_was_cut_off_is_dropped(tmp_path: Path) -> None:
+def test_truncated_line_is_dropped(tmp_path: Path) -> None:
     run = stopped(tmp_path, 3)
     report = run / "report.jsonl"
     with report.open("ab") as file:
@@ -142,7 +140,7 @@ def test_run_that_cannot_be_resumed_is_refused_with_the_reason(
         resume_campaign(name, run)
 
 
-def test_a_fuzzer_without_checkpoints_goes_on_with_the_next_target(tmp_path: Path) -> None:
+def test_fuzzer_without_checkpoints_resumes_at_the_next_target(tmp_path: Path) -> None:
     plan = FuzzPlan(targets=("I8", "I16"), cases=200, oracle="ieee754")
     whole = run_campaign("quants", plan, tmp_path / "whole", [])
     report = whole.folder / "report.jsonl"
@@ -208,7 +206,7 @@ def children_of(pid: int) -> list[int]:
         (kill_one_of_its_processes, 2, "a process of the run was killed"),
     ],
 )
-def test_a_run_side_by_side_that_is_stopped_finds_the_same_in_the_end(
+def test_interrupted_parallel_run_finds_the_same_findings(
     tmp_path: Path, undisturbed: set[str], stop: Any, code: int, says: str
 ) -> None:
     with started(tmp_path) as process:

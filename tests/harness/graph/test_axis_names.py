@@ -33,5 +33,5 @@ def test_axes_side_by_side_are_named_together(
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (2, 2048), (8, 32, 4, 4)])
-def test_shape_that_cuts_an_axis_has_no_names(shape: tuple[int, ...]) -> None:
+def test_shape_that_splits_an_axis_has_no_names(shape: tuple[int, ...]) -> None:
     assert axes_in_words(TURNED, (1, 32, 8, 16), shape) is None

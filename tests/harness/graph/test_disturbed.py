@@ -13,20 +13,20 @@ SHARES = (DRAWN >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1
 
 
 @pytest.mark.parametrize("allowed", [np.abs(normal(3, N)).astype(np.float64), np.array(1e-3)])
-def test_each_is_moved_by_its_own_share(allowed: np.ndarray) -> None:
+def test_each_element_is_moved_by_its_own_share(allowed: np.ndarray) -> None:
     values = normal(2, N).astype(np.float64)
     assert np.array_equal(disturb_values(values, allowed, DRAWN), values + SHARES * allowed)
     assert -1 <= SHARES.min() < -0.99
     assert 0.99 < SHARES.max() < 1
 
 
-def test_whole_numbers_stay_unless_every_float32_there_is_one() -> None:
+def test_integers_stay_unless_every_float32_of_that_size_is_one() -> None:
     values = np.array([0.0, 3.0, -7.0, 2.0**24 - 1, 2.0**24, 0.5])
     found = disturb_values(values, np.ones(6), DRAWN[:6])
     assert list(found == values) == [True, True, True, True, False, False]
 
 
-def test_without_a_finite_bound_a_number_is_lost_and_no_other() -> None:
+def test_number_without_a_finite_bound_is_lost_alone() -> None:
     values, allowed = normal(2, 4).astype(np.float64), np.array([1e-3, np.inf, np.nan, 1e-3])
     found = disturb_values(values, allowed, DRAWN[:4])
     assert np.isinf(found[1])

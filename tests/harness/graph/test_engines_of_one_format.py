@@ -92,7 +92,7 @@ def test_one_wrong_row_does_not_accuse_the_others_for_their_format(
 @pytest.mark.parametrize(
     ("engine", "statuses"), [(Honest, {"agreed"}), (Wrong, {"diverged"})], ids=["honest", "wrong"]
 )
-def test_blocks_of_q8_0_before_weights_in_k_quants(
+def test_q8_0_blocks_before_k_quant_weights_are_recognised(
     engine: type[Reference], statuses: set[str], tmp_path: Path
 ) -> None:
     plan = plan_for(

@@ -82,9 +82,7 @@ def file(tmp_path: Path) -> GgufFile:
 
 
 @pytest.mark.parametrize("way", [Honest(), Wide()])
-def test_a_cache_lives_from_graph_to_graph_and_an_input_does_not(
-    file: GgufFile, way: Honest
-) -> None:
+def test_cache_lasts_across_graphs_and_an_input_does_not(file: GgufFile, way: Honest) -> None:
     found = replay(program(graph(0, *ADDS), graph(1, *ADDS, given=10 * GIVEN)), file, BUILD, way)
     assert [output.tolist() for output in found.outputs if output is not None] == [
         (2 * GIVEN).tolist(),
@@ -95,7 +93,7 @@ def test_a_cache_lives_from_graph_to_graph_and_an_input_does_not(
 
 
 @pytest.mark.parametrize("way", [Honest(), Wide()])
-def test_a_view_is_read_and_written_through_its_strides(file: GgufFile, way: Honest) -> None:
+def test_view_is_read_and_written_through_its_strides(file: GgufFile, way: Honest) -> None:
     turned = view(X, (2, 3), nb=(12, 4, 24, 24))  # x transposed
     column = view(CACHE, (1, 2), nb=(4, 12, 24, 24), offset=4)  # the middle one of three
     nodes = (
@@ -113,9 +111,7 @@ def test_a_view_is_read_and_written_through_its_strides(file: GgufFile, way: Hon
 
 
 @pytest.mark.parametrize("way", [Honest(), Wide()])
-def test_a_part_is_set_where_its_parameters_say_in_bytes_of_float32(
-    file: GgufFile, way: Honest
-) -> None:
+def test_set_op_writes_at_its_byte_offsets_in_float32(file: GgufFile, way: Honest) -> None:
     part = view(X, (2, 1), offset=4)
     put = planned(0, "SET", view(TWICE), view(X), part, held=params(12, 24, 24, 12))
     found = replay(program(graph(0, put)), file, BUILD, way)
@@ -123,7 +119,7 @@ def test_a_part_is_set_where_its_parameters_say_in_bytes_of_float32(
     assert found.outputs[0].tolist() == [[0, 1, 2], [1, 2, 5]]
 
 
-def test_in_float64_a_third_is_a_third(file: GgufFile) -> None:
+def test_division_in_float64_is_exact_to_its_last_bit(file: GgufFile) -> None:
     third = planned(0, "SCALE", view(SUM), view(X), held=params(1 / 3, 0.0))
     root = planned(1, "SQRT", view(TWICE), view(SUM))
     run = program(graph(0, third, root))
@@ -134,7 +130,7 @@ def test_in_float64_a_third_is_a_third(file: GgufFile) -> None:
     assert 0 < np.abs(wide - narrow).max() < 1e-7
 
 
-def test_a_value_takes_the_place_of_a_nodes_own(file: GgufFile) -> None:
+def test_given_value_replaces_the_nodes_own(file: GgufFile) -> None:
     run, put = program(graph(0, *ADDS), graph(1, *ADDS)), np.ones((2, 3))
     found = replay(run, file, BUILD, values={(0, 0, 0): put})
     assert found.outputs[0] is not None
@@ -143,7 +139,7 @@ def test_a_value_takes_the_place_of_a_nodes_own(file: GgufFile) -> None:
     assert found.outputs[1].tolist() == (2 * (1 + GIVEN)).tolist()
 
 
-def test_a_value_of_another_size_is_refused_with_both_shapes(file: GgufFile) -> None:
+def test_value_of_another_size_is_refused_with_both_shapes(file: GgufFile) -> None:
     with pytest.raises(EngineError, match=r"cache_k_l0 has shape \(5,\), expected \(1, 1, 2, 3\)"):
         replay(program(graph(0, *ADDS)), file, BUILD, values={(0, 0, 0): np.ones(5)})
 
@@ -158,7 +154,7 @@ def test_reader_of_an_unknown_cache_is_unknown_in_later_graphs_too(file: GgufFil
     assert (found.nodes, found.unknown) == (0, 3)
 
 
-def test_a_node_that_makes_no_sense_is_named_and_the_run_goes_on(file: GgufFile) -> None:
+def test_malformed_node_is_named_and_the_run_continues(file: GgufFile) -> None:
     wrong = replace(ADDS[0], sources=(view(X, (2, 2)), view(X)))
     found = replay(program(graph(0, wrong, replace(ADDS[1], sources=(view(X),)))), file, BUILD)
     assert found.missing[0].reason.startswith("no sense: ")
@@ -166,13 +162,13 @@ def test_a_node_that_makes_no_sense_is_named_and_the_run_goes_on(file: GgufFile)
     assert found.outputs[0].tolist() == (2 * GIVEN).tolist()
 
 
-def test_a_floor_is_not_measured_where_a_node_is_missing(file: GgufFile) -> None:
+def test_noise_floor_is_not_measured_without_all_nodes(file: GgufFile) -> None:
     wrong = replace(ADDS[0], op="WISH")
     with pytest.raises(Unsupported, match="not computed: WISH at step 0"):
         replay_floor(program(graph(0, wrong)), file, BUILD, seed=0)
 
 
-def test_a_view_that_reaches_beyond_its_root_is_refused(file: GgufFile) -> None:
+def test_view_beyond_its_root_is_refused(file: GgufFile) -> None:
     memory = GraphMemory(program(graph(0, *ADDS)), file, wide=False)
     memory.begin(graph(0, *ADDS))
     with pytest.raises(EngineError, match="outside"):
@@ -197,7 +193,7 @@ def test_random_errors_stay_in_the_bound_and_leave_copies_alone(file: GgufFile) 
     assert np.array_equal(seen[0], seen[1])
 
 
-def test_an_index_that_is_computed_in_floats_is_never_off(file: GgufFile) -> None:
+def test_index_computed_in_floats_is_exact(file: GgufFile) -> None:
     ids = planned(0, "SCALE", view(SUM), view(X), held=params(4.0, 3.0))  # a product and a sum
     seen: list[Any] = []
     for given in (GIVEN, GIVEN + np.float32(0.1)):
@@ -210,7 +206,7 @@ def test_an_index_that_is_computed_in_floats_is_never_off(file: GgufFile) -> Non
 # --- names ------------------------------------------------------------------------------------
 
 
-def test_every_node_has_a_name_of_its_own_and_a_wrong_one_gets_the_nearest() -> None:
+def test_every_node_has_a_name_and_a_wrong_name_gets_the_nearest() -> None:
     named = (
         planned(0, "MUL_MAT", view(SUM, name="Qcur-0")),
         planned(1, "ROPE", view(SUM, name="Qcur-0")),
@@ -232,7 +228,7 @@ def recorder() -> ProgramRecorder:
     return ProgramRecorder(watch=None, result=LOGITS)
 
 
-def test_inputs_are_kept_and_values_are_not() -> None:
+def test_inputs_are_kept_and_values_are_dropped() -> None:
     x = normal(1, 2, 3)
     made = recorder()
     made.piece(piece(node("SQR", x * x, x)))
@@ -242,7 +238,7 @@ def test_inputs_are_kept_and_values_are_not() -> None:
     assert list(found.inputs) == [0]
 
 
-def test_kept_memory_that_is_not_empty_is_given_and_never_written() -> None:
+def test_initial_memory_is_copied_and_never_written() -> None:
     x = normal(1, 2, 3)
     shown = piece(node("SQR", x * x, x))
     shown.root_home[1] = KEPT
@@ -259,14 +255,14 @@ def test_kept_memory_that_is_not_empty_is_given_and_never_written() -> None:
 @pytest.mark.parametrize(
     ("computed", "order"), [([1, 2, 3], (2, 0, 1)), ([1, 2], None), ([3, 3, 1], None)]
 )
-def test_the_order_of_rows_is_seen_by_their_values(
+def test_order_of_rows_is_found_by_their_values(
     computed: list[int], order: tuple[int, ...] | None
 ) -> None:
     logits = np.array([[3.0], [1.0], [2.0]], np.float32)
     assert order_of([np.array(computed, np.float32)[:, None]], logits) == order
 
 
-def test_a_sentence_says_what_is_not_computed() -> None:
+def test_sentence_names_the_uncomputed_node() -> None:
     missing = NotComputed(place=(1, 0, 2), op="WISH", name="w", reason="none")
     assert str(missing) == "WISH at step 1, ubatch 0, node 2 (w): none"
 
@@ -277,14 +273,14 @@ def test_outputs_that_are_all_zero_or_nan_have_no_noise(given: float, file: Gguf
     assert replay_floor(run, file, BUILD, seed=0).relative == 0.0
 
 
-def test_large_numbers_are_off_too_although_each_of_them_is_whole(file: GgufFile) -> None:
+def test_large_integers_in_floats_are_perturbed_too(file: GgufFile) -> None:
     third = planned(0, "SCALE", view(TWICE), view(X), held=params(1 / 3, 1.0))
     run = program(graph(0, third, given=(GIVEN + 1) * 1e20))
     assert replay_floor(run, file, BUILD, seed=0).relative > 0
 
 
 @pytest.mark.parametrize("runs", [1, 2, 11])
-def test_each_unlucky_run_is_made_once_whoever_makes_it(
+def test_each_perturbed_run_is_made_only_once(
     runs: int, file: GgufFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     third = planned(0, "SCALE", view(TWICE), view(X), held=params(1 / 3, 1.0))
@@ -297,7 +293,7 @@ def test_each_unlucky_run_is_made_once_whoever_makes_it(
     assert len(set(found)) == runs
 
 
-def test_no_more_unlucky_runs_are_held_than_there_is_room_for(
+def test_perturbed_runs_stay_within_the_memory_limit(
     file: GgufFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hundred runs of a model of five megabytes with 150,000 tokens took three gigabytes."""
@@ -326,7 +322,7 @@ def test_products_without_sizes_have_the_same_values() -> None:
     assert np.array_equal(with_sizes, without)
 
 
-def test_noise_moves_nothing_in_a_node_without_rows() -> None:
+def test_noise_changes_nothing_in_a_node_without_rows() -> None:
     """A batch without outputs, and a bound that is one number for all."""
     found = Expected(np.zeros((1, 1, 0, 4)), 1e-6, "")
     result = Noisy(seed=1).result(node("SQR", np.zeros((0, 4), np.float32)), found)

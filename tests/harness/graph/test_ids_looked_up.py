@@ -85,15 +85,13 @@ def accused_of(ids: Any, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("moved", "accused"), [(0, []), (1, ["ffn_moe_topk-0"])])
-def test_ids_that_are_looked_up_are_found_where_they_are(
-    moved: int, accused: list[str], tmp_path: Path
-) -> None:
+def test_wrong_looked_up_ids_are_located(moved: int, accused: list[str], tmp_path: Path) -> None:
     """Everything behind the ids is right for them."""
     assert accused_of(TABLE[(TOKENS + moved) % 10], tmp_path) == accused
 
 
 @pytest.mark.parametrize("wrong", [8, -1, 2**30, np.nan, np.inf])
-def test_id_of_no_expert_is_a_fault_and_the_nodes_behind_are_judged(
+def test_invalid_expert_id_is_a_fault_and_later_nodes_are_judged(
     wrong: float, tmp_path: Path
 ) -> None:
     ids = TABLE[TOKENS].astype(np.int32 if np.isfinite(wrong) else np.float32)
@@ -101,7 +99,7 @@ def test_id_of_no_expert_is_a_fault_and_the_nodes_behind_are_judged(
     assert accused_of(ids, tmp_path) == ["ffn_moe_topk-0"]
 
 
-def test_ids_of_a_choice_that_is_not_shown_are_said_not_to_be_judged(tmp_path: Path) -> None:
+def test_ids_of_a_hidden_choice_are_reported_as_not_judged(tmp_path: Path) -> None:
     """The ids are wrong, and what is shown behind them would be right for them."""
     (graph,) = program().graphs
     order = replace(view(0), name="order", root=5)

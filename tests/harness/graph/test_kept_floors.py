@@ -27,11 +27,11 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
         yield honest.program(both.context.batches), honest.file, honest.build
 
 
-def test_a_floor_has_one_name(recorded: Recorded) -> None:
+def test_noise_floor_has_one_name(recorded: Recorded) -> None:
     assert name_of(*recorded, seed=0, runs=3) == name_of(*recorded, seed=0, runs=3)
 
 
-def test_other_random_numbers_runs_or_roundings_are_another_floor(recorded: Recorded) -> None:
+def test_other_seeds_runs_or_roundings_have_another_noise_floor(recorded: Recorded) -> None:
     program, file, build = recorded
     names = {
         name_of(program, file, build, 0, 3),
@@ -42,13 +42,13 @@ def test_other_random_numbers_runs_or_roundings_are_another_floor(recorded: Reco
     assert len(names) == 4
 
 
-def test_other_weights_are_another_floor(recorded: Recorded, tmp_path: Path) -> None:
+def test_other_weights_have_another_noise_floor(recorded: Recorded, tmp_path: Path) -> None:
     program, file, build = recorded
     with GgufFile.open(written(tmp_path, seed=7)) as other:
         assert name_of(program, file, build, 0, 3) != name_of(program, other, build, 0, 3)
 
 
-def test_an_op_that_a_test_puts_in_is_another_floor(
+def test_op_replaced_by_a_test_has_another_noise_floor(
     recorded: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = name_of(*recorded, seed=0, runs=3)

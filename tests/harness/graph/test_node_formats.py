@@ -61,11 +61,11 @@ def test_two_products_in_two_formats_are_two_faults() -> None:
     assert accepted([BF16, ROW]) == [False, False]
 
 
-def test_a_stray_format_beside_many_of_one_is_a_fault() -> None:
+def test_stray_format_beside_many_of_another_is_a_fault() -> None:
     assert accepted([ROW, BF16, ROW, ROW]) == [True, False, True, True]
 
 
-def test_a_stray_format_beside_products_of_llama_cpps_own_is_a_fault() -> None:
+def test_stray_format_beside_products_of_llama_cpps_own_is_a_fault() -> None:
     formats = ProductFormats(build=BUILD)
     for seed in range(9):
         formats.count(product(seed))
@@ -75,7 +75,7 @@ def test_a_stray_format_beside_products_of_llama_cpps_own_is_a_fault() -> None:
     assert not formats.accept_format()
 
 
-def test_one_row_and_many_may_have_formats_of_their_own() -> None:
+def test_single_and_many_rows_may_have_different_formats() -> None:
     formats = ProductFormats(build=BUILD)
     sites = []
     for seed in range(4):
@@ -87,16 +87,16 @@ def test_one_row_and_many_may_have_formats_of_their_own() -> None:
     assert formats.accept_format() == set(sites)
 
 
-def test_each_type_of_weights_may_have_a_format_of_its_own() -> None:
+def test_each_weight_type_may_have_its_own_format() -> None:
     assert accepted([ROW, ROW, BF16, BF16], ["Q8_0", "Q8_0", "Q4_0", "Q4_0"]) == [True] * 4
 
 
-def test_a_wrong_product_excuses_nothing_and_spoils_nothing() -> None:
+def test_wrong_product_excuses_nothing_and_spoils_nothing() -> None:
     assert accepted([ROW, NONE, ROW]) == [True, False, True]
     assert accepted([ROW, NONE]) == [False, False]
 
 
-def test_honest_products_behind_wrong_ones_are_known_once_one_was() -> None:
+def test_one_honest_product_reveals_the_format_after_wrong_ones() -> None:
     wrong: list[int | None] = [NONE] * TRIED
     assert accepted([ROW, *wrong, *[ROW] * (TRIED + 1)]) == [
         True,
@@ -105,7 +105,7 @@ def test_honest_products_behind_wrong_ones_are_known_once_one_was() -> None:
     ]
 
 
-def test_products_of_weights_that_are_not_quantised_have_no_other_format() -> None:
+def test_unquantised_weights_have_no_other_format() -> None:
     formats = ProductFormats(build=BUILD)
     given = node("MUL_MAT", np.zeros((3, 5), np.float32), normal(1, 5, 64), normal(2, 3, 64))
     formats.count(given)

@@ -74,7 +74,7 @@ def changed(by: float) -> NDArray[np.float32]:
     return other
 
 
-def test_the_axes_of_a_finding_are_as_many_as_its_index_has() -> None:
+def test_finding_has_as_many_axes_as_its_index() -> None:
     worst = Mismatch(kind="value", index=(23, 43))
     assert axes_of(worst) == "(ne1, ne0)"
     assert axes_of(None) == "(ne3, ne2, ne1, ne0)"
@@ -90,7 +90,7 @@ def test_node_with_equal_results_has_no_finding(tmp_path: Path) -> None:
     assert found.kept == {}
 
 
-def test_a_weight_of_the_subjects_file_is_at_fault_with_its_row(tmp_path: Path) -> None:
+def test_weight_of_the_subjects_file_is_blamed_with_its_row(tmp_path: Path) -> None:
     found = judge(tmp_path, changed(0.5))
     found(product())
     (one,) = found.findings
@@ -99,7 +99,7 @@ def test_a_weight_of_the_subjects_file_is_at_fault_with_its_row(tmp_path: Path) 
     assert np.array_equal(found.kept[SITE][0, 0], (X @ W.T))
 
 
-def test_weight_that_moves_a_result_within_its_bound_is_found_by_bits(tmp_path: Path) -> None:
+def test_weight_with_effects_within_the_bound_is_found_by_bits(tmp_path: Path) -> None:
     found = judge(tmp_path, changed(1e-6))
     found(product())
     (one,) = found.findings
@@ -121,14 +121,14 @@ def test_wrong_oracle_is_told_from_the_subject(tmp_path: Path) -> None:
     assert [f.at_fault for f in found.findings] == ["oracle"]
 
 
-def test_an_op_without_a_meaning_is_unknown_and_not_agreed(tmp_path: Path) -> None:
+def test_unknown_op_does_not_count_as_agreed(tmp_path: Path) -> None:
     found = judge(tmp_path)
     found(replace(product(), op="WISH"))
     assert found.findings == []
     assert found.unknown == {"no semantics of WISH": [SITE]}
 
 
-def test_an_op_that_the_subject_lacks_is_hidden_unless_the_oracle_is_wrong(tmp_path: Path) -> None:
+def test_missing_op_of_the_subject_is_hidden_unless_the_oracle_is_wrong(tmp_path: Path) -> None:
     found = judge(tmp_path, engine=lambda _: None)
     found(product())
     assert (found.findings, found.hidden) == ([], [SITE])
@@ -157,7 +157,7 @@ def parameters(eps: float) -> NDArray[np.int32]:
     return np.array([eps] + [0.0] * 15, np.float32).view(np.int32)
 
 
-def test_parameters_of_the_subjects_file_are_the_subjects(tmp_path: Path) -> None:
+def test_parameters_come_from_the_subjects_file(tmp_path: Path) -> None:
     """The oracle's parameters would make every engine agree that replays a graph."""
     found = judge(tmp_path)
     found(normed(1e-5))
@@ -169,7 +169,7 @@ def test_parameters_of_the_subjects_file_are_the_subjects(tmp_path: Path) -> Non
     assert other.parameters.endswith("number 0 is 0.00999999978, expected 9.99999975e-06")
 
 
-def test_parameters_that_move_a_result_within_its_bound_are_found_by_bits(
+def test_parameters_with_effects_within_the_bound_are_found_by_bits(
     tmp_path: Path,
 ) -> None:
     found = judge(tmp_path)
@@ -193,7 +193,7 @@ def test_weight_of_another_width_is_reported_as_not_compared(tmp_path: Path) -> 
     }
 
 
-def test_node_that_a_second_run_leaves_out_is_reported_as_not_compared(tmp_path: Path) -> None:
+def test_node_missing_in_a_second_run_is_reported_as_not_compared(tmp_path: Path) -> None:
     found = judge(tmp_path)
     later = replace(found.wires[0, 0, 5], site=replace(SITE, layer=2))
     found.wires = {**found.wires, (0, 0, 6): later}
@@ -203,7 +203,7 @@ def test_node_that_a_second_run_leaves_out_is_reported_as_not_compared(tmp_path:
     assert found.unknown == {ABSENT: [later.site]}
 
 
-def test_fractional_ids_are_wrong_and_end_no_check(tmp_path: Path) -> None:
+def test_fractional_ids_are_wrong_and_the_check_continues(tmp_path: Path) -> None:
     scores = np.array([[3.0, 1.0, 2.0]], np.float32)
     ids = np.array([[0, 2, 1]], np.int32)
     order = replace(node("ARGSORT", ids, scores), params=np.array([1] + [0] * 15, np.int32))
@@ -212,7 +212,7 @@ def test_fractional_ids_are_wrong_and_end_no_check(tmp_path: Path) -> None:
     assert [f.at_fault for f in found.findings] == ["subject"]
 
 
-def test_a_wrong_op_that_reads_nothing_is_found(tmp_path: Path) -> None:
+def test_wrong_op_without_inputs_is_found(tmp_path: Path) -> None:
     """The op has no known design, because no source has a type that names one."""
     found = judge(tmp_path, engine=lambda given: given.value + np.float32(1))
     steps = np.arange(5, dtype=np.float32)
@@ -255,7 +255,7 @@ def planned(index: int, name: str, layer: int | None, result: int, *sources: int
     )
 
 
-def test_wire_tells_the_layer_and_the_sources_of_a_node_through_views() -> None:
+def test_wire_carries_layer_and_sources_of_a_node_through_views() -> None:
     nodes = (
         planned(0, "Qcur-0", 0, 2, 0, 1),
         planned(1, "node_3", None, 3, 2),
@@ -287,13 +287,13 @@ def test_wire_tells_the_layer_and_the_sources_of_a_node_through_views() -> None:
         ([], []),
     ],
 )
-def test_parts_of_a_layer_that_are_computed_later_are_of_that_layer(
+def test_later_parts_of_a_layer_belong_to_that_layer(
     layers: list[int | None], groups: list[list[int]]
 ) -> None:
     assert by_layer(layers) == groups
 
 
-def test_operands_without_weights_stay_the_oracles() -> None:
+def test_operands_without_weights_come_from_the_oracle() -> None:
     from lockstep.harness.graph.node_judge import with_weights
 
     made = node("ADD", X, X, X)
@@ -315,7 +315,7 @@ def chain(folder: Path, *, right: bool, limit: int = 1 << 20) -> NodeJudge:
     return replace(made, wires=wires, limit=limit)
 
 
-def test_a_value_is_forgotten_after_its_last_reader(tmp_path: Path) -> None:
+def test_value_is_dropped_after_its_last_reader(tmp_path: Path) -> None:
     found = chain(tmp_path, right=True)
     for i, held in enumerate((["a"], ["b"], [])):
         found(replace(product(), index=i))
@@ -323,7 +323,7 @@ def test_a_value_is_forgotten_after_its_last_reader(tmp_path: Path) -> None:
     assert found.kept == {}
 
 
-def test_no_more_of_guilty_values_is_kept_than_the_limit_and_all_are_found(tmp_path: Path) -> None:
+def test_kept_guilty_values_are_limited_and_all_are_found(tmp_path: Path) -> None:
     one = product().value.nbytes
     found = chain(tmp_path, right=False, limit=2 * one)
     for i in range(3):
@@ -340,7 +340,7 @@ def program(*nodes: PlannedNode) -> Program:
     return Program(graphs=(graph,), caches=(), orders=(None,))
 
 
-def test_graphs_of_two_files_part_in_parameters_of_the_nodes_of_one_name() -> None:
+def test_graphs_of_two_files_diverge_in_parameters_of_equal_names() -> None:
     before, one = planned(0, "inserted", 0, 3, 0), planned(0, "Qcur-0", 0, 2, 0)
     other = replace(one, index=1, params=parameters(1e-3).tobytes())
     found = other_parameters(program(one), program(before, other))
@@ -350,7 +350,7 @@ def test_graphs_of_two_files_part_in_parameters_of_the_nodes_of_one_name() -> No
     assert other_parameters(program(one), program(one)) == {}
 
 
-def test_graphs_of_two_files_diverge_at_a_node_missing_or_of_another_size() -> None:
+def test_graphs_of_two_files_diverge_at_a_missing_or_resized_node() -> None:
     one, two = planned(0, "Qcur-0", 0, 2, 0), planned(1, "cap-0", 0, 3, 2)
     wide = replace(one, result=replace(one.result, ne=(4, 2, 1, 1)))
     assert first_other_node(program(one, two), program(one, two)) == ""

@@ -49,7 +49,9 @@ def off(x: Rows) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 @pytest.mark.parametrize("width", [64, 1024, 8192])
 @pytest.mark.parametrize("times", [0.5, 300, 1000, 3000, 5000])
-def test_a_float32_sum_of_squares_is_off_by_less_than_twice_of_it(width: int, times: float) -> None:
+def test_float32_sum_of_squares_is_off_by_less_than_twice_the_estimate(
+    width: int, times: float
+) -> None:
     found, allowed = off(massive(normal(1, ROWS, width), times))
     assert (found < 2 * allowed).all()
 
@@ -76,19 +78,19 @@ def test_wrong_eps_exceeds_the_error_of_rows() -> None:
 
 
 @pytest.mark.parametrize("op", ["RMS_NORM", "NORM"])
-def test_rows_of_zeros_or_of_no_numbers_are_off_by_nothing(op: str) -> None:
+def test_zero_and_nan_rows_have_no_error(op: str) -> None:
     x = normal(1, 3, 64)
     x[0], x[1, 5], x[2, 5] = 0, np.inf, np.nan
     assert not error_of_rows(norm(x, op)).any()
 
 
-def test_error_of_a_layer_norm_is_that_of_squares_without_the_mean() -> None:
+def test_layer_norm_error_is_that_of_squares_without_the_mean() -> None:
     x = massive(normal(1, ROWS, 4096), 5000)
     plain = error_of_rows(norm(x, "NORM"))
     assert np.allclose(plain, error_of_rows(norm(x - x.mean(axis=-1, keepdims=True))), rtol=0.2)
 
 
-def test_a_noisy_run_scales_each_row_by_it() -> None:
+def test_noisy_run_scales_each_row_by_its_error() -> None:
     x = massive(normal(1, ROWS, 4096), 5000)
     made = norm(x)
     honest = Honest(sizes=False).compute(BUILD, made)[0, 0].astype(np.float64)

@@ -21,7 +21,7 @@ def own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("n_weights", [1, 2, 3, 8, 9])
-def test_segments_left_out_have_half_of_the_weights_at_most(
+def test_omitted_segments_have_at_most_half_of_the_weights(
     n_weights: int,
 ) -> None:
     """An engine's format agrees with more than half: one of these is among the first."""
@@ -35,7 +35,7 @@ def test_segments_left_out_have_half_of_the_weights_at_most(
     assert {id(segment) for segment in (*first, *rest)} == {id(segment) for segment in left}
 
 
-def test_one_segment_is_tried_where_a_few_are_all_that_is_wrong() -> None:
+def test_single_segment_is_tried_if_few_are_wrong() -> None:
     left: Any = [SimpleNamespace(weight="output.weight")]
     judge: Any = None
     assert enough_to_refute(judge, left, 9) == (left, [])

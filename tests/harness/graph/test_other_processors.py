@@ -34,9 +34,7 @@ THERE = replace(HERE, generic=(AMX, HALVES))
 @pytest.mark.parametrize(
     ("add", "honest"), [(in_floats, True), (first_fused, True), (unfused, False), (fused, False)]
 )
-def test_values_may_be_added_up_as_on_another_processor(
-    add: Add, honest: bool, here: Build
-) -> None:
+def test_sums_may_follow_another_processors_order(add: Add, honest: bool, here: Build) -> None:
     shown = attended(add).reshape(1, 1, 1, -1)
     node = call(Q, K, V, 1.0, np.ones((1, CELLS), np.bool_), 0.0, None)
     with np.errstate(invalid="ignore"):
@@ -58,7 +56,7 @@ def test_values_may_be_added_up_as_on_another_processor(
         (THERE, {"SOFT_MAX"}, []),
     ],
 )
-def test_no_more_runs_are_made_than_there_are_other_builds(
+def test_number_of_runs_is_limited_by_the_number_of_other_builds(
     build: Build, ops: set[str], others: list[tuple[str, ...]]
 ) -> None:
     assert [other.generic for other in other_builds(build, ops)] == others

@@ -83,7 +83,7 @@ def test_file_order_adds_nothing_to_the_error_of_terms_in_no_order() -> None:
 
 @pytest.mark.parametrize("terms", [16, 128, 1024, 8192])
 @pytest.mark.parametrize("kind", [lambda *both: both, same_sign, one_is_huge, few_are_not_zero])
-def test_a_scalar_loop_is_off_by_less_than_a_random_share(terms: int, kind: Any) -> None:
+def test_scalar_loop_is_off_by_less_than_a_random_share(terms: int, kind: Any) -> None:
     weights, x = kind(normal(1, ROWS, terms), normal(2, TOKENS, terms))
     value, error, _ = of(product(weights, x))
     off = (one_by_one(weights, x) - value) / error
@@ -91,7 +91,7 @@ def test_a_scalar_loop_is_off_by_less_than_a_random_share(terms: int, kind: Any)
     assert np.abs(off).max() < 2.5  # such errors are normal: one in 10,000 is beyond four sigma
 
 
-def test_a_sum_that_loses_a_bit_of_each_term_is_off_by_more() -> None:
+def test_sum_that_loses_a_bit_of_each_term_is_off_by_more() -> None:
     """The engine accumulates in half precision, or rounds terms to BF16."""
     weights, x = normal(1, ROWS, 1024), normal(2, TOKENS, 1024)
     value, error, _ = of(product(weights, x))
@@ -128,7 +128,7 @@ def test_empty_cache_is_exact() -> None:
 
 
 @pytest.mark.parametrize("rows", [8, ROWS])
-def test_experts_are_off_as_their_matrices_are(rows: int) -> None:
+def test_errors_of_experts_follow_their_matrices(rows: int) -> None:
     experts, x = normal(1, 3, rows, 32), normal(2, TOKENS, 1, 32)
     ids = np.arange(2 * TOKENS, dtype=np.int32).reshape(TOKENS, 2) % 3
     made = node("MUL_MAT_ID", np.zeros((TOKENS, 2, rows), np.float32), experts, x, ids)
@@ -139,7 +139,7 @@ def test_experts_are_off_as_their_matrices_are(rows: int) -> None:
         assert np.allclose(found[token, used], alone[0], rtol=ROUNDED)
 
 
-def test_heads_that_share_a_matrix_are_off_by_their_own_queries() -> None:
+def test_heads_that_share_a_matrix_have_errors_by_their_queries() -> None:
     keys, queries = normal(1, 2, 10, 32), normal(2, 4, 5, 32)
     made = node("MUL_MAT", np.zeros((4, 5, 10), np.float32), keys, queries)
     found = error_of_product(made, expect(made, SCALAR).value)[0]

@@ -71,13 +71,13 @@ def is_explained(judge: Runs, *, chooses: bool = True, small: bool = True) -> bo
     return explained_places(judge, suspects, seen(TRUTH), NOISE, is_small=small) == {PLACE}
 
 
-def test_a_row_that_a_late_run_gives_is_right() -> None:
+def test_row_found_in_a_late_run_is_right() -> None:
     judge = Runs(engine=with_rows(r2=1.03), runs=[TRUTH] * 50 + [with_rows(r2=1.0)])
     assert is_explained(judge)
     assert len(judge.asked) == 51
 
 
-def test_two_choices_may_be_met_in_two_runs() -> None:
+def test_two_choices_may_occur_in_two_runs() -> None:
     judge = Runs(
         engine=with_rows(r1=2.0, r2=1.0), runs=[with_rows(r1=2.0), with_rows(r2=1.0, r1=9.0)]
     )
@@ -85,14 +85,14 @@ def test_two_choices_may_be_met_in_two_runs() -> None:
 
 
 @pytest.mark.parametrize("wrong", [1.1, np.nan, np.inf])
-def test_a_row_that_no_run_gives_is_a_fault(wrong: float) -> None:
+def test_row_found_in_no_run_is_a_fault(wrong: float) -> None:
     """The row is a fault however far honest runs are off in it."""
     judge = Runs(engine=with_rows(r2=wrong), runs=[with_rows(r2=1.0), with_rows(r2=9.0)])
     assert not is_explained(judge)
     assert len(judge.asked) == RARE_RUNS
 
 
-def test_row_without_a_limit_may_be_nan_and_does_not_spoil_other_rows() -> None:
+def test_row_without_a_limit_may_be_nan_and_spoils_no_other_row() -> None:
     """The row overflows in honest runs; the segment's own verdict leaves it out as well."""
     lost = np.array([[False], [False], [False], [True]])
     noise = {PLACE: Noise(worst=0.02, share=np.inf, lost=lost)}
@@ -102,7 +102,7 @@ def test_row_without_a_limit_may_be_nan_and_does_not_spoil_other_rows() -> None:
         assert found == ({PLACE} if is_right else set())
 
 
-def test_one_element_of_a_row_must_not_be_off() -> None:
+def test_one_wrong_element_of_a_row_is_a_fault() -> None:
     engine = with_rows(r2=1.0)
     engine[2, 1] = 1.5
     assert not is_explained(Runs(engine=engine, runs=[with_rows(r2=1.0)]))
@@ -132,7 +132,7 @@ def test_large_model_gets_fewer_runs() -> None:
     assert len(judge.asked) == MORE_RUNS
 
 
-def test_every_run_has_its_own_errors_and_every_other_run_another_format() -> None:
+def test_runs_differ_in_errors_and_alternate_in_format() -> None:
     judge = Runs(engine=with_rows(r2=1.0), runs=[])
     is_explained(judge, small=False)
     seeds, builds = zip(*judge.asked, strict=True)

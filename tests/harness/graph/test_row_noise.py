@@ -17,13 +17,13 @@ def moved(*errors: float) -> Any:
     return found
 
 
-def test_error_of_a_huge_row_gives_others_no_room() -> None:
+def test_error_of_a_huge_row_enlarges_no_other_limit() -> None:
     noise = noise_between(HUGE, moved(0.5, 2.0**-10, 0.0))
     assert noise == Noise(worst=0.5, share=2.0**-12)
     assert noise.room(HUGE).ravel().tolist() == [1.0, 2.0**-9, 2.0**-11]
 
 
-def test_row_has_twice_its_own_noise_as_room_and_no_more_than_the_worst() -> None:
+def test_limit_of_a_row_is_twice_its_noise_up_to_the_worst() -> None:
     runs = [moved(0.5, 0.0, 0.0), moved(0.0, 0.25, 0.0), moved(0.0, 0.0, -0.125)]
     noise = Noise()
     for run in runs:
@@ -32,7 +32,7 @@ def test_row_has_twice_its_own_noise_as_room_and_no_more_than_the_worst() -> Non
     assert noise.room(HUGE).max() == 1.0
 
 
-def test_room_is_the_worst_error_if_an_honest_run_moved_a_row_of_zeros() -> None:
+def test_limit_is_the_worst_error_if_a_zero_row_moved() -> None:
     zeros = np.zeros((2, 3), np.float32)
     off = zeros.copy()
     off[1, 2] = 0.5
@@ -41,7 +41,7 @@ def test_room_is_the_worst_error_if_an_honest_run_moved_a_row_of_zeros() -> None
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf])
-def test_nan_in_every_run_is_not_off_and_has_no_size(number: float) -> None:
+def test_nan_in_every_run_has_no_error_and_no_size(number: float) -> None:
     truth = np.array([[number, 4.0], [1.0, 2.0]], np.float32)
     run = np.array([[number, 4.5], [1.0, 2.0]], np.float32)
     assert noise_between(truth, run) == Noise(worst=0.5, share=0.125)
@@ -50,7 +50,7 @@ def test_nan_in_every_run_is_not_off_and_has_no_size(number: float) -> None:
     assert noise_between(truth, run).room(truth).ravel().tolist() == [np.inf, 0.0]
 
 
-def test_a_row_that_overflows_in_one_run_hides_no_wrong_row_beside_it() -> None:
+def test_overflowing_row_hides_no_wrong_row_beside_it() -> None:
     truth = np.array([[3e38, 1.0], [4.0, 2.0], [-np.inf, 1.0]], np.float32)
     first, second = (truth.astype(np.float64) for _ in range(2))
     first[0, 0], first[1, 0] = np.inf, 4.0 + 2.0**-10
@@ -73,7 +73,7 @@ def test_rows_of_one_number_share_the_scale_of_the_largest() -> None:
     assert noise_between(column, off).room(column).tolist() == [[1.0]]
 
 
-def test_a_row_that_overflows_in_one_run_explains_no_other_row_that_is_off() -> None:
+def test_overflowing_row_explains_no_other_wrong_row() -> None:
     """Two rows of an honest run are off by much, fourteen by little, and one overflows."""
     truth = np.ones((40, 2))
     honest, wrong = truth.copy(), truth.copy()

@@ -67,13 +67,13 @@ def with_more(said: dict[str, Any]) -> dict[str, Any]:
     return {**said, "content": "~~~" + said["content"]}
 
 
-def test_an_honest_server_writes_the_same_at_once(model: Path) -> None:
+def test_honest_server_gives_the_same_texts_in_parallel(model: Path) -> None:
     with serving(model) as address:
         (found,) = at_once(model, address)
     assert found.status == "agreed"
 
 
-def test_one_that_mixes_requests_up_diverges(model: Path) -> None:
+def test_server_that_mixes_requests_diverges(model: Path) -> None:
     with serving(model, Together(with_more)) as address:
         (found,) = at_once(model, address)
     assert (found.status, found.key) == ("diverged", "text/at once")
@@ -81,14 +81,14 @@ def test_one_that_mixes_requests_up_diverges(model: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [cut_short, nothing])
-def test_one_that_ends_texts_early_at_once_diverges(change: Any, model: Path) -> None:
+def test_server_that_ends_parallel_texts_early_diverges(change: Any, model: Path) -> None:
     """An early end accuses no engine that is alone; here its text without others is known."""
     with serving(model, Together(change)) as address:
         (found,) = at_once(model, address)
     assert (found.status, found.key) == ("diverged", "text/at once")
 
 
-def test_one_that_keeps_one_number_of_tokens_for_all_diverges(model: Path) -> None:
+def test_server_with_one_token_limit_for_all_diverges(model: Path) -> None:
     numbers: list[int] = []
     together = Together(lambda said: said)
 
@@ -139,7 +139,7 @@ def test_server_that_mixes_shared_prefixes_diverges(model: Path) -> None:
     assert "Once there was" in found.summary
 
 
-def test_answers_are_compared_though_others_are_refused(model: Path) -> None:
+def test_answers_are_compared_though_other_requests_are_refused(model: Path) -> None:
     busy = Busy({"error": {"message": "two at a time"}}, status=400)
     answers = iter([*[with_more] * 2, *[lambda said: busy] * 100])
     with serving(model, Together(lambda said: next(answers)(said))) as address:
@@ -162,7 +162,7 @@ def test_server_that_is_busy_with_a_success_status_is_not_accused(
     assert [verdict.status for verdict in found] == ["not-applicable"]
 
 
-def test_one_that_puts_requests_in_a_queue_has_the_time_of_all_before(model: Path) -> None:
+def test_queueing_server_gets_the_time_of_all_earlier_requests(model: Path) -> None:
     lock = threading.Lock()
 
     def one_by_one(path: str, said: Any) -> Any:
@@ -180,7 +180,7 @@ def test_one_that_puts_requests_in_a_queue_has_the_time_of_all_before(model: Pat
     assert any(isinstance(outcome, TimedOut) for outcome in at_most)
 
 
-def test_one_that_takes_a_request_at_a_time_is_not_accused(model: Path) -> None:
+def test_serial_server_is_not_accused(model: Path) -> None:
     busy = Busy({"error": {"message": "one at a time"}}, status=400)
     with serving(model, Together(lambda said: busy)) as address:
         found = at_once(model, address)
@@ -188,7 +188,7 @@ def test_one_that_takes_a_request_at_a_time_is_not_accused(model: Path) -> None:
     assert found[0].summary.endswith("HTTP 400: one at a time")
 
 
-def test_a_program_is_asked_for_one_thing_at_a_time(model: Path) -> None:
+def test_program_gets_one_question_at_a_time(model: Path) -> None:
     assert at_once(model, "reference") == []
 
 
@@ -200,7 +200,7 @@ def test_a_program_is_asked_for_one_thing_at_a_time(model: Path) -> None:
         ("dies", "crashed", "exited with status 3 while it was asked to generate several times"),
     ],
 )
-def test_a_server_that_is_started_for_the_model_is_asked_as_well(
+def test_server_started_for_the_model_is_asked_too(
     how: str, status: str, words: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
@@ -211,7 +211,7 @@ def test_a_server_that_is_started_for_the_model_is_asked_as_well(
     assert words in last.summary
 
 
-def test_one_that_hangs_has_not_answered_in_time(model: Path) -> None:
+def test_hanging_server_is_a_timeout(model: Path) -> None:
     ended = threading.Event()
 
     def hang(said: Any) -> Any:
@@ -225,7 +225,7 @@ def test_one_that_hangs_has_not_answered_in_time(model: Path) -> None:
     assert found[-1].status == "timed-out", found[-1]
 
 
-def test_one_that_has_gone_afterwards_is_not_called_busy(model: Path) -> None:
+def test_server_that_vanished_is_not_called_busy(model: Path) -> None:
     """The check sees that the server no longer answers, and not whether it has died."""
     gone = threading.Event()
 

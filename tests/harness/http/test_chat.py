@@ -64,7 +64,7 @@ def test_acid_model_is_read_through_a_chat(tmp_path: Path) -> None:
     assert len(found) > 20
 
 
-def test_server_without_any_known_page_says_what_was_tried(tmp_path: Path) -> None:
+def test_server_without_any_known_page_lists_the_tries(tmp_path: Path) -> None:
     model = model_with(None, tmp_path / "m.gguf")
     with (
         serving(model, pages=frozenset({"/elsewhere"})) as url,
@@ -90,7 +90,7 @@ def test_hostile_template_gives_no_text(template: str) -> None:
         render_apart(template, "Once", "<s>", "</s>")
 
 
-def test_template_that_never_ends_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_template_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "TIME_LIMIT_SECONDS", 0.5)
     long = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     with pytest.raises(NoText, match=r"more than 0\.5 s"):

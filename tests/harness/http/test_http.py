@@ -94,7 +94,7 @@ def test_an_openai_server_is_compared_by_text_and_lists(
     assert 10 < max(again[0].detail["candidates"]) <= 20
 
 
-def test_llama_servers_newer_lists_of_objects_are_read_as_well(model: Path) -> None:
+def test_newer_object_lists_of_llama_server_are_read(model: Path) -> None:
     def content(path: str, said: Any) -> Any:
         if path == "/v1/completions" and "logprobs" in said["choices"][0]:
             (row,) = said["choices"][0]["logprobs"]["top_logprobs"]
@@ -106,7 +106,7 @@ def test_llama_servers_newer_lists_of_objects_are_read_as_well(model: Path) -> N
         assert [v.status for v in checked(model, url, "logprobs")] == ["agreed"]
 
 
-def test_a_server_that_takes_no_bias_may_end_the_text() -> None:
+def test_server_without_bias_may_end_the_text() -> None:
     """The server lists nothing there, and ends with its only end token; two such tokens would be
     ambiguous."""
 
@@ -174,7 +174,7 @@ def test_an_answer_of_another_form_is_malformed(
         assert '; asked: POST /completion {"temperature": 0' in found.summary
 
 
-def test_a_value_that_is_null_is_not_finite(model: Path) -> None:
+def test_null_value_is_not_finite(model: Path) -> None:
     with serving(model, spoilt("/completion", *LISTED, 0, "logprob", value=None)) as url:
         (found,) = checked(model, url, "logprobs")
     assert (found.status, found.detail["kind"]) == ("diverged", "not finite")
@@ -213,7 +213,7 @@ def test_small_context_is_not_a_difference(model: Path) -> None:
     assert "has 8 cells, and the run needs 10" in found.summary
 
 
-def test_a_server_that_any_question_would_end_is_asked_none(model: Path) -> None:
+def test_server_that_any_question_would_kill_is_asked_nothing(model: Path) -> None:
     change = spoilt("/v1/models", "data", 0, "meta", value={"vocab_type": 0})
     with serving(model, change) as url:
         found = checked(model, url, "logprobs", "text", "decode")
@@ -221,7 +221,7 @@ def test_a_server_that_any_question_would_end_is_asked_none(model: Path) -> None
     assert exit_code(found) == 3
 
 
-def test_several_models_want_a_name(model: Path) -> None:
+def test_server_with_several_models_needs_a_name(model: Path) -> None:
     def two(path: str, said: Any) -> Any:
         return {"data": [{"id": "a"}, {"id": "b"}]} if path == "/v1/models" else said
 
@@ -231,7 +231,7 @@ def test_several_models_want_a_name(model: Path) -> None:
         assert [v.status for v in checked(model, f"{url}/v1#a", "text")] == ["agreed"] * 3
 
 
-def test_a_key_is_sent_and_never_part_of_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_is_sent_and_never_part_of_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     for url in ("http://me:secret@localhost:1", "http://me:se/cret@localhost:1"):
         with pytest.raises(Unsupported, match=API_KEY):
             address_of(url)
@@ -273,7 +273,7 @@ def body(raw: bytes) -> bytes:
         (lambda: sending(body(b"7")), "an object with 'data'"),
     ],
 )
-def test_garbage_is_malformed(
+def test_garbage_answer_is_malformed(
     server: Callable[[], AbstractContextManager[str]], words: str
 ) -> None:
     with server() as url:
@@ -282,7 +282,7 @@ def test_garbage_is_malformed(
     assert words in outcome.message
 
 
-def test_an_endless_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_answer_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "LARGEST", 1 << 20)
     with sending(HEAD + b"\r\n", forever=b" " * 65536) as url:
         outcome = asked(url, "describe")
@@ -290,7 +290,7 @@ def test_an_endless_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "longer than 1048576 bytes" in outcome.message
 
 
-def test_an_endless_error_is_cut_off_too() -> None:
+def test_endless_error_is_cut() -> None:
     with sending(b"HTTP/1.1 500 Oh\r\n\r\n", forever=b"x" * 65536) as url:
         outcome = asked(url, "describe")
     assert isinstance(outcome, Crashed)
@@ -314,13 +314,13 @@ def test_silence_times_out_at_any_point(
     assert outcome == TimedOut(seconds=0.5)
 
 
-def test_a_trickle_does_not_put_off_the_end() -> None:
+def test_slow_trickle_still_times_out() -> None:
     """Each byte comes within any time limit for a byte."""
     with sending(HEAD + b"Content-Length: 1000000000\r\n\r\n", forever=b" ") as url:
         assert asked(url, "describe", seconds=0.5) == TimedOut(seconds=0.5)
 
 
-def test_a_server_that_goes_away_is_a_crash(model: Path) -> None:
+def test_vanished_server_is_a_crash(model: Path) -> None:
     with serving(model) as url:
         session = HttpSession(url, None, EXACT, time_limit=20)
         assert isinstance(session.ask("describe"), Answered)

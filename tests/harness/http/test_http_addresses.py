@@ -63,7 +63,7 @@ def test_message_names_a_missing_v1_in_the_address(model: Path) -> None:
         assert "need /v1" not in str(said.value)
 
 
-def test_error_of_a_server_is_shown_whatever_the_status(model: Path) -> None:
+def test_server_error_is_shown_for_any_status(model: Path) -> None:
     wrong = {"error": {"message": "context too small"}}
     with serving(model, lambda path, said: wrong if path == "/completion" else said) as url:
         (found,) = checked(model, url, "text")
@@ -114,9 +114,7 @@ def test_busy_server_is_asked_again_after_its_delay(
 
 
 @pytest.mark.parametrize("status", [408, 429])
-def test_a_server_that_stays_in_a_hurry_has_not_answered(
-    status: int, model: Path, waits: list[float]
-) -> None:
+def test_permanently_busy_server_is_a_timeout(status: int, model: Path, waits: list[float]) -> None:
     """The engine that was conform: what it did not answer was taken for what it does not offer."""
     said = Busy({"error": {"message": "slow down"}}, status)
     with serving(model, hurried("/completion", lambda n: said)) as url:
@@ -142,7 +140,7 @@ def test_missing_answer_to_long_prompts_spoils_the_exit_code(
     assert any(word in v.summary for v in found if v.status in ("not-compared", "diverged")), found
 
 
-def test_wait_beyond_the_time_limit_is_not_taken(model: Path, waits: list[float]) -> None:
+def test_wait_beyond_the_time_limit_is_refused(model: Path, waits: list[float]) -> None:
     for status in (429, 503):
         later = Busy(status=status, after="3600")
         with serving(model, hurried("/completion", lambda n, s=later: s)) as url:
@@ -174,7 +172,7 @@ def test_retry_after_is_a_number_or_a_date(said: str | None, seconds: float | No
     assert client.seconds_of(said) == seconds
 
 
-def test_address_names_a_server_with_the_preset_that_servers_start_with() -> None:
+def test_address_names_a_server_with_the_server_preset() -> None:
     assert is_address("http://localhost:8080")
     assert is_address("openai:https://example.org/v1#m")
     assert is_address("HTTP://LOCALHOST")
@@ -194,7 +192,7 @@ def test_invalid_address_is_refused(url: str) -> None:
         address_of(url)
 
 
-def test_pages_of_a_native_server_are_all_that_is_asked_of_it() -> None:
+def test_native_server_gets_only_native_requests() -> None:
     assert NATIVE.isdisjoint(OPENAI - {"/v1/models"})
 
 

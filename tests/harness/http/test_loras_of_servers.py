@@ -37,9 +37,7 @@ def added(path: Path, scale: float) -> AdapterFile:
 
 
 @pytest.mark.parametrize("n_asked", [0, 1, 2])
-def test_a_server_adds_the_files_that_are_asked_for(
-    n_asked: int, model: Path, loras: list[Path]
-) -> None:
+def test_server_adds_the_requested_files(n_asked: int, model: Path, loras: list[Path]) -> None:
     """Ask a server that adds both files fully unless a request says otherwise."""
     asked = [added(loras[1], -0.7), added(loras[0], 0.4)][:n_asked]
     with serving(model, loras=loras) as url:
@@ -47,7 +45,7 @@ def test_a_server_adds_the_files_that_are_asked_for(
 
 
 @pytest.mark.parametrize("wrong", [(1.0, 1.0), (0.4, 0.0), (0.4, 0.7)])
-def test_a_server_that_mistakes_scales_diverges(
+def test_server_with_wrong_scales_diverges(
     wrong: Sequence[float], model: Path, loras: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     honest = Honest.engine_with
@@ -60,7 +58,7 @@ def test_a_server_that_mistakes_scales_diverges(
 @pytest.mark.parametrize(
     ("pages", "n_loaded"), [(NATIVE, 1), (NATIVE - {"/lora-adapters"}, 2), (OPENAI, 2)]
 )
-def test_a_server_without_the_file_is_not_compared(
+def test_server_without_the_lora_file_is_not_compared(
     pages: frozenset[str], n_loaded: int, model: Path, loras: list[Path]
 ) -> None:
     with serving(model, pages=pages, loras=loras[:n_loaded]) as url, pytest.raises(BadInput):

@@ -56,14 +56,14 @@ def engine(folder: Path, how: str = "") -> str:
     return f"serve:{sys.executable} {folder / 'server.py'} {{model}} {{port}} '{how}'"
 
 
-def test_server_is_compared_on_each_model_that_it_is_given(folder: Path) -> None:
+def test_server_is_compared_on_each_given_model(folder: Path) -> None:
     for name in ("f32", "q8_0"):
         model = builtin(name, folder)
         found = verdicts_of(plan_for(model, engine=engine(folder), suites=("logprobs",)))
         assert [v.status for v in found] == ["agreed"], found
 
 
-def test_server_is_started_anew_after_its_death_and_ends_with_the_session(folder: Path) -> None:
+def test_dead_server_is_restarted_and_ends_with_the_session(folder: Path) -> None:
     model = builtin("f32", folder)
     with Runner(time_limit=120).open(engine(folder), model, EXACT) as session:
         assert isinstance(session, ServedSession)
@@ -102,7 +102,7 @@ def test_failed_start_of_a_server_is_reported_with_its_log(how: str, folder: Pat
         assert "no such head" in outcome.log[-1]
 
 
-def test_a_command_that_cannot_be_given_a_model_is_refused() -> None:
+def test_command_without_a_place_for_the_model_is_refused() -> None:
     for command, words in (
         ("serve:cat {model}", "no {port}, where it listens"),
         ("serve:cat {port}", "no {model}, the file"),
@@ -113,7 +113,7 @@ def test_a_command_that_cannot_be_given_a_model_is_refused() -> None:
             words_of(command)
 
 
-def test_server_opens_other_models_and_is_held_against_its_start_preset() -> None:
+def test_server_opens_other_models_with_its_start_preset() -> None:
     served = "serve:cat {model} {port}"
     assert (preset_for(served), is_outside(served)) == ("default", True)
     assert not why_not_asked(served, ("logprobs",))
@@ -133,7 +133,7 @@ with socket.create_server(("127.0.0.1", int(sys.argv[2]))) as server:
 """
 
 
-def test_death_in_the_first_question_is_a_crash_and_no_missing_server(
+def test_death_in_the_first_question_is_a_crash(
     tmp_path: Path,
 ) -> None:
     """The connection ends before the process has."""
@@ -217,7 +217,7 @@ def runs(pid: int) -> bool:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_children_of_a_server_end_with_lockstep_however_that_ends(
+def test_server_children_end_with_lockstep(
     how: signal.Signals, folder: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "wrapper.py").write_text(WRAPPER)

@@ -42,7 +42,7 @@ def checked(model: Path, suite: str, **how: Any) -> list[Verdict]:
 
 
 @pytest.mark.parametrize(("most", "compared"), [(4, 4), (3, 2), (1, 1)])
-def test_server_with_a_limit_of_tokens_is_compared_on_so_many(
+def test_server_with_a_token_limit_is_compared_within_it(
     most: int, compared: int, model: Path
 ) -> None:
     found = checked(model, "text", refuses=partial(more_than, most), **TEXT_ALONE)
@@ -63,18 +63,18 @@ def test_fault_within_the_limit_of_prompts_is_found(model: Path) -> None:
     assert found[0].status == "diverged", found
 
 
-def test_a_prompt_that_is_refused_whatever_is_asked_of_it_is_a_divergence(model: Path) -> None:
+def test_always_refused_prompt_is_a_divergence(model: Path) -> None:
     found = checked(model, "text", refuses=of_two_words, **TEXT_ALONE)
     assert found[-1].status == "diverged", found
     assert "it begins with a digit" in found[-1].summary
 
 
-def test_one_that_refuses_greedy_tokens_is_not_compared_and_says_why(model: Path) -> None:
+def test_server_that_refuses_greedy_tokens_is_not_compared(model: Path) -> None:
     with pytest.raises(BadInput, match="temperature must be positive"):
         checked(model, "text", refuses=needs_heat, **TEXT_ALONE)
 
 
-def test_lists_of_one_that_refuses_a_bias_are_compared_without(model: Path) -> None:
+def test_lists_of_a_server_without_bias_are_compared_without(model: Path) -> None:
     found = checked(model, "logprobs", refuses=without_bias, pages=NATIVE)
     assert "diverged" not in {v.status for v in found}, found
     assert found[0].status == "agreed", found
@@ -85,7 +85,7 @@ def test_lists_of_one_that_refuses_a_bias_are_compared_without(model: Path) -> N
     [("<s>{}", "a doubled BOS"), ("User: {} Assistant:", "a chat template around the prompt")],
 )
 @pytest.mark.parametrize("suite", ["text", "logprobs"])
-def test_a_prompt_of_which_it_counts_more_tokens_names_the_nearer_cause(
+def test_prompt_with_more_server_tokens_names_the_nearer_cause(
     around: str, says: str, suite: str, model: Path
 ) -> None:
     found = checked(model, suite, around=around, **TEXT_ALONE)
@@ -94,7 +94,7 @@ def test_a_prompt_of_which_it_counts_more_tokens_names_the_nearer_cause(
     assert "; the engine counts " in found[0].summary
 
 
-def test_server_that_counts_as_we_do_gets_no_remark(model: Path) -> None:
+def test_server_that_counts_tokens_as_we_do_gets_no_remark(model: Path) -> None:
     for suite in ("text", "logprobs"):
         found = checked(model, suite, **TEXT_ALONE)
         assert all("it counts" not in v.summary for v in found)
@@ -105,7 +105,7 @@ def all_texts(body: Any) -> str:
     return "prompts are token ids" if isinstance(body.get("prompt"), str) else ""
 
 
-def test_one_that_takes_ids_alone_is_asked_for_no_text(model: Path) -> None:
+def test_server_that_accepts_only_ids_is_asked_for_no_text(model: Path) -> None:
     """The engine was once accused of refusing what the other engine accepts."""
     text, lists = (
         checked(model, suite, pages=OPENAI, refuses=all_texts) for suite in ("text", "logprobs")
@@ -115,6 +115,6 @@ def test_one_that_takes_ids_alone_is_asked_for_no_text(model: Path) -> None:
     assert {v.status for v in lists} == {"agreed"}
 
 
-def test_one_of_ids_that_takes_some_texts_is_held_to_them(model: Path) -> None:
+def test_id_server_that_accepts_some_texts_is_held_to_them(model: Path) -> None:
     found = checked(model, "text", pages=OPENAI, refuses=of_two_words)
     assert found[-1].status == "diverged", found

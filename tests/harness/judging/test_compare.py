@@ -23,7 +23,7 @@ def f32(*values: float) -> np.ndarray:
     return np.array(values, np.float32)
 
 
-def test_the_worst_element_is_named_among_many_good_ones() -> None:
+def test_worst_element_is_named_among_many_good_ones() -> None:
     expected = np.zeros((50, 40), np.float32)
     actual = expected + np.float32(0.009)  # everywhere within the limit: a mean would be content
     actual[31, 7], actual[2, 3] = 0.5, 0.02
@@ -73,7 +73,7 @@ def test_nan_and_infinity_match_only_themselves(
     assert (mismatch_between(f32(expected), f32(actual), allowed) is None) is agrees
 
 
-def test_the_sign_of_zero_matters_to_bits_only() -> None:
+def test_sign_of_zero_matters_only_bitwise() -> None:
     plus, minus = f32(0.0), f32(-0.0)
     assert mismatch_between(plus, minus, 0.0) is None
     assert worst_distance(plus, minus) == 0
@@ -119,7 +119,7 @@ def test_agreement_is_symmetric(pair: tuple[np.ndarray, np.ndarray], allowed: fl
 
 @settings(derandomize=True)
 @given(SAME_SHAPE, st.floats(0, 1e3))
-def test_nothing_outside_the_limit_passes(
+def test_values_outside_the_limit_never_pass(
     pair: tuple[np.ndarray, np.ndarray], allowed: float
 ) -> None:
     """Judged again by Python's own floats, one element at a time."""
@@ -133,7 +133,7 @@ def test_nothing_outside_the_limit_passes(
 
 @settings(derandomize=True)
 @given(arrays(np.float32, 6, elements=st.floats(-100, 100, width=32)), st.integers(0, 5))
-def test_one_element_out_of_bound_is_found_where_it_is(a: np.ndarray, at: int) -> None:
+def test_element_out_of_bound_is_located(a: np.ndarray, at: int) -> None:
     b = a.copy()
     b[at] += 1
     found = mismatch_between(a, b, 0.5)
@@ -153,7 +153,7 @@ def test_distance_to_infinity_or_nan_is_infinite() -> None:
     assert worst_distance(f32(1, 2), f32(1.5, 2)) == 0.5
 
 
-def test_a_signalling_nan_is_a_nan_and_no_warning() -> None:
+def test_signalling_nan_is_a_nan_without_a_warning() -> None:
     signalling = np.array([0x7FA00000, 0xFF800001], "<u4").view(np.float32)
     assert mismatch_between(signalling, f32(NAN, NAN), 0.0) is None
     found = mismatch_between(f32(1, NAN), signalling, 1.0)

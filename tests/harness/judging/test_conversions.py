@@ -78,9 +78,7 @@ def test_wrong_conversion_matches_no_known_format(how: str) -> None:
 @pytest.mark.parametrize(
     ("size", "how", "known"), [(16, np.rint, True), (16, np.trunc, False), (24, np.rint, False)]
 )
-def test_a_scale_for_as_many_as_sub_blocks_of_weights_have_is_known(
-    size: int, how: Callable[[F64], F64], known: bool
-) -> None:
+def test_sub_block_scales_are_recognised(size: int, how: Callable[[F64], F64], known: bool) -> None:
     """An engine that converts 16 at a time loses less than llama.cpp, and was accused."""
     x = normal(20, 96)
     blocks = x.reshape(20, -1, size)
@@ -90,7 +88,7 @@ def test_a_scale_for_as_many_as_sub_blocks_of_weights_have_is_known(
 
 
 @pytest.mark.parametrize("variant", [X86, GENERIC])
-def test_blocks_of_q8_0_are_known_whatever_the_weights_are(variant: str) -> None:
+def test_q8_0_blocks_are_recognised_for_any_weights(variant: str) -> None:
     """An engine that has no blocks of Q8_K, and converts so for Q4_K as well, was accused."""
     x = normal(200, 256)
     assert is_known(x, Q8_0Activations.convert(x, variant).values)
@@ -104,7 +102,7 @@ HALF_WAY: dict[str, Callable[[F64], F64]] = {
 
 
 @pytest.mark.parametrize("how", HALF_WAY)
-def test_half_way_between_two_steps_every_language_has_its_own_way(how: str) -> None:
+def test_languages_differ_in_rounding_midpoints(how: str) -> None:
     x = np.arange(-64, 64, dtype=np.float32)[None] + np.float32(0.5)
     x[:, ::32] = 127  # so that every scale is 1
     assert is_known(x, HALF_WAY[how](x.astype(np.float64)))
@@ -121,7 +119,7 @@ def test_zero_row_stays_and_nan_row_has_no_format() -> None:
         assert not np.isfinite(found[1]).all()
 
 
-def test_the_last_block_may_be_shorter() -> None:
+def test_last_block_may_be_shorter() -> None:
     x = normal(2, 96)
     assert np.array_equal(in_bytes(x, 64)[:, 64:], in_bytes(x[:, 64:], 0))
 

@@ -36,7 +36,7 @@ def test_smallest_visible_scale_error_is_four_bounds_of_the_best_element() -> No
         ((slice(0, 16), slice(0, 3)), {}),
     ],
 )
-def test_tokens_and_heads_that_are_wrong_alone_are_known(wrong: Any, alone: Any) -> None:
+def test_wholly_wrong_tokens_and_heads_are_recognised(wrong: Any, alone: Any) -> None:
     """The finding names axes: 16 tokens and 3 heads."""
     truth = np.zeros((16, 3, 4), np.float32)
     shown = truth.copy()
@@ -59,9 +59,7 @@ TWOS = np.full(4, 2.0, np.float32)
     ],
     ids=["norm", "product", "gate"],
 )
-def test_result_of_a_nan_is_nan_and_a_possible_overflow_has_no_limit(
-    compute: Any, shown: float
-) -> None:
+def test_nan_gives_nan_and_a_possible_overflow_has_no_limit(compute: Any, shown: float) -> None:
     truth = compute(OPS)
     wrong = truth.copy()
     wrong[..., 1, 0] = shown
@@ -72,7 +70,7 @@ def test_result_of_a_nan_is_nan_and_a_possible_overflow_has_no_limit(
     assert not conforms(wrong, truth, truth.bound, ())
 
 
-def test_a_nan_in_a_hidden_cell_may_or_may_not_reach_the_sum() -> None:
+def test_nan_in_a_hidden_cell_may_reach_the_sum() -> None:
     """llama.cpp multiplies it by a weight of zero; who leaves the cell out has a number."""
     p = np.array([[[0.5, 0.5, 0.0], [0.0, 0.5, 0.5]]], np.float32)
     v = np.array([[[1.0]], [[2.0]], [[np.nan]]], np.float32)
@@ -106,7 +104,7 @@ def test_two_honest_values_may_be_two_bounds_apart() -> None:
 
 
 @pytest.mark.parametrize("bad", [0.5, np.nan, np.inf, -np.inf])
-def test_one_wrong_element_is_found_where_it_is(bad: float) -> None:
+def test_wrong_element_is_located(bad: float) -> None:
     found = found_of(TRUTH, off((2, 1), bad))
     assert found.mismatch is not None
     assert (found.mismatch.index, found.mismatch.mismatched) == ((2, 1), 1)
@@ -165,7 +163,7 @@ def test_nan_bound_allows_only_nan_and_infinity() -> None:
     np.testing.assert_array_equal(held, [1.0, 7.0, np.inf, 5.0, 2.0])
 
 
-def test_engine_without_hidden_cells_has_numbers_where_llama_cpp_has_none() -> None:
+def test_engine_without_hidden_cells_may_have_numbers_for_nan() -> None:
     scores = np.array([[1.0, np.inf], [1.0, np.nan]], np.float32)
     mask = np.array([[0.0, -np.inf], [0.0, 0.0]], np.float32)
     found = expected("SOFT_MAX", scores, scores, mask, held=params(1.0, 0.0))

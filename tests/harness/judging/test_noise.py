@@ -38,7 +38,7 @@ def logits_with(path: Path, ops: Mirror) -> F32:
     return np.concatenate([model.decode(b, memory) for b in some_batches()])
 
 
-def test_a_seed_decides_it(folder: Path) -> None:
+def test_seed_decides_the_noise(folder: Path) -> None:
     path = builtin("q8_0", folder)
     first, again, other = floor_of(path, 5), floor_of(path, 5), floor_of(path, 50)
     assert first.relative == again.relative
@@ -122,7 +122,7 @@ class Unlucky(BoundedOps):
 
 @pytest.mark.parametrize("name", ["f32", "f16", "q8_0", "moe"])
 @pytest.mark.parametrize("seed", range(4))
-def test_noise_covers_an_engine_that_uses_up_its_limits(name: str, seed: int, folder: Path) -> None:
+def test_noise_covers_an_engine_at_its_limits(name: str, seed: int, folder: Path) -> None:
     path = builtin(name, folder)
     floor = floor_of(path)
     truth = np.concatenate(floor.logits)

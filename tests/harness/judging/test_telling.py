@@ -12,24 +12,24 @@ def why(expected: np.ndarray, got: np.ndarray | None = None, allowed: float = 1e
     return found.why if found else None
 
 
-def test_different_rows_tell() -> None:
+def test_different_rows_are_informative() -> None:
     assert why(RANDOM) is None
     assert why(RANDOM[:1]) is None
 
 
-def test_zeros_and_small_numbers_tell_nothing() -> None:
+def test_zeros_and_small_numbers_are_uninformative() -> None:
     assert why(np.zeros((5, 7), np.float32)) is Why.ONE_NUMBER
     assert why(np.zeros((1, 7), np.float32)) is Why.ONE_NUMBER
     assert why(RANDOM, allowed=float(np.ptp(RANDOM))) is Why.ONE_NUMBER
 
 
-def test_equal_rows_tell_nothing_unless_they_must_be_equal() -> None:
+def test_equal_rows_are_uninformative_unless_required() -> None:
     rows = np.repeat(RANDOM[:1], 5, axis=0)
     assert why(rows) is Why.SAME_ROWS
     assert why_nothing_is_told(rows, rows, 1e-6, "logit", rows_differ=False) is None
 
 
-def test_nan_of_either_engine_tells_nothing() -> None:
+def test_nan_of_either_engine_is_uninformative() -> None:
     nan = np.full_like(RANDOM, np.nan)
     assert why(RANDOM, nan) is Why.EMPTY_ROWS
     assert why(nan, RANDOM) is Why.EMPTY_ROWS
@@ -38,7 +38,7 @@ def test_nan_of_either_engine_tells_nothing() -> None:
     assert why(one) is Why.EMPTY_ROWS
 
 
-def test_most_columns_of_nan_tell_nothing_and_a_few_are_left_out() -> None:
+def test_mostly_nan_columns_are_uninformative_and_a_few_are_skipped() -> None:
     some = RANDOM.copy()
     some[:, :2] = np.inf
     assert why(some) is None
@@ -46,5 +46,5 @@ def test_most_columns_of_nan_tell_nothing_and_a_few_are_left_out() -> None:
     assert why(some) is Why.NOT_FINITE
 
 
-def test_no_rows_tell_nothing() -> None:
+def test_zero_rows_are_uninformative() -> None:
     assert why(np.zeros((0, 7), np.float32)) is Why.NO_ROWS

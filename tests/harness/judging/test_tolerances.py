@@ -220,7 +220,7 @@ def test_rope_covers_float32_and_no_small_fault(seed: int, position: int) -> Non
     assert near_alone(turned(wide), honest, turned(wide + FAULT)[0])
 
 
-def test_element_that_is_not_rotated_may_not_move_by_one_bit() -> None:
+def test_unrotated_element_may_not_move_by_one_bit() -> None:
     x, positions = normal(1, 3, 2, 8), np.arange(3, dtype=np.int32)
     params = rotation.RopeParams(4, 100.0, 1.0, None, halves=True)
     _, bound = value_and_bound(
@@ -327,7 +327,7 @@ def test_every_limit_has_a_reason_and_is_within_a_thousand_roundings(op: str) ->
 
 @pytest.mark.parametrize("op", ["rms_norm", "layer_norm", "soft_max", "gelu", "geglu", "swiglu"])
 @pytest.mark.parametrize("ops", [ReferenceOps, Mirror])
-def test_a_formula_gives_the_same_numbers_with_a_bound_and_without(
+def test_formula_gives_the_same_numbers_with_and_without_a_bound(
     op: str, ops: type[ReferenceOps]
 ) -> None:
     x, up, factor = normal(1, 7, 30) * np.float32(4), normal(2, 7, 30), normal(3, 30)

@@ -39,14 +39,14 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "rope.gguf"
 
 
-def test_there_are_six_findings_in_four_projects_at_least() -> None:
+def test_findings_cover_four_projects() -> None:
     assert len(FINDINGS) >= 6
     assert len({each.engine for each in FINDINGS}) >= 4
     assert len({each.id for each in FINDINGS}) == len(FINDINGS)
 
 
 @pytest.mark.parametrize("finding", FINDINGS, ids=lambda finding: finding.id)
-def test_a_finding_says_what_where_and_whether_it_was_reported(finding: Finding) -> None:
+def test_finding_states_its_subject_place_and_report(finding: Finding) -> None:
     engine = ENGINES[finding.engine]
     assert finding.version == engine.version  # of another version it is to be looked at anew
     assert finding.id.startswith(finding.engine)
@@ -87,9 +87,7 @@ def test_known_finding_is_excused_for_that_engine_and_version_alone(model: Path)
         replace(verdict("logits", "3 of 9 logits differ"), status="agreed"),
     ],
 )
-def test_another_place_another_suite_and_agreement_are_not_excused(
-    said: Verdict, model: Path
-) -> None:
+def test_other_place_other_suite_and_agreement_are_not_excused(said: Verdict, model: Path) -> None:
     assert excused_if_foreign(said, "tinygrad", "tinygrad 0.14.0", model) is said
 
 
@@ -114,7 +112,7 @@ def test_every_difference_of_a_verdict_must_be_known(model: Path) -> None:
     assert after(latin, total=2) == "diverged"  # the second was not told
 
 
-def test_a_limit_keeps_larger_errors_from_being_excused(tmp_path: Path) -> None:
+def test_limit_keeps_larger_errors_from_being_excused(tmp_path: Path) -> None:
     finding = finding_named("mlx-half-precision")
     write_case(finding, tmp_path / "case.gguf")
 
@@ -127,7 +125,7 @@ def test_a_limit_keeps_larger_errors_from_being_excused(tmp_path: Path) -> None:
     assert after(2.01) == "diverged"
 
 
-def test_crash_known_of_an_engine_stays_a_crash_and_is_named(tmp_path: Path) -> None:
+def test_known_crash_stays_a_crash_and_is_named(tmp_path: Path) -> None:
     finding = finding_named("tinygrad-freq-base")
     write_case(finding, tmp_path / "case.gguf")
     text = "tinygrad crashed in evaluate: KeyError: 'llama.rope.freq_base'"
@@ -137,7 +135,7 @@ def test_crash_known_of_an_engine_stays_a_crash_and_is_named(tmp_path: Path) -> 
     assert is_seen_in(finding, known)
 
 
-def test_engine_that_could_not_answer_does_not_prove_a_finding_is_gone() -> None:
+def test_unanswered_question_does_not_prove_a_finding_resolved() -> None:
     agreed = replace(verdict("metadata", "all of it"), status="agreed")
     crashed = replace(verdict("logits", "tinygrad failed: no usable devices"), status="crashed")
     left_out = replace(verdict("logits", "it cannot"), status="not-compared")
@@ -151,7 +149,7 @@ def test_engine_that_could_not_answer_does_not_prove_a_finding_is_gone() -> None
     assert ending_of(ROPE, [crashed, known]) == (0, "still true")
 
 
-def test_the_text_of_a_finding_has_the_commands_that_show_it(tmp_path: Path) -> None:
+def test_finding_text_has_its_reproducing_commands(tmp_path: Path) -> None:
     text = text_of(ROPE)
     assert text.startswith(f"# {ROPE.sentence}")
     assert "    lockstep engine add tinygrad\n" in text
@@ -177,7 +175,7 @@ def test_finding_command_without_a_finding_is_refused(options: list[str]) -> Non
     assert CliRunner().invoke(app, ["finding", *options]).exit_code == 2
 
 
-def test_a_folder_that_is_not_there_is_named_before_anything_is_written(
+def test_missing_folder_is_named_before_anything_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
@@ -211,7 +209,7 @@ def test_only_a_missing_bos_is_excused_as_one(
     assert excused_if_foreign(said, "mistralrs", "mistralrs 0.9.5", bpe).status == status
 
 
-def test_a_gemma_3_with_heads_of_256_is_not_excused_for_its_scale(tmp_path: Path) -> None:
+def test_gemma_3_with_256_wide_heads_is_not_excused_for_its_scale(tmp_path: Path) -> None:
     finding, path = finding_named("transformers-gemma3-scale"), tmp_path / "case.gguf"
     write_case(finding, path)
     said = verdict("logits", "3 of 9 logits differ")
@@ -224,7 +222,7 @@ def test_a_gemma_3_with_heads_of_256_is_not_excused_for_its_scale(tmp_path: Path
     assert excused_if_foreign(said, "transformers", "transformers 5.23.0", usual) is said
 
 
-def test_a_known_default_is_not_excused_where_the_file_says_otherwise(tmp_path: Path) -> None:
+def test_known_default_is_not_excused_if_the_file_contradicts_it(tmp_path: Path) -> None:
     finding, path = finding_named("mistralrs-no-bos"), tmp_path / "case.gguf"
     write_case(finding, path)
     with GgufFile.open(path) as file:

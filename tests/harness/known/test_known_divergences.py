@@ -25,7 +25,7 @@ import_members("lockstep.engine.quants")
 KNOWN = known_divergences()
 
 
-def test_the_list_comes_with_the_package() -> None:
+def test_list_ships_with_the_package() -> None:
     assert (Path(lockstep.harness.known.__file__).parent / NAME).is_file()
     assert len(KNOWN) >= 7
     assert len(known_files()) >= 40
@@ -39,13 +39,13 @@ def test_missing_table_is_an_error() -> None:
         entries("dequants")
 
 
-def test_no_two_entries_have_an_id_or_a_matter_in_common() -> None:
+def test_entries_have_unique_ids_and_subjects() -> None:
     assert len({known.id for known in KNOWN}) == len(KNOWN)
     assert len({(k.component, k.type, k.symptom) for k in KNOWN}) == len(KNOWN)
 
 
 @pytest.mark.parametrize("known", KNOWN, ids=lambda known: known.id)
-def test_an_entry_says_what_where_and_whether_it_was_reported(known: Known) -> None:
+def test_entry_states_its_subject_place_and_report(known: Known) -> None:
     assert adapter_class(known.component).name == known.component
     assert len(bytes.fromhex(known.case)) == WeightFormat.member(known.type).layout.itemsize
     assert known.symptom in {*WORDS, "unsupported"}

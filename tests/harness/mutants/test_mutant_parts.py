@@ -58,16 +58,16 @@ def logits(engine: Reference) -> F32:
     return found
 
 
-def test_an_engine_that_replaces_parts_by_the_same_gives_the_same_bits(f32: Path) -> None:
+def test_engine_with_equal_parts_gives_the_same_bits(f32: Path) -> None:
     assert np.array_equal(logits(Nothing(f32, EXACT)), logits(Reference(f32, EXACT)))
 
 
-def test_another_store_is_the_one_that_is_written_into(f32: Path) -> None:
+def test_replaced_store_receives_the_writes(f32: Path) -> None:
     """The memories may be made later."""
     own, right = logits(Zeros(f32, EXACT)), logits(Reference(f32, EXACT))
     assert not np.allclose(own, right)
     assert np.array_equal(own, logits(Zeros(f32, EXACT)))
 
 
-def test_every_op_that_a_graph_calls_can_be_wrong() -> None:
+def test_every_called_op_can_be_wrong() -> None:
     assert {"rope", "kq", "soft_max", "kqv", "linear", "linear_id", "top_k", "add"} <= {*OPS}

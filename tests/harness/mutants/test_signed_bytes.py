@@ -84,7 +84,7 @@ def blocks(kind: str) -> NDArray[Any]:
         (WRONG["mutant:q6-k-high-nibbles-sign-extended"], q6_k),
     ],
 )
-def test_the_wrong_engine_reads_what_a_loop_over_signed_bytes_reads(
+def test_wrong_engine_reads_as_a_signed_byte_loop_does(
     mutant: type[WrongFormat], loop: Any
 ) -> None:
     raw = blocks(mutant.kind)

@@ -90,14 +90,14 @@ class WithoutAName(Reference, name="test:without-a-name"):
         raise AssertionError
 
 
-def test_a_signal_without_a_name_is_a_death_like_any_other(tmp_path: Path) -> None:
+def test_unnamed_signal_is_a_death_like_any_other(tmp_path: Path) -> None:
     path = builtin("f32", tmp_path)
     result, _ = run_of([plan_for(path, engine=WithoutAName.name, suites=("metadata",))], tmp_path)
     assert [v.status for v in result.verdicts] == ["crashed"]
     assert f"was killed by signal {signal.SIGRTMIN + 3}" in result.verdicts[0].summary
 
 
-def test_a_defect_of_one_suite_is_a_verdict_and_the_others_run(
+def test_defect_of_one_suite_is_a_verdict_and_the_others_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(self: Dequant, context: Context) -> Iterator[Verdict]:
@@ -134,16 +134,14 @@ def test_changed_file_is_reported_and_not_a_divergence(
     assert "was deleted" in said.summary if what == "deleted" else "changed during" in said.summary
 
 
-def test_a_file_that_is_only_touched_is_the_same_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_touched_file_is_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VANDAL", "touched")
     plan = plan_for(builtin("f32", tmp_path), engine=Vandal.name, suites=("tokens", "dequant"))
     result, _ = run_of([plan], tmp_path)
     assert result.code == 0
 
 
-def test_hash_of_a_file_that_changed_is_not_that_of_the_first(
+def test_hash_of_a_changed_file_differs(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "file"
@@ -155,7 +153,7 @@ def test_hash_of_a_file_that_changed_is_not_that_of_the_first(
     assert "now 5 bytes" in state.change(path)
 
 
-def test_works_run_side_by_side_and_report_in_order() -> None:
+def test_parallel_works_report_in_order() -> None:
     works = [lambda say, n=n: [say(10 * n + i) for i in range(3)] for n in range(4)]
     found: dict[int, list[Any]] = {}
     for number, event in side_by_side(works, 2):  # type: ignore[arg-type]
@@ -163,7 +161,7 @@ def test_works_run_side_by_side_and_report_in_order() -> None:
     assert found == {n: [10 * n, 10 * n + 1, 10 * n + 2, "end"] for n in range(4)}
 
 
-def test_process_that_is_ended_leaves_nothing_in_the_temporary_folder(
+def test_ended_process_leaves_nothing_in_the_temporary_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An interrupted bisection would leave a model of a gigabyte there."""
@@ -207,7 +205,7 @@ def test_interrupt_during_imports_prints_no_traceback() -> None:
     assert (done.returncode, done.stderr) == (130, b"")
 
 
-def test_text_that_standard_output_cannot_encode_is_escaped(tmp_path: Path) -> None:
+def test_unencodable_text_on_standard_output_is_escaped(tmp_path: Path) -> None:
     path = builtin("f32", tmp_path)
     ids = json.loads(command("tokenize", str(path), "--text", "é").stdout)
     words = ("tokenize", str(path), "--decode", "--text", json.dumps(ids))
@@ -215,7 +213,7 @@ def test_text_that_standard_output_cannot_encode_is_escaped(tmp_path: Path) -> N
     assert (done.returncode, done.stdout) == (0, " \\xe9\n")
 
 
-def test_kernels_that_may_not_be_compiled_are_a_configuration_error(tmp_path: Path) -> None:
+def test_forbidden_kernel_compilation_is_a_configuration_error(tmp_path: Path) -> None:
     done = command("check", str(builtin("f32", tmp_path)), NUMBA_DISABLE_JIT="1")
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
@@ -224,7 +222,7 @@ def test_kernels_that_may_not_be_compiled_are_a_configuration_error(tmp_path: Pa
     ]
 
 
-def test_an_engine_that_dies_under_bisect_is_one_line_and_incomplete(tmp_path: Path) -> None:
+def test_engine_death_under_bisect_is_one_line_and_incomplete(tmp_path: Path) -> None:
     path = builtin("f32", tmp_path)
     code = f"import {__name__}; from lockstep.harness.entry import main; main()"
     engines = ("--oracle", "reference", "--engine", DeadlyInRuns.name)

@@ -168,7 +168,7 @@ def found_by(executor: Executor | None, folder: Path) -> list[str]:
     return sorted(map(str, verdicts))
 
 
-def test_a_worker_that_is_killed_costs_time_and_no_verdict(
+def test_killed_worker_costs_time_and_no_verdict(
     cluster: DaskCluster, undisturbed: list[str], tmp_path: Path
 ) -> None:
     note = tmp_path / "note"
@@ -188,14 +188,14 @@ def wait_for_the_end_of(process: int) -> None:
 
 
 @pytest.mark.parametrize("wrong", [LosesAWork, LosesWhatWasSaid])
-def test_an_executor_that_loses_a_part_is_caught_by_the_same_comparison(
+def test_executor_that_loses_a_part_is_caught_by_the_same_comparison(
     wrong: Callable[[Executor], Executor], undisturbed: list[str], tmp_path: Path
 ) -> None:
     with pytest.raises((AssertionError, RuntimeError)):
         assert found_by(wrong(Forks(1)), tmp_path) == undisturbed
 
 
-def test_another_worker_continues_behind_the_last_checkpoint(
+def test_other_worker_continues_after_the_last_checkpoint(
     cluster: DaskCluster, tmp_path: Path
 ) -> None:
     works = [Steps(tmp_path / "log-0"), Steps(tmp_path / "log-1")]
@@ -209,7 +209,9 @@ def test_another_worker_continues_behind_the_last_checkpoint(
     assert [int(step) for step in (tmp_path / "log-1").read_text().split()] == first + again
 
 
-def test_a_check_gives_the_verdicts_of_processes(cluster: DaskCluster, tmp_path: Path) -> None:
+def test_cluster_check_gives_the_verdicts_of_processes(
+    cluster: DaskCluster, tmp_path: Path
+) -> None:
     path = builtin("q8_0", tmp_path)
     engines = ("reference", "mutant:q8-0-unsigned")
     suites = {"suites": ("metadata", "dequant"), "oracle": "reference"}
@@ -226,7 +228,7 @@ def test_a_check_gives_the_verdicts_of_processes(cluster: DaskCluster, tmp_path:
 # --- what cannot be done ------------------------------------------------------------------------
 
 
-def test_a_worker_that_does_not_see_a_file_says_so(cluster: DaskCluster, tmp_path: Path) -> None:
+def test_worker_without_a_file_says_so(cluster: DaskCluster, tmp_path: Path) -> None:
     path = builtin("f32", tmp_path)
     cluster_on_another_disk = Elsewhere(cluster, path)
     plan = plan_for(path, oracle="reference", suites=("metadata",))
@@ -255,26 +257,28 @@ class Elsewhere:
         ({"files": ((__file__, 3),)}, "expected 3"),
     ],
 )
-def test_missing_need_of_a_machine_is_one_sentence(change: dict[str, Any], says: str) -> None:
+def test_missing_requirement_of_a_machine_is_one_sentence(
+    change: dict[str, Any], says: str
+) -> None:
     needs = Needs.here([Path(__file__)])
     assert needs.lacking() == ""
     assert says in replace(needs, **change).lacking()
 
 
-def test_without_dask_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_dask_message_says_how_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(BadInput, match=r"pip install 'gguf-lockstep\[cluster\]'"):
         executor_for(1, "tcp://127.0.0.1:1").__enter__()
 
 
-def test_a_scheduler_that_is_not_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_scheduler_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed", reason="no Dask: no address was tried")
     monkeypatch.setattr("lockstep.harness.parallel.cluster.CONNECT", 0.5)
     with pytest.raises(BadInput, match="no Dask scheduler answers there"):
         executor_for(1, "tcp://127.0.0.1:1").__enter__()
 
 
-def test_a_server_that_speaks_otherwise_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_with_another_protocol_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A scheduler's own page is one, on the port beside it: a client would wait without end."""
     pytest.importorskip("distributed", reason="no Dask: no address was tried")
     monkeypatch.setattr("lockstep.harness.parallel.cluster.CONNECT", 0.5)
@@ -290,7 +294,7 @@ def test_a_server_that_speaks_otherwise_is_given_up(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("scheme", ["tls", "nonsense"])
-def test_a_scheme_that_does_not_work_here_is_one_sentence(scheme: str) -> None:
+def test_unusable_scheme_is_one_sentence(scheme: str) -> None:
     pytest.importorskip("distributed", reason="no Dask: no address was tried")
     with pytest.raises(BadInput, match="no Dask scheduler answers there"):
         executor_for(1, f"{scheme}://127.0.0.1:1").__enter__()
@@ -302,7 +306,7 @@ def test_address_of_a_worker_is_refused(cluster: DaskCluster) -> None:
         executor_for(1, worker).__enter__()
 
 
-def test_a_worker_asks_the_build_of_llama_cpp_that_the_run_asks(
+def test_workers_use_the_llama_cpp_build_of_the_run(
     cluster: DaskCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run would otherwise conform that has never asked the user's own build."""

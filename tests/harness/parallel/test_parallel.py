@@ -24,12 +24,12 @@ def test_death_of_one_work_leaves_the_others(executor: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_an_executor_that_loses_or_repeats_is_caught(wrong: Any) -> None:
+def test_executor_that_loses_or_repeats_is_caught(wrong: Any) -> None:
     with pytest.raises((AssertionError, RuntimeError)):
         check_executor(wrong(Forks(1)))
 
 
-def test_a_work_without_an_end_is_a_defect_and_no_success() -> None:
+def test_unfinished_work_is_a_defect_and_no_success() -> None:
     (loses, *_) = WRONG
     with pytest.raises(RuntimeError, match=r"1 of 3 works were lost: \[1\]"):
         list(events_of(loses(Forks(1)), [Counting(n) for n in range(3)]))
@@ -39,7 +39,7 @@ def process_id(_: int) -> int:
     return os.getpid()
 
 
-def test_a_fresh_process_stays_for_the_next_work() -> None:
+def test_fresh_process_is_reused_for_the_next_work() -> None:
     ids = set(as_done(process_id, range(6), Processes(1)))
     assert len(ids) == 1
     assert os.getpid() not in ids
@@ -49,7 +49,7 @@ def refuse(part: int) -> int:
     raise BadInput(f"part {part} cannot be had")
 
 
-def test_refusal_in_a_process_is_raised_here() -> None:
+def test_refusal_in_a_process_is_raised_in_the_caller() -> None:
     with pytest.raises(BadInput, match="part 7 cannot be had"):
         list(as_done(refuse, [7], Processes(1)))
 
@@ -59,14 +59,14 @@ def die(part: int) -> str:
     return "unreachable"
 
 
-def test_a_death_may_be_a_result_and_is_an_error_otherwise() -> None:
+def test_death_may_be_a_result_and_is_an_error_otherwise() -> None:
     said = list(as_done(die, [3], Processes(1), died=lambda part, how: f"{part} {how}"))
     assert said == ["3 was killed by SIGKILL"]
     with pytest.raises(ChildProcessError, match="a process of the run was killed by SIGKILL"):
         list(as_done(die, [3], Processes(1)))
 
 
-def test_listener_that_stops_ends_the_running_works() -> None:
+def test_stopping_listener_ends_the_running_works() -> None:
     works = [Counting(n) for n in range(50)]
     for _, event in Processes(2).run(works):
         if isinstance(event, Said):

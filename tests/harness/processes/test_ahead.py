@@ -32,7 +32,7 @@ def test_fork_returns_the_result_of_its_work() -> None:
 
 @forks
 @pytest.mark.parametrize("death", ["killed", "failed", "gave what may not cross"])
-def test_work_that_a_fork_does_not_give_is_done_here(death: str) -> None:
+def test_work_that_a_fork_fails_is_done_locally(death: str) -> None:
     here = os.getpid()
 
     def work() -> object:
@@ -48,7 +48,7 @@ def test_work_that_a_fork_does_not_give_is_done_here(death: str) -> None:
 
 
 @forks
-def test_input_of_a_fork_is_not_kept_if_another_work_replaces_it() -> None:
+def test_input_of_a_fork_is_dropped_if_another_work_replaces_it() -> None:
     class Shown(list[float]):
         pass
 
@@ -63,7 +63,7 @@ def test_input_of_a_fork_is_not_kept_if_another_work_replaces_it() -> None:
     assert ahead.result() == "asked again"
 
 
-def test_work_is_done_here_if_no_process_can_be_made(
+def test_work_is_done_locally_if_no_process_can_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def full() -> int:
@@ -83,7 +83,7 @@ def test_unawaited_fork_is_ended() -> None:
 
 
 @forks
-def test_a_floor_begun_ahead_is_the_floor(tmp_path: Path) -> None:
+def test_noise_floor_computed_ahead_is_the_same(tmp_path: Path) -> None:
     opened = open_plan(plan_for(builtin("q8_0", tmp_path), oracle="llama.cpp"), lambda _: None)
     try:
         honest, batches = opened.context.honest, opened.context.batches
@@ -110,7 +110,7 @@ def test_two_works_run_at_once_and_the_first_error_is_raised() -> None:
 
 
 @forks
-def test_a_fork_that_forgets_an_engine_does_not_end_it(tmp_path: Path) -> None:
+def test_fork_that_forgets_an_engine_does_not_end_it(tmp_path: Path) -> None:
     """The parent may still ask an engine that is garbage in the fork."""
     with Runner().open("gguf-py", builtin("f32", tmp_path), EXACT) as session:
         assert isinstance(session, IsolatedSession)

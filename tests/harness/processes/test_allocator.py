@@ -29,5 +29,5 @@ def faults(how: str) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="mallopt is glibc's")
-def test_arrays_that_come_and_go_cost_no_page_faults() -> None:
+def test_freed_arrays_cost_no_page_faults() -> None:
     assert faults("kept") < 500  # else some 40,000, or fewer where pages are larger

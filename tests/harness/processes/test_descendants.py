@@ -136,7 +136,7 @@ def test_dismissed_engine_ends_with_all_descendants(folder: Path) -> None:
         ("os.kill(0, 9)", "was killed by SIGKILL"),
     ],
 )
-def test_engine_that_ends_takes_its_descendants_along(ending: str, how: str, folder: Path) -> None:
+def test_ending_engine_takes_its_descendants_along(ending: str, how: str, folder: Path) -> None:
     process = started(script(folder, ending))
     assert process.death() == how
     assert left_in(folder) == []
@@ -191,7 +191,7 @@ def open_twice(adapter: str, model: Path, *, close: bool, say: Say) -> None:
 
 @pytest.mark.parametrize("close", [True, False])
 @pytest.mark.parametrize("kind", ["class", "program"])
-def test_fork_that_ends_has_ended_its_engines(
+def test_ending_fork_has_ended_its_engines(
     kind: str, folder: Path, tmp_path: Path, *, close: bool
 ) -> None:
     """Engines that were started ahead in a check's process once lived on."""
@@ -207,7 +207,7 @@ def test_fork_that_ends_has_ended_its_engines(
 
 
 @pytest.mark.parametrize("to_keeper", ["signal.SIGCONT", "signal.SIGSTOP"])
-def test_fork_that_is_killed_leaves_no_engine(to_keeper: str, folder: Path, tmp_path: Path) -> None:
+def test_killed_fork_leaves_no_engine(to_keeper: str, folder: Path, tmp_path: Path) -> None:
     code = STARTS.format(folder=str(folder)) + ADAPTER
     (tmp_path / "mine.py").write_text(f"{code}\nos.kill(os.getppid(), {to_keeper})\n")
     adapter, model = f"adapter:{tmp_path / 'mine.py'}", builtin("f32", tmp_path)

@@ -19,7 +19,7 @@ def blas_threads(_: int) -> str | None:
 
 
 @pytest.mark.parametrize(("given", "found"), [(None, "1"), ("3", "3")])
-def test_each_has_one_thread_of_blas_unless_the_user_says_otherwise(
+def test_process_has_one_blas_thread_by_default(
     given: str | None, found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(BLAS, raising=False)
@@ -52,7 +52,7 @@ def is_there(process: int) -> bool:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no kill -9 here: orphans were not looked for")
-def test_a_killed_parent_leaves_no_process_behind(tmp_path: Path) -> None:
+def test_killed_parent_leaves_no_process_behind(tmp_path: Path) -> None:
     script = tmp_path / "pool.py"
     script.write_text(POOL)
     root = Path(__file__).resolve().parents[3]

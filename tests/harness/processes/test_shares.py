@@ -20,19 +20,19 @@ def squares(numbers: Sequence[int]) -> list[int]:
 
 
 @pytest.mark.parametrize(("most", "processes"), [(1, 1), (2, 2), (4, 3)])
-def test_every_item_is_in_one_share_with_its_result(most: int, processes: int) -> None:
+def test_item_is_in_one_share_with_its_result(most: int, processes: int) -> None:
     shares = in_shares(squares, range(3, 10), most)
     assert len(shares) == processes
     assert all(list(found) == squares(share) for share, found in shares)
     assert sorted(n for share, _ in shares for n in share) == [*range(3, 10)]
 
 
-def test_one_item_needs_no_fork_and_none_make_one_empty_share() -> None:
+def test_one_item_needs_no_fork_and_none_give_one_empty_share() -> None:
     assert in_shares(squares, [7], 4) == [([7], [49])]
     assert in_shares(squares, [], 4) == [([], [])]
 
 
-def test_the_share_of_a_fork_that_dies_is_done_here() -> None:
+def test_share_of_a_dead_fork_is_done_locally() -> None:
     here = os.getpid()
 
     def dies(numbers: Sequence[int]) -> list[int]:

@@ -182,14 +182,14 @@ def test_value_arrives_unchanged(name: str) -> None:
         theirs.close()
 
 
-def test_the_comparison_of_this_file_sees_a_changed_bit() -> None:
+def test_comparison_in_this_file_finds_a_changed_bit() -> None:
     assert not same(-0.0, 0.0)
     assert not same((1,), [1])
     assert not same(np.zeros(2, np.float32), np.array([0, -0.0], np.float32))
     assert not same(VALUES["batch"], Batch.of([5, 6, 8], start=4, seq_id=1))
 
 
-def test_every_record_that_may_cross_is_tried_above() -> None:
+def test_every_transferable_record_is_tested() -> None:
     tried = json.dumps([pack(value)[1].decode() for value in VALUES.values()])
     assert [name for name in RECORDS if f'\\"{name}\\"' not in tried] == []
 
@@ -212,7 +212,7 @@ def test_a_message_larger_than_the_pipe_arrives() -> None:
     [object(), {1, 2}, np.array(["text"]), np.array([object()]), 1j, Exception],
     ids=lambda value: type(value).__name__,
 )
-def test_a_value_off_the_closed_lists_is_not_sent(value: Any) -> None:
+def test_unlisted_value_is_not_sent(value: Any) -> None:
     with pytest.raises(WireError, match="may not cross"):
         pack([value])
 
@@ -301,7 +301,7 @@ def test_right_message_is_accepted_in_the_form_of_the_garbage(
 
 
 @pytest.mark.parametrize("sent", [0, 1, 20, -1], ids=["nothing", "prefix", "head", "payload"])
-def test_a_frame_that_breaks_off_is_the_end_of_the_connection(
+def test_incomplete_frame_ends_the_connection(
     sent: int, ends: tuple[socket.socket, Channel]
 ) -> None:
     raw, channel = ends
@@ -311,7 +311,7 @@ def test_a_frame_that_breaks_off_is_the_end_of_the_connection(
         channel.receive(deadline())
 
 
-def test_a_frame_that_does_not_come_ends_at_the_deadline(
+def test_missing_frame_ends_at_the_deadline(
     ends: tuple[socket.socket, Channel],
 ) -> None:
     raw, channel = ends

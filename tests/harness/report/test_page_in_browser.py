@@ -45,7 +45,7 @@ def opened(chromium: str, rows: list[dict[str, object]], folder: Path) -> tuple[
     return Page(done.stdout.decode()), [line for line in said if re.search(r"CONSOLE", line)]
 
 
-def test_the_model_with_a_wrong_op_is_drawn_at_once(chromium: str, tmp_path: Path) -> None:
+def test_model_with_a_wrong_op_is_drawn_at_once(chromium: str, tmp_path: Path) -> None:
     page, console = opened(chromium, rich_rows(), tmp_path)
     assert console == []
     (table,) = (found for found in page.all("table") if found.get("class") == "heat")
@@ -56,7 +56,7 @@ def test_the_model_with_a_wrong_op_is_drawn_at_once(chromium: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_nothing_of_a_hostile_model_runs(chromium: str, tmp_path: Path, text: str) -> None:
+def test_hostile_model_runs_nothing(chromium: str, tmp_path: Path, text: str) -> None:
     page, console = opened(chromium, rich_rows(lambda usual: f"{usual}{text}"), tmp_path)
     usual, _ = opened(chromium, rich_rows(), tmp_path)
     assert console == []

@@ -29,7 +29,7 @@ def of_black_box(tokens: bool) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("tokens", [True, False], ids=["tokens", "logits"])
-def test_the_page_of_a_black_box_names_the_part_once_and_shows_every_slice(tokens: bool) -> None:
+def test_black_box_page_names_the_part_once_and_shows_every_slice(tokens: bool) -> None:
     page = Page(drawn(of_black_box(tokens)))
     first = "the first is layer 0: attention: head 5 in black-box"
     assert f"Diverged: 4 differences of 2 kinds; {first}." in page.text
@@ -58,7 +58,7 @@ def test_headline_of_a_diagnosis_states_its_result(status: str, said: str) -> No
     assert f"the first is its runs: {said}." in Page(drawn([header, row, footer])).text
 
 
-def test_the_key_of_a_chart_has_every_color_of_its_bars() -> None:
+def test_key_of_a_chart_has_every_color_of_its_bars() -> None:
     page = Page(drawn(rich_rows()))
     assert "beyond the limit" in page.text
     assert any(e.get("class") == "key over-key" for e in page.all("span"))

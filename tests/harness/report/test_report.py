@@ -53,11 +53,11 @@ def report(tmp_path: Path) -> Path:
     return written(tmp_path / "run")
 
 
-def test_the_schema_is_a_valid_schema() -> None:
+def test_schema_is_valid() -> None:
     Draft202012Validator.check_schema(json.loads(SCHEMA.read_text()))
 
 
-def test_every_row_is_valid_and_comes_back(report: Path) -> None:
+def test_every_row_is_valid_and_survives_a_round_trip(report: Path) -> None:
     rows = read_report(report)
     assert [row["kind"] for row in rows] == ["header", *["verdict"] * 4, "footer"]
     assert rows[0]["seed"] == 7
@@ -73,7 +73,7 @@ def test_value_that_json_lacks_is_written_as_text(report: Path) -> None:
     assert b"Infinity" not in report.read_bytes()
 
 
-def test_the_file_is_ascii_and_one_line_per_row(report: Path) -> None:
+def test_file_is_ascii_and_one_line_per_row(report: Path) -> None:
     text = report.read_bytes().decode("ascii")
     assert len(text.splitlines()) == 6
 
@@ -167,13 +167,13 @@ def test_a_divergence_without_a_key_or_a_command_is_not_valid(missing: str) -> N
         max_leaves=8,
     )
 )
-def test_any_detail_becomes_json(value: Any) -> None:
+def test_detail_of_any_type_becomes_json(value: Any) -> None:
     once = plain({"x": value})
     text = json.dumps(once, allow_nan=False, ensure_ascii=True)
     assert json.loads(text) == once
 
 
-def test_a_model_is_named_by_its_bytes(tmp_path: Path) -> None:
+def test_model_is_identified_by_its_bytes(tmp_path: Path) -> None:
     model = tmp_path / "m.gguf"
     model.write_bytes(b"abc")
     row = model_row("m.gguf", model, "both", recipe={"seed": 1})

@@ -52,7 +52,7 @@ def test_plain_text_stays_unchanged() -> None:
     assert printable("a\nb\tc", keep="\n\t") == "a\nb\tc"
 
 
-def test_a_verdict_from_a_hostile_file_is_shown_escaped_and_in_one_line(
+def test_verdict_on_a_hostile_file_is_escaped_and_in_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     screen = Screen()
@@ -72,13 +72,13 @@ def test_a_models_text_is_escaped_on_a_terminal(monkeypatch: pytest.MonkeyPatch)
     assert screen.getvalue().startswith("[bold]one\ttwo\nthree [red]x")
 
 
-def test_text_of_a_model_goes_into_a_pipe_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
+def test_model_text_goes_into_a_pipe_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
     text = "tab\there \x1b[2J :smile: [red] " + "long " * 100
     Terminal(quiet=True).data(text)
     assert capsys.readouterr().out == text + "\n"
 
 
-def test_a_refusal_of_a_hostile_file_is_one_harmless_line(
+def test_refusal_of_a_hostile_file_is_one_harmless_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     import typer
@@ -133,9 +133,7 @@ def test_divergences_with_one_key_are_folded_and_the_others_stay() -> None:
         ([], 0),
     ],
 )
-def test_an_abort_shows_its_message_rather_than_where_python_stood(
-    log: list[str], shown: int
-) -> None:
+def test_abort_shows_its_message_rather_than_the_python_stack(log: list[str], shown: int) -> None:
     words = last_words(log)
     assert len(words) == shown
     assert words[-1:] == [log[1] if "GGML_ASSERT" in " ".join(log) else log[-1]] if log else True
@@ -160,13 +158,13 @@ def test_message_is_shown_before_any_stack(message: str) -> None:
     assert words == [message, *STACK[:3], "...", "Node.js v18"]
 
 
-def test_a_message_after_which_an_engine_went_on_hides_no_later_one() -> None:
+def test_survived_error_message_hides_no_later_one() -> None:
     steps = [f"layer {i} of 20 is loaded" for i in range(20)]
     log = ["Error: no such cache: going on without", *steps, "GGML_ASSERT(n > 0) failed", "Aborted"]
     assert last_words(log) == log[-6:]
 
 
-def test_a_message_that_is_near_the_end_is_shown_with_what_was_said_before() -> None:
+def test_message_near_the_end_is_shown_with_the_lines_before() -> None:
     log = [*STACK, "ValueError: bad"]
     assert last_words(log) == log[-6:]
 
@@ -183,7 +181,7 @@ def test_a_message_that_is_near_the_end_is_shown_with_what_was_said_before() -> 
         ("deadbeef" * 20, 9, "deadbeef…"),
     ],
 )
-def test_a_line_is_cut_behind_a_word_and_says_so(text: str, most: int, said: str) -> None:
+def test_long_line_is_cut_after_a_word_with_a_mark(text: str, most: int, said: str) -> None:
     assert cut(text, most) == said
     assert len(said) <= most
 
@@ -194,7 +192,7 @@ def test_a_line_is_cut_behind_a_word_and_says_so(text: str, most: int, said: str
 # --- one and many -------------------------------------------------------------------------------
 
 
-def test_a_node_is_named_by_its_own_name_though_it_is_part_of_a_layer() -> None:
+def test_node_keeps_its_own_name_as_part_of_a_layer() -> None:
     """`result_embd_pooled-1` had been named, which no engine can show."""
     pooled = {"site": "result_embd_pooled", "layer": 1, "step": 2, "node": "result_embd_pooled"}
     assert place_in(pooled) == "result_embd_pooled (step 2)"

@@ -28,5 +28,5 @@ LEFT = ("logits", {"kind": "not-deterministic", "by_history": True})
         ([], "state kept between calls"),
     ],
 )
-def test_the_place_follows_from_the_suites_that_differ(others, place: str) -> None:
+def test_place_follows_from_the_differing_suites(others, place: str) -> None:
     assert place in where_to_look(others)

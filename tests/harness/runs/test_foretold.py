@@ -40,7 +40,7 @@ def said_of(
     return said
 
 
-def test_foretold_time_covers_only_certain_questions(opened: Opened) -> None:
+def test_forecast_covers_only_certain_questions(opened: Opened) -> None:
     context = opened.context
     subject = Counting(Reference, context.model, EXACT)
     context.subject = subject

@@ -78,7 +78,7 @@ def plan_of_mine(folder: Path) -> Plan:
         (("logits",), {"logits": "agreed"}, [f"look closer without tensors: {BY_SLICES}"]),
     ],
 )
-def test_whole_commands_come_next_and_only_such_as_can_be_of_use(
+def test_hints_have_whole_commands_and_only_useful_ones(
     levels: tuple[str, ...], suites: dict[str, Status], lines: list[str], tmp_path: Path
 ) -> None:
     path, plan = Path("m.gguf"), plan_of_mine(tmp_path)
@@ -101,7 +101,7 @@ def test_whole_commands_come_next_and_only_such_as_can_be_of_use(
     ("settings", "status", "named"),
     [(DEFAULT, "agreed", True), (EXACT, "agreed", False), (DEFAULT, "crashed", False)],
 )
-def test_a_server_that_conforms_may_be_held_against_exact_settings(
+def test_conforming_server_may_be_tested_with_exact_settings(
     settings: Settings, status: Status, named: bool
 ) -> None:
     """An eps of 1e-6 for 1e-5 is within the noise of an F16 cache, and is seen with F32."""
@@ -123,7 +123,7 @@ def test_a_server_that_conforms_may_be_held_against_exact_settings(
 
 
 @pytest.mark.parametrize("settings", [DEFAULT, EXACT])
-def test_started_server_may_be_held_against_exact_settings(
+def test_started_server_may_be_tested_with_exact_settings(
     settings: Settings,
 ) -> None:
     """An engine with a badly reduced sine conformed, and by models made of the user's too.
@@ -147,7 +147,7 @@ def test_started_server_may_be_held_against_exact_settings(
     assert [line.endswith("--settings exact") for line in exactly] == [True] * (settings == DEFAULT)
 
 
-def test_a_bisection_of_an_engine_without_tensors_names_whole_commands(
+def test_bisection_hint_for_an_engine_without_tensors_has_whole_commands(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A bisection by made models is refused before any is made, if it cannot help."""
@@ -199,7 +199,7 @@ def test_hint_names_the_command_for_first_layers_of_a_large_model(
     assert not any(map(what_is_quicker, (None, Path("builtin:f32"))))
 
 
-def test_a_split_model_is_as_large_as_all_its_parts(tmp_path: Path) -> None:
+def test_split_model_is_as_large_as_all_its_parts(tmp_path: Path) -> None:
     model = written(tmp_path, "m.gguf", n_layer=3)
     with GgufFile.open(model) as file:
         n = len(file.tensors)
@@ -250,7 +250,7 @@ def of_size(path: Path, size: int) -> None:
         ("builtin:f32", "builtin:f32", [0], ""),
     ],
 )
-def test_mistake_hidden_by_24_layers_is_looked_for_in_the_first_with_it(
+def test_mistake_hidden_by_24_layers_is_searched_in_the_first_ones(
     model: str, subject: str, wrong: list[int], cut: str
 ) -> None:
     """A Qwen2 with 24 layers in Q5_0 lacked the biases of queries: all answers were within the

@@ -39,7 +39,7 @@ def known(*keys: str) -> KnownFailures:
     return KnownFailures(reasons={("m", "trace", key): "issue 12" for key in keys})
 
 
-def test_a_listed_divergence_is_excused_with_its_reason_and_another_is_not() -> None:
+def test_listed_divergence_is_excused_with_its_reason_and_no_other() -> None:
     listed = known("rope")
     first, second = (listed.excuse(verdict(key)) for key in ("rope", "norm"))
     assert (first.status, second.status) == ("excused", "diverged")
@@ -68,7 +68,7 @@ def test_run_conforms_if_all_divergences_are_listed() -> None:
         (off_by(float("nan")), "its size is none, and 4 is listed"),
     ],
 )
-def test_another_fault_at_the_same_node_is_not_excused(
+def test_other_fault_at_the_same_node_is_not_excused(
     found: Verdict, words: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "known.json"
@@ -121,7 +121,7 @@ def refuses(message: str) -> Verdict:
         (refuses("two sequences are not supported"), refuses("weights of blk.1 are unreadable")),
     ],
 )
-def test_another_key_or_another_refusal_is_not_excused(
+def test_other_key_or_refusal_is_not_excused(
     listed: Verdict, found: Verdict, tmp_path: Path
 ) -> None:
     path = tmp_path / "known.json"
@@ -148,7 +148,7 @@ def acid(test: str, says: str) -> Verdict:
         (acid("context", "10000 taken for 1000?"), "context is not listed"),
     ],
 )
-def test_another_answer_to_a_test_of_an_acid_model_is_not_excused(
+def test_other_answer_to_an_acid_test_is_not_excused(
     found: Verdict, words: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "known.json"
@@ -158,7 +158,7 @@ def test_another_answer_to_a_test_of_an_acid_model_is_not_excused(
     assert words in seen.summary
 
 
-def test_list_written_anew_takes_new_failures_and_keeps_the_same_ones(
+def test_rewritten_list_adds_new_failures_and_keeps_the_old_ones(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "known.json"
@@ -184,7 +184,7 @@ def weight(tensor: str, column: int = 0, n: int = 1) -> Verdict:
         (weight("blk.3.ffn_down.weight", n=2), "its size is 2, and 1 is listed"),
     ],
 )
-def test_another_weight_is_not_excused(found: Verdict, words: str, tmp_path: Path) -> None:
+def test_other_weight_is_not_excused(found: Verdict, words: str, tmp_path: Path) -> None:
     path = tmp_path / "known.json"
     write_known(path, [weight("blk.3.ffn_down.weight")], known())
     seen = read_known(path).excuse(found)
@@ -192,7 +192,7 @@ def test_another_weight_is_not_excused(found: Verdict, words: str, tmp_path: Pat
     assert words in seen.summary
 
 
-def test_two_of_one_key_at_one_place_are_both_excused(tmp_path: Path) -> None:
+def test_two_entries_with_one_key_and_place_are_both_excused(tmp_path: Path) -> None:
     path = tmp_path / "known.json"
     write_known(path, [off_by(4.0), off_by(400.0)], known())
     listed = read_known(path)
@@ -217,7 +217,7 @@ def test_only_divergences_are_excused() -> None:
     assert crashed.status == "crashed"
 
 
-def test_one_that_differs_no_more_is_an_error() -> None:
+def test_resolved_entry_is_an_error() -> None:
     listed = known("rope", "norm")
     seen = [listed.excuse(verdict("rope")), verdict("", "agreed")]
     (gone,) = listed.gone(seen, "lockstep check m --known k")
@@ -228,15 +228,15 @@ def test_one_that_differs_no_more_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("status", ["crashed", "timed-out", "malformed", "not-compared"])
-def test_no_entry_is_gone_in_an_unfinished_suite(status: Status) -> None:
+def test_entries_of_an_unfinished_suite_are_not_resolved(status: Status) -> None:
     assert list(known("norm").gone([verdict("", status)], "again")) == []
 
 
-def test_no_entry_is_gone_in_suites_that_were_not_run() -> None:
+def test_entries_of_suites_that_did_not_run_are_not_resolved() -> None:
     assert list(known("norm").gone([verdict("", "agreed", suite="logits")], "again")) == []
 
 
-def test_a_list_is_written_and_read_again_and_reasons_stay(tmp_path: Path) -> None:
+def test_rewritten_list_keeps_its_reasons(tmp_path: Path) -> None:
     path = tmp_path / "known.json"
     assert (
         write_known(path, [verdict("rope"), verdict("rope"), verdict("", "agreed")], known()) == 1
@@ -251,7 +251,7 @@ def test_a_list_is_written_and_read_again_and_reasons_stay(tmp_path: Path) -> No
     }
 
 
-def test_unchecked_failures_stay_listed_in_a_list_written_anew(tmp_path: Path) -> None:
+def test_unchecked_failures_stay_in_a_rewritten_list(tmp_path: Path) -> None:
     """The run had one suite or one model only, or did not come to its end."""
     path = tmp_path / "known.json"
     listed = KnownFailures(
@@ -269,7 +269,7 @@ def test_unchecked_failures_stay_listed_in_a_list_written_anew(tmp_path: Path) -
     }
 
 
-def test_an_entry_of_a_suite_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+def test_entry_of_an_unknown_suite_is_refused(tmp_path: Path) -> None:
     """The entry would never be excused, and never be gone."""
     listed = KnownFailures(reasons={("f32", "tarce", "rope"): "issue 12"})
     with pytest.raises(BadInput, match="rope: no suite 'tarce'"):
@@ -336,7 +336,7 @@ def run(folder: Path, engine: str, listed: KnownFailures) -> RunResult:
     return run_plans(plans, folder / "reports", ["lockstep"], Forks(1), Listener(), listed)
 
 
-def test_run_with_its_own_list_ends_well_and_a_mended_engines_does_not(
+def test_run_passes_with_its_own_list_and_a_repaired_engine_does_not(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "known.json"
@@ -355,7 +355,7 @@ def test_run_with_its_own_list_ends_well_and_a_mended_engines_does_not(
     assert next_step([plan], mended) == ""  # the engine makes no mistake
 
 
-def test_list_of_one_engine_does_not_excuse_a_graver_fault_at_its_nodes(
+def test_list_of_one_engine_does_not_excuse_a_larger_fault_of_another(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "known.json"

@@ -47,7 +47,7 @@ def test_cell_shows_the_worst_verdict_of_a_case() -> None:
     assert found["dequant"].text == "1/2, 1 diverged, 1 excused"
 
 
-def test_suite_that_an_engine_does_not_offer_counts_neither_way() -> None:
+def test_suite_that_an_engine_lacks_counts_neither_way() -> None:
     cell = Cell(cases={"a": verdict("trace", "a", "not-applicable")})
     assert cell.text == NOTHING
     both = Cell(cases={**cell.cases, "b": verdict("trace", "b", "agreed")})
@@ -81,11 +81,11 @@ def test_column_without_answers_is_omitted() -> None:
 @pytest.mark.parametrize(
     ("codes", "code"), [((0, 0), 0), ((0, 3), 3), ((3, 1), 1), ((2, 3), 2), ((2, 1), 1)]
 )
-def test_the_exit_code_is_that_of_the_worst_engine(codes: tuple[int, ...], code: int) -> None:
+def test_exit_code_is_that_of_the_worst_engine(codes: tuple[int, ...], code: int) -> None:
     assert exit_code_of_matrix([MatrixRow(engine="x", code=c) for c in codes]) == code
 
 
-def test_words_of_an_engine_are_escaped() -> None:
+def test_engine_text_is_escaped() -> None:
     bad = "<img src=x onerror=y> | [a](b) \x1b[2J"
     cells = {"logits": Cell(cases={"a": verdict("logits", "a", "diverged", bad)})}
     rows = [MatrixRow(engine="x", cells=cells, code=1), MatrixRow(engine="y", error=bad)]
@@ -140,12 +140,12 @@ def test_engine_without_comparisons_is_reported() -> None:
     assert [note.partition(" nothing")[0] for note in notes] == ["- **mute**"]
 
 
-def test_page_of_one_case_says_so() -> None:
+def test_page_with_one_case_says_so() -> None:
     plan = Plan(case="a", model=Path("m"), subject_model=Path("m"), settings=EXACT)
     assert "Each cell: cases that agree, of 1 case (a)." in [*markdown([many_suites("x")], [plan])]
 
 
-def test_files_of_one_name_are_cases_of_their_own_and_a_file_is_one_case(tmp_path: Path) -> None:
+def test_files_of_one_name_are_separate_cases(tmp_path: Path) -> None:
     a, b, c = tmp_path / "a" / "m.gguf", tmp_path / "b" / "m.gguf", tmp_path / "c.gguf"
     named = named_apart([a, c, b, tmp_path / "b" / ".." / "a" / "m.gguf"], str(tmp_path))
     assert [name for name, _ in named] == [
@@ -155,7 +155,7 @@ def test_files_of_one_name_are_cases_of_their_own_and_a_file_is_one_case(tmp_pat
     ]
 
 
-def test_a_built_in_model_is_asked_for_by_its_name(tmp_path: Path) -> None:
+def test_built_in_model_is_selected_by_name(tmp_path: Path) -> None:
     """The command names the model twice, and runs it once."""
     [(name, path)] = named_apart([Path("builtin:f16")] * 2, str(tmp_path))
     assert name == "builtin:f16"
@@ -193,7 +193,7 @@ def test_matrix_keeps_findings_before_an_interruption_and_names_the_rest(
     assert [row["error"] for row in document["engines"]] == ["", "the run was interrupted before"]
 
 
-def test_engines_are_asked_the_same_and_a_failed_start_costs_its_row_alone(
+def test_failed_start_costs_only_the_engines_row(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("llama_cpp", reason="llama_cpp is missing: no engine was asked")
@@ -233,7 +233,7 @@ def test_engines_are_asked_the_same_and_a_failed_start_costs_its_row_alone(
 HOSTILE = '"><script>alert(1)</script>'
 
 
-def test_the_page_of_a_matrix_shows_what_strangers_wrote_as_text(tmp_path: Path) -> None:
+def test_matrix_page_escapes_foreign_text(tmp_path: Path) -> None:
     case = f"m.gguf{HOSTILE}"
     cell = Cell(cases={case: verdict("trace", case, "diverged", f"off{HOSTILE}")})
     info = EngineInfo(engine=f"e{HOSTILE}", version="javascript:alert(1)", settings=EXACT)

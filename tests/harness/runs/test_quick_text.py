@@ -34,6 +34,6 @@ def test_logits_alone_are_enough_for_text(tmp_path: Path) -> None:
     assert "so the largest logit decides" in str(found["why"])
 
 
-def test_an_engine_with_nothing_to_choose_tokens_from_is_refused(tmp_path: Path) -> None:
+def test_engine_without_tokens_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="does not generate"):
         said_by(Nothing.name, builtin("f32", tmp_path))

@@ -48,7 +48,7 @@ def test_site_links_engines_and_findings(plan: Plan, tmp_path: Path) -> None:
     assert f"wrong{HOSTILE}" in Page.at(finding).text
 
 
-def test_interrupted_run_continues_behind_finished_engines(plan: Plan, tmp_path: Path) -> None:
+def test_interrupted_run_continues_after_finished_engines(plan: Plan, tmp_path: Path) -> None:
     plans = {"first": [plan], "second": [plan]}
     asked: list[str] = []
 
@@ -68,7 +68,7 @@ def test_interrupted_run_continues_behind_finished_engines(plan: Plan, tmp_path:
     assert not (tmp_path / "site" / UNFINISHED).exists()
 
 
-def test_rows_of_another_setup_are_not_taken(plan: Plan, tmp_path: Path) -> None:
+def test_rows_of_another_setup_are_ignored(plan: Plan, tmp_path: Path) -> None:
     list(ask_rest(tmp_path / "site", {"e": [plan]}, lambda some: iter([row_named("e")])))
     write_llama(LlamaRecipe(n_layer=2), plan.model)
     assert open_site(tmp_path / "site", {"e": [plan]}) == {}

@@ -57,7 +57,7 @@ def places_of(cls: type[Reference], model: Path, other: Path | None = None) -> s
         return set(wrong_places(honest, engine, BATCHES))
 
 
-def test_an_op_is_wrong_at_its_node_in_every_layer_and_nowhere_else(tmp_path: Path) -> None:
+def test_op_is_wrong_only_at_its_node_in_every_layer(tmp_path: Path) -> None:
     path = model_for("f32", tmp_path)
     found = places_of(MissingScale, path)
     assert found == {place(0, "kq_soft_max"), place(1, "kq_soft_max")}
@@ -78,9 +78,7 @@ def test_an_op_is_wrong_at_its_node_in_every_layer_and_nowhere_else(tmp_path: Pa
         ),
     ],
 )
-def test_an_engine_is_wrong_in_one_layer_only(
-    fault: OneLayerFault, node: str, tmp_path: Path
-) -> None:
+def test_engine_is_wrong_in_one_layer_only(fault: OneLayerFault, node: str, tmp_path: Path) -> None:
     path = model_for("f32", tmp_path)
     assert fault_named(fault.engine) == fault
     assert places_of(engine_with(fault), path) == {place(1, node)}
@@ -88,7 +86,7 @@ def test_an_engine_is_wrong_in_one_layer_only(
 
 @pytest.mark.parametrize("change", ["scaled-by-1.001", "one-sign", "rows-swapped", "head-permuted"])
 @pytest.mark.parametrize("model", ["f32", "q8_0"])
-def test_a_damaged_file_is_wrong_in_one_tensor(change: str, model: str, tmp_path: Path) -> None:
+def test_damaged_file_differs_in_one_tensor(change: str, model: str, tmp_path: Path) -> None:
     path, tensor = model_for(model, tmp_path), "attn_q.weight"
     fault = OneLayerFault(way=IN_THE_FILE, layer=1, where=tensor, change=change)
     other = damaged_file(fault, path, tmp_path)
@@ -100,7 +98,7 @@ def test_a_damaged_file_is_wrong_in_one_tensor(change: str, model: str, tmp_path
         assert np.isfinite(format.dequantize(wrong.raw(fault.tensor))).all()
 
 
-def test_faults_of_one_layer_are_drawn_by_the_seed_alone(tmp_path: Path) -> None:
+def test_seed_decides_the_faults_of_one_layer(tmp_path: Path) -> None:
     path = model_for("f32", tmp_path)
     first, again, other = (list(faults_of(path, seed)) for seed in (1, 1, 2))
     assert first == again != other
@@ -136,11 +134,11 @@ def test_faults_of_one_layer_are_drawn_by_the_seed_alone(tmp_path: Path) -> None
         ("ffn_up.weight", "ffn_up", True),
     ],
 )
-def test_a_part_is_right_where_one_of_its_nodes_is_wrong(part: str, node: str, right: bool) -> None:
+def test_part_is_right_if_it_contains_the_wrong_node(part: str, node: str, right: bool) -> None:
     assert is_right(part, "mutant:some", "some", [place(0, node)]) == right
 
 
-def test_one_node_that_does_several_things_is_told_by_the_mistake() -> None:
+def test_node_with_several_roles_is_resolved_by_the_mistake() -> None:
     wrong = [place(0, "kq_soft_max")]
     mask, scores = "attention: mask, softmax or cache", "attention: scores: queries"
     for engine, part in (("mutant:mask-missing", mask), ("mutant:missing-scale", scores)):
@@ -149,7 +147,7 @@ def test_one_node_that_does_several_things_is_told_by_the_mistake() -> None:
     assert is_right("eps", "mutant:wrong-eps", "norms", [place(None, "result_norm")])
 
 
-def test_a_layer_too_many_and_a_part_too_many_are_not_right() -> None:
+def test_extra_layer_or_part_is_not_right() -> None:
     wrong = [place(1, "ffn_out")]
     down = Claim(layer=1, part="FFN: down matrix")
     assert all(score_claims([down], wrong, "a", "b")[what] for what in ("layer", "layers", "part"))
@@ -185,7 +183,7 @@ def test_row_survives_json_and_a_miss_is_reported() -> None:
 # --- engines --------------------------------------------------------------------------------------
 
 
-def test_a_fault_of_one_layer_is_named_however_it_is_wrong(tmp_path: Path) -> None:
+def test_fault_of_one_layer_is_named_for_any_mistake(tmp_path: Path) -> None:
     faults = (
         OneLayerFault(way=IN_THE_FILE, layer=1, where="ffn_up.weight", change="scaled-by-1.001"),
         OneLayerFault(way=BY_NUMBER, layer=1, where="ffn_swiglu", change="never-negative"),
@@ -196,14 +194,14 @@ def test_a_fault_of_one_layer_is_named_however_it_is_wrong(tmp_path: Path) -> No
     assert rows[0].said == (("1", "FFN: up matrix"),)
 
 
-def test_unsteady_mistake_is_reported_and_ends_no_trial() -> None:
+def test_unsteady_mistake_is_reported_and_the_trial_continues() -> None:
     """The mistake takes each fifth norm for the last; a layer of qwen3 has four norms."""
     part = CataloguePart(model="arch:qwen3", engines=("mutant:last-norm-missing",))
     (found,) = tries(part)
     assert found.status.startswith("not bisected: mutant:last-norm-missing is not deterministic")
 
 
-def test_trial_in_the_file_is_not_tried_again(tmp_path: Path) -> None:
+def test_stored_trial_is_not_repeated(tmp_path: Path) -> None:
     out, file = Quietly(), tmp_path / "rows.jsonl"
     options: dict[str, Any] = {"only": "norms", "sample": 1, "seed": 5, "executor": None}
     run_black_box(out, **options, file=file)
@@ -221,7 +219,7 @@ class Quietly:
         pass
 
 
-def test_a_family_is_one_of_mistakes_a_model_or_those_of_one_layer() -> None:
+def test_family_has_mistakes_of_a_model_or_of_one_layer() -> None:
     pairs = [("f32", "mutant:missing-scale"), ("q8_0", "one-layer:file:1:a.weight:one-sign")]
     assert chosen_of(pairs, "one-layer") == pairs[1:]
     assert chosen_of(pairs, "attention") == chosen_of(pairs, "f32") == pairs[:1]

@@ -28,7 +28,7 @@ def test_honest_engine_that_chooses_another_expert_is_not_accused() -> None:
     assert not clean_cases.try_clean(20963).alarm
 
 
-def test_case_in_the_file_is_not_run_again_and_counts(tmp_path: Path, run: list[int]) -> None:
+def test_stored_case_is_not_run_again_and_counts(tmp_path: Path, run: list[int]) -> None:
     file = tmp_path / "clean.jsonl"
     first = list(clean_results(range(2, 5), None, file))
     again = list(clean_results(range(6), None, file))
@@ -47,13 +47,13 @@ def test_interrupted_run_keeps_its_results(tmp_path: Path, run: list[int]) -> No
     assert run == [0, 1, 2, 3]
 
 
-def test_without_a_file_all_are_run(run: list[int]) -> None:
+def test_all_cases_are_run_without_a_file(run: list[int]) -> None:
     assert [tried.case for tried in clean_results(range(2))] == ["clean:0", "clean:1"]
     assert run == [0, 1]
 
 
 @pytest.mark.parametrize("text", ["{", '{"seed": 1}', "[]", "1"])
-def test_a_file_of_something_else_is_one_clear_error(text: str, tmp_path: Path) -> None:
+def test_unrelated_file_is_one_clear_error(text: str, tmp_path: Path) -> None:
     file = tmp_path / "clean.jsonl"
     file.write_text(f"{text}\n", encoding="utf-8")
     with pytest.raises(BadInput, match=r"clean\.jsonl, line 1: not a result of this command"):

@@ -11,12 +11,12 @@ from lockstep.harness.shadow.models import make_variants
 from tests.harness.check.test_check import plan_for, verdicts_of
 
 
-def test_a_view_of_no_rows_needs_no_bytes() -> None:
+def test_view_without_rows_needs_no_bytes() -> None:
     view = Operand(name="a", type="F32", ne=(4, 0), value=None, offset=16, nb=(4, 640))
     assert view_of(np.zeros(0, np.uint8), view).shape[-2:] == (0, 4)
 
 
-def test_a_model_of_experts_is_compared_where_a_batch_has_no_outputs(tmp_path: Path) -> None:
+def test_expert_model_is_compared_if_a_batch_has_no_outputs(tmp_path: Path) -> None:
     """The ops behind the chosen rows divide, and are views."""
     (path,) = make_variants(["qwen3moe"], tmp_path)
     plan = plan_for(path, oracle="llama.cpp", suites=("logits",), settings=DEFAULT, n_tokens=32)

@@ -19,7 +19,7 @@ def file_of(path: Path, tensor: str = "token_embd.weight") -> GgufFile:
     return GgufFile.open(path)
 
 
-def test_a_prompt_is_followed_by_three_tokens_and_by_single_ones(tmp_path: Path) -> None:
+def test_prompt_is_followed_by_three_tokens_and_single_ones(tmp_path: Path) -> None:
     with file_of(tmp_path / "m.gguf") as file:
         found = batches_of(Work(tokens=5, batches=3), 1, file)
         assert [len(b) for b in found] == [5, 3, 1, 1]
@@ -29,7 +29,7 @@ def test_a_prompt_is_followed_by_three_tokens_and_by_single_ones(tmp_path: Path)
     assert found[0].tokens.tolist() != again[0].tokens.tolist()
 
 
-def test_sequences_are_in_every_batch_at_positions_of_their_own(tmp_path: Path) -> None:
+def test_every_batch_has_all_sequences_at_their_own_positions(tmp_path: Path) -> None:
     work = Work(tokens=4, batches=1, sequences=3)
     with file_of(tmp_path / "m.gguf") as file:
         prompt, second = batches_of(work, 0, file)
@@ -48,11 +48,13 @@ def test_sequences_are_in_every_batch_at_positions_of_their_own(tmp_path: Path) 
         (Work(tokens=100), 8, 512, 8),
     ],
 )
-def test_settings_hold_the_work(work: Work, ubatch: int | None, n_ctx: int, n_ubatch: int) -> None:
+def test_settings_fit_the_batches(
+    work: Work, ubatch: int | None, n_ctx: int, n_ubatch: int
+) -> None:
     found = settings_for(work, EXACT, ubatch=ubatch)
     assert (found.n_ctx, found.n_ubatch) == (n_ctx, n_ubatch)
 
 
-def test_a_model_without_embeddings_has_no_vocabulary(tmp_path: Path) -> None:
+def test_model_without_embeddings_has_no_vocabulary(tmp_path: Path) -> None:
     with file_of(tmp_path / "m.gguf", "other") as file, pytest.raises(EngineError, match="token_"):
         batches_of(Work(), 0, file)

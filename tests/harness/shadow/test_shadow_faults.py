@@ -97,7 +97,7 @@ def statuses(trials: list[FaultTrial]) -> set[str]:
     return {ending_of(trial)[0] for trial in trials}
 
 
-def test_a_fault_is_found_at_its_node_and_kinds_come_in_equal_shares(run: Any) -> None:
+def test_fault_is_found_at_its_node_and_kinds_have_equal_shares(run: Any) -> None:
     found = run(Engine(1e-3))
     assert statuses(found) == {"agreed"}
     assert [t.kind for t in found] == [*KINDS, *KINDS]
@@ -106,7 +106,7 @@ def test_a_fault_is_found_at_its_node_and_kinds_come_in_equal_shares(run: Any) -
 
 
 @pytest.mark.parametrize("judge", [Blind, Blaming])
-def test_a_judge_that_misses_a_fault_or_sees_one_elsewhere_has_failed(judge: Any, run: Any) -> None:
+def test_judge_that_misses_or_misplaces_a_fault_fails(judge: Any, run: Any) -> None:
     trials = run(Engine(1e-3), judge)
     missed = [t for t in trials if ending_of(t)[0] == "diverged"]
     assert {t.injected.place.op for t in missed} >= {"ADD"}
@@ -130,13 +130,13 @@ def test_change_within_the_bound_is_drawn_again(
     assert all({w for _, w in t.again} == {why} and len(t.again) == TRIES for t in trials)
 
 
-def test_fault_in_an_unknown_op_is_drawn_again_and_ends_nothing() -> None:
+def test_fault_in_an_unknown_op_is_drawn_again() -> None:
     trial = FaultTrial(number=1, kind="scale", again=[("WISH", "unjudged"), ("ADD", "same")])
     found = [one["family"] for one in detail_of(trial)["again"]]
     assert found == [NO_FAMILY, "elementwise"]
 
 
-def test_the_table_counts_what_was_injected_found_and_drawn_again(run: Any) -> None:
+def test_table_counts_injected_found_and_redrawn_faults(run: Any) -> None:
     trials = run(Engine(1e-3)) + run(Engine(1e-3), Blind) + run(Engine(0.0), n=1)
     verdicts = [
         Verdict(suite="shadow", case="c", status="agreed", summary="", detail=detail_of(t))
@@ -150,7 +150,7 @@ def test_the_table_counts_what_was_injected_found_and_drawn_again(run: Any) -> N
     assert every.again == {"same": TRIES}
 
 
-def test_trials_are_dealt_out_to_all_models_and_each_repeats_alone() -> None:
+def test_trials_are_spread_over_all_models_and_repeatable() -> None:
     plans = [
         ShadowPlan(case=name, model=Path(name), settings=EXACT, seed=3, options=("--seed", "3"))
         for name in "abcde"

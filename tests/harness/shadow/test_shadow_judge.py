@@ -47,7 +47,7 @@ def verdicts(judge: ShadowJudge) -> list[Verdict]:
     return list(verdicts_of(judge, make))
 
 
-def test_a_weight_is_read_from_the_file_where_the_operand_says(judge: ShadowJudge) -> None:
+def test_weight_is_read_from_its_place_in_the_file(judge: ShadowJudge) -> None:
     judge(by_weight(X @ W[2:].T))
     assert judge.findings == []
     judge(by_weight(X @ W[:4].T))
@@ -73,13 +73,13 @@ def test_an_operand_outside_the_file_is_not_compared(
     assert says in next(iter(tally.not_compared))
 
 
-def test_a_node_that_makes_no_sense_is_not_compared(judge: ShadowJudge) -> None:
+def test_malformed_node_is_not_compared(judge: ShadowJudge) -> None:
     judge(node("CONCAT", X, X))
     judge(node("ADD", X, X, normal(3, 2, 31)))
     assert sum(t.compared for _, t in judge.by_op()) == 0
 
 
-def test_op_without_a_meaning_is_reported_by_name_and_count(judge: ShadowJudge) -> None:
+def test_unknown_op_is_reported_by_name_and_count(judge: ShadowJudge) -> None:
     for _ in range(3):
         judge(node("OPT_STEP_SGD", X, X))
     judge(node("ADD", X + X, X, X))
@@ -88,7 +88,7 @@ def test_op_without_a_meaning_is_reported_by_name_and_count(judge: ShadowJudge) 
     assert "3 nodes not compared" in found["not-compared", "OPT_STEP_SGD"]
 
 
-def test_a_wrong_element_is_a_divergence_with_its_place(judge: ShadowJudge) -> None:
+def test_wrong_element_is_a_divergence_with_its_place(judge: ShadowJudge) -> None:
     wrong = X + X
     wrong[2, 7] += 1
     judge(node("ADD", X + X, X, X))
@@ -106,7 +106,7 @@ def test_a_result_of_another_shape_is_wrong(judge: ShadowJudge) -> None:
     assert judge.findings[0].mismatch.kind == "shape"
 
 
-def test_nan_where_none_belongs_is_wrong_and_where_one_belongs_is_not(judge: ShadowJudge) -> None:
+def test_nan_is_wrong_unless_the_truth_is_nan(judge: ShadowJudge) -> None:
     bad = X.copy()
     bad[0, 0] = np.nan
     judge(node("ADD", bad + X, bad, X))
@@ -121,7 +121,7 @@ NOTHING = np.full_like(X, np.nan)
 HUGE = np.full_like(X, np.inf)
 
 
-def test_nan_everywhere_in_both_is_not_compared(judge: ShadowJudge) -> None:
+def test_nodes_of_only_nan_are_not_compared(judge: ShadowJudge) -> None:
     for _ in range(2):
         judge(node("SILU", NOTHING, NOTHING))
     (verdict,) = verdicts(judge)
@@ -129,7 +129,7 @@ def test_nan_everywhere_in_both_is_not_compared(judge: ShadowJudge) -> None:
     assert verdict.summary == "SILU: 2 nodes not compared: every element is NaN in both"
 
 
-def test_infinities_are_compared_only_where_the_op_gives_them_a_bound(judge: ShadowJudge) -> None:
+def test_infinities_are_compared_only_with_a_bound(judge: ShadowJudge) -> None:
     judge(node("SILU", HUGE, HUGE))
     judge(node("ADD", -HUGE, X, -HUGE))  # a mask
     judge(node("SCALE", -HUGE, X, held=params(0.0, -np.inf)))  # llama.cpp's way to make one
@@ -137,7 +137,7 @@ def test_infinities_are_compared_only_where_the_op_gives_them_a_bound(judge: Sha
     assert found == {"SILU": "not-compared", "ADD": "agreed", "SCALE": "agreed"}
 
 
-def test_a_bound_that_is_infinite_compares_nothing(judge: ShadowJudge) -> None:
+def test_infinite_bound_compares_nothing(judge: ShadowJudge) -> None:
     def unbounded(asked: Node) -> tuple[Expected, Any]:
         return Expected(asked.value, np.full(asked.value.shape, np.inf), "nothing"), asked.value
 
@@ -147,7 +147,7 @@ def test_a_bound_that_is_infinite_compares_nothing(judge: ShadowJudge) -> None:
     assert "every element is without a finite bound" in verdict.summary
 
 
-def test_elements_that_are_nan_in_both_are_counted_apart(judge: ShadowJudge) -> None:
+def test_elements_that_are_nan_in_both_are_counted_separately(judge: ShadowJudge) -> None:
     bad = X.copy()
     bad[0, :5] = np.nan
     judge(node("ADD", bad + X, bad, X))
@@ -156,7 +156,7 @@ def test_elements_that_are_nan_in_both_are_counted_apart(judge: ShadowJudge) -> 
     assert verdict.detail["elements"] == X.size - 5
 
 
-def test_nan_in_one_of_both_is_wrong_though_all_else_is_nan(judge: ShadowJudge) -> None:
+def test_nan_in_one_engine_is_wrong_beside_other_nan(judge: ShadowJudge) -> None:
     wrong = NOTHING.copy()
     wrong[1, 1] = 0.0
     judge(node("SILU", wrong, NOTHING))
@@ -164,14 +164,14 @@ def test_nan_in_one_of_both_is_wrong_though_all_else_is_nan(judge: ShadowJudge) 
     assert (verdict.status, verdict.detail["mismatched"]) == ("diverged", 1)
 
 
-def test_nodes_without_elements_agree_about_nothing(judge: ShadowJudge) -> None:
+def test_nodes_without_elements_do_not_count_as_agreed(judge: ShadowJudge) -> None:
     judge(node("SILU", X[:0], X[:0]))
     (verdict,) = verdicts(judge)
     assert (verdict.status, verdict.detail["elements"]) == ("excused", 0)
 
 
 @pytest.mark.parametrize("shown", [np.nan, np.inf, 0.0])
-def test_a_sum_that_another_order_takes_beyond_float32_says_nothing(
+def test_sum_that_may_overflow_in_another_order_is_not_compared(
     shown: float, judge: ShadowJudge
 ) -> None:
     """ggml's partial sums overflow where ours, in float64, cancel: it was once at fault."""
@@ -187,7 +187,7 @@ def test_a_sum_that_another_order_takes_beyond_float32_says_nothing(
     ("shown", "status"),
     [(np.inf, "not-compared"), (np.nan, "not-compared"), (1.0, "diverged")],
 )
-def test_a_sum_that_is_infinite_is_no_number_but_may_be_nan(
+def test_infinite_sum_may_be_nan_but_no_finite_number(
     shown: float, status: str, judge: ShadowJudge
 ) -> None:
     """Finite terms beside an infinite one may overflow to the other side: inf - inf."""
@@ -197,7 +197,7 @@ def test_a_sum_that_is_infinite_is_no_number_but_may_be_nan(
 
 
 @pytest.mark.parametrize("op", ["RMS_NORM", "NORM", "L2_NORM"])
-def test_a_norm_of_squares_beyond_float32_says_nothing(op: str, judge: ShadowJudge) -> None:
+def test_norm_of_squares_beyond_float32_is_not_compared(op: str, judge: ShadowJudge) -> None:
     """ggml squares in float32, so that its norm of such a row is zero; clamped or in double it is
     not."""
     x = normal(5, 1, 32) * np.float32(1e22)

@@ -37,14 +37,14 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def test_nodes_survive_the_crossing() -> None:
+def test_nodes_survive_the_transfer() -> None:
     quantised = replace(ADD, sources=(BYTES,))
     sent = (ADD, PRODUCT, quantised)
     assert all(map(same, nodes_of(piece(*sent)), sent))
     assert next(nodes_of(piece(PRODUCT))).source(0).nb == WEIGHT.nb
 
 
-def test_the_kind_of_an_op_is_its_first_parameter() -> None:
+def test_kind_of_an_op_is_its_first_parameter() -> None:
     unary = node("UNARY", X, X, held=params(1))
     sent = replace(piece(unary), ops={(0, 0): "ABS", (0, 1): "SGN"})
     assert next(nodes_of(sent)).op == "SGN"
@@ -88,7 +88,7 @@ def test_rows_before_the_first_node_are_refused() -> None:
         (("result_norm", "node_9"), None),
     ],
 )
-def test_a_layer_is_that_of_the_first_name_with_one(
+def test_layer_comes_from_the_first_name_with_one(
     names: tuple[str, ...], layer: int | None
 ) -> None:
     assert layer_of(names) == layer

@@ -52,7 +52,7 @@ def tally(judge: ShadowJudge, shown: Node) -> Tally:
 
 
 @pytest.mark.parametrize("op", ["SILU", "MUL_MAT", "RMS_NORM"])
-def test_an_inflated_bound_gets_its_note_and_an_honest_one_none(op: str, file: GgufFile) -> None:
+def test_inflated_bound_gets_a_note_and_an_honest_one_none(op: str, file: GgufFile) -> None:
     honest = tally(ShadowJudge(file, BUILD), in_float32(op))
     assert honest.free >= ELEMENTS
     assert note_of(op, honest.free, honest.reach, honest.worst) == ""
@@ -65,12 +65,12 @@ def test_an_op_in_higher_precision_gets_a_note(file: GgufFile) -> None:
     assert "elements are correctly rounded" in note_of("SILU", found.free, found.reach, found.worst)
 
 
-def test_few_elements_say_nothing() -> None:
+def test_few_elements_get_no_note() -> None:
     assert note_of("SILU", ELEMENTS - 1, 0.0, 0.0) == ""
     assert note_of("SILU", ELEMENTS, 0.0, 0.0) != ""
 
 
-def test_an_op_of_determined_bits_has_nothing_to_come_near_to(file: GgufFile) -> None:
+def test_bit_exact_op_gets_no_note(file: GgufFile) -> None:
     found = tally(ShadowJudge(file, BUILD), node("ADD", X + Y, X, Y))
     assert (found.free, found.reach) == (0, 0.0)
     assert reach_of(X, X, np.abs(X) * 2.0**-23, 2.0**-24) == (
@@ -80,7 +80,7 @@ def test_an_op_of_determined_bits_has_nothing_to_come_near_to(file: GgufFile) ->
     assert reach_of(X, X[:1], 1.0, 2.0**-24) == (0, 0.0)
 
 
-def test_the_share_is_that_of_the_geometric_mean() -> None:
+def test_share_is_a_geometric_mean() -> None:
     ones = np.ones((1, 1, 1, 8))
     free, reach = reach_of(ones, ones + 6 * 2.0**-24, 36 * 2.0**-24, 2.0**-24)
     assert (free, reach) == (8, pytest.approx(1.0))

@@ -63,13 +63,13 @@ ONE_LEVEL = {
 
 
 @pytest.mark.parametrize("engine", ONE_LEVEL.values(), ids=ONE_LEVEL)
-def test_each_test_is_a_verdict_whatever_an_engine_shows(model: Path, engine: str) -> None:
+def test_of_the_report_is_a_verdict_at_every_level(model: Path, engine: str) -> None:
     found = checked(model, engine)
     assert named_in("agreed", found) == NAMES
     assert len(found) == len(NAMES)
 
 
-def test_logits_alone_are_read_behind_the_oracles_tokens(model: Path) -> None:
+def test_logits_alone_are_read_along_the_oracles_tokens(model: Path) -> None:
     asked: list[Request] = []
 
     def evaluate(self: Any, request: Request) -> Any:
@@ -95,7 +95,7 @@ class BeginningUnseen(Mirror):
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["own ids", "given ids"])
-def test_an_engine_that_is_given_ids_has_no_tokenizer_to_blame(model: Path, own: bool) -> None:
+def test_engine_with_given_ids_has_no_tokenizer_to_blame(model: Path, own: bool) -> None:
     levels = ("logits", "tokenize", "detokenize") if own else ("logits",)
     changes: dict[str, Any] = {} if own else {"tokenize": no, "detokenize": no}
     changes |= dict.fromkeys(("generate", "logprobs", "greedy"), no)
@@ -111,7 +111,7 @@ def test_an_engine_that_is_given_ids_has_no_tokenizer_to_blame(model: Path, own:
 
 
 @pytest.mark.parametrize("level", ["logprobs", "greedy", "generate"])
-def test_a_wrong_engine_is_named_at_any_level(model: Path, level: str) -> None:
+def test_wrong_engine_is_named_at_any_level(model: Path, level: str) -> None:
     engine = wrong(f"acid: wrong {level}", RopeHalfSplit)
     made(f"acid: wrong {level} alone", Reference.member(engine), levels=(level,))
     found = checked(model, f"acid: wrong {level} alone")
@@ -123,7 +123,7 @@ def test_a_wrong_engine_is_named_at_any_level(model: Path, level: str) -> None:
     assert exit_code(found) == 1
 
 
-def test_answer_that_rests_on_a_mistake_folds_under_it(model: Path) -> None:
+def test_answer_that_depends_on_a_mistake_is_folded_under_it(model: Path) -> None:
     found = checked(model, "mutant:missing-scale")
     noes = diverged(found)
     assert "acid/attention-scale" in {v.key for v in noes}
@@ -132,7 +132,7 @@ def test_answer_that_rests_on_a_mistake_folds_under_it(model: Path) -> None:
         assert (root == verdict.detail["test"]) is ("this test depends on" not in verdict.summary)
 
 
-def test_a_part_of_a_block_that_is_read_wrongly_is_named(tmp_path: Path) -> None:
+def test_misread_part_of_a_block_is_named(tmp_path: Path) -> None:
     path = tmp_path / "q4.gguf"
     write_acid(path, quant="Q4_K")
     found = checked(path, "mutant:q4-k-minima-added")
@@ -147,18 +147,18 @@ def text_alone(name: str, write: Any) -> str:
     return made(name, levels=("generate",), write=write)
 
 
-def test_another_text_is_a_divergence_and_names_what_may_be_wrong(model: Path) -> None:
+def test_other_text_is_a_divergence_with_possible_causes(model: Path) -> None:
     engine = text_alone("acid: prose", lambda _, p: b"Paris is the capital of France.")
     (found,) = checked(model, engine)
     assert (found.status, found.key) == ("diverged", "acid/no report")
 
 
-def test_silence_is_not_compared(model: Path) -> None:
+def test_empty_answer_is_not_compared(model: Path) -> None:
     (found,) = checked(model, text_alone("acid: silent", lambda _, p: b" \n"))
     assert (found.status, exit_code([found])) == ("not-compared", 3)
 
 
-def test_a_report_that_is_cut_off_leaves_tests_uncompared(model: Path) -> None:
+def test_truncated_report_leaves_tests_uncompared(model: Path) -> None:
     found = checked(model, text_alone("acid: cut", lambda _, p: b"".join(p)[:300]))
     assert exit_code(found) == 3
     last = found[-1]
@@ -174,7 +174,7 @@ def test_report_of_another_model_is_rejected(model: Path) -> None:
     assert found.key == "acid/no report"
 
 
-def test_an_engine_that_takes_no_long_prompt_is_asked_with_a_short_one(model: Path) -> None:
+def test_engine_without_long_prompts_gets_a_short_one(model: Path) -> None:
     def generate(self: Any, prompt: bytes, n: int) -> bytes:
         if len(prompt) > 100:
             raise EngineError("too long")
@@ -186,7 +186,7 @@ def test_an_engine_that_takes_no_long_prompt_is_asked_with_a_short_one(model: Pa
     assert set(found[-1].detail["tests"]) == {test.name for test in REPORT.prompted}
 
 
-def test_line_left_out_behind_the_long_prompt_is_not_made_good(
+def test_line_missing_after_the_long_prompt_stays_missing(
     model: Path,
 ) -> None:
     """The engine is wrong in long prompts alone, and leaves out tokens as long as that NO."""
@@ -231,7 +231,7 @@ def test_acid_models_of_every_type_are_made_f32_first(tmp_path: Path) -> None:
     assert len({path.read_bytes() for _, path in files}) == len(names)
 
 
-def test_without_a_model_all_are_checked(
+def test_all_acid_models_are_checked_by_default(
     tmp_path: Path, lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lockstep.harness.acid.every.TYPES", ("F32", "Q8_0"))
@@ -277,7 +277,7 @@ def test_refused_type_is_reported_and_changes_no_exit_code(tmp_path: Path) -> No
     ],
     ids=lambda given: str(given)[:20],
 )
-def test_engine_that_cannot_be_given_models_is_refused_in_one_line(
+def test_engine_that_takes_no_models_is_refused_in_one_line(
     options: tuple[str, str], words: str, lockstep: Lockstep
 ) -> None:
     ending = lockstep("check", "--suite", "acid", *options)
@@ -286,7 +286,7 @@ def test_engine_that_cannot_be_given_models_is_refused_in_one_line(
     assert len(ending.err.splitlines()) == 1
 
 
-def test_one_of_them_is_named_in_the_place_of_a_model(lockstep: Lockstep, tmp_path: Path) -> None:
+def test_acid_model_may_be_named_in_place_of_a_model(lockstep: Lockstep, tmp_path: Path) -> None:
     given = ("--engine", "fast", "--oracle", "fast", "--suite", "acid", "--report", tmp_path)
     assert lockstep("check", "acid:llama:Q5_0", *given, "--quiet").code == 0
     assert "known: " in lockstep("check", "acid:llama:Q9_9", *given).err

@@ -51,7 +51,7 @@ def quiet(level: str, mistake: str = "") -> str:
 
 @pytest.mark.parametrize("suite", LEVELS)
 @pytest.mark.parametrize("name", ["f32", "q8_0"])
-def test_an_honest_engine_chooses_the_same(suite: str, name: str, tmp_path: Path) -> None:
+def test_honest_engine_makes_the_same_choices(suite: str, name: str, tmp_path: Path) -> None:
     model = builtin(name, tmp_path)
     found = check_engine(model, quiet(LEVELS[suite]), suite, n_steps=8)
     assert statuses(found) <= {"agreed", "not-applicable"}
@@ -78,7 +78,7 @@ def test_tied_or_nan_row_has_no_margin(row: list[float]) -> None:
 
 
 @pytest.mark.parametrize(("behind", "is_near"), [(0.5, False), (0.03, True)])
-def test_a_row_of_large_logits_lends_no_room_to_small_ones(behind: float, is_near: bool) -> None:
+def test_row_of_large_logits_does_not_widen_other_limits(behind: float, is_near: bool) -> None:
     """The largest logit's room, 4, would allow any token of the second row."""
     run = np.array([[100, 0], [1, 1 - behind]], np.float32)
     allowed = between_two_in_rows(0.01, run)
@@ -97,7 +97,7 @@ class Longer(Quiet, name="close: a longer text"):
         return super().generate(prompt, n + (n == 1))
 
 
-def test_a_text_that_is_longer_than_a_token_is_not_counted_as_the_same(tmp_path: Path) -> None:
+def test_text_of_several_tokens_is_not_counted_as_the_same(tmp_path: Path) -> None:
     *_, last = check_engine(builtin("f32", tmp_path), Longer, "text", n_steps=8)
     assert last.status == "not-applicable"
     assert "prompts the engine's text is longer or shorter than one token" in last.summary
@@ -132,7 +132,7 @@ def test_choice_of_an_honest_run_is_not_a_fault(
 
 
 @pytest.mark.parametrize("coarse", [False, True])
-def test_engine_with_right_logits_may_choose_by_others(coarse: bool, tmp_path: Path) -> None:
+def test_engine_with_right_logits_may_choose_wrongly(coarse: bool, tmp_path: Path) -> None:
     def greedy(self: Quiet, prompt: Sequence[int], n: int) -> list[int]:
         ids = list(prompt)
         for _ in range(n):
@@ -160,7 +160,7 @@ def held(model: Path, changed: Sequence[int]) -> Verdict:
 
 
 @pytest.mark.parametrize("changed", [None, 3])
-def test_a_token_that_its_own_logits_do_not_prefer_is_a_divergence(
+def test_token_against_the_engines_own_logits_is_a_divergence(
     changed: int | None, tmp_path: Path
 ) -> None:
     """Any text behind a tie would otherwise pass."""
@@ -175,7 +175,7 @@ def test_a_token_that_its_own_logits_do_not_prefer_is_a_divergence(
 @pytest.mark.parametrize(
     ("changed", "expected"), [([3], "excused"), ([1, 2, 3, 5, 6], "diverged")], ids=["one", "most"]
 )
-def test_model_with_experts_may_have_one_other_token_but_not_most(
+def test_expert_model_may_have_one_other_token_but_not_most(
     changed: list[int], expected: str, tmp_path: Path
 ) -> None:
     made = written(tmp_path, quant="Q8_0", n_expert=4, n_expert_used=2)

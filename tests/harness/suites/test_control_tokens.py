@@ -25,7 +25,7 @@ from tests.models import builtin, written
 from tests.quiet_engines import made, never_choosing
 
 
-def test_every_one_that_is_likeliest_somewhere_is_asked_for(tmp_path: Path) -> None:
+def test_every_token_that_is_likeliest_somewhere_is_asked_for(tmp_path: Path) -> None:
     """This seed makes token 2 the first of them and 0 the second; 311 is the last id."""
     model = written(tmp_path, n_layer=1, n_vocab=312, seed=6)
     found: list[int] = []
@@ -69,7 +69,7 @@ class TakesFew(Reference, name="control tokens: takes 40 positions"):
     ("refusal", "status"),
     [(Unsupported("40 positions"), "agreed"), (InvalidBatch("40 positions"), "not-compared")],
 )
-def test_engine_with_fewer_positions_is_asked_for_what_it_takes(
+def test_engine_with_fewer_positions_gets_shorter_prompts(
     refusal: EngineError, status: str, tmp_path: Path
 ) -> None:
     TakesFew.refusal = refusal
@@ -105,7 +105,7 @@ def test_summary_says_other_prompts_are_unknown_without_a_clear_token(
     )
 
 
-def test_lengths_are_those_of_the_first_prompts_and_from_67_on(
+def test_lengths_cover_the_first_prompts_and_67_upwards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def asked(n_vocab: int, cells: int = 128) -> list[int]:
@@ -120,7 +120,7 @@ def test_lengths_are_those_of_the_first_prompts_and_from_67_on(
     assert asked(262_144, cells=5) == [1, 2, 3, 4]
 
 
-def test_long_prompt_is_asked_if_its_beginning_tells() -> None:
+def test_long_prompt_is_asked_if_its_beginning_matters() -> None:
     clear, lengths = np.arange(4), [1, 4, 67, 68]
     never, last = np.zeros(4, np.bool_), np.arange(4) == 3
     assert other_prompts(clear, never, lengths, 4) == [1, 2]
@@ -129,7 +129,7 @@ def test_long_prompt_is_asked_if_its_beginning_tells() -> None:
     assert other_prompts(clear[:0], last, lengths, 4) == []
 
 
-def test_cut_prompt_is_seen_if_the_token_depends_on_its_beginning(
+def test_truncated_prompt_is_found_if_the_token_depends_on_its_beginning(
     tmp_path: Path,
 ) -> None:
     """The next token behind 67 tokens is the same without the first 35; behind 68 it is not."""
@@ -139,7 +139,7 @@ def test_cut_prompt_is_seen_if_the_token_depends_on_its_beginning(
     assert found.key == "decode/other prompt"
 
 
-def test_honest_runs_have_the_outputs_that_engines_are_asked_for() -> None:
+def test_honest_runs_have_the_requested_outputs() -> None:
     batch = Batch.for_next([1, 2, 3])
     context: Any = SimpleNamespace(facts=SimpleNamespace(architecture="llama"))
     (one,) = in_one(context, (batch,))

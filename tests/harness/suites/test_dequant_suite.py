@@ -53,7 +53,7 @@ def test_nan_weight_is_named(tmp_path: Path) -> None:
     assert odd.summary.endswith("in both engines: 1 of blk.1.ffn_up.weight")
 
 
-def test_weights_that_are_all_zero_or_no_numbers_are_not_compared(tmp_path: Path) -> None:
+def test_zero_or_nan_weights_are_not_compared(tmp_path: Path) -> None:
     """Zero bytes are zeros in whatever way an engine decodes them."""
     model = written(tmp_path, quant="Q8_0", n_embd=64, n_layer=1)
     with GgufFile.open(model) as file:
@@ -71,7 +71,7 @@ def test_weights_that_are_all_zero_or_no_numbers_are_not_compared(tmp_path: Path
         assert (said["F32"], said["Q8_0"]) == ("agreed", "not-compared")
 
 
-def test_one_engine_s_nan_is_a_difference(tmp_path: Path) -> None:
+def test_nan_of_one_engine_is_a_difference(tmp_path: Path) -> None:
     model = builtin("f32", tmp_path)
     wrong = with_nan(model, tmp_path / "nan.gguf")
     assert "diverged" in statuses(check_engine(model, "reference", "dequant", subject_model=wrong))
@@ -82,7 +82,7 @@ def checked(engine: str, folder: Path, *suites: str) -> list[Verdict]:
     return diverged(verdicts_of(plan))
 
 
-def test_weights_and_logits_in_the_other_order_are_named_as_that(tmp_path: Path) -> None:
+def test_exchanged_byte_order_of_weights_and_logits_is_named(tmp_path: Path) -> None:
     found = checked(TurnsBytesRound.name, tmp_path, "dequant", "logits")
     for suite in ("dequant", "logits"):
         said = [v.summary for v in found if v.suite == suite]
@@ -99,7 +99,7 @@ def test_summary_mentions_byte_order_only_for_swapped_numbers(tmp_path: Path) ->
     assert not in_other_byte_order(one, one + 1, 0.0)
 
 
-def test_shown_tensors_of_signalling_nans_are_differences_and_no_warnings(tmp_path: Path) -> None:
+def test_signalling_nan_tensors_are_differences_without_warnings(tmp_path: Path) -> None:
     """Warnings of numpy, with paths of ours, had stood above the report; here they are errors."""
     found = checked(TurnsBytesRound.name, tmp_path, "trace", "products")
     assert any(v.suite == "trace" for v in found)
@@ -127,7 +127,7 @@ def test_engine_that_flushes_small_scales_is_found_on_a_file_without_them(
     assert statuses(right) == {"agreed"}
 
 
-def test_every_half_of_a_block_is_a_small_one_and_the_rest_stays() -> None:
+def test_every_half_of_a_block_is_made_small_and_the_rest_stays() -> None:
     kind = WeightFormat.member("Q4_K")
     raw = np.arange(40 * kind.layout.itemsize, dtype=np.uint8)
     found = with_small_scales("Q4_K", raw)
@@ -141,5 +141,5 @@ def test_every_half_of_a_block_is_a_small_one_and_the_rest_stays() -> None:
 
 
 @pytest.mark.parametrize(("kind", "has"), [("F32", False), ("BF16", False), ("F16", True)])
-def test_types_without_scales(kind: str, has: bool) -> None:
+def test_types_without_scales_are_listed(kind: str, has: bool) -> None:
     assert (with_small_scales(kind, np.zeros(64, np.uint8)) is not None) == has

@@ -78,14 +78,14 @@ def test_summary_says_agreeing_logits_alone_may_not_show_erf(
     assert statuses(others) == ({"diverged"} if engine is Hidden else set())
 
 
-def test_tensors_show_it(gpt2: Path) -> None:
+def test_tensors_show_the_erf_formula(gpt2: Path) -> None:
     logits = said(gpt2, Shown, "logits")
     assert not any(HIDDEN in v.summary for v in logits)
     wrong = diverged(said(gpt2, Shown, "trace"))
     assert {v.detail["op"] for v in wrong} == {"GELU"}
 
 
-def test_a_model_without_gelu_is_compared_whole(tmp_path: Path) -> None:
+def test_model_without_gelu_is_fully_compared(tmp_path: Path) -> None:
     (found,) = said(builtin("f32", tmp_path), LogitsAlone, "logits")
     assert found.status == "agreed"
     assert HIDDEN not in found.summary

@@ -116,7 +116,7 @@ def outcome_of(name: str, model: Path) -> Outcome:
         return session.ask(question, *ASKED[question], **FLAGS.get(question, {}))
 
 
-def test_every_lie_is_malformed_with_what_was_expected_and_what_came(model: Path) -> None:
+def test_every_lie_is_malformed_with_expected_and_actual_value(model: Path) -> None:
     """A lie that is well-formed is compared."""
     passed = []
     for name in LIES:
@@ -129,7 +129,7 @@ def test_every_lie_is_malformed_with_what_was_expected_and_what_came(model: Path
     assert sorted(passed) == sorted((*NO_NODES, *WRONG_NODES, *SEEN_BY_READERS))
 
 
-def test_the_honest_engine_passes_every_suite(model: Path, tmp_path: Path) -> None:
+def test_honest_engine_passes_every_suite(model: Path, tmp_path: Path) -> None:
     code, rows = checked(plan_for(model), tmp_path)
     assert {row["suite"] for row in rows} == {*SUITES}
     assert ({row["status"] for row in rows}, code) == ({"agreed"}, 0)
@@ -137,7 +137,7 @@ def test_the_honest_engine_passes_every_suite(model: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("role", ["oracle", "engine"])
 @pytest.mark.parametrize("question", EVERYWHERE)
-def test_a_lie_is_a_verdict_of_the_suites_that_ask_and_all_others_run(
+def test_lie_is_a_verdict_of_the_asking_suites_and_all_others_run(
     question: str, role: str, model: Path, tmp_path: Path
 ) -> None:
     liar = f"fake-liar: {question} answers None"
@@ -152,7 +152,7 @@ def test_a_lie_is_a_verdict_of_the_suites_that_ask_and_all_others_run(
 
 
 @pytest.mark.parametrize("name", SEEN_BY_READERS)
-def test_nodes_that_cannot_be_read_are_malformed(name: str, model: Path) -> None:
+def test_unreadable_nodes_are_malformed(name: str, model: Path) -> None:
     code, rows = checked(plan_for(model, suites=("shadow",), oracle=f"fake-liar: {name}"))
     assert ({row["status"] for row in rows}, code) == ({"malformed"}, 3)
 
@@ -179,7 +179,7 @@ def test_unknown_node_is_named_and_a_wrong_one_diverges(name: str, model: Path) 
         *((name, "engine", None) for name in ("logits: None", "site: twice", "trace: None")),
     ],
 )
-def test_bisect_ends_in_a_status_with_a_sentence(
+def test_bisect_of_a_liar_ends_with_a_status_and_a_sentence(
     name: str, role: str, culprits: list[str] | None, model: Path
 ) -> None:
     """The culprits are None where an answer is malformed; else the first is named."""
@@ -194,7 +194,7 @@ def test_bisect_ends_in_a_status_with_a_sentence(
 
 @pytest.mark.parametrize("roles", [("oracle",), ("engine",), ("oracle", "engine")], ids=str)
 @pytest.mark.parametrize("name", UNTRUE)
-def test_tensors_that_a_side_does_not_list_are_not_compared_by_name(
+def test_unlisted_tensors_are_not_compared_and_named(
     name: str, roles: tuple[str, ...], model: Path
 ) -> None:
     """Two engines with the same untrue table do not agree either."""
@@ -220,7 +220,7 @@ def test_engine_without_a_description_is_refused(
         open_plan(plan_for(model, **{role: f"fake-nobody: {name}, {role}"}), lambda _: None)
 
 
-def test_engine_in_this_process_does_not_answer_for_a_failed_consumer(model: Path) -> None:
+def test_failed_consumer_is_not_blamed_on_a_local_engine(model: Path) -> None:
     def fails(piece: Nodes) -> None:
         raise ZeroDivisionError("in the consumer")
 
@@ -231,7 +231,7 @@ def test_engine_in_this_process_does_not_answer_for_a_failed_consumer(model: Pat
         session.stream("capture", fails, (Batch.of([1]),), None)
 
 
-def test_two_tokenizers_that_lie_alike_do_not_agree(model: Path) -> None:
+def test_equally_lying_tokenizers_do_not_agree(model: Path) -> None:
     plan = FuzzPlan(targets=(str(model),), engine="fake-liar: ids: True", cases=8)
     plan = replace(plan, oracle=plan.engine)
     found = list(TokensFuzzer().run(plan, lambda *_: None))
@@ -249,7 +249,7 @@ def test_an_engine_that_refuses_to_decode_diverges(model: Path) -> None:
     assert {row["key"] for row in rows} == {"dequant/diverged/F32"}
 
 
-def test_a_schedule_that_is_not_answered_properly_ends_in_a_difference() -> None:
+def test_malformed_schedule_answer_is_a_difference() -> None:
     case = ScheduleCase(n_ctx=8, n_ubatch=8, n_seq=1, unified=True, steps=(("clear",),))
     found = Judge(Saying([]), Saying([]))(case)
     assert found is not None

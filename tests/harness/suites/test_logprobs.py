@@ -107,21 +107,21 @@ def test_list_is_compared_with_logits(
         ),
     ],
 )
-def test_wrong_row_is_named_with_what_was_expected(
+def test_wrong_row_is_named_with_the_expected_one(
     said: list[tuple[int | bytes, float]], expected: dict[str, Any]
 ) -> None:
     found = off_from(read_list(said, NAMES), LOGITS, 0.01)
     assert {key: getattr(found, key) for key in expected} == expected
 
 
-def test_a_text_of_no_token_is_unknown() -> None:
+def test_text_without_a_token_is_unknown() -> None:
     unknown = read_list([(b"?", -1.0), (b"a", -2.0)], NAMES)
     assert (unknown.unknown, len(unknown.candidates)) == (1, 1)
     assert NAMES[b"bytes:\\xff"] == (3,)
 
 
 @pytest.mark.parametrize("shown", ["\ufffd", "\ufffd\ufffd", "\ufffd\ufffd\ufffd"])
-def test_number_of_signs_for_bytes_that_are_no_characters_is_free(shown: str) -> None:
+def test_number_of_replacement_signs_for_invalid_bytes_is_free(shown: str) -> None:
     # the beginnings of two characters; Go's JSON has a sign for each of the three bytes
     names = names_of([b"a", b"\xe5\xbd\xe5", b"\xe5\xbd"], [b"a", b"?", b"??"])
     assert 1 in names[shown.encode()]
@@ -130,7 +130,7 @@ def test_number_of_signs_for_bytes_that_are_no_characters_is_free(shown: str) ->
     assert off_from(read_list(said, names), logits, 0.01) is None
 
 
-def test_names_of_what_is_shown_as_nothing_or_as_signs() -> None:
+def test_names_of_tokens_shown_as_nothing_or_as_signs() -> None:
     # a sign that is a token of its own is no other number of them
     names = names_of(["\ufffd\ufffd".encode(), b"a\xff"], [b"?", b"??"])
     assert (names["\ufffd\ufffd".encode()], REPLACED in names) == ((0,), False)
@@ -164,7 +164,7 @@ def plan_of(folder: Path, engine: str, name: str = "f32", settings: Settings = E
 
 
 @pytest.mark.parametrize("engine", HONEST_LISTS)
-def test_an_honest_list_is_accused_of_nothing(engine: str, folder: Path) -> None:
+def test_honest_list_is_not_accused(engine: str, folder: Path) -> None:
     found = listed(folder, engine)
     assert (found.status, exit_code([found])) == ("agreed", 0), found.summary
     assert found.detail["values_compared"] > 10
@@ -183,7 +183,7 @@ def test_a_wrong_list_diverges(engine: str, folder: Path) -> None:
     assert (found.detail["kind"], found.detail["at_fault"]) == (WRONG_LISTS[engine], "subject")
 
 
-def test_lists_of_nothing_are_not_compared(folder: Path) -> None:
+def test_empty_lists_are_not_compared(folder: Path) -> None:
     made("lists: empty", change=lambda self, row: [])
     made("lists: strangers", change=lambda self, row: [(b"\x00\x01 no token", -1.0)])
     for engine in ("lists: empty", "lists: strangers"):
@@ -191,7 +191,7 @@ def test_lists_of_nothing_are_not_compared(folder: Path) -> None:
         assert (found.status, exit_code([found])) == ("not-compared", 3)
 
 
-def test_an_empty_list_among_others_is_not_compared(folder: Path) -> None:
+def test_empty_list_among_others_is_not_compared(folder: Path) -> None:
     """The engine answers nothing to all prompts but the shortest."""
 
     def short(self: Any, prefixes: Sequence[Any], k: int) -> list[Row]:
@@ -204,7 +204,7 @@ def test_an_empty_list_among_others_is_not_compared(folder: Path) -> None:
     assert exit_code([agreed, rest]) == 3
 
 
-def test_the_list_of_another_position_is_named(folder: Path) -> None:
+def test_list_of_another_position_is_named(folder: Path) -> None:
     """Prompts cut behind eight tokens: which lengths agree, and after which the list is right."""
 
     def cut(self: Any, prefixes: Sequence[Any], k: int) -> list[Row]:
@@ -224,7 +224,7 @@ def test_the_list_of_another_position_is_named(folder: Path) -> None:
         assert found.detail["right_after"] == [right]
 
 
-def test_a_wrong_list_is_asked_for_again(folder: Path) -> None:
+def test_wrong_list_is_asked_for_again(folder: Path) -> None:
     """An engine that reads on behind what it was asked before."""
     kept: list[int] = []
 
@@ -259,14 +259,14 @@ TWICE = [(b"x", -1.0), (b"x", -5.0)]
         ([(1, -0.5), (2, -3.0)], [(1, -0.5), (3, -2.9)], False),
     ],
 )
-def test_an_answer_is_alike_within_the_noise_alone(first: Row, again: Row, same: bool) -> None:
+def test_answers_match_only_within_the_noise(first: Row, again: Row, same: bool) -> None:
     assert alike(0.01, [first], [again]) is same
 
 
 @pytest.mark.parametrize(
     ("of_end", "ended"), [(1.0, [1]), (0.81, [1]), (0.79, [])], ids=["likeliest", "tie", "not"]
 )
-def test_an_empty_list_where_the_text_ends_is_explained(of_end: float, ended: list[int]) -> None:
+def test_empty_list_at_the_end_of_a_text_is_explained(of_end: float, ended: list[int]) -> None:
     """A server that stops there has nothing to list; one that stops elsewhere is not excused."""
     context: Any = SimpleNamespace(tokenizer=SimpleNamespace(vocabulary=END_IS_2))
     full = Listed(candidates=(Candidate(ids=(0,), value=-1.0),))
@@ -277,7 +277,7 @@ def test_an_empty_list_where_the_text_ends_is_explained(of_end: float, ended: li
     assert left == ("" if ended else "not compared: 1 of 2 lists, which are empty")
 
 
-def test_texts_that_no_token_has_are_not_compared(folder: Path) -> None:
+def test_texts_without_a_token_are_not_compared(folder: Path) -> None:
     """The server writes the space of a token as another vocabulary has it."""
 
     def written(engine: Any, row: Row) -> Row:
@@ -290,7 +290,7 @@ def test_texts_that_no_token_has_are_not_compared(folder: Path) -> None:
     assert "candidates whose text is not a token" in rest.summary
 
 
-def test_lists_of_one_say_that_ranks_alone_were_compared(folder: Path) -> None:
+def test_single_candidate_lists_are_compared_by_rank_only(folder: Path) -> None:
     made("lists: of one", change=lambda self, row: row[:1])
     found = listed(folder, "lists: of one")
     assert found.status == "agreed"
@@ -317,14 +317,14 @@ def by(factor: float) -> dict[str, Any]:
         (made("lists: at 0.7", **by(1 / 0.7)), "as with a temperature of 0.7"),
     ],
 )
-def test_a_factor_of_all_values_is_named(engine: str, says: str, tmp_path: Path) -> None:
+def test_common_factor_of_all_values_is_named(engine: str, says: str, tmp_path: Path) -> None:
     model = builtin("f32", tmp_path)
     found = check_engine(model, engine, "logprobs")
     assert found[0].status == "diverged", found
     assert says in found[0].summary
 
 
-def test_probabilities_are_called_so(tmp_path: Path) -> None:
+def test_probabilities_in_lists_are_recognised(tmp_path: Path) -> None:
     shares = changed(lambda _, row: [(token, exp(value)) for token, value in row])
     engine = made("lists: probabilities", **shares)
     for model in ("f32", "q8_0"):
@@ -335,7 +335,7 @@ def test_probabilities_are_called_so(tmp_path: Path) -> None:
         )
 
 
-def test_lists_without_control_tokens_are_said_to_lack_these_alone(tmp_path: Path) -> None:
+def test_lists_without_control_tokens_are_reported_as_such(tmp_path: Path) -> None:
     def lacks(*tokens: int) -> dict[str, Any]:
         return changed(lambda _, row: [each for each in row if each[0] not in tokens])
 
@@ -349,7 +349,7 @@ def test_lists_without_control_tokens_are_said_to_lack_these_alone(tmp_path: Pat
         assert ("all missing tokens are control tokens" in found[0].summary) is alone
 
 
-def test_one_value_that_is_off_has_no_factor(tmp_path: Path) -> None:
+def test_single_wrong_value_has_no_factor(tmp_path: Path) -> None:
     engine = made("lists: one moved, and no factor", **changed(moved(0.01)))
     found = check_engine(builtin("f32", tmp_path), engine, "logprobs")
     assert found[0].status == "diverged", found

@@ -133,7 +133,7 @@ WRITTEN: dict[str, Callable[[Any, bytes], bytes]] = {  # ids and their text -> w
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 @pytest.mark.parametrize("name", WRITTEN)
-def test_suite_finds_a_wrong_text_of_special_tokens_or_of_none(
+def test_suite_finds_a_wrong_text_with_or_without_special_tokens(
     name: str, kind: str, tmp_path: Path
 ) -> None:
     def detokenize(self: Any, rows: Sequence[Sequence[int]], **flags: bool) -> list[bytes]:
@@ -174,14 +174,14 @@ VOCABULARY = SimpleNamespace(
 CONTEXT: Any = SimpleNamespace(tokenizer=SimpleNamespace(vocabulary=VOCABULARY))
 
 
-def test_a_token_that_llama_cpp_hides_against_the_file_is_named() -> None:
+def test_token_that_llama_cpp_hides_against_the_file_is_named() -> None:
     wrong = [([1], b"", b"</s>"), ([0, 1], b"a", b"a</s>")]
     text = named_among(CONTEXT, wrong)
     assert "1 '</s>' as a control token" in text
     assert named_among(CONTEXT, [(b"</s>", [0], [1])]) == text
 
 
-def test_difference_without_such_a_token_names_none() -> None:
+def test_difference_without_hidden_tokens_names_none() -> None:
     assert named_among(CONTEXT, [([1], b"", b"</s>"), ([2], b"", b"<s>")]) == ""
     assert named_among(CONTEXT, [(b"a", [0], [2])]) == ""
 
@@ -226,9 +226,7 @@ def wrong_tokenizer(kind: str, file: GgufFile) -> Tokenizer:
 
 
 @pytest.mark.parametrize("kind", RECIPES)
-def test_mistake_that_no_fixed_text_shows_is_seen_in_vocabulary_texts(
-    kind: str, tmp_path: Path
-) -> None:
+def test_vocabulary_texts_show_a_mistake_that_fixed_texts_miss(kind: str, tmp_path: Path) -> None:
     with GgufFile.open(model_of_kind(kind, tmp_path)) as file:
         right = tokenizer_of(file.metadata)
         wrong = wrong_tokenizer(kind, file)
@@ -239,7 +237,7 @@ def test_mistake_that_no_fixed_text_shows_is_seen_in_vocabulary_texts(
 
 
 @pytest.mark.parametrize("kind", RECIPES)
-def test_texts_follow_from_vocabulary_and_seed_and_are_few(kind: str, tmp_path: Path) -> None:
+def test_texts_are_few_and_follow_from_vocabulary_and_seed(kind: str, tmp_path: Path) -> None:
     with GgufFile.open(model_of_kind(kind, tmp_path)) as file:
         tokenizer = tokenizer_of(file.metadata)
         texts = own_texts(tokenizer, seed=0)
@@ -248,7 +246,7 @@ def test_texts_follow_from_vocabulary_and_seed_and_are_few(kind: str, tmp_path: 
     assert all(map(is_utf8, texts))
 
 
-def test_the_suite_asks_them(tmp_path: Path) -> None:
+def test_suite_asks_the_made_texts(tmp_path: Path) -> None:
     path = model_of_kind("llama", tmp_path)
     with GgufFile.open(path) as file:
         tokenizer = tokenizer_of(file.metadata)

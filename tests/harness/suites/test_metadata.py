@@ -58,7 +58,7 @@ def verdicts_on(path: Path, engine: str = "reference", oracle: str = "reference"
         return list(run_suites(context, ("metadata",)))
 
 
-def test_a_type_that_gguf_py_does_not_know_yet_is_excused_and_named(tmp_path: Path) -> None:
+def test_type_unknown_to_gguf_py_is_excused_and_named(tmp_path: Path) -> None:
     gguf = pytest.importorskip("gguf", reason=NO_GGUF_PY)
     if "Q2_0" in gguf.GGMLQuantizationType.__members__:
         pytest.skip("this gguf-py knows Q2_0: no type is left that it refuses")
@@ -68,13 +68,13 @@ def test_a_type_that_gguf_py_does_not_know_yet_is_excused_and_named(tmp_path: Pa
     assert exit_code(found) == 0
 
 
-def test_gguf_py_is_compared_where_it_knows_every_type(tmp_path: Path) -> None:
+def test_gguf_py_is_compared_if_it_knows_every_type(tmp_path: Path) -> None:
     pytest.importorskip("gguf", reason=NO_GGUF_PY)
     found = verdicts_on(builtin("q8_0", tmp_path))
     assert [v.status for v in found] == ["agreed", "agreed"]
 
 
-def test_context_does_not_wait_for_gguf_py_which_comes_last(tmp_path: Path) -> None:
+def test_context_does_not_wait_for_gguf_py(tmp_path: Path) -> None:
     pytest.importorskip("gguf", reason=NO_GGUF_PY)
     with context_of(builtin("f32", tmp_path)) as context:
         verdicts = list(run_suites(context, ("metadata", "dequant")))
@@ -83,9 +83,7 @@ def test_context_does_not_wait_for_gguf_py_which_comes_last(tmp_path: Path) -> N
     assert statuses(verdicts) == {"agreed"}
 
 
-def test_a_gguf_py_that_dies_while_others_are_asked_is_a_verdict(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_death_of_gguf_py_is_a_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = IsolatedSession.ask
 
     def ask(session: IsolatedSession, question: str, *args: object) -> Outcome:
@@ -99,7 +97,7 @@ def test_a_gguf_py_that_dies_while_others_are_asked_is_a_verdict(
     assert "gguf-py" in last.summary
 
 
-def test_other_block_size_is_a_difference_of_a_reader_and_a_known_one(
+def test_other_block_size_is_a_known_difference_of_readers(
     tmp_path: Path,
 ) -> None:
     """The verdict was `malformed` once, as if gguf-py had not answered."""
@@ -138,7 +136,7 @@ def test_other_size_and_type_is_not_a_known_difference() -> None:
         (Answered(value=SUMMARY, seconds=0.1), ""),
     ],
 )
-def test_no_other_answer_of_gguf_py_is_excused(outcome: Outcome, lacking: str) -> None:
+def test_other_answers_of_gguf_py_are_not_excused(outcome: Outcome, lacking: str) -> None:
     assert type_that_it_lacks(outcome, SUMMARY) == lacking
 
 
@@ -176,7 +174,7 @@ def test_tensor_listed_otherwise_is_reported_by_its_difference_alone() -> None:
     assert gone["text"].endswith(", got absent")
 
 
-def test_field_that_a_reader_does_not_show_is_not_held_against_it() -> None:
+def test_hidden_field_of_a_reader_is_not_a_difference() -> None:
     bare = replace(
         SUMMARY,
         version=0,
@@ -195,7 +193,7 @@ def test_field_that_a_reader_does_not_show_is_not_held_against_it() -> None:
     assert [row["what"] for row in differences(SUMMARY, shown)] == ["version"]
 
 
-def test_token_inf_of_an_engine_without_types_is_the_text_that_it_is() -> None:
+def test_token_inf_stays_a_text_for_an_engine_without_types() -> None:
     """Most vocabularies have one; an infinity of a float is the same text in the protocol."""
     keys = {"tokens": ("ARR[STR]", ["a", "inf"]), "low": ("F32", -inf), "row": ("ARR[F64]", [inf])}
     said = {"tokens": [None, ["a", "inf"]], "low": [None, "-inf"], "row": [None, ["inf"]]}
@@ -207,7 +205,7 @@ def test_token_inf_of_an_engine_without_types_is_the_text_that_it_is() -> None:
     assert places == ["key 'low'", "key 'row', element 0"]
 
 
-def test_texts_that_are_no_utf8_accuse_no_engine_that_has_no_others() -> None:
+def test_non_utf8_texts_accuse_no_utf8_engine() -> None:
     keys = {"name": ("STR", "caf\udce9"), "tokens": ("ARR[STR]", ["\udcff", "\u00e9", "a"])}
     summary = replace(SUMMARY, metadata=keys)
     said = {"name": ("STR", "caf\ufffd"), "tokens": ("ARR[STR]", ["\ufffd", "\u00e9", "a"])}
@@ -223,7 +221,7 @@ def test_texts_that_are_no_utf8_accuse_no_engine_that_has_no_others() -> None:
         assert found["where"] == "key 'name'"
 
 
-def test_text_that_the_oracle_cuts_at_a_nul_accuses_no_engine() -> None:
+def test_text_cut_by_the_oracle_at_a_nul_accuses_no_engine() -> None:
     shown = {"name": ("STR", "a"), "tokens": ("ARR[STR]", ["", "b"])}
     summary = replace(SUMMARY, metadata=shown)
     honest = replace(
@@ -237,7 +235,7 @@ def test_text_that_the_oracle_cuts_at_a_nul_accuses_no_engine() -> None:
         assert found["where"] == "key 'name'"
 
 
-def test_text_with_a_nul_is_read_whole_and_llama_cpp_accuses_nobody(tmp_path: Path) -> None:
+def test_text_with_a_nul_is_read_whole_and_accuses_no_engine(tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp", reason="llama_cpp is missing: nothing was read by it")
     keys = {"general.architecture": ("STR", "llama"), "general.name": ("STR", "a\0b")}
     (tmp_path / "m.gguf").write_bytes(gguf_bytes(keys, []))
@@ -257,7 +255,7 @@ for line in sys.stdin:
 
 
 @pytest.mark.parametrize(("texts", "status"), [("utf8", "agreed"), ("bytes", "diverged")])
-def test_the_suite_believes_an_engine_that_says_it_has_no_other_texts(
+def test_suite_believes_an_engines_utf8_declaration(
     tmp_path: Path, texts: str, status: str
 ) -> None:
     (tmp_path / "lossy.py").write_text(LOSSY)
@@ -270,19 +268,19 @@ def test_the_suite_believes_an_engine_that_says_it_has_no_other_texts(
     assert left_out is (texts == "utf8")
 
 
-def test_first_element_that_differs_is_named_in_an_array() -> None:
+def test_first_differing_element_of_an_array_is_named() -> None:
     ours = replace(SUMMARY, metadata={"k": ("ARR[U32]", [1, 2, 3])})
     theirs = replace(SUMMARY, metadata={"k": ("ARR[U32]", [1, 2, 4])})
     (found,) = differences(ours, theirs)
     assert found["text"] == "key 'k', element 2: expected 3, got 4"
 
 
-def test_a_key_is_named_before_the_offset_that_it_moves() -> None:
+def test_key_is_named_before_the_offset_that_it_moves() -> None:
     other = replace(SUMMARY, metadata={**SUMMARY.metadata, "more": ("U32", 1)}, data_offset=96)
     assert [found["what"] for found in differences(SUMMARY, other)] == ["key", "data_offset"]
 
 
-def test_array_that_no_message_holds_is_not_compared(tmp_path: Path) -> None:
+def test_array_too_large_for_a_message_is_not_compared(tmp_path: Path) -> None:
     """Three readers took minutes for a vocabulary of ten million tokens."""
     with GgufFile.open(builtin("f32", tmp_path)) as file:
         key = "tokenizer.ggml.token_type"

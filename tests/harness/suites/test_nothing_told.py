@@ -118,7 +118,7 @@ def test_zero_logits_conform_in_no_bisection(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suite", ["logits", "decode"])
-def test_nan_of_blocks_conforms_in_no_suite(suite: str, tmp_path: Path) -> None:
+def test_nan_blocks_conform_in_no_suite(suite: str, tmp_path: Path) -> None:
     found = said(with_nan_blocks(tmp_path), NO_NUMBER, suite)
     assert exit_code(found) == 3, [(v.status, v.summary) for v in found]
     assert "agreed" not in statuses(found)
@@ -147,7 +147,7 @@ class HalfLogits(HalfGreedy, name="nothing told: logits of a half"):
 @pytest.mark.parametrize(
     ("engine", "suite"), [(HalfLogits, "logits"), (HalfGreedy, "decode"), (HalfText, "text")]
 )
-def test_half_that_moves_nothing_is_not_compared(
+def test_half_without_effect_is_not_compared(
     half: str, tensor: str, engine: type[Levels], suite: str, tmp_path: Path
 ) -> None:
     """The engine reads a file in which this half gives zeros: it is wrong of every other model."""
@@ -187,7 +187,7 @@ def all_rows_the_first(raw: NDArray[np.uint8], format: type[WeightFormat]) -> No
     rows[:] = rows[0].copy()
 
 
-def test_engine_that_reads_no_prompt_is_seen_if_tokens_differ(
+def test_engine_that_ignores_the_prompt_is_found_if_tokens_differ(
     tmp_path: Path,
 ) -> None:
     path = builtin("f32", tmp_path)
@@ -205,7 +205,7 @@ def test_tokens_that_differ_get_no_remark(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("level", ["greedy", "logprobs"])
-def test_nothing_is_agreed_where_there_is_one_token_to_choose(level: str, tmp_path: Path) -> None:
+def test_single_token_vocabulary_agrees_in_nothing(level: str, tmp_path: Path) -> None:
     """No engine could be wrong there."""
     model = written(tmp_path, n_layer=1, n_vocab=1, vocabulary=False)
     engine = made(f"one token: {level}", levels=(level,))
@@ -216,7 +216,7 @@ def test_nothing_is_agreed_where_there_is_one_token_to_choose(level: str, tmp_pa
     assert bisected(model, tmp_path / "made", engine=engine).exit_code == 3
 
 
-def test_logits_of_one_token_tell_a_wrong_engine_and_no_right_one(tmp_path: Path) -> None:
+def test_logits_of_one_token_accuse_a_wrong_engine_and_no_right_one(tmp_path: Path) -> None:
     """All rows are the same, so an engine that reads no token gives them as well."""
     model = written(tmp_path, n_layer=1, n_vocab=1, vocabulary=False)
     wrong = "mutant:gate-and-up-exchanged"
@@ -226,13 +226,13 @@ def test_logits_of_one_token_tell_a_wrong_engine_and_no_right_one(tmp_path: Path
         assert not any("with another first token" in verdict.summary for verdict in found)
 
 
-def test_tokens_with_some_logit_beyond_the_limit_are_seen() -> None:
+def test_tokens_with_logits_beyond_the_limit_are_visible() -> None:
     logits = np.ones((3, 200), np.float32)
     logits[1:] = 1e-9
     assert hidden_tokens(logits, 1e-6) == 0
 
 
-def test_tokens_with_none_are_hidden() -> None:
+def test_tokens_without_visible_logits_are_hidden() -> None:
     logits = np.full((3, 200), 1e-9, np.float32)
     logits[:, 5], logits[0, 6], logits[0, 7] = 1.0, np.nan, np.inf
     assert hidden_tokens(logits, 1e-6) == 197
@@ -245,9 +245,7 @@ def test_zeros_and_few_small_values_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("factor", [1.0, 2e9])
-def test_an_agreement_says_of_how_many_tokens_nothing_is_known(
-    factor: float, tmp_path: Path
-) -> None:
+def test_agreement_states_the_number_of_uninformative_tokens(factor: float, tmp_path: Path) -> None:
     def first_is_large(rows: NDArray[np.float32]) -> NDArray[np.float32]:
         rows[0] *= np.float32(factor)
         return rows

@@ -29,13 +29,13 @@ def bert(tmp_path: Path) -> Path:
     return path
 
 
-def test_no_two_entries_have_an_id_in_common() -> None:
+def test_entries_have_unique_ids() -> None:
     assert len(KNOWN) >= 14
     assert len({known.id for known in KNOWN}) == len(KNOWN)
 
 
 @pytest.mark.parametrize("known", KNOWN, ids=lambda known: known.id)
-def test_an_entry_says_what_differs_from_what_and_whether_it_was_reported(known: Original) -> None:
+def test_entry_states_difference_original_and_report(known: Original) -> None:
     assert adapter_class(known.original).name == known.original
     assert known.vocabulary in NAMES
     assert known.llama_cpp != known.theirs
@@ -45,7 +45,7 @@ def test_an_entry_says_what_differs_from_what_and_whether_it_was_reported(known:
     assert known.link.startswith("https://github.com/") or known.status.startswith("not reported")
 
 
-def test_a_model_gets_the_entries_of_its_kind(bert: Path, tmp_path: Path) -> None:
+def test_model_gets_the_entries_of_its_kind(bert: Path, tmp_path: Path) -> None:
     with GgufFile.open(bert) as file:
         found = {known.id for known in originals_of(file.metadata)}
     assert found == {known.id for known in KNOWN if known.model == "bert"}
@@ -56,7 +56,7 @@ def test_a_model_gets_the_entries_of_its_kind(bert: Path, tmp_path: Path) -> Non
             assert {known.id for known in originals_of(file.metadata)} == ids
 
 
-def test_a_report_says_differs_from_the_original_and_still_compares(bert: Path) -> None:
+def test_report_names_the_original_and_still_compares(bert: Path) -> None:
     verdicts = check_engine(bert, "reference", "tokens")
     told = [v for v in verdicts if "differs from the original" in v.summary]
     assert len(told) == 4  # the ways to encode
@@ -68,7 +68,7 @@ def test_a_report_says_differs_from_the_original_and_still_compares(bert: Path) 
 # --- originals made from a file -----------------------------------------------------------------
 
 
-def test_merges_are_cut_where_their_space_is() -> None:
+def test_merges_are_split_at_their_space() -> None:
     data = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
@@ -94,7 +94,7 @@ def test_wordpiece_gets_its_marks_back() -> None:
     assert made["model"]["unk_token"] == "[UNK]"
 
 
-def test_a_sentencepiece_model_holds_pieces_scores_and_types() -> None:
+def test_sentencepiece_model_holds_pieces_scores_and_types() -> None:
     data = {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": ["<unk>", "<0x00>", "a"],

@@ -51,7 +51,7 @@ class OneRowInBlocks(Reference, name="products: one token is converted in other 
             return super().linear(x, weight) if len(x) == 1 else Mirror().linear(x, weight)
 
 
-def test_fault_of_single_tokens_shows_though_trace_takes_it_for_a_step(
+def test_single_token_fault_shows_though_trace_takes_it_for_a_step(
     tmp_path: Path,
 ) -> None:
     model = builtin("q8_0", tmp_path)
@@ -61,7 +61,7 @@ def test_fault_of_single_tokens_shows_though_trace_takes_it_for_a_step(
 
 
 @pytest.mark.parametrize("engine", [Reference, OneRowInFloats, OneRowInBlocks])
-def test_a_kernel_of_another_design_for_them_is_honest(
+def test_special_kernel_for_single_tokens_is_honest(
     engine: type[Reference], tmp_path: Path
 ) -> None:
     assert statuses(check_engine(builtin("q8_0", tmp_path), engine, "trace", "products")) == {
@@ -69,7 +69,7 @@ def test_a_kernel_of_another_design_for_them_is_honest(
     }
 
 
-def test_the_run_ends_with_the_first_token_that_stands_alone() -> None:
+def test_run_ends_with_the_first_single_token() -> None:
     prompt, one = Batch.of([1, 2, 3]), Batch.of([4], start=3)
     assert up_to_one_token((prompt, one, one)) == (prompt, one)
     assert up_to_one_token((Batch.to_encode(prompt), prompt, one, one))[1:] == (prompt, one)

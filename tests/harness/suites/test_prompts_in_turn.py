@@ -119,7 +119,7 @@ class Races(Quiet, name="in turn: is wrong behind every fourth long prompt"):
     ("engine", "said"),
     [(Races.name, True), (ENGINES[KEPT], False)],
 )
-def test_threads_are_named_for_an_engine_that_is_right_the_second_time(
+def test_threads_are_named_if_the_second_run_is_right(
     engine: str, said: bool, tmp_path: Path
 ) -> None:
     """The engine keeps nothing from a prompt. A user who looks there alone would not find the
@@ -134,7 +134,7 @@ def test_threads_are_named_for_an_engine_that_is_right_the_second_time(
     ) == said
 
 
-def test_engine_that_finds_a_prompt_by_its_end_is_found_on_a_first_layer(
+def test_engine_that_matches_prompts_by_their_end_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(facts, "SMALL", 0)
@@ -145,7 +145,7 @@ def test_engine_that_finds_a_prompt_by_its_end_is_found_on_a_first_layer(
     assert "which ends like the one before" in wrong.summary
 
 
-def test_prompt_that_continues_the_one_before_tells_of_no_extra_token(
+def test_continued_prompt_suggests_no_extra_token(
     tmp_path: Path,
 ) -> None:
     with context_of(builtin("f32", tmp_path)) as context:
@@ -155,7 +155,7 @@ def test_prompt_that_continues_the_one_before_tells_of_no_extra_token(
         assert not tells_of_one_more(context, long, short)
 
 
-def test_text_engine_that_keeps_a_common_beginning_is_right(tmp_path: Path) -> None:
+def test_text_engine_that_caches_a_common_prefix_is_right(tmp_path: Path) -> None:
     *_, last = decoded(Reads.name, builtin("f32", tmp_path))
     assert last.status == "agreed"
     assert "tokens, of which 1 repeats the one before" in last.summary
@@ -173,7 +173,7 @@ def test_text_engine_that_keeps_a_common_beginning_is_right(tmp_path: Path) -> N
         (DIES_OF_MANY, "crashed", "a buffer of 200 tokens"),
     ],
 )
-def test_engine_with_a_limit_of_fifty_tokens_is_held_to_those(
+def test_engine_with_a_fifty_token_limit_is_tested_within_it(
     engine: str, status: str, says: str, tmp_path: Path
 ) -> None:
     *_, last = decoded(engine, builtin("f32", tmp_path))
@@ -197,7 +197,7 @@ def test_difference_is_reported_though_the_next_question_kills_the_engine(tmp_pa
     assert last.status == "crashed"
 
 
-def test_a_list_of_what_is_known_of_one_prompt_does_not_excuse_another(tmp_path: Path) -> None:
+def test_known_list_of_one_prompt_does_not_excuse_another(tmp_path: Path) -> None:
     model = builtin("f32", tmp_path)
     found = [v for e in (BY_ITS_LAST, SAME_AGAIN) for v in decoded(e, model)]
     wrong = [verdict for verdict in found if verdict.key == "decode/other prompt"]
@@ -256,14 +256,14 @@ def listed(model: Path, engine: type[Any]) -> list[Verdict]:
     return check_engine(model, engine, "logprobs", n_tokens=24)
 
 
-def test_list_engine_that_keeps_a_common_beginning_agrees(model: Path) -> None:
+def test_list_engine_that_caches_a_common_prefix_agrees(model: Path) -> None:
     (found,) = listed(model, KeepsLists)
     assert found.status == "agreed", found
     assert "the same after a prompt with the same beginning" in found.summary
 
 
 @pytest.mark.parametrize("engine", [ByItsFirstFour, ByItsFirstFourOfTexts])
-def test_list_engine_that_keeps_too_much_is_found_with_a_hint(
+def test_list_engine_that_caches_too_much_is_found_with_a_hint(
     engine: type[Any], model: Path
 ) -> None:
     found = listed(model, engine)

@@ -68,7 +68,7 @@ def encoded(model: Path, engine: str) -> list[Verdict]:
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_tokenizer_that_fails_on_real_texts_is_found(
+def test_tokenizer_that_fails_on_real_texts_is_found(
     name: str, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = rewriting(name, WRONG[name])
@@ -80,7 +80,7 @@ def test_a_tokenizer_that_fails_on_real_texts_is_found(
     assert statuses(encoded(model, engine)) == {"agreed"}  # on short ones
 
 
-def test_the_long_text_has_nothing_to_merge_in_it() -> None:
+def test_long_text_has_no_merges() -> None:
     """Simple tokenizers look at every pair again behind each merge: minutes, for 66,000 bytes."""
     longest = max(tokens.MORE_TEXTS, key=len)
     assert len(longest) > 65535
@@ -91,7 +91,7 @@ def test_the_long_text_has_nothing_to_merge_in_it() -> None:
     ("parses", "asked"),
     [(True, [(True, True), (True, False)]), (False, [(True, False), (False, False)])],
 )
-def test_long_text_uses_the_first_two_sets_of_flags_that_are_answered(
+def test_long_text_uses_the_first_two_answered_flag_sets(
     parses: bool, asked: list[tuple[bool, bool]], model: Path
 ) -> None:
     seen: list[tuple[bool, bool]] = []
@@ -132,20 +132,18 @@ def test_engine_that_replaces_bytes_as_unicode_does_is_excused_under_bpe(tmp_pat
 
 
 @pytest.mark.parametrize(("kind", "engine"), [("gpt2", DROPPED), ("llama", EVERY_BYTE)])
-def test_engine_that_loses_bytes_with_tokens_of_their_own_diverges(
+def test_engine_that_loses_bytes_with_tokens_diverges(
     kind: str, engine: str, tmp_path: Path
 ) -> None:
     assert statuses(encoded_by(kind, engine, tmp_path)) == {"diverged"}
 
 
-def test_the_right_engine_is_excused_of_nothing(tmp_path: Path) -> None:
+def test_right_engine_needs_no_excuse(tmp_path: Path) -> None:
     assert statuses(encoded_by("gpt2", "reference", tmp_path)) == {"agreed"}
 
 
 @pytest.mark.parametrize(("kept", "same"), [([1], True), ([9], False)])
-def test_a_diagnosis_leaves_them_open_only_where_such_bytes_are_replaced(
-    kept: list[int], same: bool
-) -> None:
+def test_diagnosis_skips_real_texts_only_with_replaced_bytes(kept: list[int], same: bool) -> None:
     texts = (OVERLONG, "\ufffd\ufffd overlong".encode(), b"\xff", "\ufffd".encode())
     question = Ids(words="the ids of texts", texts=texts, flags=())
     answer = [[7], [1, 1], kept, [1]]

@@ -72,14 +72,14 @@ def test_slow_honest_engine_is_still_asked_for_the_shorter_runs(
     assert asked.count(N) == 1
 
 
-def test_fault_of_a_slow_engine_in_a_shorter_run_is_found(model: Path) -> None:
+def test_slow_engines_fault_in_a_shorter_run_is_found(model: Path) -> None:
     found, _ = logits_of(model, "further: later_sequences_leak", lambda n: n >= N)
     assert [v.status for v in found] == ["agreed", "timed-out", "diverged"]
     assert found[-1].detail["asked"] == JOINED
     assert exit_code(found) == 1
 
 
-def test_silent_engine_costs_two_waits_and_other_runs_are_named(
+def test_silent_engine_costs_two_waits_and_skipped_runs_are_named(
     model: Path,
 ) -> None:
     usual = iter(range(4))  # the run, the same again, with tensors, with some outputs
@@ -97,7 +97,7 @@ def test_silent_engine_costs_two_waits_and_other_runs_are_named(
     assert len(asked) == 5 + 2  # in four ways, beside another sequence, and two in vain
 
 
-def test_no_longer_run_is_asked_for_than_one_that_was_waited_for_in_vain(model: Path) -> None:
+def test_run_longer_than_a_timed_out_one_is_not_asked(model: Path) -> None:
     """The run with two sequences has 29 tokens, those with another token 34."""
     usual = iter(range(4))
     found, asked = logits_of(
@@ -121,7 +121,7 @@ def test_engine_that_dies_of_a_second_sequence_is_asked_all_else(
     assert exit_code(found) == 3
 
 
-def test_a_death_says_nothing_of_longer_runs(model: Path) -> None:
+def test_death_does_not_limit_longer_runs(model: Path) -> None:
     found, asked = logits_of(model, "further: later_sequences_leak", lambda n: n == 1, DEAD)
     assert [v.status for v in found] == ["agreed", "diverged", "crashed"]
     assert N in asked

@@ -115,7 +115,7 @@ def test_program_is_asked_to_load_in_a_new_process(mode: str, ending: str, tmp_p
     assert found[-1].status == ending
 
 
-def test_engine_with_noise_of_its_own_is_held_to_it(tmp_path: Path) -> None:
+def test_noisy_engine_is_tested_against_its_own_noise(tmp_path: Path) -> None:
     found = judged(builtin_model("f32", tmp_path), program("jitter"))
     assert {verdict.status for verdict in found} == {"agreed"}
     assert not any(verdict.detail["bits"] for verdict in found)
@@ -128,7 +128,7 @@ def test_engine_without_sessions_is_not_compared(tmp_path: Path) -> None:
     assert judged(path, example, by_name=False) == []
 
 
-def test_file_that_is_not_ours_is_refused(tmp_path: Path) -> None:
+def test_foreign_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "state"
     path.write_bytes(b"PK\x03\x04 no archive")
     with pytest.raises(InvalidModel):

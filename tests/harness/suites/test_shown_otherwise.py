@@ -69,13 +69,13 @@ def going_on(name: str, *, always: bool) -> str:
 
 
 @pytest.mark.parametrize("n", [6, 9, 12])
-def test_engine_that_goes_on_to_a_whole_character_is_not_accused(n: int, folder: Path) -> None:
+def test_engine_that_completes_its_last_character_is_not_accused(n: int, folder: Path) -> None:
     engine = going_on("to the end of a character", always=False)
     found = verdicts(builtin("f32", folder), engine, "text", n_steps=n)
     assert not diverged(found)
 
 
-def test_engine_that_always_goes_on_is_accused(folder: Path) -> None:
+def test_engine_that_never_stops_is_accused(folder: Path) -> None:
     engine = going_on("three tokens too many", always=True)
     found = verdicts(builtin("f32", folder), engine, "text", n_steps=12)
     assert {"diverged", "not-compared"} & statuses(found), found
@@ -88,9 +88,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("model", ["f32", "q4_0"])
 @pytest.mark.parametrize("name", HONEST)
-def test_an_honest_text_that_is_shown_otherwise_is_not_accused(
-    name: str, model: str, folder: Path
-) -> None:
+def test_honest_text_in_another_form_is_not_accused(name: str, model: str, folder: Path) -> None:
     found = verdicts(builtin(model, folder), showing(name), "text", n_steps=12)
     assert not diverged(found)
     assert found[0].status == "agreed"
@@ -104,7 +102,7 @@ def test_prompt_in_the_answer_is_reported(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_another_text_diverges_however_it_is_shown(name: str, folder: Path) -> None:
+def test_wrong_text_diverges_in_any_form(name: str, folder: Path) -> None:
     found = verdicts(builtin("f32", folder), showing(name), "text", n_steps=12)
     assert "diverged" in statuses(found), found
 
@@ -127,7 +125,7 @@ WORDS: Any = Words({1: b"\n", 2: b"   ", 3: b"a", 4: b" a", 5: b"\xf0\x9f", 6: b
         (b"ba", (3, 7), 0),
     ],
 )
-def test_a_text_is_read_in_each_honest_way(said: bytes, free: tuple[int, ...], end: int) -> None:
+def test_text_is_read_in_each_honest_way(said: bytes, free: tuple[int, ...], end: int) -> None:
     assert max(reading.end for reading in readings(said, free, WORDS)) == end
 
 
@@ -162,7 +160,7 @@ class Tokens:
         ("b", (3, 1), False),  # where all of the oracle's is left out: it is of none of them
     ],
 )
-def test_tokens_that_end_inside_of_a_character_may_go_on_until_it_is_whole(
+def test_incomplete_last_character_may_be_completed(
     said: str, ids: tuple[int, ...], fits: bool
 ) -> None:
     pieces = Pieces(

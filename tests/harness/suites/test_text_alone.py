@@ -106,7 +106,7 @@ def with_twins(folder: Path) -> Path:
 # --- greedy tokens --------------------------------------------------------------------------------
 
 
-def test_greedy_tokens_alone_are_held_against_the_oracles(folder: Path) -> None:
+def test_greedy_tokens_alone_are_compared_with_the_oracles(folder: Path) -> None:
     found = verdicts(builtin("f32", folder), "greedy alone", "decode")
     text, single, close, control, in_turn = found
     assert (text.status, text.summary) == ("agreed", "6 greedy tokens are the same")
@@ -122,7 +122,7 @@ def bos_again(self: Any, prompt: Sequence[int], n: int) -> list[int]:
     return Reference.greedy(self, given, n)
 
 
-def test_wrong_engine_right_behind_one_prompt_is_found_by_single_tokens(
+def test_engine_right_for_one_prompt_is_found_by_single_tokens(
     folder: Path,
 ) -> None:
     made("greedy: BOS again", GreedyAlone, greedy=bos_again)
@@ -132,12 +132,12 @@ def test_wrong_engine_right_behind_one_prompt_is_found_by_single_tokens(
     assert single.detail["margin"] > single.detail["allowed"]
 
 
-def test_an_engine_with_lists_is_not_asked_for_single_tokens(folder: Path) -> None:
+def test_engine_with_lists_is_not_asked_for_single_tokens(folder: Path) -> None:
     found, control, in_turn = verdicts(builtin("f32", folder), "quiet", "decode")
     assert {found.status, control.status, in_turn.status} == {"agreed"}
 
 
-def test_the_first_wrong_token_is_named_with_the_margin(folder: Path) -> None:
+def test_first_wrong_token_is_named_with_its_margin(folder: Path) -> None:
     made("greedy: third wrong", GreedyAlone, greedy=third_wrong)
     (found,) = verdicts(builtin("f32", folder), "greedy: third wrong", "decode")
     assert (found.status, exit_code([found])) == ("diverged", 1)
@@ -164,26 +164,26 @@ def test_ties_are_excused_one_by_one_and_the_rest_is_compared(folder: Path) -> N
 
 @pytest.mark.parametrize("engine", HONEST)
 @pytest.mark.parametrize("name", ["f32", "q8_0"])
-def test_an_honest_text_is_accused_of_nothing(engine: str, name: str, folder: Path) -> None:
+def test_honest_text_is_not_accused(engine: str, name: str, folder: Path) -> None:
     found = verdicts(builtin(name, folder), engine, "text")
     assert found[0].status == "agreed", found[0].summary
     assert exit_code(found) == 0
 
 
 @pytest.mark.parametrize("engine", WRONG)
-def test_a_wrong_text_diverges_at_its_first_wrong_token(engine: str, folder: Path) -> None:
+def test_wrong_text_diverges_at_its_first_wrong_token(engine: str, folder: Path) -> None:
     found = verdicts(builtin("f32", folder), engine, "text")
     assert [v.status for v in found] == ["diverged"], found[0].summary
     assert found[0].detail["step"] == (0 if "rope" in engine else 2)
 
 
-def test_an_engine_that_writes_nothing_behind_any_prompt_is_wrong(folder: Path) -> None:
+def test_engine_with_only_empty_texts_is_wrong(folder: Path) -> None:
     made("text: none", TextAlone, write=lambda _, p: b"")
     empty = verdicts(builtin("f32", folder), "text: none", "text")
     assert ([v.status for v in empty], exit_code(empty)) == (["not-compared", "diverged"], 1)
 
 
-def test_wrong_engine_right_behind_one_prompt_is_found_behind_others(
+def test_engine_right_for_one_prompt_is_found_by_others(
     folder: Path,
 ) -> None:
     engine = text_engine("BOS again", read=lambda text: text if text == PROMPT else b"<s>" + text)
@@ -266,7 +266,7 @@ GIRL, IS = CLEAR
         (b" boy", ({2: float("nan")}, {5: 1.0}), {}, ["not-compared"]),
     ],
 )
-def test_a_text_could_be_made_by_greedy_tokens_or_not(
+def test_possible_greedy_text_is_told_from_an_impossible_one(
     said: bytes, rows: Sequence[dict[int, float]], limits: dict[str, Any], expected: list[str]
 ) -> None:
     """The expected values are statuses, and the step and the token that differ."""
@@ -275,7 +275,7 @@ def test_a_text_could_be_made_by_greedy_tokens_or_not(
     assert [" ".join(map(str, each)).rstrip() for each in told] == expected
 
 
-def test_a_text_as_json_has_it_is_compared_in_its_characters(folder: Path) -> None:
+def test_json_escaped_text_is_compared_by_characters(folder: Path) -> None:
     """Random models write many bytes that are no characters."""
     made("text: in JSON", TextAlone, write=lambda _, p: in_json(p))
     made("text: in JSON, wrong", TextAlone, write=lambda _, p: in_json([*p[:2], b"~~", *p[3:]]))
@@ -292,7 +292,7 @@ def in_json(pieces: Sequence[bytes]) -> bytes:
     return b"".join(pieces).decode("utf-8", "replace").encode()
 
 
-def test_replacement_of_bytes_that_are_no_characters_is_recognised() -> None:
+def test_replacement_characters_for_invalid_bytes_are_recognised() -> None:
     replaced = "\ufffd".encode()
     assert is_replaced(replaced + b"x", b"\xffabc")
     assert is_replaced(b"a" + replaced, b"a\xe2\x80")
@@ -300,7 +300,7 @@ def test_replacement_of_bytes_that_are_no_characters_is_recognised() -> None:
     assert not is_replaced("ä".encode(), "ü".encode())
 
 
-def test_a_wrong_text_is_asked_for_again(folder: Path) -> None:
+def test_wrong_text_is_asked_for_again(folder: Path) -> None:
     """A temperature that is not 0, in an engine that shows nothing but what it draws."""
     drawn = iter(range(1000))
 
@@ -312,7 +312,7 @@ def test_a_wrong_text_is_asked_for_again(folder: Path) -> None:
     assert (wrong.status, again.status) == ("diverged", "diverged")
 
 
-def test_text_behind_other_prompts_is_compared_if_the_oracle_ends_at_once(
+def test_other_prompts_are_compared_if_the_oracle_ends_at_once(
     tmp_path: Path,
 ) -> None:
     """The first token there is a control token, behind which engines may end.

@@ -34,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return builtin("f32", tmp_path_factory.mktemp("models"))
 
 
-def test_a_text_that_ends_early_is_compared_as_far_as_it_goes(model: Path) -> None:
+def test_text_that_ends_early_is_compared_up_to_its_end(model: Path) -> None:
     made("text: of two tokens", TextAlone, write=lambda _, p: b"".join(p[:2]))
     short = verdicts(model, "text: of two tokens", "text")
     assert [v.status for v in short] == ["agreed", "not-compared", "not-compared", "agreed"]
@@ -42,9 +42,7 @@ def test_a_text_that_ends_early_is_compared_as_far_as_it_goes(model: Path) -> No
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_one_that_ends_early_and_is_wrong_behind_another_prompt_diverges(
-    n: int, model: Path
-) -> None:
+def test_early_end_and_a_wrong_text_elsewhere_diverge(n: int, model: Path) -> None:
     wrong = text_engine(
         f"{n} tokens of another prompt",
         read=lambda prompt: prompt if prompt == PROMPT else prompt.swapcase(),
@@ -55,7 +53,7 @@ def test_one_that_ends_early_and_is_wrong_behind_another_prompt_diverges(
     assert "diverged" in statuses(found), found
 
 
-def test_an_engine_that_ends_at_once_behind_one_prompt_is_not_accused(model: Path) -> None:
+def test_engine_that_ends_at_once_after_one_prompt_is_not_accused(model: Path) -> None:
     ends = text_engine(
         "none behind one", shown=lambda prompt, text: b"" if prompt == PROMPT else text
     )
@@ -65,7 +63,7 @@ def test_an_engine_that_ends_at_once_behind_one_prompt_is_not_accused(model: Pat
 
 
 @pytest.mark.parametrize("more", [None, b"~~~"])
-def test_a_text_without_its_last_token_is_not_compared_to_its_end(
+def test_text_without_its_last_token_is_compared_except_for_its_end(
     more: bytes | None, model: Path
 ) -> None:
     def write(_: Any, pieces: list[bytes]) -> bytes:
@@ -89,7 +87,7 @@ def test_a_text_without_its_last_token_is_not_compared_to_its_end(
         ("m", 0.001, ["agreed", "not-compared"]),
     ],
 )
-def test_extra_byte_of_a_tie_is_excused_and_not_called_an_early_end(
+def test_extra_byte_of_a_tie_is_not_called_an_early_end(
     said: str, margin: float, expected: list[str]
 ) -> None:
     """The oracle's text is m, a byte that is no character, and h6.
@@ -128,7 +126,7 @@ class Pieces(dict[int, bytes]):
         ([{6: 5.0}, {6: 5.0}], b""),
     ],
 )
-def test_engine_must_write_the_text_before_any_end_of_a_text_or_line(
+def test_engine_must_write_the_text_before_any_end_of_text_or_line(
     rows: Sequence[dict[int, float]], written: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rows are the oracle's logits before each of its tokens; others are -9."""
@@ -205,7 +203,7 @@ WRONG: dict[str, Read] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_an_engine_that_reads_characters_otherwise_diverges(name: str, model: Path) -> None:
+def test_engine_with_wrong_characters_diverges(name: str, model: Path) -> None:
     found = verdicts(model, text_engine(name, read=WRONG[name]), "text")
     assert found[-1].status == "diverged", found
 
@@ -216,5 +214,5 @@ def test_engine_that_reads_characters_correctly_is_not_accused(model: Path) -> N
 
 
 @pytest.mark.parametrize("read", READINGS)
-def test_every_reading_leaves_plain_words_alone(read: Callable[[str], bytes]) -> None:
+def test_every_reading_leaves_plain_words_unchanged(read: Callable[[str], bytes]) -> None:
     assert read("The cat, 2 + 2") == b"The cat, 2 + 2"

@@ -53,7 +53,7 @@ def test_tokens_with_other_logits_are_named(
     assert tokens_that_differ(batches, rows, all_rows) == said
 
 
-def test_rows_are_those_that_are_off_by_more_than_is_allowed() -> None:
+def test_listed_rows_exceed_the_limit() -> None:
     right, wrong = np.zeros((4, 3), np.float32), np.zeros((4, 3), np.float32)
     wrong[1:, 2] = [0.1, 0.3, np.nan]
     assert rows_that_differ(right, wrong, np.array(0.2)) == [2, 3]
@@ -75,7 +75,7 @@ def test_rows_are_those_that_are_off_by_more_than_is_allowed() -> None:
         ({}, ""),
     ],
 )
-def test_a_stretch_of_the_vocabulary_that_alone_is_wrong_is_named(
+def test_wrong_range_of_the_vocabulary_is_named(
     wrong: dict[int, tuple[int, ...]], said: str
 ) -> None:
     right = np.ones((3, 8), np.float32)
@@ -117,7 +117,7 @@ def test_place_of_the_worst_logit_is_named(
         ((1116, 1116), (0.043, 0.043), "1116 in both, 0.043 below"),
     ],
 )
-def test_tokens_where_texts_part_are_named_with_what_they_lack(
+def test_tokens_at_text_differences_are_named_with_missing_parts(
     tokens: tuple[int, int], margins: tuple[float, float], said: str
 ) -> None:
     assert two_choices(*tokens, margins).startswith(f"{said} the oracle's largest logit")
@@ -172,17 +172,17 @@ FAR = [TRUTH, TWO, with_rows(r2=9.0)]
         ([TWO], [TWO, TRUTH], False),
     ],
 )
-def test_few_rows_given_by_honest_runs_accuse_no_engine(
+def test_rows_found_in_few_honest_runs_accuse_no_engine(
     runs: Sequence[F32], engines: Sequence[F32], explained: bool
 ) -> None:
     assert by_chance(context(runs), (), TRUTH, engines, ALLOWED) is explained
 
 
-def test_without_experts_nothing_is_chosen() -> None:
+def test_model_without_experts_has_no_choices() -> None:
     assert not by_chance(context([TWO], n_expert=0), (), TRUTH, [TWO], ALLOWED)
 
 
-def test_an_oracle_that_is_wrong_in_a_usual_run_is_not_the_truth_of_it(tmp_path: Path) -> None:
+def test_oracle_wrong_in_a_usual_run_is_not_the_truth(tmp_path: Path) -> None:
     """The oracle's own logits would leave no row off, and no honest run would explain one."""
     with context_of(builtin("moe", tmp_path)) as context:
         run = Run(words="again", batches=context.batches, usual=True, known=True)

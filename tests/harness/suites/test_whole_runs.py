@@ -50,7 +50,7 @@ def pair(model: Path) -> Iterator[Opened]:
 
 @pytest.mark.parametrize("suite", ["logits", "decode"])
 @pytest.mark.parametrize("name", ["f32", "q8_0"])
-def test_a_wrong_oracle_is_a_divergence_and_at_fault(name: str, suite: str, tmp_path: Path) -> None:
+def test_wrong_oracle_is_a_divergence_and_at_fault(name: str, suite: str, tmp_path: Path) -> None:
     found = verdicts_of(builtin(name, tmp_path), suite, oracle=WRONG)
     assert exit_code(found) == 1
     assert found[0].status == "diverged"
@@ -134,7 +134,7 @@ def test_fault_of_the_first_run_is_not_blamed_on_batches(model: Path) -> None:
     assert again.key == "logits/not-deterministic"
 
 
-def test_first_wrong_batch_beside_a_sequence_may_be_so_for_its_size(
+def test_size_may_explain_the_first_wrong_batch_beside_a_sequence(
     model: Path,
 ) -> None:
     found = verdicts_of(model, "logits", engine="mutant:rope-second-prompt-late")
@@ -144,7 +144,7 @@ def test_first_wrong_batch_beside_a_sequence_may_be_so_for_its_size(
 
 
 @pytest.mark.parametrize("suite", ["logits", "decode"])
-def test_engines_that_are_wrong_in_the_same_way_are_both_at_fault(suite: str, model: Path) -> None:
+def test_equally_wrong_engines_are_both_at_fault(suite: str, model: Path) -> None:
     found = verdicts_of(model, suite, oracle=WRONG, engine=WRONG)
     assert (found[0].status, found[0].detail["at_fault"]) == ("diverged", "both")
     assert "agreed" not in statuses(found)
@@ -158,7 +158,7 @@ class Unconverted(Reference, name="test:unconverted"):
 
 
 @pytest.mark.parametrize("roles", [{"engine": Unconverted.name}, {"oracle": Unconverted.name}])
-def test_an_engine_that_converts_no_activations_is_honest_in_either_role(
+def test_engine_with_unconverted_activations_is_honest_in_either_role(
     roles: dict[str, str], tmp_path: Path
 ) -> None:
     found = verdicts_of(builtin("q8_0", tmp_path), "logits", "decode", **roles)
@@ -170,7 +170,7 @@ def scaled(path: Path, copy: Path, tensor: str, factor: float) -> Path:
     return with_values(path, copy, tensor, lambda values: values * np.float64(factor))
 
 
-def test_honest_runs_that_overflow_give_no_limit(model: Path, tmp_path: Path) -> None:
+def test_overflowing_honest_runs_give_no_limit(model: Path, tmp_path: Path) -> None:
     with GgufFile.open(model) as file:
         raw = file.raw("output.weight").view("<f4")
         factor = 3.3e38 / float(np.abs(raw).max())
@@ -227,14 +227,14 @@ class NoNumbers(Reference, name="test:no-numbers"):
         return replace(run, logits=tuple(np.full_like(each, np.nan) for each in run.logits))
 
 
-def test_an_honest_engine_is_not_accused_beside_an_oracle_without_numbers(model: Path) -> None:
+def test_honest_engine_is_not_accused_beside_an_oracle_of_nan(model: Path) -> None:
     """The limit was once a share of the oracle's largest logit, which does not exist here."""
     found = verdicts_of(model, "logits", "decode", oracle=NoNumbers.name, engine="fast")
     wrong = [v.detail["at_fault"] for v in found if v.status == "diverged"]
     assert wrong == ["oracle", "oracle"]
 
 
-def test_greedy_tokens_are_not_held_against_wrong_logits(model: Path) -> None:
+def test_greedy_tokens_are_not_compared_after_wrong_logits(model: Path) -> None:
     found = verdicts_of(model, "decode", oracle=WRONG)
     assert [v.status for v in found] == ["diverged", "not-compared"]
 
@@ -245,7 +245,7 @@ class SaysThatThereAreNone(Reference, name="test:says-that-there-are-none"):
 
 
 @pytest.mark.parametrize("role", ["oracle", "engine"])
-def test_engine_may_not_declare_what_a_model_lacks(role: str, model: Path) -> None:
+def test_engine_may_not_declare_parts_that_a_model_lacks(role: str, model: Path) -> None:
     """The engine once passed: logits, decode, trace and products were not applicable."""
     found = verdicts_of(model, **{role: SaysThatThereAreNone.name})
     asked = {"logits", "decode"} | ({"trace", "products"} if role == "engine" else set())
@@ -253,7 +253,7 @@ def test_engine_may_not_declare_what_a_model_lacks(role: str, model: Path) -> No
     assert exit_code(found) == 3
 
 
-def test_bisect_does_not_conform_where_both_are_wrong_in_what_is_not_shown(model: Path) -> None:
+def test_bisect_does_not_conform_if_both_are_wrong_in_hidden_tensors(model: Path) -> None:
     with context_of(model, oracle=OnlyLogits.name, engine=OnlyLogits.name) as context:
         found = bisect(context)
     assert found.exit_code == 1
@@ -307,7 +307,7 @@ BY_ITS_BEGINNING, BY_ITS_FIRST_TOKEN, BY_ITS_SIZES = (
 )
 
 
-def test_an_answer_to_the_tokens_before_is_called_so(model: Path) -> None:
+def test_answer_for_earlier_tokens_is_recognised(model: Path) -> None:
     found = verdicts_of(model, "logits", engine=BY_ITS_BEGINNING)
     (wrong,) = diverged(found)
     assert wrong.summary.startswith("with another middle token: ")
@@ -316,7 +316,7 @@ def test_an_answer_to_the_tokens_before_is_called_so(model: Path) -> None:
     assert not any("answered_before" in v.detail for v in others)
 
 
-def test_answer_to_other_tokens_than_usual_is_called_so_as_well(model: Path) -> None:
+def test_answer_for_other_tokens_than_usual_is_recognised(model: Path) -> None:
     """The engine keeps the last prompt alone, which is one with another token."""
     found = verdicts_of(model, "logits", engine=BY_ITS_FIRST_TOKEN)
     (wrong,) = diverged(found)
@@ -337,7 +337,7 @@ def test_state_of_earlier_calls_is_not_blamed_on_token_counts(
     assert all(("or at experts" in v.summary) is more for v in wrong)
 
 
-def test_bisect_blames_no_op_for_an_answer_to_the_tokens_before(model: Path) -> None:
+def test_bisect_blames_no_op_for_an_answer_for_earlier_tokens(model: Path) -> None:
     """The look-up of embeddings would be the first that differs."""
     with context_of(model, engine=BY_ITS_BEGINNING) as context:
         found = bisect(context)

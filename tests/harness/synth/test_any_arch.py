@@ -49,21 +49,21 @@ def test_every_architecture_has_one_form_or_both() -> None:
 
 
 @pytest.mark.parametrize("name", variants())
-def test_a_variant_goes_beyond_positions_of_a_byte_or_a_bfloat16(name: str) -> None:
+def test_variant_exceeds_positions_of_a_byte_and_a_bfloat16(name: str) -> None:
     variant = variant_named(name)
     _, n_ctx = metadata(variant)[f"{variant.arch}.context_length"]
     assert n_ctx >= 256 + 64
 
 
 @pytest.mark.parametrize("name", ["mamba2", "falcon-h1", "granitehybrid", "nemotron_h"])
-def test_groups_of_a_state_have_several_heads_each(name: str) -> None:
+def test_state_groups_have_several_heads_each(name: str) -> None:
     keys = metadata(variant_named(name))
     heads, groups = (keys[f"{name}.ssm.{k}"][1] for k in ("time_step_rank", "group_count"))
     assert heads >= 2 * groups >= 4
 
 
 @pytest.mark.parametrize("name", variants())
-def test_a_variant_has_the_keys_of_its_architecture_only(name: str) -> None:
+def test_variant_has_only_the_keys_of_its_architecture(name: str) -> None:
     variant = variant_named(name)
     keys = metadata(variant)
     assert next(iter(keys)) == "general.architecture"
@@ -78,7 +78,7 @@ def test_impossible_variant_is_refused_with_the_reason(name: str, says: str) -> 
         variant_named(name)
 
 
-def test_a_seed_decides_the_bytes(tmp_path: Path) -> None:
+def test_seed_decides_the_bytes(tmp_path: Path) -> None:
     written = []
     for i, seed in enumerate((1, 1, 2)):
         path = tmp_path / f"{i}.gguf"
@@ -87,7 +87,7 @@ def test_a_seed_decides_the_bytes(tmp_path: Path) -> None:
     assert written[0] == written[1] != written[2]
 
 
-def test_another_tensor_changes_no_weight(tmp_path: Path) -> None:
+def test_additional_tensor_changes_no_other_weight(tmp_path: Path) -> None:
     one, two = tmp_path / "one.gguf", tmp_path / "two.gguf"
     write_variant(variant_named("mamba"), TENSORS, one)
     write_variant(variant_named("mamba"), TENSORS[2:], two)
@@ -95,7 +95,7 @@ def test_another_tensor_changes_no_weight(tmp_path: Path) -> None:
     assert np.array_equal(values(one, name), values(two, name))
 
 
-def test_a_state_decays_and_a_norm_is_around_one(tmp_path: Path) -> None:
+def test_state_decays_and_norms_are_around_one(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     write_variant(variant_named("mamba"), TENSORS, path)
     decay, norm = values(path, "blk.0.ssm_a"), values(path, "blk.0.attn_norm.weight")
@@ -106,14 +106,14 @@ def test_a_state_decays_and_a_norm_is_around_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("arch", "size"), [("plm", 0.24), ("gemma2", 0.03), ("bert", 1)])
-def test_embeddings_that_are_the_head_are_small_beside_what_layers_add(
+def test_tied_embeddings_are_small_beside_layer_outputs(
     arch: str, size: float, tmp_path: Path
 ) -> None:
     embeddings = drawn(tmp_path, "token_embd.weight", 64, 128, arch=arch)
     assert embeddings.std() == pytest.approx(size, rel=0.05)
 
 
-def test_embeddings_beside_a_head_are_as_large_as_what_layers_add(
+def test_untied_embeddings_are_as_large_as_layer_outputs(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "m.gguf"
@@ -121,7 +121,7 @@ def test_embeddings_beside_a_head_are_as_large_as_what_layers_add(
     assert values(path, "token_embd.weight").std() == pytest.approx(1, rel=0.05)
 
 
-def test_the_large_matrices_of_a_scan_are_of_the_type_asked_for(tmp_path: Path) -> None:
+def test_large_scan_matrices_have_the_requested_type(tmp_path: Path) -> None:
     """Published files have such types. Ours stayed F32, so nobody had to multiply by others."""
     path = tmp_path / "m.gguf"
     names = ("ssm_in.weight", "ssm_out.weight", "ssm_x.weight", "ssm_conv1d.weight", "ssm_a")
@@ -150,20 +150,18 @@ def drawn(tmp_path: Path, name: str, *ne: int, arch: str = "mamba2") -> NDArray[
         "blk.0.post_attention_norm.weight",
     ],
 )
-def test_a_factor_is_around_one_or_it_would_hide_what_it_multiplies(
-    name: str, tmp_path: Path
-) -> None:
+def test_factors_are_around_one(name: str, tmp_path: Path) -> None:
     assert (np.abs(drawn(tmp_path, name, 400) - 1) < 0.2).all()
 
 
 @pytest.mark.parametrize(
     "name", ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"]
 )
-def test_a_divisor_of_frequencies_makes_no_angle_larger(name: str, tmp_path: Path) -> None:
+def test_frequency_divisor_makes_no_angle_larger(name: str, tmp_path: Path) -> None:
     assert drawn(tmp_path, name, 400).min() >= 1
 
 
-def test_a_recurrent_layer_begins_as_it_is_published(tmp_path: Path) -> None:
+def test_recurrent_layer_starts_as_published(tmp_path: Path) -> None:
     """Mamba 2: one decay a head from -16 to -1, steps in time from 0.001 to 0.1."""
     heads = drawn(tmp_path, "blk.0.ssm_a", 1, 400)
     assert heads.min() >= -16
@@ -174,7 +172,7 @@ def test_a_recurrent_layer_begins_as_it_is_published(tmp_path: Path) -> None:
     assert 0.05 < steps.max() < 0.11
 
 
-def test_sigmoid_of_a_decay_is_open(tmp_path: Path) -> None:
+def test_decay_gate_is_open(tmp_path: Path) -> None:
     """A gate that is shut for every token lets no fault before it through."""
     factor = drawn(tmp_path, "blk.0.ssm_a", 1, 400, arch="bailingmoe3")
     bias = drawn(tmp_path, "blk.0.ssm_dt.bias", 400, arch="bailingmoe3")

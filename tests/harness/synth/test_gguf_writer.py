@@ -117,7 +117,7 @@ def test_chunks_of_any_size_give_the_same_bytes(tmp_path: Path) -> None:
         assert path.read_bytes() == whole
 
 
-def test_chunks_are_asked_for_when_their_tensor_is_written(tmp_path: Path) -> None:
+def test_chunks_are_requested_one_tensor_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
     on_disk = []
 
@@ -203,7 +203,7 @@ def test_a_value_that_does_not_fit_its_type_is_refused(typed: Typed, says: str) 
 
 
 @pytest.mark.parametrize("key", ["", "a\0b", "k" * 65536])
-def test_a_key_that_readers_refuse_is_not_written(key: str) -> None:
+def test_key_that_readers_refuse_is_not_written(key: str) -> None:
     with pytest.raises(ValueError, match="is not a name of 1 to 65535 bytes"):
         gguf_bytes({key: ("U8", 0)})
 
@@ -223,7 +223,7 @@ def test_a_key_that_readers_refuse_is_not_written(key: str) -> None:
         (("t", (32,), "Q4_0", np.zeros(32, np.float32)), "got float32"),
     ],
 )
-def test_a_tensor_that_does_not_fit_is_refused_and_leaves_no_file(
+def test_tensor_that_does_not_fit_is_refused_and_leaves_no_file(
     tmp_path: Path, tensor: Tensor, says: str
 ) -> None:
     with pytest.raises(ValueError, match=r".") as refusal:
@@ -257,7 +257,7 @@ def test_full_disk_error_names_the_file(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_source_that_gives_too_much_is_not_read_to_its_end() -> None:
+def test_oversized_source_is_not_read_to_its_end() -> None:
     source = iter([bytes(4)] * 100)
     with pytest.raises(ValueError, match="takes 8 bytes, got more than 8"):
         gguf_bytes({}, [("t", (2,), "F32", source)])
@@ -274,7 +274,7 @@ def test_an_unknown_tensor_type_is_refused() -> None:
         gguf_bytes({}, [("t", (1,), "Q9_9", bytes(4))])
 
 
-def test_versions_and_alignments_that_no_reader_takes_are_refused() -> None:
+def test_invalid_versions_and_alignments_are_refused() -> None:
     with pytest.raises(ValueError, match="version 1, expected 2 or 3"):
         gguf_bytes({}, version=1)
     for alignment in (0, 48, -32):

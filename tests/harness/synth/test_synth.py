@@ -40,7 +40,7 @@ SHA256 = {
 
 
 @pytest.mark.parametrize("name", BUILTIN)
-def test_a_built_in_model_is_the_same_bytes_on_every_machine(name: str, tmp_path: Path) -> None:
+def test_built_in_model_is_the_same_bytes_on_every_machine(name: str, tmp_path: Path) -> None:
     assert sha256_of(builtin(name, tmp_path)) == SHA256[name]
 
 
@@ -50,7 +50,7 @@ def test_every_pinned_hash_is_of_a_built_in_model() -> None:
 
 
 @pytest.mark.parametrize("quant", MAKERS)
-def test_a_recipe_decides_the_bytes_and_every_seed_gives_others(quant: str, tmp_path: Path) -> None:
+def test_recipe_decides_the_bytes_and_every_seed_gives_others(quant: str, tmp_path: Path) -> None:
     def made(seed: int) -> bytes:
         recipe = {"quant": quant, "n_layer": 1, "n_embd": 256, "n_ff": 256}
         return written(tmp_path, f"{seed}.gguf", seed=seed, **recipe).read_bytes()
@@ -79,7 +79,7 @@ def test_random_recipes_are_small_legal_and_of_every_type_with_a_product() -> No
     assert {(r.n_head, r.head_size) for r in recipes if r.quant == "Q6_K"} >= {(1, 256), (16, 16)}
 
 
-def test_the_command_line_names_every_type_that_can_be_made() -> None:
+def test_command_line_names_every_type_that_can_be_made() -> None:
     assert set(SYNTH_TYPES.split()) == MAKERS.keys()
 
 
@@ -105,7 +105,7 @@ class IgnoresEps(Reference, name="test:ignores-eps"):
         ("test:ignores-eps", ("logits",), "black-box"),
     ],
 )
-def test_engine_that_ignores_a_key_of_the_file_is_seen_on_a_built_in_model(
+def test_ignored_metadata_key_is_found_on_a_built_in_model(
     engine: str, levels: tuple[str, ...], suite: str, tmp_path: Path
 ) -> None:
     diverges = {}
@@ -184,7 +184,7 @@ def test_a_large_model_is_written_in_small_pieces(tmp_path: Path) -> None:
     assert peak < 0.6 * path.stat().st_size
 
 
-def test_a_chunk_does_not_show_in_the_bytes() -> None:
+def test_chunk_size_does_not_change_the_bytes() -> None:
     """Drawing 64 weights is drawing 32 and then 32 more."""
     whole, bits = uniform(stream(1, "x"), 64, 1.0), stream(1, "x")
     assert np.array_equal(whole, np.concatenate([uniform(bits, 32, 1.0) for _ in range(2)]))
@@ -204,7 +204,7 @@ def test_every_tensor_has_its_own_stream(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("n_vocab", [SMALLEST, SMALLEST + 1, 1000])
-def test_every_piece_of_a_vocabulary_is_new(n_vocab: int) -> None:
+def test_every_piece_of_a_vocabulary_is_unique(n_vocab: int) -> None:
     keys = sentencepiece(n_vocab, 3)
     tokens = keys["tokenizer.ggml.tokens"][1]
     assert len(tokens) == len(set(tokens)) == n_vocab
@@ -212,6 +212,6 @@ def test_every_piece_of_a_vocabulary_is_new(n_vocab: int) -> None:
     assert len(keys["tokenizer.ggml.token_type"][1]) == n_vocab
 
 
-def test_integers_reach_both_ends() -> None:
+def test_integers_include_both_extremes() -> None:
     drawn = integers(stream(0, "y"), 4000, 255)
     assert (drawn.min(), drawn.max()) == (0, 254)

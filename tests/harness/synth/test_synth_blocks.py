@@ -58,15 +58,13 @@ def decoded(type_name: str, n: int, sigma: float) -> np.ndarray:  # type: ignore
 
 
 @pytest.mark.parametrize("type_name", MAKERS)
-def test_the_bytes_of_a_seed_are_the_same_on_every_machine(type_name: str) -> None:
+def test_seed_gives_the_same_bytes_on_every_machine(type_name: str) -> None:
     assert hashlib.sha256(made(type_name, N, 0.125)).hexdigest()[:16] == SHA256[type_name]
 
 
 @pytest.mark.parametrize("sigma", [1.0, 0.0625, 0.01])
 @pytest.mark.parametrize("type_name", MAKERS)
-def test_weights_are_finite_and_of_the_size_that_was_asked_for(
-    type_name: str, sigma: float
-) -> None:
+def test_weights_are_finite_and_of_the_requested_size(type_name: str, sigma: float) -> None:
     values = decoded(type_name, 1 << 16, sigma)
     assert np.isfinite(values).all()
     # scales of 8 bits are coarse
@@ -75,13 +73,13 @@ def test_weights_are_finite_and_of_the_size_that_was_asked_for(
 
 
 @pytest.mark.parametrize("type_name", MAKERS)
-def test_a_tensor_in_two_chunks_has_as_many_bytes_as_it_must(type_name: str) -> None:
+def test_tensor_in_two_chunks_has_the_right_size(type_name: str) -> None:
     kind = type_by_name(type_name)
     n = (1 << 20) // kind.block * kind.block + 2 * kind.block
     assert len(made(type_name, n, 1.0)) == n // kind.block * kind.bytes
 
 
-def test_every_type_with_a_scale_can_be_made() -> None:
+def test_every_scaled_type_can_be_made() -> None:
     assert MAKERS.keys() == {k.name for k in TYPES.values()} - {*NO_SCALE, "Q8_1", "Q8_K"}
 
 
@@ -110,7 +108,7 @@ def test_bytes_of_tq1_0_are_five_digits_of_base_three() -> None:
     assert set(fields_of("TQ1_0")["qh"].reshape(-1).tolist()) <= legal
 
 
-def test_scales_of_8_bits_are_numbers() -> None:
+def test_eight_bit_scales_are_never_nan() -> None:
     assert fields_of("NVFP4")["d"].max() < 0x7F
     assert 0 < fields_of("MXFP4")["e"].min() <= fields_of("MXFP4")["e"].max() < 0xFE
     assert (np.diff(UE4M3) > 0).all()

@@ -51,7 +51,7 @@ def test_a_built_in_vocabulary_is_the_same_bytes_on_every_machine(
 
 
 @pytest.mark.parametrize("kind", WITH_TOKENS)
-def test_the_seed_decides_the_tokens_or_their_scores(kind: str) -> None:
+def test_seed_decides_the_tokens_or_their_scores(kind: str) -> None:
     a, b, c = (
         [str(value) for _, value in vocabulary_keys(kind, 640, seed).values()] for seed in (1, 1, 2)
     )
@@ -61,7 +61,7 @@ def test_the_seed_decides_the_tokens_or_their_scores(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", WITH_TOKENS)
 @pytest.mark.parametrize("more", [0, 1, 50, 2000])
-def test_vocabulary_has_as_many_tokens_as_asked_for_and_no_two_alike(kind: str, more: int) -> None:
+def test_vocabulary_has_the_requested_number_of_distinct_tokens(kind: str, more: int) -> None:
     n_vocab = KINDS[kind][0] + more
     keys = vocabulary_keys(kind, n_vocab, seed=3)
     tokens = keys["tokenizer.ggml.tokens"][1]
@@ -72,7 +72,7 @@ def test_vocabulary_has_as_many_tokens_as_asked_for_and_no_two_alike(kind: str, 
 
 
 @pytest.mark.parametrize("kind", WITH_TOKENS)
-def test_too_few_tokens_are_refused_with_the_number_that_is_needed(kind: str) -> None:
+def test_too_few_tokens_are_refused_with_the_required_number(kind: str) -> None:
     smallest = KINDS[kind][0]
     with pytest.raises(InvalidModel, match=f"needs at least {smallest}"):
         vocabulary_keys(kind, smallest - 1, seed=0)
@@ -84,9 +84,7 @@ def test_an_unknown_kind_is_refused_with_the_choices() -> None:
 
 
 @pytest.mark.parametrize("kind", WITH_TOKENS)
-def test_a_tokenizer_reads_it_and_every_ordinary_token_can_be_met(
-    kind: str, tmp_path: Path
-) -> None:
+def test_tokenizer_reads_it_and_every_ordinary_token_can_occur(kind: str, tmp_path: Path) -> None:
     """Each piece is found where it stands: alone, behind a letter or in a word of its own."""
     tokenizer = opened(BUILTIN_VOCABULARIES[kind], tmp_path)
     assert tokenizer.name == ("llama" if kind == "llama-ties" else kind)
@@ -117,19 +115,19 @@ def test_a_byte_level_vocabulary_takes_any_pre_tokenizer(pre: str, tmp_path: Pat
     assert getattr(tokenizer, "pre") == PRE_TOKENIZERS[pre]  # noqa: B009
 
 
-def test_equal_scores_and_unordered_scores_are_where_they_are_promised() -> None:
+def test_equal_and_unordered_scores_are_in_their_documented_places() -> None:
     scores = vocabulary_keys("llama-ties", 640, seed=1)["tokenizer.ggml.scores"][1]
     pieces = scores[scores < 0]
     assert len(np.unique(pieces)) < len(pieces) / 2
     assert (np.diff(pieces) > 0).sum() > 50
 
 
-def test_letters_that_cannot_make_enough_pieces_are_refused() -> None:
+def test_too_few_letters_for_the_pieces_are_refused() -> None:
     with pytest.raises(ValueError, match="2 letters do not make 100 pieces"):
         merges_of("ab", 100, seed=0, legal=lambda piece: len(piece) < 4)
 
 
-def test_more_tokens_than_two_bytes_count_are_made_as_well() -> None:
+def test_vocabularies_beyond_two_byte_ids_are_made() -> None:
     """An id in sixteen bits shows from there on; the first draws are those of a small one."""
     many = merges_of(ALPHABET, 66_000, seed=0)
     assert len({left + right for left, right in many}) == 66_000
@@ -139,7 +137,7 @@ def test_more_tokens_than_two_bytes_count_are_made_as_well() -> None:
 # --- the character map --------------------------------------------------------------------------
 
 
-def test_our_reader_finds_every_replacement_of_the_map_that_synth_makes() -> None:
+def test_our_reader_finds_every_replacement_of_the_made_map() -> None:
     found = Charsmap(charsmap(REPLACED))
     for key, value in REPLACED.items():
         text = b"x" + key.encode() + b"z"
@@ -147,14 +145,14 @@ def test_our_reader_finds_every_replacement_of_the_map_that_synth_makes() -> Non
         assert found.longest(text, 0) is None
 
 
-def test_the_longest_sequence_wins_and_a_beginning_alone_is_none() -> None:
+def test_longest_sequence_wins_and_its_beginning_is_none() -> None:
     found = Charsmap(charsmap({"a": "1", "abc": "2", "xyz": "3"}))
     assert found.longest(b"abd", 0) == (b"1", 1)
     assert found.longest(b"abcd", 0) == (b"2", 3)
     assert found.longest(b"xyq", 0) is None
 
 
-def test_a_map_of_many_sequences_is_read_back() -> None:
+def test_map_of_many_sequences_is_read_back() -> None:
     replaced = {chr(0xC0 + i) + chr(0x300 + i % 40): f"{i}" for i in range(600)}
     found = Charsmap(charsmap(replaced))
     assert all(

@@ -46,7 +46,7 @@ def test_a_twin_has_the_weights_of_its_model_bit_for_bit(kind: str, tmp_path: Pa
         assert made.raw("b").tobytes() == vector.tobytes()
 
 
-def test_no_byte_of_the_metadata_changes_but_the_file_type(tmp_path: Path) -> None:
+def test_twin_changes_no_metadata_except_the_file_type(tmp_path: Path) -> None:
     model, copy = tmp_path / "model.gguf", tmp_path / "twin.gguf"
     metadata = {
         "general.architecture": ("STR", "x"),
@@ -67,7 +67,7 @@ def test_no_byte_of_the_metadata_changes_but_the_file_type(tmp_path: Path) -> No
     assert before[:end].replace(b"\x77\0\0\0", bytes(4)) == after[:end]
 
 
-def test_a_tensor_of_many_chunks_is_whole_and_never_held_at_once(
+def test_tensor_of_many_chunks_is_whole_and_never_held_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(twin, "CHUNK", 1 << 12)
@@ -86,13 +86,13 @@ def test_a_tensor_of_many_chunks_is_whole_and_never_held_at_once(
         assert made.raw("a").tobytes() == WeightFormat.member("Q8_0").dequantize(raw).tobytes()
 
 
-def test_a_model_without_anything_quantised_is_its_own_twin(tmp_path: Path) -> None:
+def test_unquantised_model_is_its_own_twin(tmp_path: Path) -> None:
     with pytest.raises(InvalidModel, match="needs no twin"):
         write_twin(written(tmp_path), tmp_path / "twin.gguf")
     assert not (tmp_path / "twin.gguf").exists()
 
 
-def test_the_model_itself_is_not_written_over(tmp_path: Path) -> None:
+def test_model_itself_is_not_overwritten(tmp_path: Path) -> None:
     model = written(tmp_path, quant="Q4_1")
     before = model.read_bytes()
     with pytest.raises(InvalidModel, match="name another file"):
@@ -100,7 +100,7 @@ def test_the_model_itself_is_not_written_over(tmp_path: Path) -> None:
     assert model.read_bytes() == before
 
 
-def test_check_holds_a_twin_against_its_model(tmp_path: Path) -> None:
+def test_check_compares_a_twin_with_its_model(tmp_path: Path) -> None:
     model, copy = written(tmp_path, quant="Q4_1"), tmp_path / "twin.gguf"
     write_twin(model, copy)
     code, found = dequant(model, copy)

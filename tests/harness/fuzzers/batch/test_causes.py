@@ -79,12 +79,12 @@ NEAR = {  # cause: the kind of memory, and a schedule with the steps of the know
 }
 
 
-def test_every_known_difference_has_a_schedule_that_almost_shows_it() -> None:
+def test_every_known_difference_has_a_near_miss_schedule() -> None:
     assert NEAR.keys() == {known.cause for known in KNOWN}
 
 
 @pytest.mark.parametrize("known", KNOWN, ids=lambda known: known.id)
-def test_a_fault_without_the_cause_of_a_known_one_is_not_excused(known: KnownSchedule) -> None:
+def test_fault_without_a_known_cause_is_not_excused(known: KnownSchedule) -> None:
     kind, case = NEAR[known.cause]
     found = ScheduleDifference(symptom=known.symptom, step=len(case.steps) - 1, name="", text="")
     assert known.cause in causes(known.schedule, kind)
@@ -92,7 +92,7 @@ def test_a_fault_without_the_cause_of_a_known_one_is_not_excused(known: KnownSch
     assert entry_for(KNOWN, (known.component,), kind, found, case) is None
 
 
-def test_a_fault_before_the_step_with_the_cause_is_not_excused() -> None:
+def test_fault_before_the_step_with_the_cause_is_not_excused() -> None:
     case = made(STREAMS, text(1), text(1, 1), ["keep", 0])
     found = [ScheduleDifference(symptom="pos", step=step, name="", text="") for step in range(3)]
     told = [entry_for(KNOWN, ("llama.cpp",), "attention", one, case) for one in found]
@@ -118,7 +118,7 @@ def test_sequences_that_diverge_at_a_shared_token_count_as_diverged(
     assert ("parted" in causes(case, "attention")) is part
 
 
-def test_divergence_known_of_attention_is_known_with_yarn_as_well() -> None:
+def test_attention_divergence_is_known_with_yarn_too() -> None:
     of_attention = [known for known in KNOWN if "attention" in known.kinds]
     assert of_attention
     for known in of_attention:

@@ -81,7 +81,7 @@ def tokens_of(case: ScheduleCase) -> int:
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_engine_is_caught_and_its_schedule_made_short(name: str) -> None:
+def test_wrong_engine_is_caught_and_its_schedule_shortened(name: str) -> None:
     row: Wrong = WRONG[name]
     campaign = fuzzed(row.kind, engine=name, start=FIRST.get(name, 1))
     first = next(v for v in campaign if v.status == "diverged")
@@ -98,7 +98,7 @@ def test_a_wrong_engine_is_caught_and_its_schedule_made_short(name: str) -> None
     assert entry_for(known_schedules(), ("llama.cpp",), row.kind, found, case) is None, case
 
 
-def test_a_refused_batch_that_leaves_something_behind_is_seen(tmp_path: Path) -> None:
+def test_refused_batch_that_changes_memory_is_found(tmp_path: Path) -> None:
     steps = [["decode", [[1, 0, [0], False, 60]]], ["decode", [[1, 60, [0], False, 197]]]]
     shape = {"n_ctx": 256, "n_ubatch": 60, "n_seq": 2, "unified": True}
     path, runner = tmp_path / "small.gguf", Runner()
@@ -112,7 +112,7 @@ def test_a_refused_batch_that_leaves_something_behind_is_seen(tmp_path: Path) ->
     assert (found.symptom, found.step) == ("pos", 1)
 
 
-def test_a_finding_is_shown_again_by_its_command() -> None:
+def test_command_of_a_finding_reproduces_it() -> None:
     first = next(v for v in fuzzed("attention", engine="forgets-to-shift") if v.detail["schedule"])
     words = shlex.split(first.repro)
     given = words[words.index("--schedule") + 1].encode()
@@ -128,7 +128,7 @@ def test_our_engine_agrees_with_itself(kind: str) -> None:
     assert only.detail["logits"] > 100
 
 
-def test_a_case_depends_on_seed_and_number_alone() -> None:
+def test_case_depends_only_on_seed_and_number() -> None:
     for kind in KINDS:
         cases = [schedule(7, number, kind) for number in range(6)]
         assert cases == [schedule(7, number, kind) for number in range(6)]
@@ -136,7 +136,7 @@ def test_a_case_depends_on_seed_and_number_alone() -> None:
         assert schedule(8, 1, kind) != cases[1]
 
 
-def test_schedules_do_all_that_can_be_done() -> None:
+def test_schedules_use_every_operation() -> None:
     names = {step[0] for n in range(400) for step in schedule(1, n, "attention").steps}
     assert names == {"decode", "rm", "cp", "keep", "add", "div", "clear", "save", "load"}
     codes = {
@@ -175,7 +175,7 @@ def alone(change: Any, symptom: str, tmp_path: Path) -> bool:
         del Adapter.family[cls.name]
 
 
-def test_an_engine_that_mixes_sequences_is_contradicted_by_itself(tmp_path: Path) -> None:
+def test_engine_that_mixes_sequences_contradicts_itself(tmp_path: Path) -> None:
     assert alone(mixes_sequences, "neighbours", tmp_path)
 
 
@@ -185,7 +185,7 @@ def test_engine_that_depends_on_the_split_of_batches_contradicts_itself(
     assert alone(reorders_outputs, "splitting", tmp_path)
 
 
-def test_sequences_that_shared_or_copied_anything_belong_together() -> None:
+def test_sequences_that_shared_or_copied_cells_belong_together() -> None:
     row = [[1, 0, [0], True], [1, 0, [1], True], [1, 0, [3], False]]
     steps: list[Any] = [["decode", row], ["cp", 0, 2, -1, -1], ["save", 3], ["load", 2, 0]]
     shape = {"n_ctx": 256, "n_ubatch": 4, "n_seq": 4, "unified": True}
@@ -193,7 +193,7 @@ def test_sequences_that_shared_or_copied_anything_belong_together() -> None:
     assert component(schedule_from(json.dumps({**shape, "steps": steps[:1]}))) == {0}
 
 
-def test_a_row_of_nan_equals_itself_and_nothing_else() -> None:
+def test_nan_row_equals_only_itself() -> None:
     nan, one = np.full((1, 3), np.nan), np.ones((1, 3))
     assert worst(nan, nan) == 0.0
     assert worst(one, nan) == worst(nan, one) == float("inf")
@@ -203,7 +203,7 @@ def test_a_row_of_nan_equals_itself_and_nothing_else() -> None:
 # --- what cannot be compared --------------------------------------------------------------------
 
 
-def test_an_engine_that_dies_is_a_finding_of_its_own(tmp_path: Path) -> None:
+def test_dying_engine_is_a_separate_finding(tmp_path: Path) -> None:
     plan = FuzzPlan(targets=("recurrent",), engine="dies", oracle="reference", cases=20, seed=3)
     result = run_campaign("batch", plan, tmp_path, [])
     crashed = [v for v in result.verdicts if v.status == "crashed"]
@@ -238,13 +238,13 @@ def test_an_engine_that_runs_no_schedules_is_not_compared(tmp_path: Path) -> Non
         ),
     ],
 )
-def test_a_schedule_that_is_none_is_refused(text: str, says: str) -> None:
+def test_malformed_schedule_is_refused(text: str, says: str) -> None:
     with pytest.raises(BadInput, match="not a schedule") as refused:
         schedule_from(text)
     assert says in str(refused.value)
 
 
-def test_a_schedule_of_ones_own_needs_its_kind() -> None:
+def test_users_schedule_needs_its_kind() -> None:
     plan = FuzzPlan(given=(schedule(0, 0, "attention").text().encode(),))
     with pytest.raises(BadInput, match="--type"):
         fuzzer_named("batch").check(plan)
@@ -259,7 +259,7 @@ def command(*args: str) -> int:
     return int(end.value.code or 0)
 
 
-def test_the_command_writes_a_report_and_says_what_it_compared(
+def test_command_writes_a_report_and_states_the_comparison(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ("--type", "recurrent", "--cases", "5", "--report", str(tmp_path), "--quiet")
@@ -270,7 +270,7 @@ def test_the_command_writes_a_report_and_says_what_it_compared(
     assert verdict["detail"]["schedules"] == 5
 
 
-def test_the_command_refuses_what_is_no_schedule(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_refuses_a_malformed_schedule(capsys: pytest.CaptureFixture[str]) -> None:
     assert command("--type", "window", "--schedule", "{}") == 2
     assert command("--type", "sliding") == 2
     assert "attention, window, recurrent, hybrid" in capsys.readouterr().err

@@ -42,7 +42,7 @@ def test_a_wrong_splitter_is_caught_with_at_most_two_ubatches(
     assert f'"sbatch":"{case.sbatch}"' in found.repro
 
 
-def test_our_model_agrees_with_itself_and_says_what_it_compared(
+def test_our_model_agrees_with_itself_and_states_the_comparison(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(batch, "of_sbatch", lambda *_: True)
@@ -67,7 +67,7 @@ def test_the_worked_examples_are_the_first_cases() -> None:
 
 
 @pytest.mark.parametrize("kind", SPLITS)
-def test_cases_leave_nothing_open_to_an_unstable_sort(kind: str) -> None:
+def test_cases_do_not_depend_on_an_unstable_sort(kind: str) -> None:
     for number in range(200):
         case = sbatch_schedule(5, number, kind)
         assert case == sbatch_schedule(5, number, kind) == schedule_from(case.text())
@@ -78,7 +78,7 @@ def test_cases_leave_nothing_open_to_an_unstable_sort(kind: str) -> None:
             assert kind != "pooled" or all(row[2][0] == 0 for row in rows)
 
 
-def test_an_older_version_against_another_engine_is_about_its_splits() -> None:
+def test_older_version_is_compared_only_in_its_splits() -> None:
     assert batch.of_sbatch("llama.cpp@0.3.8", "reference")
     assert batch.of_sbatch("reference", "llama.cpp@0.3.9")
     assert not batch.of_sbatch("llama.cpp@0.3.10", "reference")
@@ -87,7 +87,7 @@ def test_an_older_version_against_another_engine_is_about_its_splits() -> None:
     assert [has_sbatch(v) for v in ("0.2.90", "0.3.9.post1", "0.3.10", "1.0")] == [1, 1, 0, 0]
 
 
-def test_a_kind_is_named_where_it_makes_sense() -> None:
+def test_kind_is_named_only_if_applicable() -> None:
     fuzzer = fuzzer_named("batch")
     fuzzer.check(FuzzPlan(targets=("pooled",), oracle="llama.cpp@0.3.8"))
     with pytest.raises(
@@ -98,7 +98,7 @@ def test_a_kind_is_named_where_it_makes_sense() -> None:
         fuzzer.check(FuzzPlan(targets=("window",), oracle="llama.cpp@0.3.8"))
 
 
-def test_field_that_one_of_two_does_not_show_is_no_difference() -> None:
+def test_field_that_only_one_engine_shows_is_no_difference() -> None:
     seen, shown = [None, 1, [[7, None, None, True]]], [True, 1, [[7, 3, [0], True]]]
     assert same([seen], [shown])
     assert same(None, shown)

@@ -52,7 +52,7 @@ ROWS: dict[str, tuple[Any, ...]] = {  # who reaches it, and who almost does
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_situation_is_told_where_it_is_reached(name: str) -> None:
+def test_situation_is_reported_if_reached(name: str) -> None:
     shape, does, almost = ROWS[name]
     assert name in found(shape, *does)
     assert name not in found(shape, *almost)

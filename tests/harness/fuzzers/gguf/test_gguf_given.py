@@ -71,7 +71,7 @@ def verdicts(paths: Sequence[Path]) -> list[Verdict]:
         return list(campaign.judge_given(given_cases(plan)))
 
 
-def test_a_file_that_takes_too_long_is_a_verdict_that_names_it(tmp_path: Path) -> None:
+def test_slow_file_is_a_verdict_that_names_it(tmp_path: Path) -> None:
     good = alone("every-type")
     contents = {"a": good, "slow": good + SLOW, "b": good, "slow too": good + SLOW, "c": good}
     for name, raw in contents.items():
@@ -87,7 +87,7 @@ def test_a_file_that_takes_too_long_is_a_verdict_that_names_it(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("word", "ending"), [(SLOW, HUNG), (DEADLY, CRASHED)])
-def test_a_question_without_an_answer_costs_no_other_file_its_own(word: bytes, ending: str) -> None:
+def test_unanswered_question_costs_no_other_file_its_answer(word: bytes, ending: str) -> None:
     good = alone("every-type")
     files = [good] * 7
     files.insert(4, word)
@@ -97,12 +97,12 @@ def test_a_question_without_an_answer_costs_no_other_file_its_own(word: bytes, e
     assert len(set(found.digests.tolist())) == 2
 
 
-def test_an_engine_that_answers_about_no_file_is_not_asked_file_by_file() -> None:
+def test_engine_that_answers_about_no_file_is_not_asked_file_by_file() -> None:
     with pytest.raises(NoAnswer, match="it parses nothing"):
         answer_about(Mute(), "buffer", [b"GGUF", b"GGUF"])
 
 
-def test_a_long_file_is_not_tried_many_at_a_time() -> None:
+def test_long_file_is_not_tried_in_large_batches() -> None:
     raw, asked = gguf([pair(b"k", ARR, array(U8, 1 << 18, bytes(1 << 18)))]), []
 
     def shows(files: list[bytes]) -> list[bool]:
@@ -114,7 +114,7 @@ def test_a_long_file_is_not_tried_many_at_a_time() -> None:
     assert sum(asked) <= 5 * cost_of([raw])
 
 
-def test_gguf_py_may_keep_a_view_for_each_element_and_no_more() -> None:
+def test_gguf_py_may_keep_one_view_per_element() -> None:
     """An honest file of the worst kind for it, and one whose header claims much."""
     n = 40_000
     numbers = gguf([pair(b"k", ARR, array(U8, n, bytes(n)))])

@@ -29,7 +29,7 @@ def with_fault(fault: FileFault, draft: FileDraft) -> bytes:
     return draft.raw()
 
 
-def test_a_draft_without_faults_is_the_file_that_our_writer_writes() -> None:
+def test_draft_without_faults_equals_the_writers_file() -> None:
     draft = FileDraft()
     draft.put(b"n", 4, (7).to_bytes(4, "little"))
     draft.put(b"s", 9, array(8, 2, string(b"a") + string(b"bc")))
@@ -46,14 +46,14 @@ def test_our_reader_gives_each_fault_the_verdict_of_the_table(fault: FileFault) 
 
 
 @EVERY
-def test_a_fault_says_what_is_wrong_and_why(fault: FileFault) -> None:
+def test_fault_states_its_rule_and_reason(fault: FileFault) -> None:
     assert set(fault.kinds) <= KINDS
     assert fault.why.endswith(".")
     if fault.verdict != "implementation-defined":
         assert bool(fault.kinds) == (fault.verdict == "invalid")
 
 
-def test_the_faults_reach_every_kind_of_refusal() -> None:
+def test_faults_cover_every_kind_of_refusal() -> None:
     assert {verdict(with_fault(fault, FileDraft())) for fault in FAULTS.values()} == {
         "accepted",
         *KINDS - {"key-empty"},  # with nothing else in the file it is too short for its counts
@@ -61,14 +61,14 @@ def test_the_faults_reach_every_kind_of_refusal() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_case_is_decided_by_seed_family_and_number(family: str) -> None:
+def test_seed_family_and_number_decide_a_case(family: str) -> None:
     some = cases(3, family, 40, 10, CORPUS)
     assert [case.number for case in some] == list(range(40, 50))
     assert some[4:] == cases(3, family, 44, 6, CORPUS)
     assert some != cases(4, family, 40, 10, CORPUS)
 
 
-def test_a_case_may_need_more_numbers_than_were_drawn_ahead() -> None:
+def test_case_may_need_more_numbers_than_drawn_ahead() -> None:
     one, two = numbers_of(1, "valid", 6, 2)
     (again,) = numbers_of(1, "valid", 7, 1)
     drawn = [two.below(1 << 64) for _ in range(3000)]
@@ -78,7 +78,7 @@ def test_a_case_may_need_more_numbers_than_were_drawn_ahead() -> None:
 
 
 @pytest.mark.parametrize("family", ["valid", "broken"])
-def test_files_with_one_fault_get_its_verdict_whatever_else_they_hold(family: str) -> None:
+def test_files_with_one_fault_get_its_verdict(family: str) -> None:
     seen = set()
     for case in cases(1, family, 0, 1500):
         kinds = FAULTS[case.faults[0]].kinds if case.faults else ()
@@ -87,7 +87,7 @@ def test_files_with_one_fault_get_its_verdict_whatever_else_they_hold(family: st
     assert {f for f in FAULTS if bool(FAULTS[f].kinds) == (family == "broken")} == seen
 
 
-def test_faults_together_make_no_file_that_is_long() -> None:
+def test_combined_faults_make_no_long_file() -> None:
     huge = [FAULTS["alignment-max"], FAULTS["padding-not-zero"], FAULTS["empty-tensor-between"]]
     draft = FileDraft()
     for fault in huge:
@@ -102,7 +102,7 @@ def test_mutated_files_are_neither_all_refused_nor_all_accepted() -> None:
     assert len(set(verdicts)) > 15
 
 
-def test_a_corpus_is_seen_as_it_is_first_and_its_long_files_never() -> None:
+def test_corpus_files_are_first_tried_unchanged_and_long_ones_never() -> None:
     files = [*CORPUS, bytes(LARGEST + 1)]
     found = cases(1, "corpus", 0, 50, files)
     assert [case.raw for case in found[:2]] == CORPUS

@@ -57,7 +57,7 @@ def made(family: str, n: int) -> Iterator[bytes]:
 # --- what is reached --------------------------------------------------------------------------
 
 
-def test_the_grammar_reaches_every_line_of_the_reader() -> None:
+def test_grammar_reaches_every_line_of_the_reader() -> None:
     files = [*map(alone, FAULTS), *made("valid", 300), *made("mutated", 700)]
     found = find_reached(files)
     assert found.never == ()
@@ -65,7 +65,7 @@ def test_the_grammar_reaches_every_line_of_the_reader() -> None:
     assert found.lines > 200
 
 
-def test_a_line_that_no_file_reaches_is_named() -> None:
+def test_unreached_line_is_named() -> None:
     found = find_reached([alone("every-type")])
     assert any(
         text.startswith("lockstep.engine.gguf.fields:") and "refuse(" in text
@@ -77,7 +77,7 @@ def test_a_line_that_no_file_reaches_is_named() -> None:
 # --- the folder -------------------------------------------------------------------------------
 
 
-def test_a_folder_starts_with_each_fault_and_takes_what_libfuzzer_names(folder: Path) -> None:
+def test_folder_starts_with_each_fault_and_accepts_libfuzzers_names(folder: Path) -> None:
     files = [path.read_bytes() for path in files_kept(folder)]
     assert {*map(alone, FAULTS), b"a corpus file"} <= set(files)
     (folder / ("0" * 40)).write_bytes(b"GGUF")
@@ -90,7 +90,7 @@ def test_other_files_of_the_folder_keep_their_names(folder: Path) -> None:
     assert (folder / "LICENSE").is_file()
 
 
-def test_cause_of_the_end_of_a_round_is_told() -> None:
+def test_report_states_how_a_round_ended() -> None:
     words = ["INFO: x", "KeyError: 'behind'", "==3== ERROR: libFuzzer: fuzz target exited"]
     assert complaint(words, 77) == "KeyError: 'behind'"
     assert complaint(["INFO: x"], -9) == "libFuzzer ended with status -9: INFO: x"
@@ -99,7 +99,7 @@ def test_cause_of_the_end_of_a_round_is_told() -> None:
 # --- the reader under guidance ----------------------------------------------------------------
 
 
-def test_under_guidance_a_reader_may_refuse_and_nothing_else(
+def test_guided_reader_may_only_refuse(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     right = guard_reader(GgufFile.from_bytes, lambda seconds: None)
@@ -112,7 +112,7 @@ def test_under_guidance_a_reader_may_refuse_and_nothing_else(
 
 
 @guidance
-def test_a_file_that_breaks_the_reader_ends_a_round_and_is_kept(one: Path) -> None:
+def test_file_that_breaks_the_reader_ends_a_round_and_is_kept(one: Path) -> None:
     modules = ["tests.breaking_reader", *MODULES]
     done = guided_round(one, 1000, 1, None, lambda text: None, modules)
     assert done.ended == f"KeyError: {WORDS!r}"
@@ -122,7 +122,7 @@ def test_a_file_that_breaks_the_reader_ends_a_round_and_is_kept(one: Path) -> No
 
 
 @guidance
-def test_guidance_reaches_what_as_many_changes_by_chance_do_not(one: Path) -> None:
+def test_guidance_reaches_more_than_random_changes(one: Path) -> None:
     done = guided_round(one, 3000, 1, None, lambda text: None)
     assert done.branches > 2 * done.branches_before > 0
     by_chance = [case.raw for case in cases(0, "corpus", 0, 3000, [FIRST])]
@@ -136,7 +136,7 @@ def lines(files: list[bytes]) -> int:
 
 
 @guidance
-def test_a_guided_run_ends_when_nothing_new_is_reached(one: Path, tmp_path: Path) -> None:
+def test_guided_run_ends_if_nothing_new_is_found(one: Path, tmp_path: Path) -> None:
     plan = replace(PLAN, keep=one)
     result = run_campaign("gguf", plan, tmp_path, [])
     rounds = [v.detail for v in result.verdicts if "branches" in v.detail]
@@ -159,12 +159,12 @@ def test_a_guided_run_ends_when_nothing_new_is_reached(one: Path, tmp_path: Path
         ({"keep": Path("x"), "engine": "llama.cpp"}, "branches of our reader, not of 'llama.cpp'"),
     ],
 )
-def test_a_guided_run_that_makes_no_sense_is_refused(changes: dict[str, Any], says: str) -> None:
+def test_contradictory_guided_run_is_refused(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(BadInput, match=says):
         GgufFuzzer().check(replace(PLAN, **changes))
 
 
-def test_without_atheris_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_atheris_message_says_how_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_gguf_guided, "find_spec", lambda name: None)
     with pytest.raises(BadInput, match="needs atheris: pip install"):
         GgufFuzzer().check(replace(PLAN, keep=Path("x")))

@@ -58,7 +58,7 @@ class _Least:
         return 0
 
 
-def test_no_more_files_are_tried_than_allowed() -> None:
+def test_shrinking_tries_no_more_files_than_allowed() -> None:
     tried = 0
 
     def shows(files: list[bytes]) -> list[bool]:
@@ -70,7 +70,7 @@ def test_no_more_files_are_tried_than_allowed() -> None:
     assert 0 < tried <= 50
 
 
-def test_a_long_text_is_not_taken_apart_byte_by_byte() -> None:
+def test_long_text_is_not_shrunk_byte_by_byte() -> None:
     long = cases(1, "broken", [f.name for f in FAULTS.values() if f.kinds].index("key-65536"), 1)
     (case,) = long
     assert case.faults == ("key-65536",)

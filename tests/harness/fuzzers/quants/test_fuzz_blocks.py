@@ -20,7 +20,7 @@ INF, NAN = np.inf, np.nan
 
 
 @PER_FORMAT
-def test_a_case_is_the_same_wherever_a_run_starts(kind: type[WeightFormat]) -> None:
+def test_case_is_the_same_for_any_start_of_a_run(kind: type[WeightFormat]) -> None:
     cases = Cases(kind, seed=3)
     parts = [Cases(kind, seed=3).blocks(*span) for span in ((0, 7), (7, 120), (120, 200))]
     assert cases.blocks(0, 200).tobytes() == b"".join(part.tobytes() for part in parts)
@@ -28,7 +28,7 @@ def test_a_case_is_the_same_wherever_a_run_starts(kind: type[WeightFormat]) -> N
 
 
 @PER_FORMAT
-def test_half_of_the_first_cases_are_directed_and_each_of_them_comes_once(
+def test_half_of_the_first_cases_are_directed_and_occur_once(
     kind: type[WeightFormat],
 ) -> None:
     cases = Cases(kind, seed=0)
@@ -40,7 +40,7 @@ def test_half_of_the_first_cases_are_directed_and_each_of_them_comes_once(
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_K", "IQ1_M", "NVFP4", "F16"])
-def test_directed_cases_have_every_scale_value_and_every_byte_everywhere(
+def test_directed_cases_cover_scale_values_and_every_byte(
     name: str,
 ) -> None:
     kind = WeightFormat.member(name)
@@ -58,7 +58,7 @@ def test_directed_cases_have_every_scale_value_and_every_byte_everywhere(
         assert len(np.unique(values.view(f"u{scale.width}"))) == 1 << 8 * scale.width
 
 
-def test_the_corners_of_a_half_are_what_they_are_called() -> None:
+def test_special_values_of_a_half_match_their_names() -> None:
     values = {k: np.array([v], "<u2").view("<f2")[0] for k, v in corners(2).items()}
     assert values["largest"] == 65504
     assert values["one"] == 1
@@ -70,7 +70,7 @@ def test_the_corners_of_a_half_are_what_they_are_called() -> None:
 
 
 @pytest.mark.parametrize("name", ["F64", "I32", "I64"])
-def test_numbers_half_way_between_two_floats_are_met(name: str) -> None:
+def test_midpoints_between_two_floats_occur(name: str) -> None:
     kind = WeightFormat.member(name)
     raw = Cases(kind, seed=1).blocks(0, 4000)
     values = raw.view(kind.layout).view(kind.layout[0])
@@ -104,7 +104,7 @@ def test_numbers_half_way_between_two_floats_are_met(name: str) -> None:
         ([1, 3], [5, 8], "value"),
     ],
 )
-def test_a_symptom_is_read_off_two_decodings(
+def test_symptom_follows_from_two_decodings(
     expected: list[float], actual: list[float], symptom: str
 ) -> None:
     assert symptom_of(np.array(expected, np.float32), np.array(actual, np.float32)) == symptom
@@ -118,14 +118,14 @@ def test_differing_blocks_are_told_from_other_nans() -> None:
     assert found.nan_sign.tolist() == [0]
 
 
-def test_a_finite_difference_is_never_shrunk_into_one_about_nan() -> None:
+def test_finite_difference_is_never_shrunk_into_a_nan_one() -> None:
     assert alike("value", "factor")
     assert not alike("value", "nan")
     assert not alike("rounding", "value")
     assert not alike("zero-sign", "sign")
 
 
-def test_shrinking_ends_where_no_byte_can_be_spared() -> None:
+def test_shrinking_ends_if_no_byte_can_be_removed() -> None:
     kind = WeightFormat.member("Q6_K")
     block = Cases(kind, 0).blocks(1, 2)
 

@@ -78,7 +78,7 @@ def statuses(verdicts: list[Verdict]) -> list[str]:
 
 
 @PER_FORMAT
-def test_a_right_decoder_agrees_and_says_how_much_was_compared(kind: type[WeightFormat]) -> None:
+def test_right_decoder_agrees_and_states_the_number_of_weights(kind: type[WeightFormat]) -> None:
     (verdict,) = campaign(kind, right, cases=500)
     assert verdict.status == "agreed"
     assert verdict.detail["blocks"] == 500
@@ -87,7 +87,7 @@ def test_a_right_decoder_agrees_and_says_how_much_was_compared(kind: type[Weight
 
 
 @pytest.mark.parametrize(("kind", "wrong"), mistaken(SOME))
-def test_a_wrong_decoder_is_caught_with_a_small_block_that_shows_it_again(
+def test_wrong_decoder_is_caught_with_a_small_reproducing_block(
     kind: type[WeightFormat], wrong: type[WeightFormat]
 ) -> None:
     found = campaign(kind, lambda _, raw: wrong.dequantize(raw))
@@ -144,7 +144,7 @@ def test_each_kind_of_mistake_has_its_name(change: Callable[[F32], F32], symptom
     assert symptom in {verdict.detail["symptom"] for verdict in found}
 
 
-def test_another_sign_of_nan_is_no_difference_and_is_counted() -> None:
+def test_nan_with_another_sign_is_counted_and_no_difference() -> None:
     def flipped(kind: type[WeightFormat], raw: Bytes) -> F32:
         values = kind.dequantize(raw)
         return np.where(np.isnan(values), -values, values)
@@ -168,7 +168,7 @@ def failing(error: Exception, when: Callable[[Bytes], bool] = lambda raw: True) 
     return decode
 
 
-def test_a_crash_is_narrowed_down_to_one_block_and_the_run_is_incomplete() -> None:
+def test_crash_is_narrowed_to_one_block_and_the_run_is_incomplete() -> None:
     kind = WeightFormat.member("TQ1_0")
     decode = failing(ZeroDivisionError("boom"), lambda blocks: bool((blocks[:, 3] == 0x17).any()))
     (verdict,) = campaign(kind, decode)
@@ -186,9 +186,7 @@ def test_a_crash_is_narrowed_down_to_one_block_and_the_run_is_incomplete() -> No
         (EngineError("bad block"), "diverged", 1),
     ],
 )
-def test_an_engine_that_refuses_is_not_passed_over(
-    error: Exception, status: str, code: int
-) -> None:
+def test_refusing_engine_is_reported(error: Exception, status: str, code: int) -> None:
     found = campaign(WeightFormat.member("Q4_0"), failing(error))
     assert statuses(found) == [status]
     assert exit_code(found) == code
@@ -222,7 +220,7 @@ def test_plain_numbers_that_the_oracle_cannot_decode_follow_the_standard() -> No
 # --- the witness ----------------------------------------------------------------------------
 
 
-def test_a_witness_that_stands_alone_is_excused_by_name() -> None:
+def test_isolated_witness_is_excused_by_name() -> None:
     def negative(kind: type[WeightFormat], raw: Bytes) -> F32:
         return -kind.dequantize(raw)
 
@@ -233,7 +231,7 @@ def test_a_witness_that_stands_alone_is_excused_by_name() -> None:
     assert exit_code(found) == 0
 
 
-def test_a_witness_with_the_same_mistake_puts_the_oracle_alone() -> None:
+def test_witness_with_the_same_mistake_isolates_the_oracle() -> None:
     def doubled(kind: type[WeightFormat], raw: Bytes) -> F32:
         return 2 * kind.dequantize(raw)
 
@@ -243,14 +241,14 @@ def test_a_witness_with_the_same_mistake_puts_the_oracle_alone() -> None:
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("boom"), EngineError("boom")])
-def test_a_witness_that_fails_on_some_block_is_no_fault_of_the_subject(error: Exception) -> None:
+def test_failing_witness_is_no_fault_of_the_subject(error: Exception) -> None:
     witness = failing(error, lambda blocks: len(blocks) > 10)
     found = campaign(WeightFormat.member("Q4_0"), right, witness=witness)
     assert statuses(found) == ["excused", "agreed"]
     assert "boom" in found[0].summary
 
 
-def test_a_witness_without_a_decoder_is_said_to_have_none() -> None:
+def test_witness_without_a_decoder_is_reported() -> None:
     found = campaign(WeightFormat.member("Q1_0"), right, witness=failing(Unsupported("mute")))
     assert statuses(found) == ["excused", "agreed"]
     assert "mute" in found[0].summary
@@ -259,7 +257,7 @@ def test_a_witness_without_a_decoder_is_said_to_have_none() -> None:
 # --- the command ----------------------------------------------------------------------------
 
 
-def test_a_campaign_leaves_a_valid_report_that_says_how_to_go_on(tmp_path: Path) -> None:
+def test_campaign_leaves_a_valid_report_with_a_resume_command(tmp_path: Path) -> None:
     plan = FuzzPlan(targets=("Q4_0",), oracle="fast", cases=50, start=100, seed=9)
     result = run_campaign("quants", plan, tmp_path, ["lockstep", "fuzz", "quants"])
     assert result.code == 0
@@ -269,7 +267,7 @@ def test_a_campaign_leaves_a_valid_report_that_says_how_to_go_on(tmp_path: Path)
     assert rows[1]["detail"]["cases"] == [100, 150]
 
 
-def test_time_ends_a_campaign_and_the_verdict_says_where(tmp_path: Path) -> None:
+def test_time_limit_ends_a_campaign_at_a_stated_case(tmp_path: Path) -> None:
     plan = FuzzPlan(targets=("F32",), oracle="fast", cases=1 << 40, seconds=0.0001)
     result = run_campaign("quants", plan, tmp_path, [])
     (verdict,) = result.verdicts
@@ -290,7 +288,7 @@ def test_targets_are_all_formats_in_ggmls_order() -> None:
         (FuzzPlan(targets=("Q4_0",), engine="nobody"), "no engine named 'nobody'"),
     ],
 )
-def test_a_plan_that_makes_no_sense_is_refused_before_anything_runs(
+def test_contradictory_plan_is_refused_before_anything_runs(
     plan: FuzzPlan, match: str, tmp_path: Path
 ) -> None:
     with pytest.raises(BadInput, match=match):
@@ -307,7 +305,7 @@ def test_a_plan_that_makes_no_sense_is_refused_before_anything_runs(
         (["--type", "Q9"], 2),
     ],
 )
-def test_the_command_ends_with_the_usual_exit_codes(
+def test_command_ends_with_the_usual_exit_codes(
     options: list[str], code: int, tmp_path: Path
 ) -> None:
     words = ["quants", *options, "--oracle", "fast", "--report", str(tmp_path), "--json", "-q"]

@@ -59,7 +59,7 @@ FAULTS = (
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_wrong_sampler_is_found_and_made_small(name: str) -> None:
+def test_wrong_sampler_is_found_and_its_case_shrunk(name: str) -> None:
     cls = WRONG_SAMPLERS[f"mutant:{name}"]
     every = diverged(fuzz(cls.stage, cls.name))  # a grammar's case may fail too
     found = [v for v in every if v.detail["sampler"] == cls.stage or name == "temp-first"]
@@ -133,7 +133,7 @@ def test_engine_that_fails_on_nan_is_found() -> None:
     assert found[0].detail["candidates"] <= 8
 
 
-def test_engine_that_shows_the_end_alone_is_judged() -> None:
+def test_engine_that_shows_only_the_last_list_is_judged() -> None:
     verdicts = fuzz("top_p", EndAlone.name, 10)
     assert [v.status for v in verdicts] == ["agreed"]
 
@@ -151,12 +151,12 @@ def test_engine_that_shows_the_end_alone_is_judged() -> None:
         b'{"chain":[{"sampler":"greedy"}],"logits":[[1]],"accepted":[]}',
     ],
 )
-def test_text_that_is_no_question_is_refused(text: bytes) -> None:
+def test_malformed_question_is_refused(text: bytes) -> None:
     with pytest.raises(BadInput):
         read_question(text)
 
 
-def test_question_with_infinities_is_read_as_it_was() -> None:
+def test_question_with_infinities_survives_a_round_trip() -> None:
     logits = np.array([[1.5, -np.inf, np.inf]], np.float32)
     chain = ({"sampler": "logit_bias", "biases": ((1, -np.inf),)}, {"sampler": "dist", "seed": 3})
     request = raw_question(chain, logits)

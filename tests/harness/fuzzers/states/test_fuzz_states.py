@@ -60,7 +60,7 @@ class Files:
         ([["stranger", "other-model"]], FILES["window"]),
     ],
 )
-def test_edits_make_a_file(edits: list[list[object]], expected: bytes) -> None:
+def test_edits_produce_a_file(edits: list[list[object]], expected: bytes) -> None:
     case = state_case_from(json.dumps({"base": "one", "edits": edits}).encode())
     assert case.raw(Files()) == expected  # type: ignore[arg-type]
     assert state_case_from(case.text().encode()) == case
@@ -80,13 +80,13 @@ def test_edits_make_a_file(edits: list[list[object]], expected: bytes) -> None:
         b'{"base":"one","edits":[["remove",1,9999999]]}',
     ],
 )
-def test_case_that_is_none_is_refused(text: bytes) -> None:
+def test_malformed_case_is_refused(text: bytes) -> None:
     with pytest.raises(BadInput):
         state_case_from(text)
 
 
 @pytest.mark.parametrize("name", ["attention", "hybrid", "sequence of states", "nothing kept"])
-def test_drawn_cases_are_the_same_again_and_mostly_damaged(name: str) -> None:
+def test_drawn_cases_are_repeatable_and_mostly_damaged(name: str) -> None:
     base = base_of(FILES[name])
 
     def drawn() -> list[StateCase]:
@@ -99,7 +99,7 @@ def test_drawn_cases_are_the_same_again_and_mostly_damaged(name: str) -> None:
     assert names == {"cut", "set", "insert", "remove", "stranger"}
 
 
-def test_regions_name_the_numbers_that_are_damaged() -> None:
+def test_regions_name_the_damaged_numbers() -> None:
     base = base_of(FILES["sequence"])
     last = base.values[-1].stop - 1
     edits = (("set", 4, "00"), ("set", last, "00"), ("cut", 9))
@@ -154,7 +154,7 @@ def test_known_entry_must_explain_every_kind() -> None:
     assert entry_for(known, both, "sequence", "window") is None
 
 
-def test_reader_that_dies_of_a_file_is_said_to_have() -> None:
+def test_reader_that_dies_of_a_file_is_reported() -> None:
     def judge(raw: bytes) -> str:
         return "" if raw else str(struct.unpack("<I", raw))
 
@@ -175,7 +175,7 @@ def test_reader_that_dies_of_a_file_is_said_to_have() -> None:
         FuzzPlan(targets=("context-window",), given=(b"{}",)),
     ],
 )
-def test_plan_that_makes_no_sense_is_refused(plan: FuzzPlan) -> None:
+def test_contradictory_plan_is_refused(plan: FuzzPlan) -> None:
     with pytest.raises(BadInput):
         fuzzer_named("states").check(plan)
 
@@ -184,7 +184,9 @@ def test_plan_that_makes_no_sense_is_refused(plan: FuzzPlan) -> None:
     ("name", "memory", "code"),
     [("attention", "", 0), ("attention", "attention", 0), ("attention", "window", 1), ("", "", 2)],
 )
-def test_state_command_ends_by_what_fits(name: str, memory: str, code: int, tmp_path: Path) -> None:
+def test_state_command_exit_code_depends_on_the_fit(
+    name: str, memory: str, code: int, tmp_path: Path
+) -> None:
     path, model = tmp_path / "state", tmp_path / "model.gguf"
     path.write_bytes(FILES.get(name, b"nothing"))
     if memory:

@@ -108,7 +108,7 @@ def fuzzed(target: str, **changes: Any) -> list[Verdict]:
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_tokenizer_is_caught_and_its_case_is_small(name: str) -> None:
+def test_wrong_tokenizer_is_caught_and_its_case_is_small(name: str) -> None:
     result = try_wrong_tokenizer(WRONG[name], oracle="reference")
     assert result.caught
     assert result.size is not None
@@ -116,7 +116,7 @@ def test_a_wrong_tokenizer_is_caught_and_its_case_is_small(name: str) -> None:
     assert name in result.again
 
 
-def test_the_right_tokenizer_is_not_caught_and_that_is_said(
+def test_right_tokenizer_is_not_caught_and_this_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wrong = WRONG["mutant:bos-doubled"]
@@ -127,7 +127,7 @@ def test_the_right_tokenizer_is_not_caught_and_that_is_said(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_engine_twice_has_no_differences(kind: str) -> None:
+def test_engine_compared_with_itself_has_no_differences(kind: str) -> None:
     verdicts = fuzzed(f"builtin:{kind}", cases=600)
     assert {v.status for v in verdicts} <= {"agreed", "excused"}
     assert [v.detail["texts"] for v in verdicts if v.status == "agreed"] == [600]
@@ -166,7 +166,7 @@ def test_too_few_answers_are_a_difference() -> None:
 # --- cases --------------------------------------------------------------------------------------
 
 
-def test_a_case_is_decided_by_seed_and_number_alone() -> None:
+def test_seed_and_number_decide_a_case() -> None:
     whole = fuzzed("builtin:llama-ties", engine="mutant:ties-to-the-right", cases=300)
     cases = {v.detail["case"] for v in whole if v.status == "diverged"}
     for case in cases:
@@ -206,7 +206,7 @@ def test_texts_reach_most_of_a_small_vocabulary(
     assert len(met) > 0.8 * tokenizer.vocabulary.n_vocab
 
 
-def test_lists_of_ids_hold_any_token(opened: dict[str, tuple[Any, Material]]) -> None:
+def test_lists_of_ids_contain_any_token(opened: dict[str, tuple[Any, Material]]) -> None:
     tokenizer, material = opened["plamo2"]
     draw = Counter(1, "ids")
     ids = {token for _ in range(2000) for token in id_list(draw, material)}
@@ -232,7 +232,7 @@ def texts_of(draw: st.DrawFn, material: Material) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "rwkv"])
-def test_byte_level_tokens_give_back_every_text_that_is_utf8(
+def test_byte_level_tokens_decode_to_every_utf8_text(
     kind: str, opened: dict[str, tuple[Any, Material]]
 ) -> None:
     tokenizer, material = opened[kind]
@@ -272,7 +272,7 @@ def test_hypothesis_shrinks_what_the_strategies_find(
         (b"needle", b"needle"),
     ],
 )
-def test_a_text_is_shrunk_to_what_matters(given_text: bytes, needle: bytes) -> None:
+def test_text_is_shrunk_to_its_cause(given_text: bytes, needle: bytes) -> None:
     questions = 0
 
     def wrong(texts: Any) -> list[bool]:
@@ -306,11 +306,11 @@ def safe(wrong: Any, texts: Any) -> list[bool]:
     return found
 
 
-def test_ids_are_left_out_and_never_replaced() -> None:
+def test_ids_are_removed_and_never_replaced() -> None:
     assert shrink_input((5, 6, 7, 8, 9), lambda rows: [7 in row for row in rows]) == (7,)
 
 
-def test_the_order_of_texts_prefers_short_then_plain() -> None:
+def test_order_of_texts_prefers_short_then_plain() -> None:
     assert sorted([b"zz", b"aa", b"b", b"\xff"], key=order) == [b"b", b"\xff", b"aa", b"zz"]
 
 
@@ -338,11 +338,11 @@ def test_a_file_without_a_vocabulary_is_not_compared(tmp_path: Path) -> None:
     assert "no vocabulary" in verdict.summary
 
 
-def test_a_clock_that_has_run_out_ends_a_campaign_and_says_where_to_go_on() -> None:
+def test_time_limit_ends_a_campaign_with_its_resume_point() -> None:
     verdicts = fuzzed("builtin:rwkv", cases=10**9, seconds=0.01)
     assert verdicts[0].detail["next"] == 2000
     assert verdicts[0].detail["texts"] == 2000
 
 
-def test_the_wrong_engines_are_wrong_in_different_ways() -> None:
+def test_wrong_engines_have_different_mistakes() -> None:
     assert len({cls.mistake for cls in WRONG.values()}) == len(WRONG) == 20
