@@ -63,7 +63,7 @@ ONE_LEVEL = {
 
 
 @pytest.mark.parametrize("engine", ONE_LEVEL.values(), ids=ONE_LEVEL)
-def test_of_the_report_is_a_verdict_at_every_level(model: Path, engine: str) -> None:
+def test_every_acid_test_is_a_verdict_at_every_level(model: Path, engine: str) -> None:
     found = checked(model, engine)
     assert named_in("agreed", found) == NAMES
     assert len(found) == len(NAMES)
