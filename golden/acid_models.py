@@ -95,7 +95,7 @@ def entry(test: Measurement, names: Set[str]) -> Iterator[str]:
 
 
 def problems_of(root: Path = ROOT) -> Iterator[tuple[str, str]]:
-    """Yield each wrong file's name, with what is wrong and what to do."""
+    """Yield each wrong file's name, with the problem and its remedy."""
     again = "restore it, or run `lockstep golden regen`"
     try:
         document = read_manifest(root)

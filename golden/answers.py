@@ -1,4 +1,4 @@
-"""Answers to op vectors that an engine without an adapter has written into files.
+"""Answers to op vectors in files, for an engine without an adapter.
 
 A folder with one file for each operation that it answers, `NAME.safetensors` as in the vectors, and
 in it a tensor `CASE/OUTPUT` for each output of each case, in the output's type and shape.

@@ -1,4 +1,4 @@
-"""A large matrix kept small, by what any engine can form from its own.
+"""A large matrix in compact form, which any engine can form from its own matrix.
 
 Of each row: its largest values, the values of some seeded columns, and two sums over every block of
 columns, so that no value is outside them. A sum sees a block that is wrong as a whole, or one value
@@ -112,7 +112,8 @@ class HeldMatrix:
             yield "rest", off
 
     def above(self, got: F32) -> Mismatch | None:
-        """Return a value outside of a row's top that is larger than the least of it, or None."""
+        """Return a value outside a row's stored top that exceeds the smallest stored one, or
+        None."""
         rest, allowed = got.astype(np.float64), self.allowed["values"]
         np.put_along_axis(rest, self.tensors["ids"].astype(np.int64), -np.inf, axis=1)
         least = self.tensors["top"][:, -1].astype(np.float64)

@@ -61,7 +61,7 @@ def diff(a: Path, b: Path) -> list[GoldenDifference]:
 
 
 def list_documents(root: Path) -> dict[str, Path]:
-    """Return documents, and tensors that have none; tensors with a document are read with it."""
+    """Return the documents, and tensors without a document; other tensors are read with theirs."""
     found = {
         path.relative_to(root).as_posix(): path
         for path in root.rglob("*")

@@ -1,4 +1,4 @@
-"""Nodes near the beginning of a run, which are always kept: no noise hides a fault there."""
+"""Nodes near the beginning of a run, which are always kept: noise hides no fault there."""
 
 import math
 import re
@@ -40,7 +40,7 @@ def rows(view: TensorView) -> int:
 
 
 def can_be_kept(views: Sequence[TensorView | None]) -> bool:
-    """Return True if one float32 matrix can hold it: every graph has it, equally wide."""
+    """Return True if one float32 matrix can hold the node: every graph has it with equal width."""
     present = [view for view in views if view is not None and view.type == "F32"]
     return len(present) == len(views) and len({view.ne[0] for view in present}) == 1
 

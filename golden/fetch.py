@@ -38,7 +38,7 @@ Progress = Callable[[str], None]
 
 
 class VocabulariesNotFetched(BrokenGolden):
-    """The vocabularies could not be had; one sentence that says why."""
+    """Error: the vocabularies are not available; one sentence with the reason."""
 
 
 def vocabularies() -> Path | None:
@@ -86,7 +86,7 @@ def fetch(progress: Progress = lambda _: None, *, sdist: Path | None = None) -> 
 
 
 def make(folder: Path, sdist: Path | None, progress: Progress) -> None:
-    """Unpack beside the final place and rename, so that a folder of that name is whole."""
+    """Unpack to a temporary place and rename, so that the folder is always complete."""
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".fetching-") as name:
         work = Path(name)
         archive = sdist or download(work, progress)
@@ -126,7 +126,7 @@ def check_archive(archive: Path) -> None:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Copy the files named in FILES, and nothing else, whatever the archive says of paths."""
+    """Copy only the files in FILES, whatever paths the archive contains."""
     try:
         with tarfile.open(archive, "r:gz") as tar:
             for member in tar:

@@ -1,4 +1,4 @@
-"""Writes the goldens: the only program that may."""
+"""Writes the goldens; no other program does."""
 
 import re
 import tempfile
@@ -42,7 +42,7 @@ def regenerate(
     *,
     oracle: str = "llama.cpp",
 ) -> list[Path]:
-    """Ask the oracle and write what it says; returns the files whose bytes changed.
+    """Ask the oracle, and write its answers; return the files whose bytes changed.
 
     Without `models` these are the vectors that need no model file, and those of other models stay
     as they are; with `models` these are the vectors of these models, and all else stays. Where the

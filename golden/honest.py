@@ -1,4 +1,4 @@
-"""Our own runs of a model, of which goldens are made: llama.cpp's graph, computed with our ops.
+"""Our own runs of a model, from which goldens are made: llama.cpp's graph with our ops.
 
 They have the same bits on every CPU: nothing in them asks BLAS or the C library, and how many lanes
 the oracle's build has does not enter. So what is written down is ours, and the oracle and, where we
@@ -36,7 +36,7 @@ Matrices = dict[str, F32]  # (rows, width) of all batches, by name
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """llama.cpp's graphs of some batches, and what it computed at the nodes that were asked for."""
+    """llama.cpp's graphs of some batches, and the values at the requested nodes."""
 
     program: Program
     result: str  # what it comes to: LOGITS, or EMBEDDINGS of a model without
@@ -53,7 +53,7 @@ class Recorded:
 
 @dataclass(kw_only=True)
 class SeenValues:
-    """Values of nodes, in the order in which they come."""
+    """Values of nodes, in order of arrival."""
 
     values: dict[str, dict[Place, NDArray[Any]]] = field(default_factory=dict)
 
@@ -125,7 +125,7 @@ def unlucky(found: Recorded, file: GgufFile, settings: Settings, seed: int) -> M
 
 
 def matrix_of(name: str, values: Iterable[NDArray[Any]]) -> F32:
-    """Return a matrix of every batch, (all leading dimensions, the last), one below the other."""
+    """Return one matrix of every batch, concatenated: (all leading dimensions, the last)."""
     parts = [value.reshape(-1, value.shape[-1]) for value in values]
     kinds = {part.dtype.name for part in parts}
     if not kinds <= {"float32", "float64"}:

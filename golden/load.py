@@ -22,7 +22,7 @@ from lockstep.golden.suites.base import Golden, Vectors
 
 
 def checked_bytes(root: Path, entry: ManifestEntry) -> bytes:
-    """Return the file's bytes; raises BrokenGolden if they are not those of the manifest."""
+    """Return the file's bytes; raises BrokenGolden if they do not match the manifest."""
     raw = read(inside(root, entry.path), MAX_TENSORS if entry.kind == "tensors" else MAX_JSON)
     if len(raw) != entry.bytes or sha256(raw) != entry.sha256:
         raise BrokenGolden(

@@ -1,4 +1,4 @@
-"""The models that vectors belong to: made again from a recipe, or found among given files."""
+"""The models of vectors: made again from a recipe, or found among given files."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ def recipe_row(recipe: LlamaRecipe) -> dict[str, Any]:
 
 
 class Shelf:
-    """Finds model files by their hash; what a recipe makes is written into `folder`, once.
+    """Finds model files by their hash; models from recipes are written into `folder` once.
 
     instead: takes the place of every model, whatever its hash.
     """

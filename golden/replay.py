@@ -32,7 +32,7 @@ def replay(
     subject_model: Path | None = None,
     runner: Runner | None = None,
 ) -> Iterator[Verdict]:
-    """Yield the verdicts of each golden in turn; one whose model is not there is not compared.
+    """Yield the verdicts of each golden in turn; a golden without its model is not compared.
 
     engine: None asks each vector's own oracle. models: files for the vectors that no recipe makes,
     in any order; their hashes tell, and those in the folder need not be given. only: paths without
@@ -86,8 +86,8 @@ def repro(
 
 
 class Opener:
-    """Sessions, one of each engine, kept until the next engine is asked: neighbours in the list
-    share one."""
+    """Sessions, one per engine, kept until the next engine is needed: neighbours in the list share
+    one."""
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner

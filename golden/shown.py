@@ -1,4 +1,4 @@
-"""Values that an engine shows of a run: its outputs, and nodes by llama.cpp's names."""
+"""Values that an engine shows in a run: its outputs, and nodes by llama.cpp's names."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -84,7 +84,7 @@ def matrix_in(
 
 
 def names_in_traces(program: Program) -> dict[str, list[str]]:
-    """Map each node's own name to its names in harness.sites, such as `Qcur_rope-0`."""
+    """Map each node's name to its names in harness.sites, such as `Qcur_rope-0`."""
     wires = wires_of(program)
     found: dict[str, list[str]] = {}
     for graph in program.graphs:

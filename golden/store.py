@@ -1,4 +1,4 @@
-"""Bytes on disk, safely: bounded reads, paths that stay inside, one canonical form of JSON."""
+"""Safe file access: bounded reads, paths that stay inside a folder, one canonical form of JSON."""
 
 import hashlib
 import json
@@ -32,12 +32,11 @@ DTYPES = {  # of safetensors
 
 
 class BrokenGolden(Exception):
-    """Vectors that are not what they should be, or that cannot be made; one sentence."""
+    """Error: vectors that are damaged, or that cannot be made; one sentence."""
 
 
 def inside(root: Path, name: str) -> Path:
-    """Return the file of that name below `root`; raises BrokenGolden for a name that leads
-    elsewhere."""
+    """Return the file of that name below `root`; raises BrokenGolden if the name leads outside."""
     pure = PurePosixPath(name)
     if pure.is_absolute() or ".." in pure.parts or set(name) & {"\\", "\0"} or str(pure) != name:
         raise BrokenGolden(f"{name!r} is no plain path inside the folder")

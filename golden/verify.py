@@ -1,4 +1,4 @@
-"""Are the goldens what the generator wrote, and does the oracle still say the same?"""
+"""Verification of the goldens: unchanged since their generation, and confirmed by the oracle."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from lockstep.harness.records import Verdict
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """A problem with a file. path: within the folder; text: one sentence on what is wrong and what
-    to do."""
+    """A problem with a file. path: within the folder; text: one sentence with the problem and its
+    remedy. path: within the folder; text: one sentence on what is wrong and what to do."""
 
     path: str
     text: str
@@ -72,7 +72,7 @@ def broken_file(entry: ManifestEntry, error: BrokenGolden) -> Problem:
 
 
 def orphans(root: Path, entries: Sequence[ManifestEntry]) -> Iterator[Problem]:
-    """Yield files that the manifest does not know; a model may lie beside its vectors."""
+    """Yield files that the manifest does not list; a model may lie beside its vectors."""
     known = {NAME, *(entry.path for entry in entries)}
     models = {entry.model for entry in entries}
     for path in sorted(root.rglob("*")):
@@ -100,7 +100,7 @@ def holds(
     *,
     oracle: str | None = None,
 ) -> Iterator[Verdict]:
-    """Ask the oracle of each vector again, or the given one. Ids and weights must be the same;
+    """Ask the oracle of each vector, or the given one, again. Ids and weights must be the same;
     products and logits within the recorded bound.
 
     Ids and weights must be the same; products and logits within the recorded bound.

@@ -17,7 +17,7 @@ from lockstep.harness.judging.noise import run
 def other_runs(
     source: Source, facts: ModelFacts, batches: Sequence[Batch], found: Recorded
 ) -> Iterator[tuple[str, Matrices]]:
-    """Yield the oracle's runs, and those of our own graph where we have one.
+    """Yield the oracle's runs, and those of our own graph if there is one.
 
     A graph that llama.cpp has wrong is right in a replay of it.
     """

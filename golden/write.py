@@ -1,4 +1,4 @@
-"""Vectors on their way to the disk: files that still hold stay, the rest is written."""
+"""Vectors on their way to the disk: valid files stay, all others are rewritten."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,1 +1,1 @@
-"""`lockstep golden export`: vectors of one level to take away, in a form that needs none of us."""
+"""`lockstep golden export`: vectors of one level, in a form that needs no Lockstep."""

@@ -44,7 +44,7 @@ def fill_lines(texts: Iterable[str]) -> Iterator[str]:
 
 
 def floating(value: np.floating[Any]) -> str:
-    """Return the shortest decimal that is read as these bits again; any NaN stands for any."""
+    """Return the shortest decimal that reads back as these bits; every NaN is the same."""
     if np.isnan(value):
         return "NAN"
     if np.isinf(value):
@@ -61,9 +61,7 @@ def integer(value: int) -> str:
 
 
 def string(text: str) -> str:
-    """Return a C literal; bytes that C could read otherwise are octal (quotes, trigraphs, not
-    ASCII).
-    """
+    """Return a C literal; quotes, trigraphs and non-ASCII bytes are octal."""
     plain = {c for c in map(chr, range(0x20, 0x7F)) if c not in '"\\?'}
     raw = text.encode("utf-8", "surrogateescape")
     return '"' + "".join(chr(b) if chr(b) in plain else f"\\{b:03o}" for b in raw) + '"'

@@ -1,4 +1,4 @@
-"""The cases of an operation as one C file: inputs, parameters, and each way to be right."""
+"""The cases of an operation as one C file: inputs, parameters, and the accepted results."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -53,7 +53,7 @@ def param_row(name: str, value: float | str) -> str:
 
 
 def output_row(i: int, row: Row, name: str, vectors: Vectors) -> tuple[list[str], str]:
-    """Return the lines that define its ways, and its row in the table of outputs."""
+    """Return the lines that define the accepted results, and the row in the table of outputs."""
     output = row["outputs"][name]
     lines: list[str] = []
     ways = []

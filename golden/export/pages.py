@@ -1,4 +1,4 @@
-"""The README of an export: what lies there, how to use it, where it comes from, its licence."""
+"""The README of an export: its files, their use, their source and licence."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -121,7 +121,7 @@ def as_json(document: Mapping[str, Any]) -> bytes:
 
 
 def model_files(row: Mapping[str, Any], out: Path) -> Iterator[Path]:
-    """Yield the model as a file, if a recipe makes it; the user finds others by their hash."""
+    """Yield the model as a file, if a recipe makes it; users find other models by their hash."""
     if row["recipe"] is not None:
         path = out / "models" / f"{row['name']}.gguf"
         path.parent.mkdir(exist_ok=True)

@@ -1,4 +1,5 @@
-"""Is an answer right? From what a vector holds alone, as an engine's author would do it."""
+"""Judgement of an answer by the vector alone, as an engine's author would do it. From what a vector
+holds alone, as an engine's author would do it."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -78,7 +79,7 @@ def against(
 
 
 def in_place_of_ids(rule: str, source: Array, want: Array, got: Array) -> tuple[Array, Array]:
-    """Replace ids by the values that they choose: any of several equal values may be chosen.
+    """Replace ids by the values at these ids: any of several equal values may be chosen.
 
     Behind the values, flags say if the ids are different places within the row.
     """

@@ -68,7 +68,7 @@ def reshape_expected(found: Expected, shape: tuple[int, ...]) -> Expected:
 
 
 def inside(one: Expected, other: Expected) -> bool:
-    """Return True if `other` allows everything that `one` allows."""
+    """Return True if all results that `one` accepts are accepted by `other`."""
     with np.errstate(invalid="ignore"):
         apart = np.abs(one.value - other.value) + one.allowed <= np.asarray(other.allowed)
     same = (one.value == other.value) | (np.isnan(one.value) & np.isnan(other.value))

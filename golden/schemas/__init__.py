@@ -1,4 +1,4 @@
-"""The JSON Schemas of the vectors (draft 2020-12), and what a document has against them."""
+"""The JSON Schemas of the vectors (draft 2020-12), and the errors of a document."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -27,7 +27,7 @@ def schema_of(name: str) -> Any:
 
 
 def inline_references(value: Any, schemas: Mapping[str, Any], own: str) -> Any:
-    """Return the schema with its references inlined; ours refer to `$defs`, never in a circle."""
+    """Return the schema with its `$defs` references inlined; they are never circular."""
     if isinstance(value, list):
         return [inline_references(item, schemas, own) for item in value]
     if not isinstance(value, dict):

@@ -46,8 +46,8 @@ class AskedEngine:
         raise no_answer(self.engine, question, outcome)
 
     def has(self, texts: Sequence[bytes]) -> list[bool]:
-        """Return a flag for each text: can the engine take it? Some engines declare that they take
-        only UTF-8."""
+        """Return a flag for each text that the engine can take. Some engines declare that they take
+        only UTF-8. Some engines declare that they take only UTF-8."""
         outcome = self.session.ask("describe")
         utf8_only = isinstance(outcome, Answered) and outcome.value.utf8_only
         return [not utf8_only or is_utf8(text) for text in texts]
@@ -114,7 +114,7 @@ class Golden(Registered):
         raise NotImplementedError
 
     def inconsistencies(self, vectors: Vectors) -> Iterator[str]:
-        """Yield errors that no schema can find, each as a sentence, of a document that its schema
+        """Yield errors that no schema can find, each as a sentence, for a document that its schema
         accepts."""
         return iter(())
 

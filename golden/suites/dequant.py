@@ -89,7 +89,7 @@ class GoldenDequant(Golden, name="dequant"):
 
 
 def with_one_nan(values: F32) -> F32:
-    """Replace every NaN by one: which NaN it is depends on the processor, and says nothing."""
+    """Replace every NaN by one value, because its bits depend on the processor."""
     return np.where(np.isnan(values), np.float32(np.nan), values)
 
 

@@ -95,7 +95,8 @@ class GoldenDot(Golden, name="dot"):
             yield f"the oracle's own product is out of bound at {list(wrong.index)}"
 
     def why_outdated(self, held: Vectors, made: Vectors) -> str:
-        """Compare all but the oracle's product, for which any value within the bound will do."""
+        """Compare everything except the oracle's product, for which any value within the bound will
+        do."""
         wrong = mismatch_between(
             held.tensors["expected"], made.tensors["llama_cpp"], held.tensors["allowed"]
         )

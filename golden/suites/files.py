@@ -1,4 +1,4 @@
-"""GGUF files with one named fault each: our verdict and why, and what each parser says of them."""
+"""GGUF files with one named fault each: our verdict with its reason, and each parser's answer."""
 
 import base64
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,7 +52,7 @@ class GoldenFiles(Golden, name="files"):
         return {**found, **document["parsers"]}
 
     def replay(self, vectors: Vectors, ask: AskedEngine, verdict: Verdicts) -> Iterator[Verdict]:
-        """Compare a parser with its own answers in the document, or else with the right ones."""
+        """Compare a parser's answers with its own stored ones, or else with the right ones."""
         document = vectors.document
         raw = base64.b64decode(document["base64"])
         ways = [name for name in document["parsers"] if name.split()[0] == ask.engine]

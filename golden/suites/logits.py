@@ -1,4 +1,4 @@
-"""Logits of a prompt and of the greedy steps after it, with the bound a comparison must allow."""
+"""Logits of a prompt and of the greedy steps after it, with the tolerance of a comparison."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""A run of any model: logits and chosen nodes, kept compactly, with the bound to allow."""
+"""A run of any model: logits and chosen nodes in compact form, with their tolerances."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -218,7 +218,8 @@ def measure_floors(
 
 
 def refuse_other(what: str, made: Vectors, who: str, matrices: Matrices) -> None:
-    """Refuse to write a golden that the oracle, or another honest run, would fail."""
+    """Check a golden before it is written. Raises if the oracle, or another honest run, would fail
+    it."""
     verdict = Verdicts(suite="golden-run", case=what, repro="")
     for name, matrix in matrices.items():
         found = compare_ways(made, name, matrix, verdict)

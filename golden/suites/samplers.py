@@ -1,4 +1,4 @@
-"""Sampler vectors: chains, logits and draws, and the right list behind every stage.
+"""Sampler vectors: chains, logits and draws, and the right list after every stage.
 
 Lists are our definition's. They are written only if llama.cpp's are the same, and if no decision is
 so close that another way to compute could take it otherwise.

@@ -1,4 +1,4 @@
-"""Vocabularies: named texts to ids and back, the bytes of the tokens met, llama.cpp's own cases."""
+"""Vocabularies: named texts to ids and back, the bytes of their tokens, llama.cpp's own cases."""
 
 import base64
 import hashlib

@@ -105,7 +105,7 @@ def sha256_of(file: GgufFile, info: TensorInfo, ask: AskedEngine) -> str:
 def pieces_of(
     file: GgufFile, source: Source, kinds: set[str]
 ) -> tuple[list[Case], list[NDArray[np.float32]]]:
-    """Return whole blocks from anywhere in the tensors of each type, with their places in the
+    """Return whole blocks from random places in the tensors of each type, with their places in the
     file."""
     rows: list[Case] = []
     values: list[F32] = []

@@ -98,7 +98,7 @@ def write_answers(
 
 
 def unit_at_the_end(w: AcidWeights, report: Report) -> float:
-    """Return the least size of the constant behind the last norm; right values only make a token
+    """Return the smallest size of the constant after the last norm; right values only make a token
     longer."""
     longest = max(sum((v * SMALL) ** 2 for v in test.right) for test in report.tests)
     return w.shape.unit / float(np.sqrt(1 + longest / 2))

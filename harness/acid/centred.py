@@ -1,4 +1,5 @@
-"""Weights of a model whose norms subtract the mean: what is written comes with as much of less.
+"""Weights of a model whose norms subtract the mean: every written value is balanced by a negative
+one.
 
 No gates, no rotary positions: a position is a token's own coordinates.
 """
@@ -22,8 +23,8 @@ SHARED = "value {}"
 
 
 class Centred(AcidWeights):
-    """`sharing`: tests whose values nothing else writes while another measures: no head that finds
-    what they look for, and no unit that is on."""
+    """A model whose norms subtract the mean. `sharing`: tests during whose measurement no other
+    test writes."""
 
     def __init__(self, shape: Shape, n_vocab: int) -> None:
         super().__init__(shape, n_vocab)
@@ -70,7 +71,8 @@ class Centred(AcidWeights):
         *,
         last: bool = False,
     ) -> None:
-        """Write a unit, act(gate), to coordinates with these factors; up: 1 where it has any."""
+        """Write the unit act(gate) to coordinates with these factors; up: 1 in every element that
+        it has."""
         assert set(up.values()) <= {1.0}, "there are no gated units"
         super().unit(layer, gate, {}, out, last=last)
 
@@ -89,8 +91,8 @@ class Centred(AcidWeights):
         self.query(layer, head, element, state, score)
 
     def finish(self) -> None:
-        """Keep the mean of the residual stream at zero in all that is written to it. Queries are
-        made little larger than keys, so that an engine that takes one for the other still writes a
+        """Keep the mean of the residual stream at zero for every written value. Queries are made
+        little larger than keys, so that an engine that takes one for the other still writes a
         report."""
         self.q, self.k, self.q_bias = self.q / LEVEL, self.k * LEVEL, self.q_bias / LEVEL
         low, high = (self.coordinate(name) for name in BALANCES)

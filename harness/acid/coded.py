@@ -1,4 +1,5 @@
-"""Blocks of quantised weights of which one part varies and all else is plain, for each format.
+"""Blocks of quantised weights in which one part varies and all other parts are constant, for each
+format.
 
 What a test of a part reads changes when an engine gets that part wrong, and hardly otherwise.
 """
@@ -27,8 +28,9 @@ class VaryingPart:
 
 @dataclass(frozen=True)
 class Coded:
-    """Weights of one format, by field. plain: each field's value where it does not vary, byte by
-    byte or one for all."""
+    """Weights of one format, by field. plain: the value of each field that does not vary, for each
+    byte or for all. plain: each field's value where it does not vary, byte by byte or one for all.
+    """
 
     plain: Mapping[str, float | tuple[int, ...]]
     parts: Mapping[str, VaryingPart]

@@ -25,7 +25,7 @@ class AcidExperts(AcidWeights):
         self.downs += self.down[:, None]
 
     def choose(self, layer: int, state: str, logits: Mapping[int, float]) -> None:
-        """Let the router give the experts these logits in this state."""
+        """Set the router so that the experts get these logits in this state."""
         for expert, value in logits.items():
             self.router[layer, expert, self.coordinate(state)] = value / self.shape.unit
 
@@ -37,7 +37,8 @@ class AcidExperts(AcidWeights):
         up: float,
         out: Mapping[str, float],
     ) -> None:
-        """Return the unit's value that only this expert has. place: layer, expert and unit."""
+        """Return the unit's value in this expert. place: layer, expert and unit. place: layer,
+        expert and unit."""
         layer, expert, at = place
         here = self.coordinate(state)
         self.gates[layer, expert, at, here] = gate / self.shape.unit

@@ -17,7 +17,7 @@ GIVEN_IDS = (
 
 
 def explain(reading: AcidReading) -> Iterator[str]:
-    """Explain a report, and where to begin: with tests that rest on nothing else that is wrong."""
+    """Explain a report, beginning with the tests that depend on no other wrong test."""
     report = known_report(reading.arch, reading.quant)
     assert report is not None, "a reading without a problem is of a known report"
     tests = {test.name: test for test in report.tests}
@@ -58,8 +58,9 @@ def what_is_missing(reading: AcidReading, n_prompted: int) -> Iterator[str]:
 
 
 def causes(tests: Mapping[str, Measurement], answers: Sequence[Read]) -> list[tuple[Read, ...]]:
-    """Return the NOs that rest on no other NO. NOs that rest on each other form a group, any of
-    which may be the cause."""
+    """Return the NOs that depend on no other NO. NOs that depend on each other form a group, any of
+    which may be the cause. NOs that rest on each other form a group, any of which may be the cause.
+    """
     wrong = {answer.test for answer in answers}
     groups = []
     for answer in answers:
@@ -72,7 +73,7 @@ def causes(tests: Mapping[str, Measurement], answers: Sequence[Read]) -> list[tu
 
 
 def below(tests: Mapping[str, Measurement], name: str, wrong: Collection[str]) -> frozenset[str]:
-    """Return the wrong tests that this one rests on, directly or through others."""
+    """Return the wrong tests that this one depends on, directly or through others."""
     found: set[str] = set()
     left = [name]
     while left:
@@ -83,9 +84,8 @@ def below(tests: Mapping[str, Measurement], name: str, wrong: Collection[str]) -
 
 
 def list_tests(report: Report) -> Iterator[str]:
-    """Yield lines of each test: what it sees, by how much the right answer leads, what it tells
-    apart.
-    """
+    """List the tests: what each sees, the lead of the right answer, and the mistakes it
+    distinguishes."""
     for title, tests in (
         ("for any prompt:", report.usual),
         ("only with the acid prompt:", report.prompted),

@@ -1,4 +1,5 @@
-"""Weights of heads whose queries and keys are normed: every vector is made equally long before."""
+"""Weights of heads with normed queries and keys: every vector gets the same length before the
+norm."""
 
 import numpy as np
 
@@ -14,8 +15,8 @@ QUERY_WEIGHT = 416.0  # queries are so many times as long as keys
 
 
 class NormedHeads(AcidWeights):
-    """A norm leaves a vector as it is that has the length that it gives: then scores are what they
-    are without norms, but where a test stretches a vector, which only a norm takes back."""
+    """Weights of heads with norms. A vector of the norm's own length stays as it is, so scores are
+    the same as without norms, except where a test stretches a vector, which only a norm undoes."""
 
     def __init__(self, shape: Shape, n_vocab: int) -> None:
         super().__init__(shape, n_vocab)

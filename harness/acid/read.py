@@ -1,4 +1,5 @@
-"""An engine's text in, what it says about the engine out. Nothing in the text is trusted."""
+"""The reader of acid reports: an engine's text in, findings about the engine out. Nothing in the
+text is trusted."""
 
 import re
 from dataclasses import dataclass
@@ -51,7 +52,7 @@ class AcidReading:
 
 
 def read_report(text: str) -> AcidReading:
-    """Return the first report in the text, whatever stands before and behind it."""
+    """Return the first report in the text, ignoring other text around it."""
     text = COLOURS.sub("", text[:LONGEST])
     found = TITLE.search(text)
     if not found:

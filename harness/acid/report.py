@@ -1,4 +1,4 @@
-"""The report as the model writes it: its tests in order, and every line that can come in it.
+"""The report as the model writes it: its tests in order, and all its possible lines.
 
 Each token's own state chooses what is written next: only what is measured is to be remembered.
 """
@@ -17,7 +17,8 @@ END = " end of the acid report\n"
 
 @dataclass(frozen=True)
 class Report:
-    """`prompted` come first, where the prompt was the acid prompt; `usual` whatever it was."""
+    """The report of a model. `prompted` tests come first and need the acid prompt; `usual` tests
+    need none."""
 
     arch: str
     quant: str
@@ -39,7 +40,7 @@ class Report:
 
     @property
     def full_start(self) -> tuple[str, str]:
-        """Return the tokens behind the acid prompt: a short one, and a usual one."""
+        """Return the tokens after the acid prompt: a short one, and a usual one."""
         return f" {self.title}:", f" {len(self.tests)} tests\n"
 
     @property
@@ -59,8 +60,7 @@ class Report:
         return [*found, END]  # the last id: whoever loses it ends no report
 
     def next_state(self, test: Measurement) -> str:
-        """Return the state of the token that answers a test: that of the next test, or the
-        end's."""
+        """Return the state of the answer to a test: that of the next test, or the end's."""
         after = self.tests[self.tests.index(test) + 1 :]
         return state_of(after[0]) if after else ENDED
 

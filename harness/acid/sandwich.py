@@ -1,5 +1,5 @@
-"""Weights of a model that norms what attention and the feed-forward network give, before it is
-added, that multiplies its embeddings, and whose output matrix is the table of embeddings.
+"""Weights of a model with norms after attention and after the feed-forward network, scaled
+embeddings and a tied output matrix.
 
 A part writes a ballast beside what is measured, so that a norm divides by about the same every
 time. A token's row says of which state it comes (its embedding) and which state it answers: the
@@ -35,7 +35,7 @@ class Sandwich(NormedHeads):
         self.hold()
 
     def hold(self) -> None:
-        """Write the ballast of all parts, which short tokens have as well."""
+        """Write the ballast of all parts, which short tokens need too."""
         root = float(np.sqrt(2))
         every = {CONST: 1.0, TINY: root}
         here = self.coordinate(BALLAST)
@@ -64,7 +64,7 @@ class Sandwich(NormedHeads):
         self.tie()
 
     def write_states(self) -> None:
-        """Write which state to answer, in the element where a row of the table looks for it."""
+        """Write the state to answer, at the element where a row of the table looks for it."""
         answered = [name for name in self.at if np.any(self.head[:, self.at[name]])]
         letters = [name for name in answered if name.startswith("letter:")]
         states = [name for name in answered if name.startswith("state:") and name != START]

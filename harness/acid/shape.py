@@ -1,4 +1,4 @@
-"""The sizes that every acid model has, and the numbers that every weight format holds exactly."""
+"""The sizes of all acid models, and numbers that every weight format holds exactly."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +43,7 @@ class Shape:
 
     @property
     def tiny(self) -> float:
-        """Return the size of a token so short that eps is half of what its norm divides by."""
+        """Return the size of a token so short that eps is half of its norm's divisor."""
         return float(np.sqrt(self.eps * self.n_embd / 2))
 
     @staticmethod
@@ -53,7 +53,7 @@ class Shape:
 
     @property
     def order(self) -> list[int]:
-        """Return the element of a head, in building order, for each place of the file."""
+        """Return the element of a head in building order for each place of the file's order."""
         n = self.n_embd_head
         return [*range(0, n, 2), *range(1, n, 2)] if self.halves else list(range(n))
 
@@ -63,9 +63,9 @@ class Shape:
 
 
 def eight_bits(values: Any) -> F64:
-    """Round to eight significant bits, which BF16, F16 and F32 hold alike. The type of a matrix
-    then changes no right answer, and neither does the last bit of a cosine: none lies that near to
-    a tie."""
+    """Round to eight significant bits, which BF16, F16 and F32 represent exactly. The type of a
+    matrix then changes no right answer, and neither does the last bit of a cosine: none lies that
+    near to a tie."""
     fraction, exponent = np.frexp(np.asarray(values, np.float64))
     rounded: F64 = np.ldexp(np.round(fraction * 256), exponent - 8)
     return rounded

@@ -66,8 +66,9 @@ def role(letter: str) -> str:
 
 
 def pieces(lines: Sequence[str], more: Sequence[str] = (*MORE, PARSED)) -> list[str]:
-    """Return the pieces. lines: what each token of the report says, spaces as spaces. The ids are
-    the places."""
+    """Return the pieces; a piece's index is its id. lines: the text of each token of the report,
+    with plain spaces. lines: what each token of the report says, spaces as spaces. The ids are the
+    places."""
     head = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), SPACE, *LETTERS, *more]
     return head + [line.replace(" ", SPACE) for line in lines]
 
@@ -111,7 +112,8 @@ def letter_states() -> dict[str, tuple[str, float]]:
 
 
 def cut_states() -> dict[str, tuple[str, float]]:
-    """Return the places of the tokens that show how a text was cut, and of the token before it."""
+    """Return the places of the tokens that reveal a text's tokenization, and of the token
+    before."""
     shown = {token: (role(name), 1.0) for name, tokens in SHOWN.items() for token in tokens}
     return {SPECIAL[1]: (BOS, 1.0), **shown}
 

@@ -1,4 +1,4 @@
-"""A vocabulary of bytes and merges: what the acid prompt says of the tokenizer lies in its ids."""
+"""A vocabulary of bytes and merges: the ids of the acid prompt reveal the tokenizer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,8 +34,7 @@ SHOWN: Mapping[str, tuple[str, ...]] = {
 
 
 def visible(byte: int) -> str:
-    """Return the character that spells a byte: itself, or one from U+0100 up for those not to be
-    seen."""
+    """Return the character for a byte: itself, or one from U+0100 up for an invisible byte."""
     seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     if byte in seen:
         return chr(byte)
@@ -51,8 +50,8 @@ def spell(text: str) -> str:
 
 
 def places(letters: str) -> Mapping[str, tuple[str, float]]:
-    """Return the letters as in any acid prompt, the beginning, and what shows how a text was
-    cut."""
+    """Return the letters of any acid prompt, the beginning, and tokens that reveal the
+    tokenization."""
     found = {letter: state for letter, state in letter_states().items() if letter in letters}
     shown = {token: (role(name), 1.0) for name, tokens in SHOWN.items() for token in tokens}
     return {**found, FIRST: (BOS, 1.0), **shown}
@@ -60,7 +59,7 @@ def places(letters: str) -> Mapping[str, tuple[str, float]]:
 
 @dataclass(frozen=True)
 class Bpe:
-    """The `tokenizer.ggml.*` keys of byte-level merges behind this pre-tokenizer."""
+    """The `tokenizer.ggml.*` keys of byte-level merges with this pre-tokenizer."""
 
     pre: str
 
@@ -83,8 +82,8 @@ class Bpe:
 
 
 def vocabulary(pre: str, n_digits: int, letters: str = LETTERS) -> AcidVocabulary:
-    """Make a vocabulary. n_digits: the number of tokens for " 12"; letters: those that tests look
-    for."""
+    """Make a vocabulary. n_digits: the number of tokens for " 12"; letters: those that tests use.
+    n_digits: the number of tokens for " 12"; letters: those that tests look for."""
     n_prompt = len(PROMPT) - len("".join(PIECES)) + 2 + n_digits + 2 + 1
     return AcidVocabulary(
         prompt=PROMPT,

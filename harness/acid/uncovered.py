@@ -1,4 +1,4 @@
-"""Mistakes that no acid test sees, and why: what text cannot show, and what is not written yet."""
+"""Mistakes that no acid test finds, with reasons: not visible in text, or not implemented yet."""
 
 REASONS = (
     (

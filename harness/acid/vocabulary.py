@@ -1,4 +1,4 @@
-"""Facts that an acid model needs about its tokens, whatever their tokenizer."""
+"""Facts about tokens that an acid model needs, for any tokenizer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The matrices of an acid model while they are built, in names of what they multiply.
+"""The matrices of an acid model under construction, by the meaning of their elements.
 
 A weight is given as what it makes of a normalised 1 (`shape.unit`); what is measured as a share of
 SMALL times the constant coordinate, which is 1 in every token but the tiny ones.
@@ -69,9 +69,8 @@ class AcidWeights:
         return self.at.setdefault(name, len(self.at))
 
     def embed(self, token: int, state: str, size: float = 1.0, base: str = CONST) -> None:
-        """Write the token's embedding: so much of a state, and of the constant or its
-        replacement.
-        """
+        """Write the token's embedding: a state and the constant or its replacement, with these
+        sizes."""
         self.embd[token] = 0
         self.embd[token, self.coordinate(base)] = size
         self.embd[token, self.coordinate(state)] = size
@@ -79,13 +78,13 @@ class AcidWeights:
     # --- attention --------------------------------------------------------------------------
 
     def query(self, layer: int, head: int, element: int, state: str, score: float) -> None:
-        """Raise the score of this state for keys with 1 in the element, by so much."""
+        """Raise the score of this state by this amount, for keys with 1 in the element."""
         root = np.sqrt(self.shape.n_embd_head)
         self.q[layer, head, element, self.coordinate(state)] += score * root / self.shape.unit
         self.busy.add((layer, head, state))
 
     def key(self, layer: int, element: int, parts: Mapping[str, float]) -> None:
-        """Write the key in every KV head, so that only tests of groups depend on the head."""
+        """Write the key in every KV head, so that only the tests of groups depend on the head."""
         for kv in range(self.shape.n_head_kv):
             self.key_of(layer, kv, element, parts)
 
@@ -131,8 +130,8 @@ class AcidWeights:
         self.out(layer, 0, element, measured)
 
     def free_key(self, *layers: int) -> int:
-        """Return an element that is free in all of these layers. An engine that reads the wrong
-        layer then finds another test's key, and not nothing."""
+        """Return an element that is free in all these layers. An engine that reads the wrong layer
+        then finds another test's key, and not nothing."""
         return free(SLOW_KEYS, self.keys, layers)
 
     def shared_key(self, layer: int, name: str) -> int:
@@ -181,7 +180,7 @@ class AcidWeights:
                         self.query(layer, head, SINK, state, SCORE)
 
     def finish(self) -> None:
-        """Write what the architecture needs besides, after all tests have written their weights."""
+        """Write the additional weights of the architecture, after those of all tests."""
 
     # --- feed-forward -----------------------------------------------------------------------
 

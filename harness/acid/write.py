@@ -81,7 +81,7 @@ def tensors(arch: str, quant: str) -> Iterator[Tensor]:
 
 
 def as_bytes(values: F64, kind: str) -> bytes:
-    """Return the bytes of values that have at most eight significant bits, so none is rounded."""
+    """Return the bytes of values with at most eight significant bits, so that none is rounded."""
     if kind == "BF16":
         raw = np.ascontiguousarray(values, "<f4").view("<u4") >> 16
         return raw.astype("<u2").tobytes()

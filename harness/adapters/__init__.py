@@ -1,4 +1,4 @@
-"""Engines that can be asked, one in each file; nothing else imports llama_cpp or gguf."""
+"""Engines under test and oracles, one per file; no other module imports llama_cpp or gguf."""
 
 import importlib
 import importlib.util

@@ -1,4 +1,5 @@
-"""Questions that the harness asks of an engine. Oracle and subject are roles, not classes."""
+"""Questions that the harness asks an engine. Oracle and subject are roles, not classes. Oracle and
+subject are roles, not classes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -85,7 +86,7 @@ class Adapter(Registered):
     def time_dequantize(
         self, type_name: str, raw: NDArray[np.uint8], seconds: float, threads: int
     ) -> float:
-        """Return seconds for all these blocks, if each of `threads` threads decodes them for
+        """Return the seconds for all these blocks, if each of `threads` threads decodes for
         `seconds`. Two independent threads halve the time."""
         raise Unsupported(f"{self.name} cannot be timed")
 
@@ -128,8 +129,9 @@ class Adapter(Registered):
         raise Unsupported(f"{self.name} does not show its graph")
 
     def time_capture(self, batches: Sequence[Batch]) -> dict[str, float]:
-        """Return the seconds of all batches but the first, or of the only one, once each way:
-        plain; callback: with an empty one of Python; capture; copy: of the captured bytes."""
+        """Return the seconds of all batches but the first, or of a single one, measured in several
+        ways: plain; callback: with an empty Python callback; capture; copy: of the captured bytes.
+        """
         raise Unsupported(f"{self.name} does not show its graph")
 
     def compute(self, node: Node) -> NDArray[Any]:
@@ -177,7 +179,7 @@ class Adapter(Registered):
         raise Unsupported(f"{self.name} does not generate text")
 
     def schedule(self, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return what each step of a schedule did, in a context of its own.
+        """Return the result of each step of a schedule, in a new context.
 
         plan: `n_ctx`, `n_ubatch`, `n_seq`, `unified` and `steps`: `["decode", rows]` with rows of
         token, position, sequences, output; `["rm", seq, p0, p1]`, `["cp", from, to, p0, p1]`,
@@ -233,7 +235,7 @@ class Adapter(Registered):
         raise Unsupported(f"{self.name} does not read llama.cpp's state files")
 
     def borrow(self, session: Any) -> None:
-        """Use this open session of llama.cpp in place of an own one."""
+        """Use this open session of llama.cpp in place of a new one."""
 
     def close(self) -> None:
         """Give back what the engine holds."""

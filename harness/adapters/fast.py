@@ -1,4 +1,4 @@
-"""Our engine as it is run, compiled; never used to judge."""
+"""Our compiled engine; never used to judge."""
 
 from lockstep.engine.model import Model
 from lockstep.engine.ops.fast.ops import Fast

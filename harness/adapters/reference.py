@@ -62,7 +62,8 @@ CACHES = ("k_cache", "v_cache")
 
 
 class Reference(Adapter, name="reference"):
-    """A wrong engine names other `ops`, or overrides `make_model`, and is right in all else."""
+    """Our reference engine. A wrong engine replaces `ops`, or overrides `make_model`, and is right
+    in all else."""
 
     ops: ClassVar[type[Mirror]] = Mirror
 
@@ -326,7 +327,7 @@ def plain(value: Value) -> Any:
 
 
 class TensorRecorder:
-    """The probe that records what the request wants to see and puts in what it wants replaced."""
+    """The probe that records the requested values and replaces those that the request contains."""
 
     def __init__(self, request: Request, hidden: Collection[str] = ()) -> None:
         self.request, self.hidden = request, hidden

@@ -19,7 +19,7 @@ ARRAYS = (np.ndarray, np.memmap)  # not masked arrays or matrices, whose operato
 
 
 class MalformedAnswer(Exception):
-    """An answer is none to its question: where, what was expected, what came."""
+    """An answer without the form of its question: where, the expected and the actual value."""
 
     def __init__(self, where: str, expected: str, got: Any) -> None:
         super().__init__(f"{where}: expected {expected}, got {short(got)}")
@@ -43,7 +43,7 @@ def short(value: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Facts that our own reader finds in the file of a session; None: unknown."""
+    """Facts about the file of a session, from our own reader; None: unknown."""
 
     n_bytes: int | None = None  # of the file
     n_vocab: int | None = None
@@ -134,7 +134,7 @@ def expect_record(value: Any, kind: type, where: str) -> None:
 
 
 def in_words(hint: Any) -> str:
-    """Return an annotation as it is written: `int`, `tuple[str, ...]`."""
+    """Return an annotation as source text: `int`, `tuple[str, ...]`."""
     return hint.__name__ if type(hint) is type else str(hint).replace("numpy.", "")
 
 

@@ -1,4 +1,4 @@
-"""Answers about files: what a reader finds in one, and how many files end."""
+"""Answers about files: the content of one, and the endings of many."""
 
 from collections.abc import Collection
 from math import prod

@@ -1,4 +1,4 @@
-"""Answers about samplers: lists of candidates behind each stage of a chain."""
+"""Answers about samplers: lists of candidates after each stage of a chain."""
 
 from typing import Any
 

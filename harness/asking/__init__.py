@@ -1,1 +1,1 @@
-"""Sessions with one engine in a process or an environment of its own; facts of a model."""
+"""Sessions with one engine in its own process or environment; facts about a model."""

@@ -1,5 +1,4 @@
-"""The cache folder of the user that keeps what pip gets for us: its place, its lock, pip's
-output."""
+"""The user's cache folder for pip downloads: its place, its lock, pip's output."""
 
 import fcntl
 import os

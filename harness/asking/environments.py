@@ -55,7 +55,7 @@ def package_of(name: str) -> tuple[str, str, str]:
 
 
 def folder_of(name: str) -> Path:
-    """Return the folder of the environment, built or not; each version of Python has its own."""
+    """Return the folder of the environment, built or not; one per Python version."""
     distribution, _, version = package_of(name)
     return environments() / f"{distribution}-{version}-{sys.implementation.cache_tag}"
 
@@ -82,12 +82,14 @@ def variables() -> dict[str, str]:
 
 
 def has_amx() -> bool:
-    """Return True if this processor has AMX. Only Linux is looked at, where llama.cpp uses it."""
+    """Return True if this processor has AMX. Only Linux is supported, as in llama.cpp. Only Linux
+    is looked at, where llama.cpp uses it."""
     return CPU.is_file() and "amx_tile" in CPU.read_text().split()
 
 
 def for_builds() -> dict[str, str]:
-    """Return `variables` with flags that keep compilers from AMX.
+    """Return `variables` with flags that disable AMX in compilers. pip's cache does not record
+    them.
 
     pip's cache does not record them.
     """
@@ -193,8 +195,9 @@ def after(seconds: float) -> str:
 
 
 def run_command(command: list[str], problem: str, waiting: Callable[[float], None]) -> str:
-    """Return what a command prints. Raises NotBuilt with the problem and the command's last words.
-    waiting: is called now and then with the seconds so far."""
+    """Return the output of a command. Raises NotBuilt with the problem and the command's last
+    lines. Raises NotBuilt with the problem and the command's last words. waiting: is called now and
+    then with the seconds so far."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""Facts in a model's file, whether or not our own engine has a graph for it."""
+"""Facts in a model's file, for any architecture."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -82,7 +82,7 @@ def size_of(file: GgufFile) -> int:
 
 
 def what_it_is(file: GgufFile) -> tuple[str, str]:
-    """Return the architecture, which may be missing, and the type."""
+    """Return the architecture, which may be missing, and the type of the file."""
     architecture, kind = (
         str(file.metadata[key].data) if key in file.metadata else default
         for key, default in (("general.architecture", ""), ("general.type", "model"))
@@ -117,7 +117,8 @@ def has_both(tensors: Collection[str]) -> bool:
 
 
 def vocabulary_of(file: GgufFile) -> bool:
-    """Return True if there is a vocabulary. Tokens without a kind are refused by their key."""
+    """Return True if there is a vocabulary. Tokens without a type are refused by their key. Tokens
+    without a kind are refused by their key."""
     if VOCABULARY not in file.metadata:
         return TOKENS in file.metadata
     return str(file.metadata[VOCABULARY].data) not in NO_VOCABULARY
@@ -163,7 +164,8 @@ def our_graph(file: GgufFile, arch: str, kind: str) -> Architecture | str:
 
 
 def what_it_keeps(file: GgufFile) -> str:
-    """Describe what the model keeps of earlier tokens, where a fault that needs them must be."""
+    """Describe which data the model keeps of earlier tokens, where a fault that needs them must
+    be."""
     stems = [name.split(".", 2)[2] for name in file.tensors if name.startswith("blk.")]
     keys, states = (any(s.startswith(of) for s in stems) for of in (OF_KEYS, OF_STATES))
     state = "the state that each sequence carries on (of a scan, of a convolution)"

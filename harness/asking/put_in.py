@@ -63,8 +63,7 @@ class PutIn(dict[Any, Any]):
 
 
 def watch_values(args: tuple[Any, ...]) -> tuple[PutIn, tuple[Any, ...]]:
-    """Provide the values of a question about a run, and the question with the recorded values in
-    their place."""
+    """Provide values to replace, and the question with the recorded values in their place."""
     if not args or not isinstance(args[0], Request):
         return PutIn(), args
     given = PutIn(args[0].replace)
@@ -72,8 +71,8 @@ def watch_values(args: tuple[Any, ...]) -> tuple[PutIn, tuple[Any, ...]]:
 
 
 def comes_to_the_same(request: Request, found: Evaluation, own: Evaluation) -> bool:
-    """Return True if two runs agree bit for bit, in outputs and shown values, although values were
-    replaced. own: the answer without replacement."""
+    """Return True if two runs agree bit for bit, in outputs and shown values, despite replaced
+    values. own: the answer without replacement."""
     return is_same(found, own) and is_other(request, own)
 
 

@@ -30,7 +30,7 @@ IN_WORDS = {"describe": "start", "metadata": "parse", "evaluate": "logits", "cap
 
 
 def in_words(question: str) -> str:
-    """Return the question's words, with what follows its name."""
+    """Return the question's description, with its details."""
     name, _, rest = question.partition(" ")
     return f"{IN_WORDS.get(name, name)} {rest}".strip()
 
@@ -44,8 +44,8 @@ class Session:
 
     @cached_property
     def facts(self) -> Facts:
-        """Return the facts that answers are held against. Our own reader looks once, when the first
-        answer comes."""
+        """Return the facts for checking answers. Our own reader reads the file once, at the first
+        answer. Our own reader looks once, when the first answer comes."""
         return facts_of(self.model)
 
     @cached_property
@@ -55,18 +55,17 @@ class Session:
 
     @cached_property
     def counted(self) -> dict[bytes, int]:
-        """Return the prompts given as texts, with the engine's own counts of their tokens."""
+        """Return the text prompts so far, with the engine's own token counts."""
         return {}
 
     @cached_property
     def in_vain(self) -> InVain:
-        """Return the questions that it did not answer in time."""
+        """Return the questions that timed out."""
         return InVain()
 
     @property
     def stored(self) -> Mapping[Site, str]:
-        """Return the type in which a shown value was written down, if that differs from the type as
-        computed."""
+        """Return the stored type of a shown value, if it differs from the computed type."""
         return {}
 
     @property
@@ -76,7 +75,7 @@ class Session:
 
     @property
     def asks(self) -> "Session | None":
-        """Return the other session that this one asks for its answers, if there is one."""
+        """Return the other session that this session relies on for its answers, if any."""
         return None
 
     def another(self) -> "Session | None":
@@ -95,11 +94,11 @@ class Session:
         raise NotImplementedError
 
     def start(self) -> None:
-        """Begin to start another process, so that the first question waits less."""
+        """Start another process early, so that the first question waits less."""
 
     def check_model(self) -> None:
-        """Refuse a model that is no file any more, as opening a pipe waits for ever. Raises
-        InvalidModel."""
+        """Refuse a model path that is no longer a file, because opening a pipe blocks. Raises
+        InvalidModel. Raises InvalidModel."""
         try:
             if self.model is not None:
                 check_regular(self.model)
@@ -168,7 +167,7 @@ class Session:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Give back what the engine holds; a worker has ended when this returns."""
+        """Release the engine's resources; a worker has ended when this returns."""
 
     def __enter__(self) -> Self:
         return self
@@ -219,7 +218,8 @@ class LocalSession(Session):
 
 
 def outcome_of(answer: Any) -> Outcome:
-    """Return a worker's answer as an outcome. Raises WireError if no worker of ours gives it."""
+    """Return a worker's answer as an outcome. Raises WireError for a malformed answer. Raises
+    WireError if no worker of ours gives it."""
     match answer:
         case {"kind": "value", "value": value, "seconds": float(seconds)}:
             return Answered(value=value, seconds=seconds)

@@ -1,4 +1,4 @@
-"""A process that has loaded what workers need, and forks one whenever it is asked: our end of it.
+"""The client side of a process that has loaded the workers' modules, and forks workers on request.
 
 A worker that starts by itself loads numpy, llama.cpp and compiled callbacks for most of a second of
 processor time; a fork of the template has them, and has seen no model. Whoever starts many keeps a

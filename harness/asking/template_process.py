@@ -1,4 +1,4 @@
-"""The process that workers are forks of (`template.py` has the other end): it loads, then forks.
+"""The process that forks workers (`template.py` is the client side): it loads, then forks.
 
 order = environment, path and folder, with three descriptors: of the socket by which its id and
 its status are told, of the worker's channel, of its log
@@ -81,7 +81,7 @@ def find_conversions() -> None:
 
 
 class ForkedWorkers:
-    """Workers that nobody has released yet."""
+    """Workers that are not released yet."""
 
     def __init__(self) -> None:
         self.waiting = selectors.DefaultSelector()
@@ -124,7 +124,7 @@ class ForkedWorkers:
             self.waiting.register(end, selectors.EVENT_READ, pid)
 
     def look_after(self, pid: int, descriptor: int) -> None:
-        """Report that a worker has ended, or release it."""
+        """Report the end of a worker, or release it."""
         if pid not in self.held:
             return  # two events at once, and the first was the last
         orderer, ended = self.held[pid]
@@ -165,8 +165,8 @@ def receive_order(orders: socket.socket) -> Order | None:
 
 
 def fork_worker() -> tuple[int, int] | None:
-    """Fork a worker. Return its id, 0 in the fork, and what tells that it has ended. None: no more
-    forks are possible."""
+    """Fork a worker. Return its id, 0 in the fork, and a descriptor that reports its end. Return
+    its id, 0 in the fork, and what tells that it has ended. None: no more forks are possible."""
     pid = 0
     try:
         if not (pid := os.fork()):

@@ -1,6 +1,5 @@
-"""Questions that an engine does not answer in time: how long they are, the option that asks for
-less, and which of them are not asked once more.
-"""
+"""Questions that an engine does not answer in time: their length, the option for a smaller one, and
+which ones are not repeated."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -26,8 +25,8 @@ def n_tokens(question: str, args: Sequence[Any]) -> int:
 
 
 def option_for_less(question: str, tokens: int) -> str:
-    """Return the command's option that asks for less; "": none. question: with what follows its
-    name."""
+    """Return the command's option for a smaller question; "": none. question: with its details.
+    question: with what follows its name."""
     name = question.split(" ")[0]
     if name in OF_TEXT and tokens:
         return "--steps"
@@ -36,8 +35,8 @@ def option_for_less(question: str, tokens: int) -> str:
 
 @dataclass
 class InVain:
-    """Runs that one engine did not answer in time with one model. Showing tensors does not change
-    the work."""
+    """Runs of one engine and model that timed out. Showing tensors does not change the work.
+    Showing tensors does not change the work."""
 
     late: dict[Run, list[TimedOut]] = field(default_factory=dict)
 

@@ -92,8 +92,8 @@ def serve(channel: Channel) -> None:
 
 
 def refuse_ignored_values(cls: type[Adapter]) -> dict[str, Any]:
-    """Return a refusal for an engine that ignores replaced values, so that its own values accuse
-    nobody."""
+    """Return a refusal for an engine that ignores replaced values, so that its values accuse no
+    engine."""
     text = f"{cls.name} ignores values that are put in: request.replace"
     return {"kind": "unanswerable", "message": text, "of_model": False, "declared": True}
 
@@ -125,7 +125,7 @@ def deliver(channel: Channel, answer: Mapping[str, Any]) -> None:
 
 
 class ReportedRefusal(EngineError):
-    """A refusal by another engine that this one relies on, in its words."""
+    """A refusal by another engine that this one relies on, with its message."""
 
 
 class Crash(Exception):
@@ -133,7 +133,7 @@ class Crash(Exception):
 
 
 def failure(error: Exception) -> dict[str, Any]:
-    """Return what an exception says of the engine that raised it."""
+    """Return an exception as a message about the engine that raised it."""
     if isinstance(error, Unsupported):
         of_model = isinstance(error, NotInModel)
         said = {"message": str(error), "of_model": of_model, "declared": False}

@@ -1,4 +1,5 @@
-"""The contract of a benchmark: engines take turns, so that a busy machine is unfair to none."""
+"""The contract of a benchmark: engines take turns, so that load on the machine affects all
+alike."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence

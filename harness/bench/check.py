@@ -22,7 +22,8 @@ SHORTEST = 1e-3  # seconds: a phase that took less has no rate
 
 
 class CheckBench(Bench, name="check"):
-    """A target is a GGUF file or a built-in model; its rows are what `check` says it is doing."""
+    """Benchmark of `check`. A target is a GGUF file or a built-in model; a row is a phase of
+    `check`."""
 
     unit = "checks"
     engines: ClassVar[dict[str, str]] = {WALL: "seconds", OWN: "of our processor"}

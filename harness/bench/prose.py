@@ -1,4 +1,4 @@
-"""Text to measure tokenizers with: seeded, with the repetition of real prose, and one long word."""
+"""Text for tokenizer benchmarks: seeded, with the repetition of real prose, and one long word."""
 
 from lockstep.harness.synth.draws import stream
 
@@ -76,7 +76,7 @@ def word(rank: int) -> str:
 
 
 def long_word(n_bytes: int, seed: int) -> bytes:
-    """Return a word without end: random letters, so merges are everywhere and never regular."""
+    """Return an endless word: random letters, so merges are frequent and irregular."""
     letters = b"etaoinshrdlucmfwypvbgkjqxz"
     numbers = (stream(seed, "bench.word").random_raw(n_bytes) >> 32).tolist()
     return bytes(letters[int((number / 2**32) ** 2 * 26)] for number in numbers)

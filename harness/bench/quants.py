@@ -49,7 +49,7 @@ class QuantsBench(Bench, name="quants"):
     def rates(
         self, target: str, plan: BenchPlan, sessions: dict[str, Session], progress: Progress
     ) -> dict[tuple[str, int], float]:
-        """Return the best of all rounds: other work on the machine only makes it slower."""
+        """Return the best of all rounds, because other load on the machine only slows them."""
         raw = blocks_of(WeightFormat.member(target), plan.size, plan.seed)
         best: dict[tuple[str, int], float] = {}
         turns = [(name, threads) for threads in self.threads for name in self.engines]

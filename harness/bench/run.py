@@ -1,4 +1,4 @@
-"""Tokens a second of our engine as it is run, beside llama.cpp's: a prompt, and one by one."""
+"""Tokens a second of our compiled engine, beside llama.cpp's: a prompt, and single tokens."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -32,8 +32,9 @@ LIMIT = 3600  # seconds, of a turn
 
 
 class RunBench(Bench, name="run"):
-    """A target is a GGUF file or a built-in model. Each turn opens the model anew, so that no
-    engine's threads look out for work while the other one is measured."""
+    """Benchmark of runs. A target is a GGUF file or a built-in model. Each turn opens the model
+    anew, so that no idle engine's threads spin. Each turn opens the model anew, so that no engine's
+    threads look out for work while the other one is measured."""
 
     unit = "tokens"
     engines: ClassVar[dict[str, str]] = {OURS: "fast", THEIRS: "llama.cpp"}
@@ -61,7 +62,7 @@ class RunBench(Bench, name="run"):
 
 
 def rows(path: Path, plan: BenchPlan, progress: Progress) -> Iterator[BenchRow]:
-    """Yield the best of all rounds: other work on the machine only makes it slower."""
+    """Yield the best of all rounds, because other load on the machine only slows them."""
     best: dict[tuple[str, str], float] = {}
     for i in range(plan.rounds):
         for engine in (OURS, THEIRS):

@@ -32,7 +32,8 @@ WAITING = "OMP_WAIT_POLICY"
 
 
 class ShadowBench(Bench, name="shadow"):
-    """A target is a GGUF file or a built-in model; its rows are a prompt and single tokens."""
+    """Benchmark of capture. A target is a GGUF file or a built-in model; its rows are a prompt and
+    single tokens."""
 
     unit = "decodes"
     engines: ClassVar[dict[str, str]] = {
@@ -99,7 +100,7 @@ def work(seed: int) -> dict[str, tuple[Batch, ...]]:
 def row(
     name: str, session: Session, batches: tuple[Batch, ...], rounds: int, progress: Progress
 ) -> BenchRow:
-    """Return the best of all rounds: other work on the machine only makes it slower."""
+    """Return the best of all rounds, because other load on the machine only slows them."""
     best: dict[str, float] = {}
     for i in range(rounds):
         progress(name, f"round {i + 1} of {rounds}")

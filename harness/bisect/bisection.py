@@ -131,7 +131,7 @@ def allowed_at(finding: SiteFinding) -> float:
 
 
 def said_by_check(context: Context) -> Iterable[Verdict]:
-    """Run the suites except `trace`, whose question came first, and those about the oracle alone.
+    """Run all suites except `trace`, whose question came first, and those about the oracle alone.
     The user did not ask for these by name."""
     names = [s.name for s in suites_named(()) if not s.of_oracle_alone and s.name != "trace"]
     return run_suites(replace(context, named=False), names)

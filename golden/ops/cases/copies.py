@@ -1,4 +1,4 @@
-"""Values that move and are not changed, or only their type is; and orders."""
+"""Operations that move values or change only their type; and orders."""
 
 from collections.abc import Iterator
 

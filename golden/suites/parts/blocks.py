@@ -33,7 +33,7 @@ LONG_INDEX: dict[str, tuple[str, str, list[int]]] = {
 
 
 def named_blocks(kind: type[WeightFormat], seed: int) -> dict[str, bytes]:
-    """Return 64 or more blocks, each name once, with the same bytes on every machine."""
+    """Return 64 or more uniquely named blocks, with the same bytes on every machine."""
     make = numbers if kind.weights == 1 else quantise_normals
     found: dict[str, bytes] = {}
     for name, block in make(kind, seed):
@@ -105,7 +105,7 @@ def every_value(kind: type[WeightFormat], scales: list[OddScale]) -> Named:
 
 
 def whole_book(kind: type[WeightFormat], scales: list[OddScale]) -> Named:
-    """Yield blocks with every entry of a book whose index is longer than a byte, or shares its
+    """Yield blocks with every entry of a code book whose index is longer than a byte, or shares its
     field."""
     if kind.name in LONG_INDEX:
         yield from long_indices(kind, scales)

@@ -1,4 +1,4 @@
-"""Cases of sampler vectors: chains at the edges of their parameters, and what their rows are like.
+"""Cases of sampler vectors: chains with parameters at their edges, and kinds of logit rows.
 
 Logits are multiples of 1/256, or of 1/2048, made of integers, so that a short decimal is exact.
 """
@@ -22,7 +22,7 @@ Stage = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerSpec:
-    """A chain without its seeds, and rows that are still to be drawn."""
+    """A chain without its seeds, and the kinds of rows to draw."""
 
     id: str
     chain: tuple[Stage, ...]

@@ -1,4 +1,4 @@
-"""Chains of sampler vectors: the usual ones, and pairs whose order changes the result."""
+"""Chains of sampler vectors: common ones, and pairs whose order changes the result."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The comparison of sampler vectors with lists of any engine, as the page states it."""
+"""The comparison of sampler vectors with any engine's lists, as documented on the page."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ Row = Mapping[str, Any]
 
 
 def write_numbers(values: Any, digits: int = DIGITS) -> list[float | None]:
-    """Return numbers as the document has them; minus infinity is null."""
+    """Return numbers as written in the document; minus infinity is null."""
     wide = np.asarray(values, np.float64).tolist()
     return [None if value == -np.inf else round(value, digits) + 0.0 for value in wide]
 
@@ -54,7 +54,7 @@ def read_stage(stage: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def row_differences(chain: Sequence[Row], row: Row, lists: Sequence[SampledList]) -> str:
-    """Return what is wrong with the first wrong stage; "" if none is."""
+    """Return the first wrong stage with its error; "" if none is wrong."""
     for i, (stage, want, got) in enumerate(zip(chain, row["stages"], lists, strict=True)):
         text = stage_difference(stage["sampler"], want, got)
         if text:

@@ -106,7 +106,7 @@ def top_n_sigma(sampler: TopNSigma, before: CandidateList, after: CandidateList)
 
 
 def mirostat(sampler: Mirostat, before: CandidateList, after: CandidateList) -> float:
-    """Return how far the number of candidates, a rounded number, is from the next one."""
+    """Return how far the candidate count, a rounded number, is from the next rounding."""
     p = np.asarray(np.sort(softmax(before.logits))[::-1], np.float32)
     if len(p) < 3 or not (p > 0).all():
         return FREE if len(p) < 2 else 0.0
@@ -164,7 +164,8 @@ MARGINS: dict[type[Sampler], Callable[..., float]] = {
 
 
 def margin_of(sampler: Sampler, before: CandidateList, after: CandidateList) -> float:
-    """Return the margin of the stage's decision. sampler: as it was before the stage."""
+    """Return the margin of the stage's decision. sampler: its state before the stage. sampler: as
+    it was before the stage."""
     margin = MARGINS.get(type(sampler))
     with np.errstate(all="ignore"):
         return FREE if margin is None else margin(sampler, before, after)

@@ -1,4 +1,4 @@
-"""Named texts that tokenizers get wrong: the same for every vocabulary.
+"""Named texts that tokenizers often get wrong: the same for every vocabulary.
 
 None of them writes a code point beyond U+10FFFF: some of llama.cpp's tokenizers abort.
 """

@@ -14,7 +14,8 @@ PLAIN = {"F32": 0, "F16": 1, "BF16": 32}  # general.file_type of types without b
 
 
 class AcidArchitecture(ABC):
-    """`name` is that of `--arch`, `gguf` what `general.architecture` says."""
+    """An architecture of acid models. `name` is the value of `--arch`, `gguf` of
+    `general.architecture`."""
 
     name: ClassVar[str]
     gguf: ClassVar[str]

@@ -52,7 +52,7 @@ WINDOW = ONLY_LETTERS.back("n") + 2 + PROMPTED.index(WindowInside) + 1
 
 
 class AcidGemma3(AcidArchitecture):
-    """Acid model without F16, because ggml rounds what meets a matrix in F16 to half precision.
+    """Acid model without F16, because ggml rounds inputs of an F16 matrix to half precision.
 
     The weights of the last norm make short rows of answers; they are too large for halves.
     """

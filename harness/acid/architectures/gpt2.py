@@ -46,8 +46,8 @@ SHARING = (
 
 
 class AcidGpt2(AcidArchitecture):
-    """A token is the constant and a state, both 1, what balances them, and its position: squares of
-    4 and 1/2, and eps in each of 96 elements."""
+    """The acid model of gpt2. A token is the constant and a state, both 1, a balance for them, and
+    its position: squares of 4 and 1/2, and eps in each of 96 elements."""
 
     name = gguf = "gpt2"
     shape = Shape(n_embd=N, n_head=3, n_head_kv=3, n_ctx=448, eps=1 / 64, squares=4.5 + N / 64)

@@ -1,1 +1,1 @@
-"""Tests, one class each: what it sees, what is right, what known mistakes make of it."""
+"""Tests, one class each: what it measures, the right answer, the answers of known mistakes."""

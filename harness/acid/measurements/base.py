@@ -16,8 +16,9 @@ Names = tuple[str, ...]
 
 
 class Measurement(ABC):
-    """Values come to lie in coordinates of their own, as shares of `SMALL`. The next
-    token is the answer whose values are nearest: `right`, or one of `wrong`, by what it says.
+    """A test of an acid report. Its values lie in coordinates of their own, as shares of `SMALL`.
+    The next token is the answer whose values are nearest: `right`, or one of `wrong`, by what it
+    says.
 
     `radius` is how far an honest engine's values may lie from the right ones. `catches` names wrong
     engines of the catalogue that make it say NO, `rests_on` the tests whose subject it needs.
@@ -71,7 +72,7 @@ class AcidPlace:
         return self.vocabulary.n_prompt + self.behind_prompt
 
     def before(self, steps: int) -> str:
-        """Return the state of the token that was the last so many steps before."""
+        """Return the state of the token that is this many steps before the last."""
         return state_of(self.order[self.order.index(self.test) - steps])
 
 

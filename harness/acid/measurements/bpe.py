@@ -1,4 +1,4 @@
-"""Tests of a tokenizer of merges: which ids the acid prompt has, found by what they are."""
+"""Tests of a BPE tokenizer: the ids of the acid prompt, found by their embeddings."""
 
 from typing import ClassVar
 
@@ -14,8 +14,8 @@ FOUND = 90.0  # a score that is enough at the end of a long report as well
 
 
 class BpeCut(Measurement):
-    """A prompt cut into tokens. `shown`: what the tokens may show, the right thing first, each with
-    its values."""
+    """A prompt cut into tokens. `shown`: values of possible tokens, the right one first. `shown`:
+    what the tokens may show, the right thing first, each with its values."""
 
     needs_prompt = of_tokenizer = True
     where = "the tokenizer; layer 0, head 0"
@@ -70,7 +70,7 @@ class BpeBytes(BpeCut):
 
 
 class Digits(BpeCut):
-    """Merges make one token of a space, 1 and 2, if nothing parts them before."""
+    """Digits: merges make one token of a space, 1 and 2, unless the pre-tokenizer splits them."""
 
     name = "bpe-pre-tokenizer"
     sees = "tokenizer.ggml.pre: each digit is a word, so that no merge of two is made"
@@ -101,8 +101,8 @@ class SpaceAndDigits(Digits):
 
 
 class UserDefined(BpeCut):
-    """A user-defined token whose text is in the prompt. Only control tokens are plain text
-    there."""
+    """A user-defined token in the prompt. Unlike a control token, its text is always that token.
+    Only control tokens are plain text there."""
 
     name = "user-defined-token"
     sees = "the text of a token of the type USER_DEFINED is this token, in any text"
@@ -117,7 +117,7 @@ class UserDefined(BpeCut):
 
 
 class BpeBeginning(Measurement):
-    """BOS and the prompt's first letter, beside it, have the same score: a half each."""
+    """BOS: it has the same score as the prompt's first letter, beside it, so each gets half."""
 
     name = "bos"
     sees = "tokenizer.ggml.add_bos_token: BOS is put before a text, exactly once"
@@ -145,7 +145,7 @@ class BpeBeginning(Measurement):
 
 
 class FirstBeginning(BpeBeginning):
-    """BOS and the prompt's first letter have the same score, though BOS is longer, by the mark of
-    row 0 of position_embd: a half each."""
+    """BOS and the prompt's first letter have the same score, half each, although BOS is longer
+    because of the mark in row 0 of position_embd."""
 
     size = 0.8649  # 1 / sqrt(6.5 / 96 + 1 / 64), of 4

@@ -1,4 +1,4 @@
-"""Tests of a mixture of experts: which are chosen, their weights, their matrices."""
+"""Tests of a mixture of experts: their choice, their weights, their matrices."""
 
 from lockstep.harness.acid.experts import AcidExperts
 from lockstep.harness.acid.measurements.base import AcidPlace, Measurement
@@ -13,7 +13,8 @@ REASON = "a logit of the router within 2^-7 of its value, and seven roundings to
 
 
 class Choice(Measurement):
-    """Expert 2 is the likeliest, then 0, 1 and 3; each writes its weight to a value of its own."""
+    """Choice of experts: 2 is the likeliest, then 0, 1 and 3; each writes its weight to a value of
+    its own."""
 
     name = "experts-choice"
     sees = "the two likeliest of four experts are used, and their softmax weights sum to one"
@@ -61,8 +62,8 @@ class Choice(Measurement):
 
 
 class Matrices(Measurement):
-    """Expert 1 weighs 0.731, has a gate of 8, 1 beside it, and writes the first value; expert 3
-    weighs 0.269, has 4 and 2, and writes the second."""
+    """Matrices of experts: expert 1 weighs 0.731, has a gate of 8, 1 beside it, and writes the
+    first value; expert 3 weighs 0.269, has 4 and 2, and writes the second."""
 
     name = "experts-matrices"
     sees = "ffn_gate_exps, ffn_up_exps and ffn_down_exps of one expert go together"
@@ -90,7 +91,7 @@ class Matrices(Measurement):
 
 
 class EachTokensExperts(Prompted):
-    """The letter k, of which there are two hundred, chooses expert 3, and no other token does."""
+    """Experts by token: only the letter k, which occurs two hundred times, chooses expert 3."""
 
     name = "experts-of-each-token"
     sees = "every token of a prompt goes to its own experts"

@@ -45,7 +45,8 @@ class Silu(FeedForward):
 
 
 class GateAndUp(FeedForward):
-    """The activation of 2 is 1.7616, that of -1 is -0.2689, and that of -2 is -0.2384."""
+    """The two branches of a gated FFN: the activation of 2 is 1.7616, that of -1 is -0.2689, and
+    that of -2 is -0.2384."""
 
     name = "gate-and-up"
     sees = "ffn_gate goes through the activation, ffn_up does not, and they are multiplied"
@@ -69,7 +70,7 @@ class GateAndUp(FeedForward):
 
 
 class Layers(FeedForward):
-    """Layers that each add to a value of their own; the embedding is 1 beside them."""
+    """Layers that each add to a value of their own, beside an embedding of 1."""
 
     name = "layers"
     sees = "every layer runs once, and adds to the embedding"
@@ -97,8 +98,8 @@ class Layers(FeedForward):
 
 
 class MatrixEdges(FeedForward):
-    """The tokens of this state have the last coordinate as well, which the last unit reads; so they
-    are longer, and all is sqrt(2 / 3) of what it is elsewhere."""
+    """The edges of the FFN matrices. Tokens of this state also have the last coordinate, which the
+    last unit reads; so they are longer, and every value is sqrt(2 / 3) of its usual size."""
 
     name = "matrix-edges"
     sees = "the last rows and columns of ffn_gate, ffn_up, ffn_down and token_embd are used"

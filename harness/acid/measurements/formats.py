@@ -1,4 +1,4 @@
-"""Tests of a quantised matrix: one unit is on, so that one weight of each row is all that is seen.
+"""Tests of a quantised matrix: one unit is on, so that one weight of each row is visible.
 
 One number that is not zero is exact, or nearly so, in every format of activations.
 """
@@ -15,7 +15,7 @@ SIZE = 1.5  # of the largest value that a test should read
 
 
 class CodedRows(Measurement):
-    """Weight `column` of three rows; of their blocks one part varies."""
+    """Weight `column` of three rows, with one varying part of their blocks."""
 
     reason = "seven roundings to BF16, which has room for the scales of activations in F16"
 

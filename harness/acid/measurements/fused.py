@@ -11,7 +11,7 @@ BIASED = 2  # a head that has nothing to do but this
 
 
 class Heads(Measurement):
-    """Heads that look for a token each, whose value is 1 for that head and -1 for the others.
+    """Heads that each look for one token, whose value is 1 for that head and -1 for the others.
 
     Each head looks for it by more than what head 1 looks for in any state, a distance.
     """
@@ -48,8 +48,8 @@ class Heads(Measurement):
 
 
 class Biases(Measurement):
-    """Head 2 looks for BOS in every state, because its queries have a bias; an element of its
-    values has nothing but a bias."""
+    """Biases: head 2 looks for BOS in every state because of its query bias; one element of its
+    values comes only from a bias."""
 
     name = "qkv-bias"
     sees = "the bias of attn_qkv is added: to queries, and to values"

@@ -1,4 +1,4 @@
-"""Tests of which head reads whose keys and values, and of caches that layers should not share."""
+"""Tests of the mapping of heads to keys and values, and of caches that layers should not share."""
 
 from lockstep.harness.acid.measurements.base import AcidPlace, Measurement
 from lockstep.harness.acid.measurements.feed_forward import HALF_BF16

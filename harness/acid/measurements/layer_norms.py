@@ -8,9 +8,9 @@ from lockstep.harness.acid.weights import CONST, NOTHING, SMALL, AcidWeights
 
 
 class Mean(Measurement):
-    """The tokens of this state have a coordinate of 2 besides: their mean is 1/48, which shows
-    where nothing was written. 62 times it is added to what the state gives. The last norm takes it
-    from what was measured as well: of 0.8813 it leaves 0.73."""
+    """Mean: the tokens of this state also have a coordinate of 2, so their mean is 1/48, which
+    shows in unused coordinates. 62 times it is added to what the state gives. The last norm takes
+    it from what was measured as well: of 0.8813 it leaves 0.73."""
 
     name = "norm-mean"
     sees = "the norm subtracts the mean"
@@ -32,7 +32,7 @@ class Mean(Measurement):
 
 
 class Eps(Measurement):
-    """Norm with an eps of a 64th, a quarter of what it takes the root of."""
+    """Norm with an eps of 1/64, a quarter of the sum under its root."""
 
     name = "norm-eps"
     sees = "the norm adds attention.layer_norm_epsilon of the file to the variance"

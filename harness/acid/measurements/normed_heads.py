@@ -1,4 +1,4 @@
-"""Tests of the norms that queries and keys of a head have of their own."""
+"""Tests of the norms of queries and keys of a head."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ SCORE, LESS = 40.0, 31 / 32
 
 
 def share(score: float) -> float:
-    """Return the weight of the first of two tokens, whose scores lie so far apart."""
+    """Return the weight of the first of two tokens with this difference of scores."""
     return round(float(1 / (1 + np.exp(-score))), 4)
 
 
@@ -22,7 +22,7 @@ def apart(frequency: float, times: float) -> float:
 
 
 class HeadNorm(Measurement):
-    """Norm of a head: two tokens share the attention, as their scores are a little apart.
+    """Norm of a head: two tokens share the attention, because their scores are close.
 
     Without the norm, the longer one gets all of it.
     """
@@ -68,7 +68,8 @@ class QueryNorm(HeadNorm):
 
 
 class KeyNorm(HeadNorm):
-    """Norm of keys: in KV head 1 the key of the first token is eight times as long before it."""
+    """Norm of keys: in KV head 1 the key of the first token is eight times as long before the
+    norm."""
 
     name = "key-norm"
     sees = "the key of each head is divided by its own root mean square"
@@ -89,10 +90,10 @@ class KeyNorm(HeadNorm):
 
 
 class HeadNormWeights(Measurement):
-    """A query in the second element of pair 0 and a key in the first meet by turning, two steps
-    apart. The weights of the norms are 4 and 4 there, and 1/4 in the other two elements: 320 is
-    scored, 20 where they come behind the turn, and 1.25 exchanged. Another token has 100 for head
-    0, and 8 for 1."""
+    """Weights of the head norms. A query in the second element of pair 0 and a key in the first
+    meet by rotation, two steps apart. The weights are 4 and 4 there, and 1/4 in the other two
+    elements: the score is 320, or 20 if they are applied after the rotation, or 1.25 if exchanged.
+    Another token has 100 for head 0, and 8 for 1."""
 
     name = "head-norm-weights"
     sees = "normed queries and keys are multiplied by attn_q_norm and attn_k_norm, then rotated"

@@ -1,4 +1,4 @@
-"""Tests of norms: what they divide by, and the weights behind them."""
+"""Tests of norms: their divisor, and their weights."""
 
 from lockstep.harness.acid.measurements.base import AcidPlace, Measurement, Names
 from lockstep.harness.acid.measurements.feed_forward import HALF_BF16, REASON
@@ -8,8 +8,9 @@ SURE = 120.0  # a score of which a third is enough
 
 
 class NormEps(Measurement):
-    """The first token of a report is so short that eps is half of what its norm divides by. A later
-    one, of usual length, reads the normalised value through attention: 8 / sqrt(2), over 8."""
+    """Eps of a norm: the first token of a report is so short that eps is half of the norm's
+    divisor. A later one, of usual length, reads the normalised value through attention: 8 /
+    sqrt(2), over 8."""
 
     name = "norm-eps"
     sees = "the norm adds attention.layer_norm_rms_epsilon of the file to the mean square"
@@ -79,7 +80,7 @@ class FfnNormWeight(Measurement):
 
 
 class AttnNormWeight(Measurement):
-    """The state has the weight 2 in attn_norm, and its token reads its own value."""
+    """Weight of attn_norm: it is 2 for this state, and the token reads its own value."""
 
     name = "attn-norm-weight"
     sees = "attention reads values that are multiplied by attn_norm of this layer"

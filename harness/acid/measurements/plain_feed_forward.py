@@ -12,7 +12,7 @@ from lockstep.harness.acid.weights import EDGE, SMALL, AcidWeights
 
 
 class Gelu(FeedForward):
-    """GELU of -2 is small beside what others make of it; above 1 a clamp shows."""
+    """GELU at -2, where it is small beside other activations; above 1 a clamp shows."""
 
     name = "gelu"
     sees = "the activation of the feed-forward network is GELU, below zero and at 6"
@@ -39,8 +39,8 @@ class Gelu(FeedForward):
 
 
 class PlainEdges(MatrixEdges):
-    """The tokens of this state have the last coordinate as well, which the last unit reads; so they
-    are longer, and all is 0.795 of what it is elsewhere."""
+    """The edges of the FFN matrices. Tokens of this state also have the last coordinate, which the
+    last unit reads; so they are longer, and every value is 0.795 of its usual size."""
 
     where = "layer 0, ffn_up, ffn_down"
     sees = "the last rows and columns of ffn_up, ffn_down and token_embd are used"
@@ -58,7 +58,7 @@ class PlainLayers(Layers):
 
 
 class UpBias(FeedForward):
-    """The unit has 12 of its state, and a bias of -4."""
+    """Bias of the up matrix: the unit has 12 of its state, and a bias of -4."""
 
     name = "ffn-up-bias"
     sees = "the bias of ffn_up is added, before the activation"

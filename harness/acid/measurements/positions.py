@@ -1,4 +1,4 @@
-"""Tests of learned positions: who stands four tokens back, and who stands first.
+"""Tests of learned positions: the token four positions back, and the first token.
 
 A table of cosines and sines is as good as any, and a query of a sum of them finds a distance.
 """
@@ -17,7 +17,8 @@ TARGET = 200.0  # ... of the tokens that are asked about, wherever they are
 
 
 class Distance(Measurement):
-    """Head 1 finds the token four positions back, in any state; in this one it is one of five."""
+    """Distance: head 1 finds the token four positions back in any state; in this state it is one of
+    five."""
 
     name = "learned-positions"
     sees = "position_embd is added to the embedding, each token's row of it"
@@ -54,7 +55,7 @@ class Distance(Measurement):
 
 
 class First(Measurement):
-    """Row 0 of the table has a mark, which is looked for; BOS has it."""
+    """First position: row 0 of the table has a mark, which BOS has and a head looks for."""
 
     name = "first-position"
     sees = "the first token of a text, and no other, has row 0 of position_embd"

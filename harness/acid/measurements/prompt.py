@@ -1,4 +1,4 @@
-"""Tests that need the acid prompt: what was read in one batch, far back."""
+"""Tests that need the acid prompt: tokens far back in the batch."""
 
 from lockstep.harness.acid.measurements.base import AcidPlace, Measurement, Names
 from lockstep.harness.acid.measurements.feed_forward import HALF_BF16
@@ -28,7 +28,7 @@ FAR_RESTS_ON = ("layers", "prompt-end", "newest-token", "earlier-token", "rope-b
 
 
 class Far(Prompted):
-    """A letter of the prompt that stands nowhere else."""
+    """A letter that occurs once in the prompt."""
 
     letter: str
     layer = 1
@@ -107,7 +107,7 @@ class CausalMask(Prompted):
 
 
 class PromptEnd(Prompted):
-    """A letter of which there is one, in the last cells before the report."""
+    """A letter that occurs once, in the last cells before the report."""
 
     name = "prompt-end"
     sees = "attention reaches the end of a long prompt, in cells beyond 256"
@@ -154,7 +154,8 @@ class PromptPositions(Prompted):
 
 
 class EachTokensNorm(Prompted):
-    """The letter g is four times as long as the others; behind a norm it is as they are."""
+    """Norm of each token: the letter g is four times as long as the others, and equal after a
+    norm."""
 
     name = "norm-of-each-token"
     sees = "each token of a prompt is divided by its own root mean square"

@@ -1,4 +1,5 @@
-"""Tests of rotary positions: a query is turned so that one distance fits; wrong turns fit others.
+"""Tests of rotary positions: a query is rotated so that one distance fits; wrong rotations fit
+other distances.
 
 Only a few tokens of the report are looked at, so which of them is found tells mistakes apart.
 """
@@ -9,8 +10,9 @@ from lockstep.harness.acid.weights import AcidWeights
 
 
 class Rope(Measurement):
-    """`layer`, `turns` (a pair) and `score` of the turned query of head 0; `distances` of what it
-    may find, the right one first, each with a value of its own; `others` have none."""
+    """A rotary test. `layer`, `turns` (a pair) and `score` of the rotated query of head 0;
+    `distances` of the tokens it may find, the right one first, each with its own value; `others`
+    have none."""
 
     layer: int
     turns: int
@@ -31,10 +33,10 @@ class Rope(Measurement):
 
 
 class Pairing(Rope):
-    """Pair 0 turns by one radian a position, whatever the base. Paired otherwise, the second part
-    of a query never meets the key, and the score goes with cos(4) * cos(d), whose best is 3; turned
-    the other way with cos(d + 4), whose best is 2; keys a position late are found one further back.
-    """
+    """Pairing: pair 0 turns by one radian a position, for any base. Paired otherwise, the second
+    part of a query never meets the key, and the score goes with cos(4) * cos(d), whose best is 3;
+    turned the other way with cos(d + 4), whose best is 2; keys a position late are found one
+    further back."""
 
     name = "rope-pairing"
     sees = "the right elements of a head rotate together, the right way, from the right position"
@@ -105,7 +107,8 @@ class Base(Rope):
 
 
 class SlowPairs(Rope):
-    """Rotation of pair 8 of 16, by 0.03 radians. Without it, four tokens have the same score."""
+    """Rotation of pair 8 of 16, by 0.03 radians a position. Without it, four tokens have the same
+    score."""
 
     name = "rope-slow-pairs"
     sees = "the second half of a head's pairs rotates as well"
@@ -122,7 +125,8 @@ class SlowPairs(Rope):
 
 
 class ValuesStay(Measurement):
-    """The value lies in the elements that turn fastest, of pairs of either kind."""
+    """Values without rotation: the value lies in the elements that would rotate fastest, for either
+    pairing."""
 
     name = "values-not-turned"
     sees = "values are not rotated"

@@ -1,4 +1,4 @@
-"""Tests of gemma3's own: GELU with gates, norms behind each part, two bases, one KV head."""
+"""Tests of gemma3's special parts: gated GELU, norms after each part, two bases, one KV head."""
 
 from lockstep.harness.acid.measurements.base import AcidPlace, Measurement
 from lockstep.harness.acid.measurements.feed_forward import (
@@ -42,7 +42,8 @@ class Geglu(Silu):
 
 
 class GegluBranches(GateAndUp):
-    """GELU of 2 is 1.9546, that of -1 is -0.1588, and that of -2 is -0.0454."""
+    """The two branches with GELU: GELU of 2 is 1.9546, that of -1 is -0.1588, and that of -2 is
+    -0.0454."""
 
     right = (-0.9773,)
     wrong = (
@@ -69,7 +70,8 @@ class EachLayer(Layers):
 
 
 class EmbeddingScale(Measurement):
-    """Layer 0 writes an eighth of what the embedding is; layer 1 sees how much it is beside it."""
+    """Scale of embeddings: layer 0 writes an eighth of the embedding, and layer 1 sees their
+    ratio."""
 
     name = "embedding-scale"
     sees = "embeddings are multiplied by the root of the width"
@@ -97,8 +99,8 @@ class QueryScale(ScoreScale):
 
 
 class PostNorm(Measurement):
-    """The measured coordinate has four times the weight of others in this norm, and is written at a
-    quarter."""
+    """Weight of a norm after a part: the measured coordinate has four times the weight, and is
+    written at a quarter."""
 
     right = (1.0,)
     wrong = (
@@ -138,7 +140,7 @@ class PostFfwNorm(PostNorm, FeedForward):
 
 
 class SlowQueryNorm(QueryNorm):
-    """The query of head 1 is eight times as long as that of head 0, before the norm."""
+    """Norm of queries: head 1 has a query eight times as long as head 0, before the norm."""
 
     right = (share(apart(0.01, 1)),) * 2
     wrong = (
@@ -151,7 +153,8 @@ class SlowQueryNorm(QueryNorm):
 
 
 class OneKeyNorm(QueryNorm):
-    """Norm of keys. Before it, the key of the first token is eight times as long as the others."""
+    """Norm of keys: before it, the key of the first token is eight times as long as the others.
+    Before it, the key of the first token is eight times as long as the others."""
 
     name = "key-norm"
     sees = "the key of each head is divided by its own root mean square"
@@ -175,8 +178,8 @@ class OneKeyNorm(QueryNorm):
 
 
 class LocalBase(Base):
-    """Pair 4 turns by 0.1 radians at the base 10,000 of layers with a window, and by 0.178 at the
-    base 1000 of the others: then 16 positions are taken for 9."""
+    """Local base: pair 4 turns by 0.1 radians at the base 10,000 of layers with a window, and by
+    0.178 at the base 1000 of the others: then 16 positions are taken for 9."""
 
     name = "rope-base-of-windows"
     sees = "layers with a window rotate by the base 10000, whatever rope.freq_base says"
@@ -195,8 +198,8 @@ class LocalBase(Base):
 
 
 class GlobalBase(Base):
-    """Pair 4 turns by 0.178 radians at the base 1000 of the file, and by 0.1 at 10,000: then 9
-    positions are taken for 16."""
+    """Global base: pair 4 turns by 0.178 radians at the base 1000 of the file, and by 0.1 at
+    10,000: then 9 positions are taken for 16."""
 
     sees = "layers without a window rotate by rope.freq_base of the file, not five times as much"
     where = "layer 5, head 0, pair 4"

@@ -103,8 +103,8 @@ class ScoreScale(Measurement):
 
 
 class Softmax(Measurement):
-    """Every score is below -20, so that whatever is added to the sum with a score of zero is all
-    that is left."""
+    """Softmax: every score is below -20, so an extra term with a score of zero would dominate the
+    sum."""
 
     name = "softmax-sum"
     sees = "a softmax is over the visible scores only, and sums to one"

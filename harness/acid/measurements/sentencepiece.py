@@ -1,4 +1,4 @@
-"""Tests of a SentencePiece tokenizer: which ids the acid prompt has, found by what they are."""
+"""Tests of a SentencePiece tokenizer: the ids of the acid prompt, found by their embeddings."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -50,7 +50,7 @@ class Cut(Measurement):
 
 
 class Bos(Cut):
-    """BOS and the prompt's first token, beside it, have the same score: a half each."""
+    """BOS: it has the same score as the prompt's first token, beside it, so each gets half."""
 
     name = "bos"
     sees = "tokenizer.ggml.add_bos_token: BOS is put before a text, exactly once"
@@ -71,7 +71,8 @@ class Bos(Cut):
 
 
 class SpacePrefix(Cut):
-    """The prompt begins with h: a token of its own, and one behind a space."""
+    """Space prefix: the prompt begins with h, which is a token with and without a space in
+    front."""
 
     name = "space-prefix"
     sees = "tokenizer.ggml.add_space_prefix: a space is put before a text"
@@ -92,7 +93,7 @@ class SpacePrefix(Cut):
 
 
 class Merges(Cut):
-    """A test with "abc": b and c merge, which have the better score; a and b have the lower id."""
+    """Merges of "abc": b and c have the better score; a and b have the lower id."""
 
     name = "merges"
     sees = "characters are merged, the pair whose token has the best score first"
@@ -125,7 +126,7 @@ class EqualMerges(Cut):
 
 
 class PoorMerges(Cut):
-    """The token of "uv" has a score that is less than the sum of those of u and v."""
+    """Poor merges: the token "uv" has a score below the sum of those of u and v."""
 
     name = "merges-not-sums"
     sees = "every possible merge is made, however poor its score (no unigram tokenizer)"
@@ -165,7 +166,7 @@ class Bytes(Cut):
 
 
 class TwoSpaces(Cut):
-    """Spaces: two of them are one token, and one space is another."""
+    """Spaces: two of them are one token, and a single one is another."""
 
     name = "two-spaces"
     sees = "two adjacent spaces stay two"

@@ -1,4 +1,4 @@
-"""Tests of windows: what a layer with one sees last, what it does not, and layers without one."""
+"""Tests of windows: the last token inside, the first one outside, and layers without a window."""
 
 from lockstep.harness.acid.measurements.base import AcidPlace, Names, Wrong
 from lockstep.harness.acid.measurements.feed_forward import HALF_BF16
@@ -11,7 +11,7 @@ NEARER = "of a window"  # what a letter of the prompt found
 
 
 class WindowInside(Prompted):
-    """The letter n is the last that the window reaches; nothing else has a value."""
+    """Inside of the window: the letter n is the last token inside; nothing else has a value."""
 
     name = "window-inside"
     sees = "a layer with a window of n tokens sees the token n - 1 positions back"
@@ -34,7 +34,8 @@ class WindowInside(Prompted):
 
 
 class WindowBeyond(WindowInside):
-    """The letter n is one position beyond the window, though it would be found before s."""
+    """Beyond the window: the letter n is one position outside, though it would be found before
+    s."""
 
     name = "window-beyond"
     sees = "a layer with a window of n tokens does not see the token n positions back"
@@ -104,7 +105,8 @@ class FarInGlobal(Far256):
 
 
 class GlobalMask(CausalMask):
-    """The letters m and n are found in the layer that sees them; see causal-mask of llama."""
+    """Causal mask of global layers: the letters m and n are found in a layer without a window; see
+    causal-mask of llama."""
 
     layer = GLOBAL
     where = f"layer 0, head 0; layer {GLOBAL}, heads 0 and 1"

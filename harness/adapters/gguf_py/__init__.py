@@ -1,1 +1,1 @@
-"""gguf-py as an engine: it reads files."""
+"""gguf-py as an engine that reads files."""

@@ -1,4 +1,4 @@
-"""The parser of gguf-py, GGUFReader, and the kinds of failure that its exceptions mean."""
+"""The parser of gguf-py, GGUFReader, with the mapping of its exceptions to kinds of failure."""
 
 import re
 from collections.abc import Sequence

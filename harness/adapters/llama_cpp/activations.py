@@ -1,4 +1,4 @@
-"""llama.cpp's conversions of activations: what it makes of values that are hard to round."""
+"""llama.cpp's conversions of activations, tested on values that are hard to round."""
 
 import ctypes
 import sys
@@ -39,8 +39,8 @@ class CpuTraits(ctypes.Structure):
 
 
 class Activations(Adapter, name="llama.cpp activations"):
-    """An adapter that only describes itself: `build` names the variants of each format that agree
-    with it."""
+    """An adapter that only describes the build: `build` names the matching variants of each
+    format."""
 
     isolated = True
 
@@ -57,7 +57,7 @@ class Activations(Adapter, name="llama.cpp activations"):
 
 
 def agreeing(lib: Library, kind: type[ActivationFormat]) -> list[str]:
-    """Return the variants that give the library's very bytes, including common ones."""
+    """Return the variants that reproduce the library's bytes, including common ones."""
     if kind.name == "F32" and not cpu_traits(lib, kind.type_id).from_float:
         return list(VARIANTS)  # 0.3.8 leaves them as they are without a function for it
     x = hard_to_round()
@@ -76,8 +76,8 @@ def conversions(
 
 
 def architecture(model: Path | None) -> str:
-    """Return the architecture's name. If it is "", the engine that loads the file reports the
-    error."""
+    """Return the architecture's name; "" if it is missing, for which the loading engine reports the
+    error. If it is "", the engine that loads the file reports the error."""
     with suppress(EngineError, OSError, KeyError):
         if model is not None:
             with GgufFile.open(model) as file:
@@ -96,8 +96,8 @@ def generic_formats(lib: Library) -> tuple[str, ...]:
 
 
 def tiles(lib: Library, build: str, settings: Settings) -> tuple[str, ...]:
-    """Return AMX if llama.cpp lays weights out for it: it was built for AMX, and the system permits
-    its use, as `ggml_amx_init` asks."""
+    """Return AMX if llama.cpp lays out weights for it: a build with AMX on a system that permits
+    it, as `ggml_amx_init` asks."""
     repacks = settings.repack or not lib.repacking_is_a_choice
     if not repacks or WITH_AMX not in build or sys.platform != "linux":
         return ()
@@ -128,7 +128,7 @@ def halves(lib: Library, settings: Settings) -> tuple[str, ...]:
 
 
 def hard_to_round() -> F32:
-    """Return ties of each format, and values of all sizes whose scales are not exact."""
+    """Return ties of each format, and values of all sizes with inexact scales."""
     bits = Philox(key=8).random_raw(64 * BLOCK)
     signed = (bits >> np.uint64(40)).astype(np.int64) - (1 << 23)
     steps = (signed[: 32 * BLOCK] % 509 - 254).astype(np.float32).reshape(-1, 32) / 2

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 class LlamaCpp(StateFiles, name="llama.cpp"):
-    """llama.cpp, which loads what a question needs, and keeps it until `close`."""
+    """llama.cpp, which loads the parts that a question needs, and keeps them until `close`."""
 
     isolated = True
     package = ("llama-cpp-python", "llama_cpp")
@@ -270,7 +270,7 @@ class LlamaCpp(StateFiles, name="llama.cpp"):
         return self._watched
 
     def _looked_at(self) -> AttentionKind:
-        """Return which attention llama.cpp chose, where we map its graph onto ours.
+        """Return llama.cpp's choice of attention, where our code maps its graph onto ours.
 
         It decides by itself whether flash attention is possible. Of other graphs (T5 and Grok have
         layers without) the graph says it. It does not say that a model has no logits, such as a

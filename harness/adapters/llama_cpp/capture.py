@@ -1,4 +1,4 @@
-"""Shows every node of llama.cpp's graphs with what it read, many at a time, in columns."""
+"""Captures every node of llama.cpp's graphs with its sources, in batches of columns."""
 
 import ctypes
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ HOOK = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 
 
 class NodeWatch:
-    """The buffers behind `on_node`, and their emptying. Lives with a context."""
+    """The buffers of `on_node`. They live as long as a context. Lives with a context."""
 
     def __init__(self, lib: Library) -> None:
         check_layout()
@@ -88,7 +88,7 @@ class NodeWatch:
         values: bool = True,
         idle: bool = False,
     ) -> None:
-        """Start a capture; what an earlier run left behind is dropped."""
+        """Start a capture; data of an earlier run are dropped."""
         self.emit, self.injector, self.error, self.emitted = emit, injector, None, 0
         self.set(n_rows=0, n_whole=0, used=0, views=0, stop=0, lean=not values, idle=idle)
 
@@ -167,14 +167,14 @@ class NodeWatch:
         return (ctypes.c_ubyte * size).from_address(GgmlTensor.from_address(address).data)
 
     def strided_view(self, address: int) -> NDArray[Any]:
-        """Return a view of a tensor's memory: of its values, or of the bytes of its rows."""
+        """Return a view of a tensor's memory: its values, or the bytes of its rows."""
         tensor = GgmlTensor.from_address(address)
         dtype, shape, strides = layout(self.types[tensor.type], tuple(tensor.ne), tuple(tensor.nb))
         return np.ndarray(shape, dtype, buffer=self.memory(address), strides=strides)
 
 
 def view_ops(lib: Library) -> list[int]:
-    """Return the numbers of the view ops, without asking for a name that a build may lack."""
+    """Return the numbers of the view ops, without requesting a name that a build may lack."""
     found: list[int] = []
     number = 0
     while len(found) < len(VIEWS):
@@ -207,7 +207,7 @@ def capture_batches(
     embeddings: bool,
     values: bool,
 ) -> Captured:
-    """Decode the batches one after the other, and emit what every node read and computed."""
+    """Decode the batches one after the other, and emit the sources and the result of every node."""
     watch.begin(emit, Injector(fault), values=values, idle=not values and are_in_order(batches))
     outputs: list[NDArray[np.float32] | None] = []
     try:

@@ -13,7 +13,7 @@ from lockstep.harness.records import Nodes
 
 
 class Nobody:
-    """An observer that asks for every node and looks at none."""
+    """An observer that requests every node and reads none."""
 
     def wants(self, address: int) -> bool:
         return True
@@ -28,7 +28,7 @@ def time_capture(
     watched: tuple[LlamaContext, NodeWatch],
     batches: Sequence[Batch],
 ) -> dict[str, float]:
-    """Return seconds of all batches but the first, which is the prompt, or of the only one."""
+    """Return seconds of all batches but the first, which is the prompt, or of a single batch."""
     context, watch = watched
     sizes: list[int] = []
     counts: list[int] = []
@@ -79,7 +79,7 @@ def seconds(
 
 
 def copying(size: int) -> float:
-    """Time a copy of so many bytes, from memory that was written to memory that was read."""
+    """Time a copy of so many bytes, between buffers that are already mapped."""
     source, target = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
     started = time.perf_counter()
     np.copyto(target, source)

@@ -20,7 +20,7 @@ MACHINES = {3: "x86", 40: "ARM", 62: "x86-64", 183: "AArch64", 243: "RISC-V"}
 
 
 class NotElf(Exception):
-    """Error for a file that is no ELF library or a broken one; its text ends a sentence."""
+    """Error: a file is not an ELF library, or is broken; the text ends a sentence."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Elf:
     @cached_property
     def exported(self) -> frozenset[bytes]:
         """Return the exported names that the library defines, without inline functions and
-        templates, which compilers keep as they like."""
+        templates, which vary with the compiler."""
         return frozenset(
             name
             for at, info, visible, section, _, _ in self._entries(DYNSYM, SYMBOL)
@@ -67,13 +67,13 @@ class Elf:
 
     @cached_property
     def needed(self) -> tuple[str, ...]:
-        """Return file names of the libraries that are loaded with it."""
+        """Return file names of the libraries that this library needs."""
         entries = self._entries(DYNAMIC, ENTRY)
         return tuple(self._name(DYNAMIC, at).decode() for tag, at in entries if tag == NEEDED)
 
     @cached_property
     def _sections(self) -> dict[int, tuple[int, int, int]]:
-        """Return sections by kind: where each begins, its bytes, and where its names begin."""
+        """Return sections by kind: offset, bytes, and offset of their names."""
         try:
             start, (size, count) = int.from_bytes(self.raw[40:48], "little"), self._sizes()
             every = [SECTION.unpack_from(self.raw, start + i * size) for i in range(count)]

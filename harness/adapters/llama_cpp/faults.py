@@ -1,4 +1,4 @@
-"""Wrong results put into llama.cpp's own tensors, as if one op of its graph had a bug."""
+"""Wrong results written into llama.cpp's own tensors, as if one op of its graph had a bug."""
 
 from typing import Any
 
@@ -9,7 +9,8 @@ from lockstep.harness.records import Fault
 
 
 class Injector:
-    """A maker of at most one fault. `honest`: the replaced value, if any bit changed."""
+    """Injects at most one fault. `honest`: the replaced value, if any bit changed. `honest`: the
+    replaced value, if any bit changed."""
 
     def __init__(self, fault: Fault | None) -> None:
         self.fault = fault

@@ -1,4 +1,4 @@
-"""A GGUF file as llama.cpp's own parser (gguf_* of libggml-base) reads it.
+"""A GGUF file as parsed by llama.cpp (gguf_* of libggml-base).
 
 The C interface ends a key or string at its first zero byte, and so does this summary.
 """

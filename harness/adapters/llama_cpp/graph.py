@@ -1,4 +1,4 @@
-"""A node of llama.cpp's graph, while it exists, and views of its values in our shapes."""
+"""A node of llama.cpp's graph while it exists, with views of its values in our shapes."""
 
 import ctypes
 from dataclasses import dataclass
@@ -45,7 +45,8 @@ class LiveNode:
 
     @property
     def root(self) -> "LiveNode":
-        """Return the tensor that it is a view of, or itself: the cache, for a view of cells."""
+        """Return the tensor that this one is a view of, or itself: the cache, for a view of
+        cells."""
         return LiveNode.at(self.ggml, self.tensor.view_src) if self.tensor.view_src else self
 
     @property

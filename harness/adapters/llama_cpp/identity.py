@@ -49,7 +49,7 @@ class OtherBuild(Unsupported):
 
 @dataclass(frozen=True)
 class PinnedPart:
-    """A library of llama.cpp: its file, which names count, how many there are, their digest."""
+    """A library of llama.cpp: its file, the names that count, their number and digest."""
 
     file: str
     counts: re.Pattern[bytes]
@@ -95,7 +95,7 @@ def named_folder() -> Path | None:
 
 
 def check_libraries() -> None:
-    """Raise OtherBuild if the user names libraries and these are not the pinned ones."""
+    """Raise OtherBuild if the user chose libraries other than the pinned ones."""
     folder = named_folder()
     if folder is not None and (why := why_not_pinned(folder)):
         raise OtherBuild(f"{LIBRARIES}: {why}. {WANTED}")
@@ -113,7 +113,8 @@ def why_not_pinned(folder: Path) -> str:
 
 @cache
 def compare(folder: Path, _size: int, _changed: int) -> str:
-    """Compare the library with what it says it is; cached for an unchanged file. Raises OSError."""
+    """Return how the library differs from the pinned one; cached for an unchanged file. Raises
+    OSError."""
     if sys.platform != "linux":
         return ""  # other systems have other formats
     path = folder / LLAMA.file
@@ -132,7 +133,7 @@ def compare(folder: Path, _size: int, _changed: int) -> str:
 
 
 def difference(part: PinnedPart, library: Elf, path: Path) -> str:
-    """Return how its names differ: from the installed library's, if that is the pinned one."""
+    """Return the difference from the installed library's names, if that is the pinned one."""
     names = part.own_names(library)
     if part.is_pinned(names):
         return ""
@@ -166,7 +167,7 @@ def readable(name: bytes) -> str:
 
 
 def check_loaded(commit: str, types: Iterable[tuple[str, int, int]]) -> None:
-    """Raise OtherBuild if the user's libraries say that they are not the pinned ones.
+    """Raise OtherBuild if the loaded libraries report another version than the pinned one.
 
     types: the name of each weight type, weights of a block, and bytes of a block.
     """

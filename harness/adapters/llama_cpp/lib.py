@@ -1,4 +1,4 @@
-"""llama.cpp's libraries through ctypes: the functions we use, its log, and a tensor's layout.
+"""llama.cpp's libraries through ctypes: their functions, log and tensor layout.
 
 Nothing is loaded until `library()` is called. llama-cpp-python's wheel holds each library three
 times under different names, as copies: opening libggml-base.so by path would load it a second
@@ -26,7 +26,7 @@ P, I64, SIZE, TEXT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_size_t, ctypes.c_
 
 
 class GgmlTensor(ctypes.Structure):
-    """`struct ggml_tensor`; `check_layout` compares it with what the library says."""
+    """`struct ggml_tensor`; `check_layout` compares it with the library's values."""
 
     _fields_ = (
         ("type", ctypes.c_int),
@@ -197,8 +197,7 @@ class Library:
         return ""
 
     def _log(self, level: int, raw: bytes, _: object) -> None:
-        """Keep a line of the log, but no debug lines: they would push everything else out of its
-        tail."""
+        """Keep a line of the log, except debug lines, which would push out all others."""
         if level == CONTINUED:
             level = self.lines[-1][0] if self.lines else DEBUG
         if level != DEBUG:
@@ -220,7 +219,8 @@ def say_last_words(message: bytes) -> None:
 
 
 def check_layout(ggml: ctypes.CDLL) -> None:
-    """Check that a tensor of this build is laid out as GgmlTensor. Raises RuntimeError."""
+    """Check that this build lays out a tensor as GgmlTensor. Raises RuntimeError. Raises
+    RuntimeError."""
     context = ggml.ggml_init(InitParams(1 << 16, None, False))
     if not context:
         raise RuntimeError("ggml_init gave no context, so the layout of a tensor is unknown")

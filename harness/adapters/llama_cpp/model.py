@@ -1,4 +1,4 @@
-"""A model of llama.cpp and its contexts: the C objects, owned, with every knob set explicitly."""
+"""A model of llama.cpp and its contexts: the C objects, with every option set explicitly."""
 
 import ctypes
 import os
@@ -38,7 +38,7 @@ class Observer(Protocol):
     """An observer of a traced context's nodes."""
 
     def wants(self, address: int) -> bool:
-        """Return True to show this node once it is computed."""
+        """Return True to see this node's value once it is computed."""
 
     def sees(self, address: int) -> None:
         """Look at a node that has just been computed."""
@@ -91,7 +91,7 @@ class LlamaModel:
 
     @property
     def decoder_start(self) -> int:
-        """Return the token that a decoder begins with, chosen as llama.cpp's tools choose it."""
+        """Return the first token of a decoder, as llama.cpp's tools choose it."""
         llama = self.lib.llama
         start: int = llama.llama_model_decoder_start_token(self.pointer)
         if start == TOKEN_NULL:
@@ -110,7 +110,8 @@ class LlamaModel:
 
 
 class LlamaContext:
-    """A KV cache and a graph. `traced`: an observer can see the nodes.
+    """A KV cache and a graph. `traced`: an observer can see the nodes. `traced`: an observer can
+    see the nodes.
 
     `watch`: the addresses of a C function that is called for each node instead, and of its data.
     `fields`: parameters of llama.cpp that shall be otherwise than the settings make them.
@@ -256,7 +257,7 @@ class LlamaContext:
 
 @contextmanager
 def keep_heads(settings: Settings) -> Iterator[None]:
-    """Make contexts whose quantised caches hold heads as they are, if the settings say so."""
+    """Make contexts whose quantised caches store heads without rotation, if the settings say so."""
     if settings.turned:
         yield
         return

@@ -117,7 +117,7 @@ def make_tensor(lib: Library, context: int, source: Operand, raw: NDArray[np.uin
 
 
 def contiguous(source: Operand) -> tuple[int, ...]:
-    """Return strides without gaps: of a block, a row, a matrix and a stack of them."""
+    """Return contiguous strides: of a block, a row, a matrix and a stack of them."""
     kind = type_by_name(source.type)
     steps = [kind.bytes, source.ne[0] // kind.block * kind.bytes]
     for n in source.ne[1:3]:
@@ -126,8 +126,8 @@ def contiguous(source: Operand) -> tuple[int, ...]:
 
 
 def laid_out(source: Operand) -> NDArray[np.uint8]:
-    """Return the bytes with the operand's strides. Raises EngineError if the value has not its
-    shape."""
+    """Return the bytes with the operand's strides. Raises EngineError for a wrong shape. Raises
+    EngineError if the value has not its shape."""
     if source.value is None:
         raise EngineError(f"the source {source.name!r} has no value")
     kind = type_by_name(source.type)

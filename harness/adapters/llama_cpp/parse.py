@@ -1,5 +1,4 @@
-"""The parsers of GGUF files in llama.cpp: from memory, from a file, with its data, and as a
-model.
+"""The parsers of GGUF files in llama.cpp: from memory, from a file, with data, and as a model.
 
 The first error that llama.cpp logs tells the reason; ggml/src/gguf.cpp of llama-cpp-python 0.3.36
 has the words. An error without words of its own is a field that the file is too short for.
@@ -96,7 +95,7 @@ def open_file(ggml: ctypes.CDLL, raw: bytes, file: MemoryFile) -> Any:
 
 
 def opened_file(ggml: ctypes.CDLL, raw: bytes, file: MemoryFile) -> Any:
-    """Open a file as loaders do: with a context that gets the tensors, without their data."""
+    """Open a file as loaders do: with a context for the tensors, without their data."""
     tensors = ctypes.c_void_p()
     params = GgufInitParams(True, ctypes.pointer(tensors))
     gguf = ggml.gguf_init_from_file(file.holding(raw), params)
@@ -115,7 +114,8 @@ def opened_data(ggml: ctypes.CDLL, raw: bytes, file: MemoryFile) -> Any:
 def load_model(
     lib: Library, vocab_only: bool, path: bytes, said: list[str]
 ) -> tuple[str, int, str]:
-    """Load a file as a model. The answer says only that it was taken, not what was read."""
+    """Load a file as a model. The result says only that the file was accepted. The answer says only
+    that it was taken, not what was read."""
     said.clear()
     llama = lib.llama
     params = llama.llama_model_default_params()

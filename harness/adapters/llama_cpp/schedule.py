@@ -1,4 +1,4 @@
-"""Runs a schedule on llama.cpp: decode calls and cache operations, with what can be seen of both.
+"""Runs a schedule on llama.cpp: decode calls and cache operations, with the visible state of both.
 
 `LLAMA_BATCH_DEBUG` has it print each ubatch that it forms (2, because not all versions name the
 tokens at 1), `LLAMA_KV_CACHE_DEBUG` the cells that it looks at before it places one. Both are read

@@ -79,7 +79,7 @@ CACHE = re.compile(r"cache_(?P<kind>[kv])_l(?P<layer>\d+)")
 
 
 class GraphNode(Protocol):
-    """The facts that decide which site a node is."""
+    """The facts that determine a node's site."""
 
     @property
     def name(self) -> str: ...
@@ -102,8 +102,8 @@ class NodePlace:
 
 @dataclass(frozen=True, slots=True)
 class HeldPart:
-    """A part of the cache that a node reads: its site, the source's number, and the place of the
-    values."""
+    """A part of the cache that a node reads: its site, the number of the source, and the place of
+    the values."""
 
     name: str
     layer: int
@@ -173,7 +173,8 @@ def attention_of(node: GraphNode) -> NodePlace | None:
 
 
 def caches_read_by(node: GraphNode) -> list[HeldPart]:
-    """Return the caches that a node reads. V is stored transposed when flash attention is off."""
+    """Return the caches that a node reads. Without flash attention V is stored transposed. V is
+    stored transposed when flash attention is off."""
     if node.op == "MUL_MAT":
         if (layer := layer_of_cache(node.source(0), "k")) is not None:
             return [HeldPart("k_cache", layer, 0, cells_first)]

@@ -77,7 +77,7 @@ class StateFiles(Adapter):
 
 
 class Restorer:
-    """Reads files in one process, into a context that is emptied before each."""
+    """Reads files in one process, into a context that is cleared before each."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Restorer:
         self.context: LlamaContext | None = None
 
     def __call__(self, raw: bytes) -> tuple[str, int, str]:
-        """Return the ending, and the digest of the state behind it."""
+        """Return the ending, and the digest of the state after it."""
         if self.context is None:
             # the threads of a pool do not survive a fork
             settings = replace(self.adapter.settings, n_threads=1)
@@ -111,7 +111,7 @@ class Restorer:
 
 
 def tokens_of(batches: Sequence[Batch], sequence: int | None) -> list[int]:
-    """Return the tokens that go into a file: all, or those of a sequence."""
+    """Return the tokens of a file: all, or those of one sequence."""
     return [
         int(token)
         for batch in batches
@@ -135,7 +135,7 @@ def write_state(
 
 
 def read_state(context: LlamaContext, path: bytes, sequence: int | None) -> bool:
-    """Return True if llama.cpp says that it has taken the file."""
+    """Return True if llama.cpp reports that it accepted the file."""
     llama, most = context.lib.llama, context.lib.llama.llama_n_ctx(context.pointer)
     held, n = (ctypes.c_int32 * most)(), ctypes.c_size_t(0)
     if sequence is None:

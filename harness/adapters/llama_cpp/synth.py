@@ -1,4 +1,4 @@
-"""The tensors that llama.cpp would read for some metadata: it builds the model and asks for
+"""The tensors that llama.cpp would read for given metadata: it builds the model and requests
 each."""
 
 import ctypes

@@ -1,4 +1,4 @@
-"""Watches a graph of llama.cpp while it is computed: records sites, and writes values into them.
+"""Watches a graph of llama.cpp during its computation: records sites, and replaces values.
 
 llama.cpp asks about each node before it computes it, and shows the ones we asked for right after.
 Nodes that nobody asked for are computed in one go with the next one that somebody did, so ops that
@@ -67,7 +67,8 @@ class AttentionKind:
 
 
 class SiteRecorder:
-    """Records every site if `capture`, and puts in what `replace` holds; one for a request."""
+    """Records every site if `capture`, and writes the values of `replace`; one object per
+    request."""
 
     def __init__(
         self, ggml: ctypes.CDLL, *, capture: bool, replace: Mapping[Site, NDArray[Any]]
@@ -111,7 +112,7 @@ class SiteRecorder:
             self._put(site, value)
 
     def finish_step(self, *, tokens: int, layers: int, flash: bool) -> None:
-        """Check that the graph of this step was the one that its trace was taken for.
+        """Check that the graph of this step was the one that its trace assumes.
 
         `tokens` have been decoded since the cache was empty. A site that this version does not
         show is not in the trace: whoever compares traces says so. A value that could not be put in

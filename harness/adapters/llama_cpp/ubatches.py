@@ -1,4 +1,4 @@
-"""Ubatches as they show in the inputs of llama.cpp's graphs, for versions that do not log them.
+"""Ubatches read from the inputs of llama.cpp's graphs, for versions that do not log them.
 
 An ubatch is a graph: its tokens are what the embedding is looked up by, its positions what the
 first rotation turns by, its outputs the rows that are kept before the head. Inputs are known by who
@@ -71,8 +71,7 @@ class Ubatches:
 
 
 def input_of(node: LiveNode) -> str | None:
-    """Return the input of the graph that a node reads as its second source, if it is one we look
-    for."""
+    """Return the graph input that a node reads as its second source, if it is a known one."""
     if node.op == "ROPE":
         return POSITIONS
     if node.op != "GET_ROWS" or node.source(1).op != "NONE":  # rows that the graph chose itself

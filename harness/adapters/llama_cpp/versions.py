@@ -51,15 +51,14 @@ class Binding:
         raise Unsupported(f"{self._version} does not report positions")
 
     def _clear(self, memory: Any, data: bool) -> None:
-        """Clear the memory; cells are zeroed as well, whatever `data` says."""
+        """Clear the memory, including the cells, for any `data`."""
         old = ("llama_kv_self_clear", "llama_kv_cache_clear")
         found = next(name for name in old if hasattr(self._module, name))
         getattr(self._module, found)(memory)
 
 
 def type_count(llama: Any, ggml: Any) -> int:
-    """Return the number of types that ggml knows: asking for the traits of one behind the last
-    aborts.
+    """Return the number of types that ggml knows: requesting the traits of a later one aborts.
 
     If the binding's own count is out of date, ggml names a type that it does not know NONE; newer
     versions read behind their table instead.
@@ -72,7 +71,8 @@ def type_count(llama: Any, ggml: Any) -> int:
 
 
 def declare(library: ctypes.CDLL, prototypes: Mapping[str, tuple[Any, ...]], version: str) -> None:
-    """Give functions their types: name -> (result, *arguments). One that is missing says so."""
+    """Declare the types of functions: name -> (result, *arguments). A missing function raises when
+    called. One that is missing says so."""
     for name, (result, *arguments) in prototypes.items():
         if not hasattr(library, name):
             setattr(library, name, absent(name, version))
@@ -93,7 +93,7 @@ def has_field(struct: type[ctypes.Structure], name: str) -> bool:
 
 
 def put(params: ctypes.Structure, **values: Any) -> None:
-    """Set the fields that this version has; it gives no choice of the others."""
+    """Set the fields that this version has, and ignore others."""
     for name, value in values.items():
         if has_field(type(params), name):
             setattr(params, name, value)

@@ -1,4 +1,5 @@
-"""Callbacks of llama.cpp before and after each node of a graph: compiled, as Python is too slow.
+"""Callbacks of llama.cpp before and after each node of a graph: compiled, because Python is too
+slow.
 
 llama.cpp asks about a node when everything before it has been computed. That is when its sources
 are copied: an op may run in place, and write over them. When the node is shown, its result is
@@ -121,8 +122,8 @@ def copy_bytes(_: Any, to: Any, start: Any, n: Any) -> Any:
 
 @intrinsic
 def call(_: Any, function: Any, a: Any, b: Any) -> Any:
-    """Return a C function of two numbers at an address; one with fewer parameters ignores the
-    rest."""
+    """Return a C function of two numbers at an address; a function with fewer parameters ignores
+    the rest."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = ir.FunctionType(I64, (I64, I64))
@@ -193,7 +194,7 @@ def root_of(address: int) -> Any:
 
 @njit
 def home_of(s: Any, root: int) -> Any:
-    """Return the usage of its buffer; COMPUTE without one."""
+    """Return the usage of the tensor's buffer; COMPUTE without one."""
     buffer = tensor_at(root).buffer
     return COMPUTE if buffer == 0 else call(s.usage, buffer, 0) & 0xFFFFFFFF
 
@@ -267,7 +268,7 @@ def add_source(s: Any, address: int, index: int, place: int) -> None:
 
 @njit
 def writes_into_no_source(t: Any) -> Any:
-    """Return True for SET_ROWS of versions up to 0.3.16; newer ones have the destination as a
+    """Return True for SET_ROWS of versions up to 0.3.16; in newer ones the destination is a
     source."""
     if t.view_src == 0:
         return False
@@ -279,7 +280,7 @@ def writes_into_no_source(t: Any) -> Any:
 
 @njit
 def add_destination(s: Any, address: int, index: int, place: int) -> None:
-    """Add the node's destination, as it is before, as one more source."""
+    """Add the node's destination, before the write, as one more source."""
     t, root = tensor_at(address), root_of(address)
     row = add_row(s, address, index, place)
     row.offset = t.data - tensor_at(root).data
@@ -289,7 +290,7 @@ def add_destination(s: Any, address: int, index: int, place: int) -> None:
 
 @njit
 def needed_bytes(s: Any, t: Any) -> Any:
-    """Return bytes of the node, of its sources and of what it writes into."""
+    """Return bytes of the node, of its sources and of its destination."""
     total = 2 * (n_bytes(s, t) + ALIGNED)
     for i in range(10):
         if t.src[i] and not is_weight(s, root_of(t.src[i])):
@@ -299,7 +300,8 @@ def needed_bytes(s: Any, t: Any) -> Any:
 
 @njit
 def have_computed(t: Any, idle: bool) -> None:
-    """Let the node be computed, or passed over. Versions without such a flag compute every node."""
+    """Set whether the node is computed or skipped. Versions without such a flag compute every node.
+    Versions without such a flag compute every node."""
     if (idle and t.flags & COMPUTED) or (not idle and t.flags & HELD_BACK):
         t.flags ^= COMPUTED | HELD_BACK
 

@@ -1,4 +1,4 @@
-"""Uniform form of what a GGUF file says, so that the parsers' answers can be compared.
+"""Uniform summary of a GGUF file, so that the parsers' answers can be compared.
 
 Integers are int, floats are float (an F32 value widened exactly) with NaN as "nan", strings are str
 with undecodable bytes as surrogates, and arrays are lists.
@@ -22,7 +22,7 @@ def text(raw: bytes) -> str:
 
 
 def scalar(type_name: str, value: bool | int | float) -> Scalar:
-    """Return a number or truth value of that type, as Python has it."""
+    """Return a number or bool of that type as a Python value."""
     if type_name == "BOOL":
         return bool(value)
     if type_name in ("F32", "F64"):

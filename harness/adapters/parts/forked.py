@@ -1,4 +1,4 @@
-"""Forked readers of many files, for a parser that may die: one process per death, not per file.
+"""Forked readers of many files, for a parser that may die: a new process per death, not per file.
 
 The caller, a worker, forks. The child writes into shared memory which file it is about to read,
 reads it, and writes the result there. If it dies, the file is known and the next child continues
@@ -42,7 +42,7 @@ Read = Callable[[bytes], tuple[str, int, str]]  # -> ending, digest, reason
 
 
 class MemoryFile:
-    """A file that a parser can open by a path and that is on no disk."""
+    """A file in memory that a parser can open by a path."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -123,7 +123,7 @@ def parse_forked(read: Read, files: Sequence[bytes], limits: CostLimits = LIMITS
 
 
 def end_of(status: int, log: int) -> str:
-    """Say how a child ended, and what it said last."""
+    """Describe how a child ended, with its last output."""
     size = os.lseek(log, 0, os.SEEK_END)
     said = os.pread(log, LAST_WORDS, max(0, size - LAST_WORDS)).decode(errors="replace")
     how = f"exited with status {os.waitstatus_to_exitcode(status)}"
@@ -140,8 +140,8 @@ def in_the_child(
     log: int,
     limits: CostLimits,
 ) -> None:
-    """Read files until one kills the process, or takes so much memory that the next needs a fresh
-    measure."""
+    """Read files until one kills the process, or uses so much memory that the next needs a new
+    process."""
     status = 1
     try:
         prepare(log)
@@ -165,7 +165,8 @@ def in_the_child(
 
 
 def limit(limits: CostLimits, size: int, born: int) -> None:
-    """Set the limits of the next file. born: bytes that the process had before it read any."""
+    """Set the limits of the next file. born: bytes of the process before it read any file. born:
+    bytes that the process had before it read any."""
     seconds = limits.seconds_for(size)
     signal.setitimer(signal.ITIMER_PROF, seconds)
     signal.setitimer(signal.ITIMER_REAL, STALLED * seconds)
@@ -185,7 +186,7 @@ def prepare(log: int) -> None:
 
 
 def data_bytes() -> int:
-    """Return bytes of data that this process has, as RLIMIT_DATA counts them."""
+    """Return the data size of this process in bytes, as RLIMIT_DATA counts it."""
     with open("/proc/self/statm") as statm:
         return int(statm.read().split()[5]) * resource.getpagesize()
 

@@ -1,4 +1,4 @@
-"""Tokenizers in their original form, as data for the libraries that made them."""
+"""Tokenizers in their original form, as data for their original libraries."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -181,7 +181,7 @@ def bpe(data: Data, *, byte_fallback: bool) -> Json:
 
 
 def word_piece(data: Data) -> Json:
-    """Return the piece as the original has it. GGUF marks beginnings of words (`▁`), the original
+    """Return the piece in its original form. GGUF marks beginnings of words (`▁`), the original
     marks the rest (`##`)."""
     tokens = data["tokenizer.ggml.tokens"]
     vocab = {}
@@ -253,7 +253,7 @@ def sentencepiece_model(data: Data) -> bytes:
 
 
 def number(value: int) -> int:
-    """Return a negative number as protobuf writes it: 64 bits of two's complement."""
+    """Return a negative number in protobuf's form: 64 bits of two's complement."""
     return value & 0xFFFFFFFFFFFFFFFF
 
 

@@ -1,4 +1,4 @@
-"""Questions to parsers of GGUF files, many files at a time, and the one list of answers.
+"""Questions to parsers of GGUF files, many files at a time, and the list of possible answers.
 
 The question is `parse(blob, ends, way)`: file i is `blob[ends[i - 1]:ends[i]]`. Two parsers have
 read the same if their digests are the same: of header, every pair, every row of the tensor
@@ -112,7 +112,7 @@ Number = int | float | bool
 
 
 def scalar(value: Number) -> Number | str:
-    """Return a number in a form in which all NaN are equal, a bool is 0 or 1, and -0.0 stays."""
+    """Return a comparable number: all NaN are equal, a bool is 0 or 1, and -0.0 stays."""
     if value != value:
         return "nan"
     return int(value) if isinstance(value, bool) else value

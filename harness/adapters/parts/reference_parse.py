@@ -1,4 +1,4 @@
-"""The parsing of a GGUF file by our reader: kinds, a digest of what it read, the memory it took."""
+"""The parsing of a GGUF file by our reader: kinds, a digest of the content, the memory used."""
 
 import signal
 import threading
@@ -82,7 +82,8 @@ def open_or_reason(open_file: Open, raw: bytes) -> tuple[GgufFile | MalformedFil
 
 @contextmanager
 def stopwatch() -> Iterator[Callable[[float], None]]:
-    """Start a file's time; TooLong ends it. Only a main thread can be stopped."""
+    """Start a file's time limit; TooLong ends it. Only a main thread can be interrupted. Only a
+    main thread can be stopped."""
 
     def too_long(number: int, frame: FrameType | None) -> None:
         raise TooLong

@@ -15,7 +15,7 @@ Judge = Callable[[bytes], str]  # -> why it is refused; "": it is taken
 
 
 def limits_of(settings: Settings) -> ContextLimits:
-    """Return the limits of the contexts that llama.cpp is asked in."""
+    """Return the limits of the contexts that llama.cpp uses."""
     return ContextLimits(
         n_ctx=settings.n_ctx,
         n_sequences=MAX_SEQUENCES,

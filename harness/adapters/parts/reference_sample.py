@@ -1,4 +1,4 @@
-"""Our samplers, asked as any engine's."""
+"""Our samplers behind the adapter interface."""
 
 from collections.abc import Callable
 

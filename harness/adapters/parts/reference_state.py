@@ -1,4 +1,5 @@
-"""The state of our memories as a file: a tree of what they hold, and arrays. Our own format."""
+"""The state of our memories as a file: a tree of their contents, and arrays. Our own format. Our
+own format."""
 
 import json
 from collections.abc import Mapping
@@ -26,7 +27,8 @@ def write_tree(path: Path, saved: Any) -> None:
 
 
 def read_tree(path: Path) -> Any:
-    """Return what `Memory.load` takes. Raises InvalidModel for a file that we have not written."""
+    """Return a state for `Memory.load`. Raises InvalidModel for a file in another format. Raises
+    InvalidModel for a file that we have not written."""
     with path.open("rb") as file:
         return tree_in(file, path)
 

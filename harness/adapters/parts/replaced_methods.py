@@ -1,4 +1,4 @@
-"""Methods of one object replaced, in engines that are wrong or honest in their own way."""
+"""Replacement of methods of one object, in wrong engines or honest engines of other designs."""
 
 from collections.abc import Callable, Iterator
 from functools import partial

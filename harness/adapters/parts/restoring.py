@@ -1,4 +1,4 @@
-"""Questions to engines that read state files, many at a time, and what the answers mean.
+"""Questions to engines that read state files, many at a time, and the meaning of the answers.
 
 The question is `restore(blob, ends, sequence, then)`; the answer has the form of `parse` (parsing).
 Its digest tells what the engine's state is behind a file: of an accepted one a hash of the logits

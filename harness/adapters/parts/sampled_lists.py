@@ -1,4 +1,4 @@
-"""Lists of candidates, one behind the other as in an answer."""
+"""Lists of candidates, concatenated as in an answer."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from lockstep.harness.records import SampleAnswer
 
 
 class SampledList(NamedTuple):
-    """Candidates that one stage left of one row."""
+    """Candidates after one stage, for one row."""
 
     ids: NDArray[np.int32]
     logits: NDArray[np.float32]

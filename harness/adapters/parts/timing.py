@@ -1,4 +1,4 @@
-"""The time of decoding: code that the adapters which answer `time_dequantize` share."""
+"""Timing of decoders: code shared by the adapters with `time_dequantize`."""
 
 import os
 import time
@@ -14,7 +14,7 @@ Turn = tuple[float, float, int]  # when a thread began, when it ended, how often
 
 
 def seconds_each(decode: Callable[[Piece], object], pieces: list[Piece], seconds: float) -> float:
-    """Return seconds per piece, while each thread decodes its own again and again. Threads meet
+    """Return seconds per piece, while each thread decodes its own piece repeatedly. Threads meet
     only at the start: meeting after each piece would measure how fast this machine wakes a thread,
     some 60 microseconds in a virtual one."""
     together = Barrier(len(pieces))

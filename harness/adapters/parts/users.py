@@ -1,4 +1,4 @@
-"""A class of the user's: in a module, in a file, or registered by an installed package.
+"""A user's class: in a module, in a file, or registered by an installed package.
 
 Nothing of it is imported but in the worker, where it may crash, hang and print.
 """
@@ -59,8 +59,8 @@ def installed_engines() -> tuple[EntryPoint, ...]:
 
 @lru_cache(1)  # a check asks several times, and each time every package's metadata would be read
 def installed_in(path: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
-    """Return what is installed. path: `sys.path`, and when each entry changed, as it does with
-    every package."""
+    """Return the installed engines. path: `sys.path` with modification times, which change with
+    every package. path: `sys.path`, and when each entry changed, as it does with every package."""
     return tuple(entry_points(group=GROUP))
 
 
@@ -154,7 +154,8 @@ def only(classes: dict[str, type[Adapter]], wanted: str, place: str) -> type[Ada
 
 
 def lacks(cls: type[Adapter], question: str) -> bool:
-    """Return True if the user's class has no method of its own for it, so that it is not asked."""
+    """Return True if the user's class has no method of its own for a question, which is then not
+    asked."""
     return question != "describe" and getattr(cls, question) is getattr(Adapter, question)
 
 
