@@ -36,8 +36,8 @@ def exit_code(verdicts: Sequence[Verdict]) -> int:
 
 
 def is_compared(verdict: Verdict) -> bool:
-    """Return True if the verdict says something about the engine. A divergence that the user lists
-    as known counts as compared, unless the engine refused; a tie tells nothing."""
+    """Return True if the verdict is evidence about the engine. A divergence that the user lists as
+    known counts as compared, unless the engine refused; a tie tells nothing."""
     listed = verdict.status == "excused" and "listed" in verdict.detail
     listed = listed and verdict.detail.get("kind") != REFUSED
     return listed or verdict.status == "agreed"

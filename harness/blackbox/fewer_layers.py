@@ -98,9 +98,8 @@ def layers_asked(asker: SliceAsker) -> int:
 
 
 def ways_to_make(asker: SliceAsker, n: int) -> Iterator[Make]:
-    """Yield recipes with few tokens of a large vocabulary, then with all of them if that is
-    refused.
-    """
+    """Yield recipes with few tokens of a large vocabulary, then with all of them if the first is
+    refused."""
 
     def few(file: GgufFile) -> Recipe:
         return asker.with_few_tokens(file, first_layers(file, n))
@@ -114,7 +113,7 @@ def ways_to_make(asker: SliceAsker, n: int) -> Iterator[Make]:
 
 
 def n_bytes(file: GgufFile, recipe: Recipe) -> int:
-    """Return the bytes that the recipe keeps; matrices keep their types."""
+    """Return the number of bytes that the recipe keeps; matrices keep their types."""
     found = 0
     for new, old in recipe.names.items():
         tensor, rows = file.tensors[old], recipe.rows.get(new)
@@ -124,8 +123,8 @@ def n_bytes(file: GgufFile, recipe: Recipe) -> int:
 
 
 def bisect_fewer_layers(plan: Plan, context: Context) -> Bisection | None:
-    """Bisect what `check_fewer_layers` asks, if no op is wrong in the usual run of the whole model.
-    None: no op is wrong here either, or nothing is asked."""
+    """Bisect the runs of `check_fewer_layers`, if no op is wrong in the usual run of the whole
+    model. None: no op is wrong here either, or nothing is asked."""
     if not is_asked(context):
         return None
     return bisect_on_made(plan, context, bisect_first_layers)

@@ -1,4 +1,5 @@
-"""The first layers of a model, as a model: all that has to be right in a large one, in seconds.
+"""The first layers of a model, as a model of their own: the same layers in seconds instead of
+minutes.
 
 Each layer must be what it was. Which it is may depend on how many there are: llama.cpp's graphs of
 both files say whether it does, op by op.
@@ -92,15 +93,15 @@ def roles_in(model: Path, n: int) -> list[Layer]:
 
 
 def layers_in(graph: Graph, n: int) -> list[Layer]:
-    """Return each layer's role and the number of its mask: the first mask read is 0, the next other
-    1."""
+    """Return each layer's role and the number of its mask: 0 for the first mask in use, 1 for
+    another one."""
     masks = [mask_of(graph, layer) for layer in range(n)]
     numbers = {mask: number for number, mask in enumerate(dict.fromkeys(masks))}
     return [(telling(role_of(graph, layer)), numbers[masks[layer]]) for layer in range(n)]
 
 
 def without_unread(recipe: Recipe, graph: Graph, n: int) -> Recipe:
-    """Drop the factors that none of the first n layers rotates by. gemma4 has them for layers
+    """Drop the rope factors that none of the first n layers reads. gemma4 has them for layers
     without a window, and llama.cpp refuses a file with tensors that no layer asks for."""
     nodes = [node for layer in range(n) for node in role_of(graph, layer)]
     read = {name for _, _, _, *reads in nodes for _, name, _ in reads}
@@ -109,8 +110,8 @@ def without_unread(recipe: Recipe, graph: Graph, n: int) -> Recipe:
 
 
 def telling(role: tuple[Node, ...]) -> Role:
-    """Return the nodes that could depend on the number of layers, without sizes: nodes that compute
-    something for all layers at once do."""
+    """Return the nodes that may depend on the number of layers, without sizes, which differ for
+    nodes of all layers."""
     found = []
     for op, parameters, _, *reads in role:
         named = [(kind, name) for kind, name, _ in reads if kind != "computed"]

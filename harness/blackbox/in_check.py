@@ -131,13 +131,13 @@ def not_asked(context: Context) -> str:
 
 
 def says_more(context: Context) -> bool:
-    """Return True if tensors that the engine shows tell more than models made of the user's."""
+    """Return True if the engine's tensors show more than models made of the user's."""
     info = context.subject_info
     return not (shows_no_tensors(info) or shows_ends_alone(info))
 
 
 def of_steps(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
-    """Compare the steps on the whole model, or on the slice of the first layer that has any."""
+    """Compare the time steps on the whole model, or on a slice of the first layer with any."""
     if is_small_enough(asker):
         asker.progress(STEPS)
         yield verdict_for_answer(context, STEPS, asker.ask(with_large_steps))

@@ -1,4 +1,4 @@
-"""Engines that compute in halves, on models that are made in F32.
+"""Engines that compute in half precision, on F32 models made of the user's.
 
 Some keep every number in F16 or BF16, as on a GPU. Of a quantised model they are no farther off
 than others; of one in F32 that is made of it they are, which is no fault: nobody gave them one.

@@ -1,4 +1,4 @@
-"""Models in which every layer's matrices are multiplied where they are, as they are stored.
+"""Models in which every layer's matrices keep their places and stored types.
 
 A slice renames its layer, a lens its matrices, and the F32 twin has them in another type: a fault
 of one tensor of one layer (a copy repacked wrong, a scale read for another) is in none of them. Of
@@ -64,8 +64,8 @@ MOST = 12.0  # binary places by which what is written is moved, so that halves h
 
 @dataclass(frozen=True, kw_only=True)
 class LookInPlace:
-    """A look at matrices in place. attention, ffn: the stored matrices of each half, "" for
-    none."""
+    """A test of matrices in place. attention, ffn: the stored matrix of each half, "" for none.
+    attention, ffn: the stored matrices of each half, "" for none."""
 
     attention: str
     ffn: str
@@ -101,8 +101,8 @@ class Layout:
     sizes: Mapping[str, float]  # of the weights of each matrix, a root of a mean square
 
     def read(self, look: LookInPlace) -> list[int]:
-        """Read the initial residual with each layer. The first layer reads the same for all
-        tokens."""
+        """Return the initial residual's elements that layers read. The first layer reads the same
+        for all tokens. The first layer reads the same for all tokens."""
         few = max(1, self.width // EVERY // HOT)
         return list(range(0, self.width, EVERY if look.by_token else EVERY * few))
 
@@ -119,7 +119,7 @@ class Layout:
         return EVERY * (1 + 2 * layer + half)
 
     def times(self, size: float, layer: int, matrix: str, terms: float) -> float:
-        """Return the power of two that brings the sum of so many weights to about that size."""
+        """Return the power of two that scales the sum of so many weights to about that size."""
         return power(size / (self.sizes[f"blk.{layer}.{matrix}.weight"] * terms**0.5 or size))
 
     def tokens(self, look: LookInPlace) -> int:
@@ -132,7 +132,7 @@ class Layout:
         return [f"blk.{layer}.{matrix}.weight" for layer in range(self.layers)]
 
     def tensor(self, look: LookInPlace, token: int, logit: int) -> str:
-        """Return the stored tensor that decides this logit; "" if there is none."""
+        """Return the stored tensor behind this logit; "" if there is none."""
         if look is EMBEDDINGS:
             return EMBEDDING
         number = token if look.by_token else logit % len(self.free) % (2 * self.layers)
@@ -192,7 +192,7 @@ def size_of(file: GgufFile, name: str) -> float:
 
 
 def scale_of(file: GgufFile, name: str) -> float:
-    """Return the factor for a matrix's products: in NVFP4 it lies beside the matrix."""
+    """Return the factor of a matrix's products: NVFP4 stores one beside the matrix."""
     beside = f"{name.removesuffix('.weight')}.scale"
     return size_of(file, beside) if beside in file.tensors else 1.0
 
@@ -233,7 +233,7 @@ def file_head(file: GgufFile) -> str:
 
 
 def attention(layout: Layout, layer: int, look: LookInPlace) -> Mapping[str, Change]:
-    """Return the changes to attention's tensors that are not kept as stored."""
+    """Return the changes to attention's tensors other than the stored one."""
     if look.by_token:
         return one_token_sees_itself(layout, layer)
     if not look.attention:
@@ -254,8 +254,8 @@ def attention(layout: Layout, layer: int, look: LookInPlace) -> Mapping[str, Cha
 
 
 def one_token_sees_itself(layout: Layout, layer: int) -> Mapping[str, Change]:
-    """Make this layer's token see only itself. The other tokens see all but it, and have no
-    values."""
+    """Return changes by which this layer's token sees only itself. The other tokens see all but it,
+    and have no values. The other tokens see all but it, and have no values."""
     switch, heads = layout.switch(layer, 0), layout.inside // layout.head
     strong = CHOSEN * layout.head**0.5 / (2 * LARGEST_STEP**2)
     value = layout.times(SIZE, layer, "attn_output", (2 * LARGEST_STEP) ** 2 * heads)
@@ -311,7 +311,7 @@ def signs(key: int, n: int) -> F32:
 
 
 def reads_in_turn(shown: Sequence[int]) -> Change:
-    """Return a head whose rows each read one of these elements."""
+    """Return an output matrix whose rows each read one of these elements."""
     elements = np.array(shown)
 
     def change(rows: F32, start: int) -> F32:
@@ -324,7 +324,7 @@ def reads_in_turn(shown: Sequence[int]) -> Change:
 
 
 def some_of(n: int, layer: int) -> list[int]:
-    """Return seeded indices, other ones in each layer."""
+    """Return seeded indices, different ones for each layer."""
     order = np.argsort(Philox(key=layer).random_raw(n), kind="stable")
     return sorted(int(i) for i in order[:ADDED])
 
@@ -343,7 +343,7 @@ def writes(dims: Sequence[int], columns: Sequence[int], value: float) -> Change:
 
 
 def reads(columns: Mapping[int, float]) -> Change:
-    """Return a change that gives all rows these values."""
+    """Return a change that writes these values into all rows."""
 
     def change(rows: F32, start: int) -> F32:
         found = np.zeros_like(rows)
@@ -355,7 +355,7 @@ def reads(columns: Mapping[int, float]) -> Change:
 
 
 def only(numbers: Sequence[int], columns: Mapping[int, float]) -> Change:
-    """Return a matrix in which these rows read the columns, and the others nothing."""
+    """Return a matrix in which only these rows read the columns, and all others are zero."""
 
     def change(rows: F32, start: int) -> F32:
         at = np.isin(start + np.arange(len(rows)), numbers)
@@ -389,7 +389,7 @@ def last_of_heads(columns: Mapping[int, float], head: int) -> Change:
 
 
 def sparse(columns: Mapping[int, float], every: int, seed: int) -> Change:
-    """Return a sparse matrix: one row of every so many reads them, with seeded signs."""
+    """Return a sparse matrix: one row in every so many reads the columns, with seeded signs."""
 
     def change(rows: F32, start: int) -> F32:
         numbers = start + np.arange(len(rows))

@@ -1,4 +1,4 @@
-"""Tests that tell whether an engine keeps numbers apart that are the same in F16 or BF16.
+"""Tests of the engine's precision: does it distinguish numbers that are equal in F16 or BF16?
 
 The engine runs a few layers in F32 whose embeddings are powers of two. It runs the same with every
 other one a little larger, by less than half a step of F16; then so with matrices. An engine that

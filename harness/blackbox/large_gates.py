@@ -1,4 +1,4 @@
-"""Models whose gates are of every size: a clamp, or a branch for large ones, shows there.
+"""Models with gates of every size, where a clamp or a branch for large values shows.
 
 Seeded models have gates of about one, so a clamp at 7 changes nothing. Trained models have a few
 larger ones, which decide much.
@@ -33,7 +33,7 @@ def with_large_gates(
 
 
 def changes_of_gates(names: set[str]) -> dict[str, Change]:
-    """Return larger gates and ups, and smaller matrices behind them to compensate."""
+    """Return larger gates and ups, and smaller matrices after them to compensate."""
     changes: dict[str, Change] = {}
     for name in filter(is_values, names):
         inside = IN_A_LAYER.fullmatch(name)

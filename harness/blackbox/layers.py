@@ -1,4 +1,4 @@
-"""One layer of an engine without tensors: does its slice differ, and which part is at fault?"""
+"""One layer of an engine without tensors: a test of its slice, and the faulty part."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -77,7 +77,8 @@ class LayerRow:
 
 
 def of_layer(asker: SliceAsker, layer: int, n: int, known: Collection[Part] = ()) -> LayerRow:
-    """Bisect a layer. known: faults of other layers, which are likely here too."""
+    """Bisect a layer. known: faults of other layers, which are likely in this one too. known:
+    faults of other layers, which are likely here too."""
     asker.progress(f"layer {layer} of {n}")
     try:
         role = role_or_place(asker, layer)
@@ -122,8 +123,9 @@ def of_its_own(asker: SliceAsker, row: LayerRow, before: Sequence[LayerRow]) -> 
 
 
 def role_or_place(asker: SliceAsker, layer: int) -> Mapping[str, int] | None:
-    """Return the role or the place. None: no model of one layer has one, so the others are muted.
-    Raises Unsupported."""
+    """Return the layer's role or place. None: a model of this layer alone has no role, so the
+    others are muted. None: no model of one layer has one, so the others are muted. Raises
+    Unsupported."""
     try:
         return asker.role(layer)
     except Unsupported:
@@ -134,8 +136,8 @@ def role_or_place(asker: SliceAsker, layer: int) -> Mapping[str, int] | None:
 
 
 def role_of_any(asker: SliceAsker) -> Mapping[str, int] | None:
-    """Return a layer that adds nothing. None: no model has one layer alone, so all layers are
-    muted."""
+    """Return the role of a layer that adds nothing. None: no model has one layer alone, so all
+    layers are muted. None: no model has one layer alone, so all layers are muted."""
     if asker.layers_to_load == 1 or architecture(asker.file) in ADD_OTHERWISE:
         return {}
     return None
@@ -148,8 +150,8 @@ def as_in_others(
     answer: SliceAnswer,
     known: Collection[Part],
 ) -> LayerRow | None:
-    """Return the row of a layer whose whole slice agrees once a known part is neutral, so that its
-    halves need no questions."""
+    """Return the row of a layer whose slice agrees once a known part is neutral, which answers for
+    both halves."""
     for part in known:
         if part.name not in OF_ONE_HALF:
             continue
@@ -191,7 +193,7 @@ def parts_of_layer(
 
 
 def is_recurrent(file: GgufFile, layer: int) -> bool:
-    """Return True if the layer has states, or a convolution, and no attention."""
+    """Return the faulty heads, if some heads are right."""
     stems = {name[len("blk.0.") :] for name in within(file, layer)}
     return any(s.startswith(OF_STATES) for s in stems) and not any(
         s.startswith(OF_KEYS) for s in stems
@@ -247,8 +249,9 @@ def half(
 def at_place(
     file: GgufFile, layer: int, role: Mapping[str, int] | None, own: Neutral, cut: int = 0
 ) -> Recipe:
-    """Cut the model at a place. own: by the slice's names; cut: the number of first layers if there
-    is no role."""
+    """Cut the model at a place. own: changes by the slice's names; cut: the number of first layers
+    without a role. own: by the slice's names; cut: the number of first layers if there is no role.
+    """
     if role is not None:
         recipe = slice_of(file, layer, role=role, changes=own.changes)
         return replace(recipe, keys={**recipe.keys, **own.keys}, rows=own.rows)
@@ -261,8 +264,8 @@ def at_place(
 
 
 def with_own_head(recipe: Recipe, head: str) -> Recipe:
-    """Return a recipe with a head of its own if embeddings and head are one matrix, as changed
-    embeddings are no changed head."""
+    """Return a recipe with a separate output matrix if it is tied, because a change of the
+    embeddings must not change it."""
     source = head or recipe.names.get(OUTPUT, EMBEDDING)
     return replace(recipe, names={**recipe.names, OUTPUT: source})
 

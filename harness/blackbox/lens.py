@@ -1,4 +1,4 @@
-"""One lens: which weights its rows are, which tokens are asked, what the head meets of them."""
+"""One lens: the weights in its rows, the tokens of its prompt, the inputs of its output matrix."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ EIGHTHS = np.array([1, 2, 3, 5, 6, 7]) / 8  # of a step
 
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
-    """Rows of a lens that are weights of one tensor."""
+    """Rows of a lens with weights of one tensor."""
 
     tensor: str
     start: int  # row of the lens
@@ -76,7 +76,7 @@ class Lens:
 
     @property
     def uneven(self) -> range:
-        """Return the tokens whose inputs conversions round; none of a table that is the head."""
+        """Return the tokens whose inputs conversions round; none for a tied output matrix."""
         last = self.period + UNEVEN
         return range(self.period, last if last <= self.vocabulary and not self.ids else self.period)
 
@@ -107,7 +107,8 @@ class Lens:
         return np.concatenate([steps, -steps])[: self.width] / 2.0**7
 
     def inputs(self, numbers: Sequence[int]) -> NDArray[np.float64]:
-        """Return the inputs of the tokens, fewer than `period`, each showing other weights."""
+        """Return the inputs of the tokens, fewer than `period`, each of which shows other
+        weights."""
         found = np.zeros((len(numbers), self.width))
         for row, number in zip(found, numbers, strict=True):
             row[number :: self.period] = self.signs(number)
@@ -120,7 +121,7 @@ class Lens:
         return np.concatenate([signs, -signs])[: self.hot]
 
     def where(self, row: int, column: int) -> tuple[Stretch | None, int]:
-        """Return the stretch of a row, None for zeros, and the weight's number in it."""
+        """Return the stretch of a row (None for zeros), and the index of the weight in it."""
         for s in self.stretches:
             if s.start <= row < s.start + s.rows:
                 return s, s.first + (row - s.start) * self.width + column

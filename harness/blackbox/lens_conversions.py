@@ -1,4 +1,4 @@
-"""Activations between two steps, seen through a lens: which conversion makes the logits?
+"""Activations between two steps, seen through a lens: they show which conversion the engine uses.
 
 The other tokens of a lens have activations that every conversion represents exactly, so that
 weights are seen and no rounding. These have none such. An honest engine leaves them as they are, or
@@ -36,7 +36,9 @@ Known = tuple[NDArray[np.float64], NDArray[np.float64]]  # logits, and how far o
 
 @dataclass(frozen=True, kw_only=True)
 class ConversionSeen:
-    """The conversion of one engine, as the logits of the uneven tokens show it.
+    """The conversion of one engine, by the logits of the uneven tokens. known: whether a known
+    conversion reproduces them; convert: that conversion, None for unchanged activations or
+    llama.cpp's own; the rest: the worst logit under the nearest conversion.
 
     known: whether a known conversion gives all of them; convert: that one, None where activations
     stay as they are or become what llama.cpp makes of them; the rest: the worst logit beside the
@@ -80,7 +82,7 @@ def conversions_seen(
 
 
 def some_rows(file: GgufFile, lens: Lens, stretch: Stretch) -> tuple[Weight, slice]:
-    """Return rows of a stretch as a matrix, and which rows of the lens they are."""
+    """Return rows of a stretch as a matrix, and their indices in the lens."""
     n = max(1, min(stretch.rows, MOST_WEIGHTS // lens.width))
     size = row_bytes(lens)
     raw = bytes_of(file, lens, stretch)[: n * size]
@@ -102,8 +104,8 @@ def met_by_head(lens: Lens) -> F32:
 def candidates_for(
     lens: Lens, kind: type[WeightFormat], generic: Collection[str]
 ) -> Iterator[tuple[Convert | None, Converted, NDArray[np.float64]]]:
-    """Yield each way to convert, what it makes of the activations, and how far an honest engine's
-    may lie from that: the norm's roundings, and a step where these tip one over.
+    """Yield each way to convert, with the converted activations and their error in an honest
+    engine: the norm's roundings, and a step where these tip one over.
 
     That happens only where a larger block holds several sizes: 127 steps of one are 63.5 of the
     next. So these are moved against each other.
@@ -153,7 +155,7 @@ def logits_of(
 
 
 def seen_of(got: F32, candidates: Sequence[tuple[Convert | None, Known]]) -> ConversionSeen:
-    """Return the first conversion that gives all these logits, (tokens, rows), or the nearest
+    """Return the first conversion that reproduces all these logits, (tokens, rows), or the nearest
     one."""
     rounded = half_step(got, looks_like([got]))
     nearest, share = ConversionSeen(known=False), np.inf

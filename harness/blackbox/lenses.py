@@ -56,7 +56,7 @@ MORE = 24
 
 
 def lenses_of(file: GgufFile, layers: int = 1) -> tuple[list[Lens], list[str]]:
-    """Return lenses that show the file's matrices, by type, and what no lens shows, with the
+    """Return lenses for the file's matrices, by type, and the tensors without a lens, with the
     reason. layers: the number of first layers with which there is a model."""
     embedding = file.tensors.get(EMBEDDING)
     if embedding is None or len(embedding.ne) != 2:
@@ -101,8 +101,8 @@ def period_of(info: TensorInfo, width: int) -> int:
 def fill_lenses(
     tensors: Sequence[TensorInfo], empty: Lens, *, small: bool = False
 ) -> Iterator[Lens]:
-    """Yield as few lenses as hold the rows of one type. small: some blocks with subnormal scales
-    follow, if the type has half-precision scales."""
+    """Yield as few lenses as possible for the rows of one type. small: some blocks with subnormal
+    scales follow, if the type has half-precision scales."""
     lens, used = empty, 0
     parts = [(info, -(-info.n_elements // empty.width), False) for info in tensors]
     if small and has_half_scales(empty.type):
@@ -123,7 +123,7 @@ def fill_lenses(
 
 
 def rows_of_blocks(lens: Lens) -> int:
-    """Return how many rows hold the blocks that are made with small scales."""
+    """Return how many rows the blocks with small scales need."""
     return -(-BLOCKS * WeightFormat.member(lens.type).weights // lens.width)
 
 
@@ -194,7 +194,7 @@ def head_of(file: GgufFile, lens: Lens) -> Iterator[bytes]:
 def expected_of(
     file: GgufFile, lens: Lens, inputs: NDArray[np.float64], lanes: int
 ) -> Iterator[tuple[slice, NDArray[np.float64], NDArray[np.float64]]]:
-    """Yield rows of the lens, their logits, and how far an honest engine may be from these.
+    """Yield rows of the lens, their logits, and the error of an honest engine.
 
     Every term of a sum is rounded at most once in each of its parts, and added to the others in
     some order; the inputs are off by the roundings of the last norm, a sum of as many squares.

@@ -1,4 +1,5 @@
-"""Is what only long texts show right? Asked with a model in which a short one shows it.
+"""Parts that only long texts show, tested on a model in which a short text shows them. Asked with a
+model in which a short one shows it.
 
 Real windows have 128 to 4096 tokens, and what is made of a long context begins as far on. The run
 of which ops are judged is shorter than any of them, and what is asked besides of a real model has
@@ -104,12 +105,14 @@ def describe_runs(every: Sequence[OnlyInLong], layers: str) -> str:
 
 
 class MakesNothing(Exception):
-    """Raised if the oracle's answers do not depend on these keys, so that nothing is compared."""
+    """Raised if the oracle's answers do not depend on these keys, so that nothing can be
+    compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LongAnswer:
-    """The answer for long contexts. more: places that are wrong, or that are not seen."""
+    """The answer for long contexts. more: wrong places, or parts that stay invisible. more: places
+    that are wrong, or that are not seen."""
 
     worst: SliceAnswer
     asked: Sequence[OnlyInLong]
@@ -148,7 +151,7 @@ def of_run(opened: Opened, asker: SliceAsker) -> SliceAnswer:
 def open_shown(
     asker: SliceAsker, way: Way, every: Sequence[OnlyInLong]
 ) -> tuple[Opened, Sequence[OnlyInLong]]:
-    """Open the model with the keys that the oracle uses; an engine may know more. Raises
+    """Open the model with the keys that the oracle uses; an engine may use more. Raises
     MakesNothing, NoAnswer, BadInput."""
     opened = asker.open(plan_of(asker, way, every))
     try:
@@ -172,8 +175,8 @@ def plan_of(asker: SliceAsker, way: Way, every: Sequence[OnlyInLong]) -> Plan:
 
 
 def bisect_long_context(plan: Plan, context: Context) -> Bisection | None:
-    """Bisect the run that `check_long_context` asks for, if no op is wrong in the usual ones. None:
-    no op is wrong here either, or the engine takes no such model."""
+    """Bisect the run of `check_long_context`, if no op is wrong in the usual ones. None: no op is
+    wrong here either, or the engine takes no such model."""
     every = unseen(context)
     if not every:
         return None
@@ -200,8 +203,8 @@ def bisection_of(
 
 
 def ways_to_make(asker: SliceAsker, n: int) -> Iterator[Way]:
-    """Yield a model of n layers: in F32 with the first tokens of a large vocabulary; for who does
-    not take that, in the types that it has, and with all tokens."""
+    """Yield models of n layers: in F32 with few tokens of a large vocabulary; then, for engines
+    that refuse it, in the stored types and with all tokens."""
 
     def in_types(file: GgufFile, keys: Keys) -> Recipe:
         return asker.with_few_tokens(file, first_layers(file, n, keys))
@@ -219,8 +222,8 @@ def ways_to_make(asker: SliceAsker, n: int) -> Iterator[Way]:
 def layers_to_ask(
     asker: SliceAsker, least: Callable[[list[Layer]], int] = lambda every: 0
 ) -> tuple[int, str]:
-    """Return the number of layers, and words for them. Each mask is among them, and one layer
-    more."""
+    """Return the number of layers to ask, with its description. Each mask occurs, and one more
+    layer. Each mask is among them, and one layer more."""
     total = n_layers(asker.file)
     every = roles_in(asker.plan.model, total)
     masks = [mask for _, mask in every]
@@ -246,8 +249,8 @@ def shown_by_oracle(
 def unseen_of(
     asker: SliceAsker, opened: Opened, way: Way, every: Sequence[OnlyInLong], allowed: float
 ) -> str:
-    """Return what is left unseen. The answers agree, whatever becomes of the oracle's further
-    runs."""
+    """Return a note on the parts that stay invisible, though the answers agree. The answers agree,
+    whatever becomes of the oracle's further runs."""
     try:
         return too_coarse(asker, opened, way, every, allowed)
     except NoAnswer as error:
@@ -257,8 +260,8 @@ def unseen_of(
 def too_coarse(
     asker: SliceAsker, opened: Opened, way: Way, every: Sequence[OnlyInLong], allowed: float
 ) -> str:
-    """Say what an engine that agrees may still have wrong: quantised matrices can hide more than
-    one token. allowed: a share of the largest logit. Raises NoAnswer."""
+    """Describe the faults that an agreeing engine may still have: quantised matrices can hide more
+    than one token. allowed: a share of the largest logit. Raises NoAnswer."""
     least = max(allowed, 2 * opened.context.noise.relative)
     hidden = [
         each.nearly_what
@@ -271,7 +274,7 @@ def too_coarse(
 def not_read(
     asker: SliceAsker, opened: Opened, way: Way, every: Sequence[OnlyInLong], allowed: float
 ) -> str:
-    """Say which keys the engine's answers ignore. On the model itself it may be right, and no
+    """Name the keys that the engine's answers ignore. On the model itself it may be right, and no
     question can tell."""
     least, subject = max(allowed, 2 * opened.context.noise.relative), opened.context.subject
     try:
@@ -300,7 +303,7 @@ def changed_by(
     every: Sequence[OnlyInLong],
     who: Session | None = None,
 ) -> float:
-    """Return the distance of outputs from the oracle's with these keys replaced, as a share of the
+    """Return the distance from the oracle's outputs with these keys replaced, as a share of the
     largest. who: the engine of the outputs; the oracle by default. Raises NoAnswer."""
     context, path = opened.context, asker.folder / "other.gguf"
     others = merge_keys(keys if each is one else each.short for each in every)
@@ -319,7 +322,7 @@ def outputs_of(session: Session, context: Context) -> F32:
 
 
 def places(opened: Opened) -> str:
-    """Return the sites that are wrong on their own inputs, for an engine that shows tensors."""
+    """Return the sites that are wrong on their own inputs, for an engine with tensors."""
     if not shows_tensors(opened.context):
         return ""
     found = [v.detail for v in run_suites(opened.context, ("trace",)) if v.status == "diverged"]

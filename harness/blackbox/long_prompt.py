@@ -1,4 +1,4 @@
-"""Is a prompt right that is longer than what engines compute at once?
+"""Prompts longer than the pieces in which engines compute.
 
 They cut prompts into pieces of 256 or 512 tokens, keep tables of positions, and grow their caches.
 Nothing that is asked of a whole model is as long: it would take minutes. So both engines are given
@@ -60,15 +60,15 @@ def long_texts(plan: Plan, context: Context) -> Iterator[Verdict]:
 
 
 def check_long_prompt(plan: Plan, context: Context) -> Iterator[Verdict]:
-    """Ask for positions that no other run reaches, also of small models, which are the first ones
-    of many engines."""
+    """Ask for positions that no other run reaches, also for small models, the usual first ones of
+    an engine."""
     if tokens_of(context) > LEAST:
         yield from on_made_models(plan, context, SUITE, partial(ask_long_prompt, context))
 
 
 def tokens_of(context: Context) -> int:
-    """Return the number of tokens in the prompt; 0: none is asked. An encoder takes any prompt in
-    one piece. An engine without logits is asked for more text instead."""
+    """Return the number of tokens in the prompt; 0 if the prompt is not asked. An encoder takes any
+    prompt in one piece. An engine without logits is asked for more text instead."""
     levels, facts = context.subject_info.levels, context.facts
     if facts.decoder_start is not None or not (levels is None or "logits" in levels):
         return 0
@@ -103,7 +103,8 @@ def ask_long_prompt(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
 
 
 def is_right_with_fewer(asker: SliceAsker, settings: Settings, n: int) -> bool:
-    """Return True if the prompt is right with the usual threads: this run changed both."""
+    """Return True if the prompt is right with the usual threads: this run changed both length and
+    threads."""
     fewer = replace(settings, n_threads=asker.plan.settings.n_threads)
 
     def is_right(opened: Opened) -> bool:
@@ -150,7 +151,8 @@ def opened_with(
 
 
 def judge_long_prompt(context: Context, opened: Opened, n: int, layers: str) -> list[Verdict]:
-    """Return verdicts on a prompt of n tokens in one batch. Raises NotSteady."""
+    """Judge a prompt of n tokens in one batch, and return the verdicts. Raises NotSteady. Raises
+    NotSteady."""
     inner = opened.context
     n = min(n, inner.settings.n_ctx - STEPS)  # of an engine that says that it has fewer
     what = f"{asked_for(n, inner.settings.n_threads)}, {layers}"
@@ -213,8 +215,7 @@ def hangs(context: Context, seconds: float, n: int) -> bool:
 
 
 def of_answered(context: Context, n: int) -> str:
-    """Say up to which length an engine answers after it failed at a prompt of n tokens, or behind
-    it."""
+    """Name the longest prompt that an engine answers, after it failed at n tokens or later."""
     asked: list[Outcome] = []
 
     def fails(tokens: int, steps: int) -> bool:
@@ -237,8 +238,8 @@ def of_answered(context: Context, n: int) -> str:
 
 
 def first_where(wrong: Callable[[int], bool], least: int, most: int) -> int:
-    """Return the number of tokens from which `wrong` holds, given that it holds for the most
-    tokens."""
+    """Return the smallest number of tokens for which `wrong` holds, given that it holds for
+    `most`."""
     if wrong(least):
         return least
     while most - least > 1:
@@ -248,8 +249,8 @@ def first_where(wrong: Callable[[int], bool], least: int, most: int) -> int:
 
 
 def more_of(context: Context, run: Run, first: Evaluation, n: int) -> str:
-    """Describe a difference in more detail; it stays a difference even if an engine dies meanwhile.
-    Raises NotSteady."""
+    """Describe a difference in more detail; the difference counts even if the engine dies
+    meanwhile. Raises NotSteady. Raises NotSteady."""
     try:
         shaky = unsteady(context.subject, Request(batches=run.batches), first)
         if shaky and shaky.apart > 2 * context.noise.relative:
@@ -282,8 +283,8 @@ def batches_of(context: Context, n: int, steps: int) -> tuple[Batch, ...]:
 
 
 def shortest_wrong(context: Context, n: int) -> tuple[int, int] | None:
-    """Return the shortest wrong length of prompts, if those of n tokens are wrong, and no shorter
-    than a usual one; and the tokens behind, if prompts are right."""
+    """Return the shortest wrong prompt length, given that n tokens are wrong; and the number of
+    later tokens, if prompts are right."""
     steps = next((steps for steps in (0, STEPS) if is_wrong(context, n, steps)), None)
     if steps is None or is_of_another_design(context, steps):
         return None
@@ -307,8 +308,8 @@ def is_wrong(context: Context, n: int, steps: int) -> bool:
 
 
 def bisect_long_prompt(plan: Plan, context: Context) -> Bisection | None:
-    """Bisect the shortest prompt that is wrong, if no op is wrong in the usual run. None: there is
-    no such prompt, or the engine takes no such model."""
+    """Bisect the shortest wrong prompt, if no op is wrong in the usual run. None: there is no such
+    prompt, or the engine takes no such model."""
     n = tokens_of(context)
 
     def work(asker: SliceAsker) -> Bisection | None:

@@ -1,4 +1,4 @@
-"""Parts of a model that only long texts show, and the keys with which a short one shows them."""
+"""Parts of a model that only long texts show, with replacement keys for short texts."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,9 +26,11 @@ ROUNDED = 1e-5  # relative, of a factor that a converter wrote as F32
 
 @dataclass(frozen=True, kw_only=True)
 class OnlyInLong:
-    """Keys whose effect only long texts show. short: a text of a few tokens shows it with these;
-    hidden: no text does with these in their place; nearly: with these an engine looks a little
-    wrong. of_cells: a larger context shows it, however short the text."""
+    """Keys whose effect only long texts show. short: values for which a few tokens show it; hidden:
+    values for which no text does; nearly: values for which an engine is slightly wrong. of_cells: a
+    larger context shows it for any text. short: a text of a few tokens shows it with these; hidden:
+    no text does with these in their place; nearly: with these an engine looks a little wrong.
+    of_cells: a larger context shows it, however short the text."""
 
     name: str
     what: str  # is asked about, with `short`
@@ -78,7 +80,8 @@ def window(file: GgufFile) -> OnlyInLong | None:
 
 
 def fixed_window(file: GgufFile) -> int:
-    """Return the window in tokens that no key shortens; 0 if there is none."""
+    """Return the architecture's fixed window in tokens, which no key can change; 0 if there is
+    none."""
     arch = architecture(file)
     found = file.metadata.get(f"{arch}.{WINDOW}")
     return 0 if found is not None and found.data == 0 else FIXED.get(arch, 0)
@@ -117,7 +120,8 @@ def long_factors(file: GgufFile) -> OnlyInLong | None:
 
 
 def growth_of_rotations(longer: float, original: int) -> float:
-    """Return the factor of rotated elements for a context `longer` than the original.
+    """Return the factor of rotated elements for a context `longer` than the original, as in
+    transformers' _compute_longrope_parameters.
 
     It is transformers' _compute_longrope_parameters.
     """

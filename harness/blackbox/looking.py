@@ -34,8 +34,7 @@ AS_A_HEAD = "every matrix is wrong as the head, so the head's product may be the
 
 @dataclass(kw_only=True)
 class SeenThroughLens:
-    """The logits of one engine through a lens: the number of wrong ones by tensor, and the
-    worst."""
+    """The logits of one engine through a lens: wrong ones by tensor, and the worst."""
 
     wrong: Counter[str] = field(default_factory=Counter)
     worst: float = 0.0  # times what is allowed
@@ -48,8 +47,8 @@ class SeenThroughLens:
 
 @dataclass(frozen=True, kw_only=True)
 class Looked:
-    """The result of a look through lenses. lens: which weights; tensors: those not decoded as their
-    bytes say."""
+    """The result of a look through lenses. lens: the weights; tensors: those that the engine
+    decodes wrongly. lens: which weights; tensors: those not decoded as their bytes say."""
 
     lens: Lens
     answer: SliceAnswer
@@ -61,7 +60,7 @@ class Looked:
 
 
 def look(asker: SliceAsker) -> tuple[list[Looked], list[str]]:
-    """Look through every lens, and list the tensors that none shows."""
+    """Look through every lens, and list the tensors without a lens."""
     lenses, left_out = lenses_of(asker.file, asker.layers_to_load)
     found = []
     for number, lens in enumerate(lenses, 1):
@@ -71,8 +70,8 @@ def look(asker: SliceAsker) -> tuple[list[Looked], list[str]]:
 
 
 def through(asker: SliceAsker, lens: Lens) -> Looked:
-    """Look through a lens. An engine that misreads a model of another width, whatever its types, is
-    judged by no lens."""
+    """Look through a lens. No lens judges an engine that misreads any model of this width. An
+    engine that misreads a model of another width, whatever its types, is judged by no lens."""
     found = through_once(asker, lens)
     if not found.answer.differs or not is_wide(asker.file, lens):
         return found
@@ -137,9 +136,9 @@ def judge_lens(opened: Opened, file: GgufFile, lens: Lens, kept: Kept) -> Looked
 
 
 def allowed_in_halves(stored: Collection[str], kept: Kept, lens: Lens) -> More | None:
-    """Return a wider limit for an engine that computes in halves: as many roundings, each one of
-    halves. An engine that only rounds its logits gets half a step. None: for others. stored: the
-    types whose numbers the logits of each run are, "" for F32."""
+    """Return a wider limit for an engine in half precision: as many roundings, each in halves. An
+    engine that only rounds its logits gets half a step. None: for others. stored: the types whose
+    numbers the logits of each run are, "" for F32."""
     shown = "" if "" in stored else "F16" if "F16" in stored else "BF16"
     proven = kept()
     if proven == "":

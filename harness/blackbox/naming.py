@@ -1,4 +1,4 @@
-"""The name of the faulty part, from where two engines differ or agree once parts are neutral.
+"""The name of the faulty part, from the neutral parts with which two engines differ or agree.
 
 Questions are asked on a slice in which only one half of the layer works, so that a fault in the
 other cannot answer. First come those in which one answer that agrees gives the name. If none does,
@@ -49,8 +49,9 @@ BIAS = "bias"
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A named part. name: of a closed list; words: what made it certain; left: nothing else can be
-    wrong, as everything else was made simple."""
+    """A named part. name: from a closed list; words: the evidence; left: everything else was made
+    simple and can be excluded. name: of a closed list; words: what made it certain; left: nothing
+    else can be wrong, as everything else was made simple."""
 
     name: str
     words: str
@@ -64,7 +65,7 @@ FAILS_MUTED = replace(FAILS, name="it fails on the model whose other layers add 
 
 @dataclass(kw_only=True)
 class Asked:
-    """The questions so far and their answers, by their words; nothing is asked twice."""
+    """The questions so far with their answers, by name; no question is repeated."""
 
     ask: Callable[[Maker], SliceAnswer | None]
     found: dict[str, SliceAnswer] = field(default_factory=dict)
@@ -95,7 +96,9 @@ class Asked:
 
     def first_of(self, table: Table, likely: Collection[str] = ()) -> Part | None:
         """Return the first part that explains the difference. likely: names found in other layers,
-        which are tried first, because engines make the same mistake in every layer."""
+        which are tried first, because engines make the same mistake in every layer. likely: names
+        found in other layers, which are tried first, because engines make the same mistake in every
+        layer."""
         for maker, words, name in sorted(table, key=lambda question: question[2] not in likely):
             if self.agrees(maker, words):
                 return part_that_agrees(name, words)
@@ -165,7 +168,7 @@ def part_of_attention(
 
 
 def with_batches(asked: Asked, part: Part) -> Part:
-    """Add to the part if its fault depends on what a second batch is given."""
+    """Add a note to the part if its fault depends on the content of a second batch."""
     if not asked.agrees(in_one_batch, ONE_BATCH):
         return part
     text = "and with all tokens in one batch: only batches after the first are wrong"
@@ -173,7 +176,7 @@ def with_batches(asked: Asked, part: Part) -> Part:
 
 
 def with_one_bias(asked: Asked, part: Part, likely: Collection[str]) -> Part:
-    """Add the tensor's name to a part that is a bias, by one question for each in the first faulty
+    """Add the tensor's name to a bias part, by one question for each bias in the first faulty
     layer. No name is added if two biases explain the fault."""
     if part.name != BIAS or BIAS in likely:
         return part
@@ -284,8 +287,8 @@ def part_outside(asked: Asked, *, of_logits: bool) -> Part:
 
 
 def of_another_base(answer: SliceAnswer) -> Part | None:
-    """Return the logarithms as the wrong part if another base makes all values of lists right.
-    Models made for one part say nothing then: where all values are alike they hide it."""
+    """Return the logarithms as the wrong part if another base explains all values of lists. Models
+    made for one part say nothing then: where all values are alike they hide it."""
     words = answer.extent.get(LOGARITHMS)
     return Part(name=OF_LOGARITHMS, words=words) if words else None
 

@@ -1,4 +1,4 @@
-"""Faults of a layer by its number: slices give all layers the number 0, and let each be the
+"""Faults that depend on a layer's number: in a slice all layers have the number 0, and may be the
 last.
 
 If no slice differs and the whole does, each layer is asked at its own place, the others muted. Many
@@ -41,8 +41,8 @@ OUTSIDE = Part(
 
 
 def by_number(asker: SliceAsker, n: int) -> list[LayerRow]:
-    """Return the rows of layers that differ by their number: the whole model differs, and no slice
-    does."""
+    """Return the rows of layers whose fault depends on their number: the whole model differs, and
+    no slice does."""
     answer = with_others_muted(asker, ())
     if answer.differs:
         return [LayerRow(layer=None, answer=answer, parts=(OUTSIDE,), what=ALL_MUTED)]
@@ -84,7 +84,7 @@ def are_alike(file: GgufFile, n: int) -> bool:
 
 
 def with_own_tensors(asker: SliceAsker, layers: Sequence[int]) -> SliceAnswer:
-    """Ask about a model in which all other layers have the first one's tensors."""
+    """Ask about a model in which all other layers have the tensors of the first one."""
 
     def make(file: GgufFile) -> Recipe:
         names = {}
@@ -123,8 +123,8 @@ def name_parts(asker: SliceAsker, layer: int, answer: SliceAnswer) -> LayerRow:
 
 
 def by_its_number(part: Part) -> Part:
-    """Return the verdict by the layer's number. A tensor that is spoilt by its name is so however
-    simple it is made."""
+    """Return the part with the note that its fault depends on the layer's number. A tensor that is
+    spoilt by its name is so however simple it is made."""
     name = f"{part.name}, {OR_A_TENSOR}" if part.left else part.name
     return replace(part, name=f"{name}, {BY_NUMBER}")
 
@@ -136,8 +136,8 @@ def with_others_muted(asker: SliceAsker, layers: Sequence[int]) -> SliceAnswer:
 
 
 def are_of_other_numbers(asker: SliceAsker, slices: Sequence[LayerRow], n: int) -> bool:
-    """Return True if slices and layers at their places disagree, in a model whose layers are not
-    all alike."""
+    """Return True if slices and layers at their places disagree, in a model with different
+    layers."""
     wrong = [row.layer for row in slices if row.layer is not None and row.answer.differs]
     right = [row.layer for row in slices if row.layer is not None and row.answer.agrees]
     if not wrong or not is_small_enough(asker) or not have_roles(asker, n):
@@ -150,8 +150,8 @@ def are_of_other_numbers(asker: SliceAsker, slices: Sequence[LayerRow], n: int) 
 
 
 def counted_otherwise(slices: Sequence[LayerRow], placed: Sequence[LayerRow]) -> list[LayerRow]:
-    """Return the numbers that the engine counts otherwise. placed: layers whose parts name the
-    slices' result."""
+    """Return the layers that the engine numbers differently. placed: layers whose faulty parts
+    match the slices. placed: layers whose parts name the slices' result."""
     wrong = ", ".join(str(row.layer) for row in slices if row.answer.differs)
     text = (
         f"as models of one layer, layers {wrong} differ: the engine counts the kinds of "
@@ -173,8 +173,8 @@ def have_roles(asker: SliceAsker, n: int) -> bool:
 
 
 def are_of_one_number(asker: SliceAsker, slices: Sequence[LayerRow], n: int) -> bool:
-    """Return True if the slices differ by their number, or by being last: the last layer agrees at
-    its own place, or the first one with another behind it."""
+    """Return True if the slices differ because of their number, or as last layers: the last layer
+    agrees at its own place, or the first one with another after it."""
     if n < 2 or len(slices) < n or not all(row.answer.differs for row in slices):
         return False
     if not is_small_enough(asker):

@@ -1,4 +1,4 @@
-"""The values that an engine shows, and whether it can be asked on models that are made for it."""
+"""The values that an engine shows, and its suitability for models made of the user's."""
 
 from collections.abc import Collection, Sequence
 
@@ -28,7 +28,7 @@ def shows_ends_alone(info: EngineInfo) -> bool:
 
 
 def embeds(context: Context) -> bool:
-    """Return True if the engine can be asked for rows of embeddings alone."""
+    """Return True if the engine can return embeddings."""
     levels, facts = context.subject_info.levels, context.facts
     if facts.has_logits or facts.not_ours:
         return levels is not None and "embed" in levels and not set(levels).intersection(ENOUGH)
@@ -38,8 +38,8 @@ def embeds(context: Context) -> bool:
 def why_not_asked(
     engine: str, levels: Collection[str] | None, enough: Sequence[str] = ENOUGH
 ) -> str:
-    """Return why an engine cannot be asked on models that are made for it; "" if it can. enough:
-    any of these levels suffices."""
+    """Return why an engine cannot be asked on models made of the user's; "" if it can. enough: any
+    of these levels suffices."""
     if folder_of(engine) is not None or is_address(engine):
         return (
             f"{engine} serves one model and cannot open others (serve:COMMAND starts a "

@@ -1,4 +1,4 @@
-"""Does an engine read each prompt for itself, and all of it, on a model on which that shows?
+"""Independence of prompts: does an engine read each prompt separately and completely?
 
 On a real quantised model the likeliest token is seldom likelier by more than honest runs differ, so
 that of most prompts nothing follows from another answer. So both engines are given the model's
@@ -37,8 +37,8 @@ def check_own_prompts(plan: Plan, context: Context) -> Iterator[Verdict]:
 
 
 def text_checked(plan: Plan, context: Context) -> Iterator[Verdict]:
-    """Check a text on a quantised model's first layer in F32. The limit for the model's own text
-    hides more."""
+    """Check a text on a quantised model's first layer in F32, where the limit is narrower. The
+    limit for the model's own text hides more."""
     if holds_quantised(context.file):
         yield from asked_to_choose(plan, context, "a text in F32", first_layer, text_said)
 
@@ -67,8 +67,7 @@ def judge_prompts(outer: Context, context: Context) -> Iterator[Verdict]:
 
 
 def longer_text(outer: Context, context: Context, *, right: int) -> Iterator[Verdict]:
-    """Yield the questions about longer texts, if the large model itself is asked for fewer
-    tokens."""
+    """Yield questions about longer texts, if the large model itself is asked for fewer tokens."""
     prompt = Decode().prompt(context)
     oracle, subject = context.ask_both("greedy", prompt, outer.n_steps)
     batches = steps_of(prompt, oracle, context.facts.decoder_start)

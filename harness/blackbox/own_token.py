@@ -1,4 +1,4 @@
-"""Does an engine choose each id where it is the likeliest: the first, the last, control tokens?
+"""The choice of tokens: does an engine choose each id if it is the likeliest?
 
 Text seldom ends within a few tokens, and the last id of a vocabulary is the likeliest nowhere: of
 an engine whose greedy search ends one id early nothing is seen on the user's model. So both engines

@@ -1,4 +1,4 @@
-"""Parts of a slice that are made to do nothing, or nothing that can be done wrong.
+"""Parts of a slice that do nothing, or that are too simple to be wrong.
 
 If two engines differ on a slice and agree where a part is neutral, the fault lies in that part.
 """
@@ -61,8 +61,8 @@ LOUD = 2.0**30  # what is one beside it is less than its rounding, and its squar
 
 @dataclass(frozen=True, kw_only=True)
 class Neutral:
-    """A slice with a part made neutral. own_head: give the head its own matrix with the embeddings'
-    old values."""
+    """A slice with a neutral part. own_head: give a tied model a separate output matrix with the
+    old embeddings. own_head: give the head its own matrix with the embeddings' old values."""
 
     changes: Mapping[str, Change] = field(default_factory=dict)
     keys: Mapping[str, Typed] = field(default_factory=dict)
@@ -76,7 +76,7 @@ Maker = Callable[[GgufFile, int], Neutral | None]  # None: the model has no such
 
 
 def larger(file: GgufFile, layer: int) -> Neutral:
-    """Scale all inputs of norms by a power of two: the result is the same except for eps."""
+    """Scale all inputs of norms by a power of two, which changes the result only through eps."""
     names, up = within(file, layer), times(LARGER)
     changes: dict[str, Change] = dict.fromkeys(what_begins(file), up)
     stems = {name: name[len("blk.0.") :].rsplit(".", 1)[0] for name in names if is_values(name)}
@@ -93,8 +93,8 @@ def larger(file: GgufFile, layer: int) -> Neutral:
 
 
 def what_begins(file: GgufFile) -> Sequence[str]:
-    """Return the tensors that add up to the first layer's input, or to what the norm behind it
-    reads."""
+    """Return the tensors that add up to the first layer's input, or to the input of the norm after
+    it."""
     return [name for name in file.tensors if is_one_of(name, EMBEDDINGS)]
 
 
@@ -106,8 +106,8 @@ def smaller(file: GgufFile, layer: int) -> Neutral:
 
 
 def for_the_table(file: GgufFile, factor: float) -> Mapping[str, Change]:
-    """Return changes to the last norm if the head is the table of embeddings, whose size has
-    changed. Logits a thousand times as large are all at the cap of an architecture that has one."""
+    """Return changes to the last norm for a tied output matrix, whose size has changed. Logits a
+    thousand times as large are all at the cap of an architecture that has one."""
     names = {OUTPUT_NORM, OUTPUT_NORM_BIAS} & set(file.tensors)
     return {} if OUTPUT in file.tensors else dict.fromkeys(names, times(factor))
 
@@ -144,7 +144,7 @@ def norms_of_ones(file: GgufFile, layer: int) -> Neutral:
 
 
 def norms_of_one_number(file: GgufFile, layer: int) -> Neutral | None:
-    """Make norms of one number, so that weight and bias may be exchanged."""
+    """Give each norm one number as weight and as bias, so that exchanging them has no effect."""
     names = norms_of_ones(file, layer).changes
     both = any(name.endswith("bias") for name in names)
     return Neutral(changes=dict.fromkeys(names, ones)) if both else None
@@ -159,20 +159,19 @@ def norms_do_nothing(file: GgufFile, layer: int) -> Neutral:
 
 
 def rows_alone(file: GgufFile, change: Change) -> Mapping[str, Change]:
-    """Change the table of tokens so that nothing is added to its rows."""
+    """Change the token embeddings, and add no positions to them."""
     return {EMBEDDING: change} | ({POSITIONS: zero} if POSITIONS in file.tensors else {})
 
 
 def nothing_to_norm(file: GgufFile, layer: int) -> Neutral:
-    """Make embeddings so small beside an eps of one that norms divide by one, whatever they
-    measure."""
+    """Make embeddings so small beside an eps of one that norms divide by one for any input."""
     weights = norms_of_ones(file, layer).changes
     changes = {**weights, **rows_alone(file, signs(TINY / scale_of_embeddings(file)))}
     return Neutral(changes=changes, keys=eps_of(file, 1.0), own_head=True)
 
 
 def norms_of_one_bit(file: GgufFile, layer: int) -> Neutral | None:
-    """Make norms come to powers of two, so that an engine that rounds them rounds nothing."""
+    """Give norms power-of-two results, so that rounding them has no effect."""
     if number(file, "embedding_length", 1) % 32:
         return None
     rows = sparse_signs(LARGER, centred=is_centred(file))
@@ -181,7 +180,7 @@ def norms_of_one_bit(file: GgufFile, layer: int) -> Neutral | None:
 
 
 def nothing_but_the_head(file: GgufFile, layer: int) -> Neutral:
-    """Give the head the same input for every token, so that only the head can differ.
+    """Give the output matrix the same input for every token, so that only the matrix can differ.
 
     The input is the bias of a norm that comes to nothing, or a row of one number, which no norm
     changes.
@@ -220,8 +219,7 @@ def no_bias(file: GgufFile, layer: int) -> Neutral | None:
 
 
 def one_bias(tensor: str) -> Maker:
-    """Return a maker that sets the bias of this tensor alone to zero: attn_q, ffn_up and the
-    like."""
+    """Return a maker that sets only this bias to zero: attn_q, ffn_up and the like."""
 
     def make(file: GgufFile, layer: int) -> Neutral | None:
         names = [n for n in within(file, layer) if n.endswith(f".{tensor}.bias")]
@@ -235,7 +233,7 @@ def position_0(file: GgufFile, layer: int) -> Neutral:
 
 
 def in_one_batch(file: GgufFile, layer: int) -> Neutral:
-    """Leave the model as it is, and give all tokens in the first batch."""
+    """Leave the model unchanged, and put all tokens into the first batch."""
     n = min(BATCH, file.tensors[EMBEDDING].ne[1] - 1)
     return Neutral(given=(Batch.of(range(1, n + 1)),))
 
@@ -252,7 +250,7 @@ def no_scores(file: GgufFile, layer: int) -> Neutral | None:
 
 
 def no_sinks(file: GgufFile, layer: int) -> Neutral | None:
-    """Set the sinks so far below all scores that they take nothing."""
+    """Set the sinks so far below all scores that they have no weight."""
     name = "blk.0.attn_sinks.weight"
     return Neutral(changes={name: far_below}) if name in within(file, layer) else None
 
@@ -266,8 +264,8 @@ def no_rotation(file: GgufFile, layer: int) -> Neutral | None:
 
 
 def plain(*stems: str, period: int = 0, alike: bool = False, few: bool = False) -> Maker:
-    """Make matrices of the half so simple that no product of them can be wrong: the first reads one
-    input, the last each element in turn, behind a norm that does nothing."""
+    """Make the matrices of a half so simple that no product can be wrong: the first reads one
+    input, the last each element in turn, after a norm without effect."""
 
     key = 0 if alike else 1
 
@@ -336,7 +334,7 @@ def heads_of(file: GgufFile, layer: int) -> Iterator[tuple[int, Maker]]:
 
 
 def one_row(file: GgufFile, layer: int) -> Neutral:
-    """Make all rows of the embeddings the same, so it does not matter which is read."""
+    """Make all rows of the embeddings equal, so that reading another row has no effect."""
     return Neutral(changes={EMBEDDING: same_row}, own_head=True)
 
 
@@ -345,7 +343,7 @@ def no_positions(file: GgufFile, layer: int) -> Neutral | None:
 
 
 def simple_rows(file: GgufFile, layer: int) -> Neutral:
-    """Make embeddings that every type holds, behind which the norm still has something to do."""
+    """Make embeddings that every type can represent, and that the next norm still scales."""
     return Neutral(changes=rows_alone(file, powers), own_head=True)
 
 
@@ -357,8 +355,7 @@ def tied_head(file: GgufFile, layer: int) -> Neutral | None:
 
 
 def head_apart(file: GgufFile, layer: int) -> Neutral | None:
-    """Leave the model as it is, but give it a head of its own instead of the table of
-    embeddings."""
+    """Leave the model unchanged, but give it a separate output matrix."""
     return None if OUTPUT in file.tensors else Neutral(own_head=True)
 
 

@@ -61,8 +61,8 @@ class SeenInPlace:
 
 
 def put_together(places: Sequence[SeenInPlace]) -> Sequence[str]:
-    """Describe pairs of matrices that share a made model: if both are named, either can be
-    wrong."""
+    """Describe pairs of matrices that appear together in a made model: either may be the wrong
+    one."""
     named = dict.fromkeys(name for each in places for name in each.tensors)
     found = []
     for name in named:
@@ -75,7 +75,8 @@ def put_together(places: Sequence[SeenInPlace]) -> Sequence[str]:
 
 
 def see_in_place(asker: SliceAsker) -> tuple[list[SeenInPlace], str]:
-    """Return why the look in place does not apply to this model or engine; "": it applies."""
+    """Test the matrices in place; return the results, and why the test does not apply, "" if it
+    does."""
     if not is_small_enough(asker):
         return [], TOO_LARGE
     try:
@@ -103,8 +104,8 @@ def see_in_place(asker: SliceAsker) -> tuple[list[SeenInPlace], str]:
 
 
 def without_those_wrong_in_f32(asker: SliceAsker, layout: Layout, each: SeenInPlace) -> SeenInPlace:
-    """Leave out matrices that also differ in F32 in every layer, or the embeddings: their storage
-    is not at fault."""
+    """Remove matrices that also differ in F32 in every layer, or the embeddings: their storage is
+    not at fault."""
     named = {name.split(".")[-2] for name in each.tensors}
     every = [m for m in sorted(named) if set(layout.every(m)) <= set(each.tensors)]
     if not every:
@@ -185,7 +186,7 @@ def is_another_eps(expected: F32, actual: F32) -> bool:
 def tensors_of(
     layout: Layout, look: LookInPlace, expected: F32, actual: F32, allowed: float
 ) -> Sequence[str]:
-    """Return the tensors that the wrong logits show, those with the largest error first."""
+    """Return the tensors behind the wrong logits, those with the largest error first."""
     if expected.shape != actual.shape:
         return ()
     with np.errstate(invalid="ignore"):

@@ -1,4 +1,4 @@
-"""Models made of the user's for one question to both engines, and removed after it."""
+"""Models made of the user's for one question to both engines, and deleted afterwards."""
 
 import errno
 from collections.abc import Callable, Iterable, Iterator
@@ -37,7 +37,7 @@ WHOLE_TABLES = 1 << 25  # in all tables of one that can be, and is not where ids
 
 @contextmanager
 def asking_about(plan: Plan, context: Context) -> Iterator[SliceAsker]:
-    """Provide a folder for made models, which is removed at the end."""
+    """Provide a folder for made models, which is deleted at the end."""
     with TemporaryDirectory(prefix="lockstep-") as folder:
         asker = SliceAsker(
             plan=plan,
@@ -53,8 +53,7 @@ def asking_about(plan: Plan, context: Context) -> Iterator[SliceAsker]:
 def bisect_on_made(
     plan: Plan, context: Context, work: Callable[[SliceAsker], Bisection | None]
 ) -> Bisection | None:
-    """Return the bisection of models made of the user's; None: it finds nothing, or there is no
-    such model, or an engine refuses it."""
+    """Return the bisection of made models; None without a finding, a model, or an answer."""
     with suppress(BadInput, NoAnswer, EngineError), asking_about(plan, context) as asker:
         return work(asker)
     return None
@@ -63,7 +62,7 @@ def bisect_on_made(
 def on_made_models(
     plan: Plan, context: Context, suite: str, work: Callable[[SliceAsker], Iterator[Verdict]]
 ) -> Iterator[Verdict]:
-    """Yield the verdicts on made models; where they cannot be made or asked about, say so."""
+    """Yield the verdicts on made models; if they cannot be made or asked, a verdict says so."""
     inner = replace(plan, suites=(), by_name=False)
     with asking_about(inner, context) as asker:
         try:
@@ -85,7 +84,7 @@ def on_made_models(
 def open_first(
     asker: SliceAsker, makes: Iterable[Make], settings: Settings | None = None
 ) -> Opened | None:
-    """Open both engines on the first made model that both take; None if there is none."""
+    """Open both engines on the first made model that both accept; None if there is none."""
     for make in makes:
         made = asker.plan_for_made(make)
         with suppress(NoAnswer, BadInput):

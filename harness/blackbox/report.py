@@ -1,4 +1,4 @@
-"""The result of a black-box bisection, as verdicts: one for each model that was made for it."""
+"""The result of a black-box bisection, as verdicts: one for each made model."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace

@@ -1,4 +1,4 @@
-"""A model written anew from file to file: other names, other keys, some values changed.
+"""Rewriting a model from file to file: other names, other keys, changed values.
 
 Memory is bounded: a chunk of a tensor at a time, and the header.
 """
@@ -22,10 +22,12 @@ ROW = 1  # elements of a row that is empty: a scalar's
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Writes a model from another one. names: of the tensors to write, each with the source's own;
-    changes: by the new names, as are rows: of which of the source's rows (of a vector, elements) a
-    tensor is made, if not of all. columns: of how many of the first columns one that is stored is
-    made."""
+    """Writes a model from another one. names: the tensors to write, each with its source; changes,
+    rows: by the new names; rows: the source's rows (for a vector, elements) in a tensor, if not
+    all. columns: the number of first columns of a stored tensor. names: of the tensors to write,
+    each with the source's own; changes: by the new names, as are rows: of which of the source's
+    rows (of a vector, elements) a tensor is made, if not of all. columns: of how many of the first
+    columns one that is stored is made."""
 
     names: Mapping[str, str]
     keys: Mapping[str, Typed | Value] = field(default_factory=dict)  # others than the source's
@@ -38,7 +40,8 @@ class Recipe:
 
 
 def rewrite(file: GgufFile, recipe: Recipe, output: Path) -> None:
-    """Write the model that the recipe makes. Raises EngineError, OSError; then no file is left."""
+    """Write the model of the recipe. Raises EngineError, OSError; then no file is left. Raises
+    EngineError, OSError; then no file is left."""
     tensors = [*(tensor_of(file, recipe, name) for name in recipe.names), *recipe.more]
     write_gguf(
         output, keys_of(file, recipe), tensors, version=file.version, alignment=file.alignment
@@ -109,7 +112,7 @@ def decoded_chunks(
     change: Change | None,
     chosen: NDArray[np.int64] | None,
 ) -> Iterator[bytes]:
-    """Yield whole rows at a time. Pages of the source that were read are released, or they would
+    """Yield whole rows in chunks. Pages of the source that were read are released, or they would
     pile up."""
     format, first = WeightFormat.member(info.type.name), 0
     width = ne[0] if ne else ROW

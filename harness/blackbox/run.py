@@ -1,4 +1,4 @@
-"""A bisection of a black box as work for a process of its own."""
+"""A black-box bisection as work for another process."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,8 +11,8 @@ from lockstep.harness.parallel.children import Say
 
 
 def bisect_one(plan: Plan, folder: Path, say: Say) -> None:
-    """Bisect. It says what it does as text, and then the BlackBox. folder: where models may be
-    written."""
+    """Bisect. It sends messages as text, and then the BlackBox. folder: for made models. It says
+    what it does as text, and then the BlackBox. folder: where models may be written."""
     preflight(plan)
     with TemporaryDirectory(dir=folder) as inside:
         asker = SliceAsker(plan=plan, folder=Path(inside), progress=say)

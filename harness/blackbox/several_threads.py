@@ -1,4 +1,4 @@
-"""Does a program answer the same with several threads?
+"""Several threads: does a program give the same answers?
 
 All else is asked of one, as the settings say, so that whoever lets threads share a buffer, or loses
 the rows that are left over among them, is right everywhere. Of a model that the long prompt of
@@ -43,8 +43,10 @@ WORDS = f"started with n_threads {THREADS}"  # whether it follows that, nobody s
 
 @dataclass(frozen=True, kw_only=True)
 class Repeated:
-    """A question asked several times. question: the same each time; judge: verdicts on the answer;
-    are_same: of two answers; is_last: no question follows such a verdict."""
+    """A question for several repetitions. question: the same each time; judge: returns verdicts;
+    are_same: compares two answers; is_last: whether a verdict ends the repetitions. question: the
+    same each time; judge: verdicts on the answer; are_same: of two answers; is_last: no question
+    follows such a verdict."""
 
     question: tuple[Any, ...]
     judge: Callable[[Any], Iterator[Verdict]]
@@ -64,7 +66,7 @@ class Answers:
 
 
 def check_several_threads(plan: Plan, context: Context) -> Iterator[Verdict]:
-    """Compare logits with several threads, unless a long prompt is asked for with them."""
+    """Compare logits with several threads, unless the long prompt does."""
     long_prompt = tokens_of(context) > LEAST and not is_small(context.file)
     if not (context.given or long_prompt):
         yield from check_threads(LOGITS, plan, context)
@@ -93,8 +95,8 @@ def asked_with_threads(
 
 @contextmanager
 def with_threads(plan: Plan, context: Context) -> Iterator[Context | str]:
-    """Yield the program started again with several threads, or why it does not start; "" if the
-    program reports another number of threads."""
+    """Yield the program, restarted with several threads, or why it does not start; "" if it reports
+    another number of threads."""
     settings = replace(context.settings, n_threads=THREADS)
     with context.runner.open(plan.engine, plan.subject_model, settings) as session:
         asked: Context | str = ""
@@ -109,7 +111,7 @@ def with_threads(plan: Plan, context: Context) -> Iterator[Context | str]:
 
 
 def rounds() -> Iterator[int]:
-    """Yield answers to the same question, as many as there is time for."""
+    """Yield the numbers of repetitions, as many as time allows."""
     began = time.perf_counter()
     for n in range(MOST):
         if n >= TIMES and time.perf_counter() - began > SECONDS:
@@ -212,7 +214,7 @@ TEXTS = Answers(suite="text", what="a text", prepare=texts)
 
 
 def bisect_threads(plan: Plan, context: Context) -> Bisection | None:
-    """Bisect runs with several threads until one shows a place; with one thread no op is wrong."""
+    """Bisect runs with several threads until one gives a place; with one thread no op is wrong."""
     context.progress(f"the same {WORDS}")
     # what was found is true whatever becomes of this
     with with_threads(plan, context) as asked, suppress(BadInput, NoAnswer):

@@ -1,5 +1,4 @@
-"""A slice of a model: what comes before the layers, one of them as layer 0 or the first ones, and
-what comes after.
+"""A slice of a model: the tensors outside the layers, and one layer as layer 0 or the first ones.
 
 Metadata that are arrays with an element for each layer keep one. Where a layer's role depends on
 its number (every sixth sees all tokens, the first few have no experts) other keys say what it is;
@@ -109,8 +108,8 @@ def slice_of(
 def first_layers(
     file: GgufFile, n: int, keys: Mapping[str, Typed | Value] = MappingProxyType({})
 ) -> Recipe:
-    """Return the model without the layers behind its first n, which keep their numbers and matrix
-    types. keys: replace the model's."""
+    """Return the model with only its first n layers, which keep their numbers and matrix types.
+    keys: replace the model's. keys: replace the model's."""
     names = {}
     for name in file.tensors:
         inside = IN_A_LAYER.fullmatch(name)
@@ -127,8 +126,8 @@ def first_layers(
 
 
 def by_layer(file: GgufFile) -> dict[str, int]:
-    """Return the widths of tensors whose columns go layer by layer; in qwen4exp all layers share
-    one width."""
+    """Return the widths of tensors with columns for each layer; in qwen4exp all layers share one
+    width."""
     one = file.metadata.get(f"{architecture(file)}.{PER_LAYER}")
     widths = {name: file.tensors[name].ne[0] for name in COLUMNS if name in file.tensors}
     return {name: w for name, w in widths.items() if one is None or w != one.data}
@@ -175,8 +174,7 @@ def roles_of(file: GgufFile) -> Iterator[Mapping[str, int]]:
 
 
 def mute_other_layers(file: GgufFile, layers: Collection[int]) -> Recipe:
-    """Return the whole model in which all other layers add nothing and multiply by nothing, and
-    keep their numbers."""
+    """Return the whole model in which all other layers add nothing and multiply by one."""
     changes: dict[str, Change] = {}
     for name in file.tensors:
         inside = IN_A_LAYER.fullmatch(name)
@@ -232,8 +230,8 @@ def whole_or_layer(file: GgufFile, layer: int | None, role: Mapping[str, int] | 
 
 
 def made_small(names: Collection[str]) -> dict[str, Change]:
-    """Return changes that make the additions to the residual small, and heads that have a norm
-    (attn_q before attn_q_norm)."""
+    """Return changes that shrink the additions to the residual, and heads with a norm (attn_q
+    before attn_q_norm)."""
     changes: dict[str, Change] = {}
     stems: dict[str, set[str]] = {}  # of each layer
     for found in filter(None, map(IN_A_LAYER.fullmatch, names)):
@@ -250,8 +248,8 @@ def made_small(names: Collection[str]) -> dict[str, Change]:
 
 
 def what_adds(stems: Collection[str]) -> set[str]:
-    """Return the tensors that decide what a layer adds to the residual: the norm behind a half, if
-    there is one."""
+    """Return the tensors that determine a layer's additions to the residual: the norm after a half,
+    if there is one."""
     posts = {post: parts for post, parts in POST_NORMS.items() if post in stems}
     if not {"ffn_norm", "post_ffw_norm"} & set(stems):
         posts.pop("post_attention_norm", None)  # of gpt-oss and others the norm before the FFN
@@ -277,7 +275,7 @@ def within(file: GgufFile, layer: int) -> list[str]:
 
 
 def reads_others(file: GgufFile) -> bool:
-    """Return True if layers read keys or values that another layer keeps, which may be muted."""
+    """Return True if layers read keys or values of another layer, which may be muted."""
     return architecture(file) in READ_OTHERS or bool(number(file, SHARED, 0))
 
 

@@ -1,4 +1,4 @@
-"""Lenses of architectures whose head is always the table of embeddings: gemma2 and others.
+"""Lenses of architectures with a tied output matrix: gemma2 and others.
 
 There the bytes under the lens are the embeddings as well, so what a token brings cannot be chosen.
 The FFN makes of it what the head is to meet: a gate for each token that is asked, which is open for
@@ -40,7 +40,7 @@ def is_tied(file: GgufFile) -> bool:
 def split(
     file: GgufFile, lenses: Sequence[Lens], left_out: Sequence[str]
 ) -> tuple[list[Lens], list[str]]:
-    """Split lenses into as many as all tokens need: each gate needs an input of its own."""
+    """Split lenses so that their tokens suffice: each gate needs a distinguishable input."""
     room = min(file.tensors[UP].ne[0] // 2, file.tensors[UP].ne[1])
     found, unseen = [], list(left_out)
     for lens in lenses:
@@ -61,7 +61,7 @@ def of_embeddings(lens: Lens, weight: Weight) -> NDArray[np.float64]:
 
 
 def tokens_of(file: GgufFile, lens: Lens, n: int) -> tuple[int, ...]:
-    """Return as many tokens as the gates can tell apart by their rows."""
+    """Return as many tokens as the gates can distinguish by their rows."""
     used = sum(stretch.rows for stretch in lens.stretches)
     for seed in range(SEEDS if used >= n else 0):
         order = np.argsort(Philox(key=seed).random_raw(used), kind="stable")
@@ -72,7 +72,8 @@ def tokens_of(file: GgufFile, lens: Lens, n: int) -> tuple[int, ...]:
 
 
 def are_apart(x: NDArray[np.float64]) -> bool:
-    """Return True if the gates tell the tokens apart. x: (tokens, width), what gates read."""
+    """Return True if the gates distinguish the tokens. x: (tokens, width), the inputs of gates. x:
+    (tokens, width), what gates read."""
     try:
         gates = gates_of(x).astype(np.float64)
     except np.linalg.LinAlgError:
@@ -96,7 +97,7 @@ def rows_of(file: GgufFile, lens: Lens, ids: Sequence[int]) -> NDArray[np.float6
 
 
 def read_by_gates(file: GgufFile, lens: Lens, ids: Sequence[int]) -> NDArray[np.float64]:
-    """Return the gates' inputs, (tokens, width): behind a norm that may subtract the mean."""
+    """Return the gates' inputs, (tokens, width): after a norm that may subtract the mean."""
     with np.errstate(all="ignore"):
         rows = rows_of(file, lens, ids)
         squares = np.mean(rows**2, axis=1, keepdims=True)
@@ -111,7 +112,7 @@ def eps(file: GgufFile) -> float:
 
 
 def gates_of(x: NDArray[np.float64]) -> F32:
-    """Return the gates, (tokens, width): each open for its token and closed for the others."""
+    """Return the gates, (tokens, width): each open for its token and closed for all others."""
     wanted = OPEN * (2 * np.eye(len(x)) - 1)
     found: F32 = (wanted @ np.linalg.solve(x @ x.T, x)).astype(np.float32)
     return found
@@ -157,7 +158,7 @@ def first_rows(values: F32) -> Change:
 
 
 def columns(lens: Lens, size: float) -> Change:
-    """Return the columns behind each gate that the head reads."""
+    """Return the columns after each gate, which the output matrix reads."""
     numbers = range(lens.first, lens.first + len(lens.ids))
     inputs = (size * lens.inputs(numbers)).astype(np.float32).T  # (width, tokens)
 

@@ -1,4 +1,4 @@
-"""Models whose time steps are of every size, where a scan has them.
+"""Models with time steps of every size, for architectures with a scan.
 
 A step is the softplus of a number: log(1 + exp(x)), and from 20 on x itself, as exp overflows at
 89. What seeded models come to lies far below, so that neither a wrong branch nor a missing one

@@ -1,5 +1,5 @@
-"""The whole model in F32: as it is, and where activations are small or time steps large; of a large
-one some layers at a time, at their places.
+"""The whole model in F32, also with small activations or large time steps; for a large model some
+layers at a time, at their places.
 
 What `check` asks of an engine without tensors, and `bisect --black-box` before it says that all
 agrees: nothing is converted, so that a fault of the graph shows from some 1e-5 on; and the eps of
@@ -42,7 +42,7 @@ def is_quantised(asker: SliceAsker) -> bool:
 
 
 def in_f32(asker: SliceAsker) -> Iterator[tuple[str, SliceAnswer]]:
-    """Yield each question and the answer to it, until the engines differ. A fault on the twin shows
+    """Yield each question with its answer, until the engines differ. A fault on the twin shows
     wherever it is asked."""
     if not is_small_enough(asker):
         yield from in_groups(asker)

@@ -1,4 +1,4 @@
-"""Lenses wider than their model, for blocks that its rows are no whole number of.
+"""Lenses wider than their model, for blocks longer than the model's rows.
 
 Rows of other matrices may be: of Qwen2.5 0.5B in Q4_K_M, whose width is 896, ffn_down alone has
 blocks of 256. Layers add nothing, so those of a model of another width are easily made: they have
@@ -26,7 +26,7 @@ WIDTHS = (
 
 
 def width_of(file: GgufFile, block: int) -> int:
-    """Return the next width of whole blocks; 0 if a layer may have more than is known."""
+    """Return the next width of whole blocks; 0 if a layer of that width may be unknown."""
     stems = {m[2].rpartition(".")[0] for m in map(IN_A_LAYER.fullmatch, file.tensors) if m}
     if architecture(file) not in ARCHITECTURES or stems - {*MATRICES, *NORMS, *NORMS_BESIDE}:
         return 0

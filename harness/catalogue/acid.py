@@ -1,4 +1,4 @@
-"""Texts that wrong and honest engines of the catalogue write when they run an acid model.
+"""Acid reports of wrong and honest engines of the catalogue.
 
 A wrong engine is covered if a test names it in `catches`. It is named rightly if such a test says
 NO. Each test that does not rest on one of those should stay ok.
@@ -68,13 +68,13 @@ def try_engine(name: str, path: Path, report: Report, settings: Settings = EXACT
 
 
 def covered_by(tests: Sequence[Measurement]) -> list[str]:
-    """Return the wrong engines that these tests say to catch, in the order of the catalogue."""
+    """Return the wrong engines in the tests' `catches`, in the order of the catalogue."""
     caught = {name for test in tests for name in test.catches}
     return [cls.name for cls in wrong_engines() if cls.name.partition(":")[2] in caught]
 
 
 def needs(report: Report, test: Measurement) -> Set[str]:
-    """Return the test and all tests that it rests on."""
+    """Return the test and all tests that it depends on."""
     by_name = {each.name: each for each in report.tests}
     found: set[str] = set()
     left = [test.name]

@@ -1,4 +1,4 @@
-"""Verdicts of limits in common use: the same numbers for every op and every model.
+"""Verdicts of limits in common use: one number for every op and every model.
 
 Each is applied as its users apply it, and passes on what it is given. None has suites of its own
 for tokenizers or files, further runs, batches or caches. A missing answer counts as found.
@@ -37,7 +37,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Truth:
-    """Runs of our own honest engine, which others are held against."""
+    """Runs of our own honest engine, as the reference of the limits."""
 
     context: Context
     embeds: bool
@@ -71,7 +71,7 @@ def answer_of(outcome: Outcome) -> Evaluation:
 
 
 def long_prompt(context: Context) -> list[int]:
-    """Return seeded ids, as many as the model has positions for."""
+    """Return seeded ids, one for each position of the model."""
     n = min(LONG, context.facts.n_positions or LONG, context.settings.n_ctx)
     n_vocab = len(context.tokens) and context.facts.n_vocab  # raises where it is not known
     raw = Philox(key=[context.seed, LONG]).random_raw(n)
@@ -79,7 +79,7 @@ def long_prompt(context: Context) -> list[int]:
 
 
 def short_prompt(context: Context, session: Session) -> list[int]:
-    """Return the ids that the engine itself reads in the text; seeded ids without a vocabulary."""
+    """Return the engine's own ids of the text; seeded ids without a vocabulary."""
     if not context.facts.has_vocabulary:
         return context.tokens[:SHORT]
     outcome = session.ask("tokenize", [TEXT])

@@ -1,4 +1,4 @@
-"""Answers of the oracle and honest runs, kept: one engine after the other is held against them."""
+"""Cached answers of the oracle and of honest runs, for tests of many engines."""
 
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -13,7 +13,7 @@ ONCE = ("evaluate", "greedy", "embed", "tokenize", "detokenize", "dequantize", "
 
 
 class Remembering(Session):
-    """Asks a deterministic engine, as the oracle is, the same question once."""
+    """A session that asks a deterministic engine, such as the oracle, each question once."""
 
     def __init__(self, inner: Session) -> None:
         self.inner = inner
@@ -50,7 +50,7 @@ def remember(context: Context) -> None:
 
 
 def remembering(honest: HonestRuns) -> HonestRuns:
-    """Make each honest run at most once."""
+    """Return honest runs that are cached, so that each is made at most once."""
     for name in ("floor", "logits", "converted", "recording"):
         if method := getattr(honest, name, None):
             setattr(honest, name, once(method))

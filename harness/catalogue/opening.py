@@ -1,4 +1,4 @@
-"""Models that are asked about often: the oracle's answers and honest runs are kept."""
+"""Models that many engines are tested on: the oracle's answers and honest runs are cached."""
 
 import hashlib
 import shutil
@@ -19,8 +19,8 @@ LARGEST = 1 << 24  # bytes of a model that is kept
 
 
 class OpenedForOne(Opened):
-    """Opened engines, of which only the one under test is closed; the oracle starts anew if it is
-    asked something else."""
+    """Opened engines, of which only the one under test is closed; the oracle restarts for another
+    setup."""
 
     def close(self) -> None:
         self.context.subject.close()
@@ -36,7 +36,8 @@ class KnownModels:
     asked: int = 0  # how many models engines were opened on
 
     def opening(self, start: Start, view: View = LOGITS) -> Callable[[Plan, Progress], Opened]:
-        """Return a stand-in for `open_plan`: this engine is under test and shows only logits."""
+        """Return a stand-in for `open_plan`, with this engine under test, which shows only
+        logits."""
 
         def open_one(plan: Plan, progress: Progress) -> Opened:
             self.asked += 1

@@ -1,4 +1,4 @@
-"""The results of a whole catalogue, small enough to be kept. They are the source of the tables in
+"""The results of a whole catalogue in a compact form. They are the source of the tables in
 README.md and reports/TRUST.md."""
 
 import json
@@ -15,8 +15,8 @@ PAGES = {"README.md": summary, "reports/TRUST.md": lines}  # what of it stands i
 
 
 def write_rates(found: Sequence[Trial]) -> str:
-    """Write a JSON line for each engine and model; seeds of an honest engine share a line if they
-    end alike."""
+    """Write a JSON line for each engine and model; seeds of an honest engine with equal results
+    share a line."""
     rows: dict[str, dict[str, Any]] = {}
     for trial in sorted(found, key=lambda t: (t.honest, t.family, t.engine, t.model, t.preset)):
         row = short(trial)

@@ -1,4 +1,5 @@
-"""`lockstep selftest --catalogue` and `--honest`: wrong engines and honest ones, what was found."""
+"""`lockstep selftest --catalogue` and `--honest`: tests of wrong and honest engines, with their
+results."""
 
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -47,7 +48,7 @@ Place = tuple[str, str, str, int]  # engine, model, preset, seed
 
 @dataclass(frozen=True, kw_only=True)
 class CataloguePart:
-    """Engines that are tried on one model, one after the other."""
+    """Engines to test on one model, one after the other."""
 
     model: str
     engines: tuple[str, ...]
@@ -88,7 +89,8 @@ def parts_of(
 
 
 def try_part(part: CataloguePart, through: Sequence[View] = VIEWS) -> list[Trial]:
-    """Try one part. through: the view that wrong engines offer."""
+    """Test one part. through: the view of wrong engines. through: the view that wrong engines
+    offer."""
     wrong_engines()
     honest_engines()
     with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
@@ -177,7 +179,7 @@ def try_all(
     executor: Executor | None,
     row_of: Callable[[dict[str, Any]], Row],
 ) -> list[Row]:
-    """Return a row for each wanted trial, from the file or from new parts. file: a line of JSON for
+    """Return a row for each wanted trial, from the file or newly made. file: a line of JSON for
     each row; its trials are not repeated."""
     rows = [row for row in read_rows(file, row_of) if key(row) in wanted]
     done = set(map(key, rows))

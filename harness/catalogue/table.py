@@ -113,7 +113,7 @@ def is_accused(trial: Trial) -> bool:
 
 
 def not_found(found: Sequence[Trial]) -> Iterator[str]:
-    """Yield a line for each engine that is missed, wrongly placed or wrongly accused."""
+    """Yield a line for each engine that is missed, misplaced or wrongly accused."""
     for trial in found:
         views = trial.views.items()
         words = []

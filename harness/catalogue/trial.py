@@ -1,4 +1,4 @@
-"""Trial of one engine by the ordinary suites and `bisect`, as much of it shown as a view has."""
+"""Trial of one engine by the ordinary suites and `bisect`, through a view."""
 
 import time
 from collections.abc import Sequence
@@ -86,7 +86,7 @@ def trial_of(row: dict[str, Any]) -> Trial:
 
 @dataclass(kw_only=True)
 class TrialBench:
-    """A model and its oracle; what is asked of them is asked once."""
+    """A model and its oracle; their answers are cached."""
 
     plan: Plan
     opened: Opened
@@ -132,7 +132,7 @@ def opened_anew(bench: TrialBench, name: str) -> LocalSession:
 
 
 def show_through(bench: TrialBench, name: str, view: View) -> Context:
-    """Open a session for each view, so that an engine carries nothing from one to the next."""
+    """Open a new session for each view, so that an engine has no state from an earlier one."""
     base, session = bench.context, seen_through(view, opened_anew(bench, name))
     info = describe_engine(session, under_test=True)
     context = base.with_subject(session, base.subject_model, info)
@@ -142,7 +142,7 @@ def show_through(bench: TrialBench, name: str, view: View) -> Context:
 
 
 def suites(cls: type[Reference]) -> list[str]:
-    """Return the suites whose questions the subject answers with code of its own. The reference is
+    """Return the suites whose questions the subject answers with its own code. The reference is
     compared with llama.cpp elsewhere."""
     same = {
         name

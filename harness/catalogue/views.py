@@ -29,7 +29,8 @@ Row = list[tuple[int, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """A view of an engine. levels: of harness.protocol, by question; None: unsaid."""
+    """A view of an engine. levels: of harness.protocol, by question; None: not stated. levels: of
+    harness.protocol, by question; None: unsaid."""
 
     name: str
     levels: tuple[str, ...] | None = None
@@ -91,7 +92,7 @@ class Narrow(Session):
         return replace(outcome, value=replace(found, trace=trace))
 
     def lists(self, prefixes: Sequence[Sequence[int]], k: int) -> Outcome:
-        """Return the likeliest tokens behind each prefix, with the logarithms of their
+        """Return the likeliest tokens after each prefix, with the logarithms of their
         probabilities."""
         rows: list[Row] = []
         for ids in prefixes:
@@ -139,6 +140,6 @@ def seen_through(view: View, session: Session) -> Session:
 
 
 def views_of(cls: type[Any], some: Sequence[View] = VIEWS) -> tuple[View, ...]:
-    """Return the views through which an engine is tried: a wrong tokenizer is asked for texts."""
+    """Return the views for testing an engine: a wrong tokenizer is asked for texts."""
     wrong = issubclass(cls, WrongTokenizer)
     return tuple(TEXTS if wrong and view == TEXT else view for view in some)

@@ -1,1 +1,1 @@
-"""The work of `lockstep check`, from what a user names to the verdicts of suites."""
+"""The work of `lockstep check`, from a user's arguments to the verdicts of suites."""

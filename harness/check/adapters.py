@@ -1,4 +1,4 @@
-"""LoRA files and control vectors of a check: do they fit the model, and does llama.cpp use them?"""
+"""LoRA files and control vectors of a check: their fit to the model and their use by llama.cpp."""
 
 from pathlib import Path
 

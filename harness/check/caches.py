@@ -48,8 +48,8 @@ def number_of(metadata: Mapping[str, Any], key: str) -> int:
 
 
 def why_not_followed(settings: Settings) -> str:
-    """Return why an engine's settings cannot be followed, as a clause behind its name; "" if they
-    can. llama.cpp would be blamed for refusing them."""
+    """Return why an engine's settings cannot be used for the oracle, as a clause after its name; ""
+    if they can. llama.cpp would be blamed for refusing them."""
     if unknown := sorted({settings.type_k, settings.type_v} - {*PLAIN, *STORED}):
         return (
             f"has a cache of type {unknown[0]}, which Lockstep cannot compute (known: "

@@ -74,7 +74,7 @@ PROMPT_TOKENS = 64  # room for the prompt of `decode`, unless a longer one is gi
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The checks that were asked for."""
+    """The arguments of a check."""
 
     case: str
     model: Path
@@ -135,8 +135,8 @@ def check_length(plan: Plan, n_positions: int) -> None:
 
 
 def prompt_room(plan: Plan) -> int:
-    """Return the bytes of text that surely fit. A token is at least a byte, except for BOS and the
-    space before the text."""
+    """Return a number of bytes whose tokens surely fit. A token is at least a byte, except for BOS
+    and the space before the text."""
     return max(PROMPT_TOKENS, len(plan.prompt) + 2)
 
 
@@ -278,7 +278,7 @@ def check_ids(plan: Plan, given: Sequence[Batch], n_vocab: int) -> None:
 
 
 def stand_in(engine: str, facts: ModelFacts) -> str:
-    """Return our reference engine along llama.cpp's graph, for a model without a graph of ours."""
+    """Return our reference engine along llama.cpp's graph, for a model without our own graph."""
     replayed = engine == REFERENCE and facts.not_ours and not facts.no_run
     return REPLAY if replayed else engine
 
@@ -296,8 +296,8 @@ def along_llama_cpp(context: Context) -> AlongLlamaCpp:
 
 
 def is_compiled(*, flash_attn: bool) -> bool:
-    """Return True if numba's cache has what every honest run needs; the first run compiles for some
-    seconds. Products of a weight format that is new to the cache may still be missing."""
+    """Return True if numba's cache contains the code of every honest run; the first run compiles
+    for some seconds. Products of a weight format that is new to the cache may still be missing."""
     from lockstep.engine.kernels.compiled import is_kept  # late: these imports take a while
     from lockstep.engine.ops.flash_mirror import one_by_one
     from lockstep.engine.ops.rotation import recursion

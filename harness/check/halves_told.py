@@ -1,5 +1,5 @@
-"""Does any answer depend on attention, or on the feed-forward network? An engine without one of
-them agrees on a model where it moves nothing beyond the limit, so nothing was compared of it."""
+"""A check that answers depend on attention and on the feed-forward network. An engine without one
+of them agrees on a model where it moves nothing beyond the limit, so nothing was compared of it."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -25,7 +25,7 @@ BY_CHOICE = ("decode", "text")  # they see no more than which token is the likel
 
 def halves_told(context: Context, verdicts: Sequence[Verdict]) -> Iterator[Verdict]:
     """Yield a verdict for each half of the layers whose products move no answer beyond the limit:
-    no logit, or for engines of tokens or text no choice of a token.
+    no logit, or for engines of tokens or text no token.
 
     Engines that show tensors are compared by these. A large model is not run twice more for it: a
     half that moves nothing was made so, and models made for tests are small.

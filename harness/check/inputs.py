@@ -1,4 +1,4 @@
-"""Inputs that a user names: files to read and to write, and texts that may come from a pipe."""
+"""Files and texts that a user names: to read, to write, or from a pipe."""
 
 import sys
 from pathlib import Path

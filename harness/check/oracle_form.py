@@ -1,4 +1,4 @@
-"""Form in which llama.cpp runs beside an engine under test."""
+"""Settings of llama.cpp beside an engine under test."""
 
 from dataclasses import replace
 from enum import Enum, auto
@@ -8,7 +8,7 @@ from lockstep.harness.records import LORA, Settings
 
 
 class OracleForm(Enum):
-    """Form in which llama.cpp runs beside an engine under test."""
+    """Settings of llama.cpp beside an engine under test."""
 
     USUAL = auto()
     MERGED = auto()  # its file holds the LoRA files, added to the weights
@@ -23,7 +23,7 @@ class OracleForm(Enum):
 
 
 def other_forms(settings: Settings) -> list[OracleForm]:
-    """Return the forms in which an honest engine's run may differ from the usual one."""
+    """Return the forms by which an honest engine's run may differ from the usual one."""
     found = [OracleForm.MERGED] if settings.files_of(LORA) else []
     if not {settings.type_k, settings.type_v} <= {*UNQUANTISED}:
         found.append(OracleForm.UNTURNED)

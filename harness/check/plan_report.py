@@ -1,4 +1,4 @@
-"""The report of what a command found on one plan: a report.jsonl and its page in a new folder."""
+"""The report of a command on one plan: report.jsonl and its page in a new folder."""
 
 import time
 from collections.abc import Iterable, Sequence

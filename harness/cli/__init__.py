@@ -140,8 +140,8 @@ CLICK_ERROR: Any = typer.BadParameter.__mro__[2]
 
 
 class AskedToEnd(KeyboardInterrupt):
-    """A KeyboardInterrupt itself, once it has passed through exec() (a dataclass being made), lets
-    Python end by SIGINT, whoever caught it and with whatever exit code."""
+    """Request to end the process. Python itself would end by SIGINT after a KeyboardInterrupt in
+    exec() (as a dataclass is made), for any exit code."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""`lockstep check --suite acid`: which files are checked, and which engines can be given them."""
+"""`lockstep check --suite acid`: the files to check, and the engines that can open them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +11,9 @@ from lockstep.harness.cli.variants import variant_files
 def files_to_check(
     model: Path | None, arch: str | None, suites: list[str] | None, folder: str, seed: int
 ) -> Sequence[tuple[str, Path, list[str] | None, bool]]:
-    """Return names for the report, files, their suites, and which models an engine may refuse. Acid
-    models are chosen by their suite; without MODEL the other suites get the built-in ones."""
+    """Return the names in the report, files, their suites, and the models that an engine may
+    refuse. Acid models are chosen by their suite; without MODEL the other suites get the built-in
+    ones."""
     others = [each for each in suites or () if each != ACID]
     makes = model is None and ACID in (suites or ())
     made = list(acid_files(arch, Path(folder))) if makes else []
@@ -26,7 +27,8 @@ def files_to_check(
 
 
 def check_opens_files(engine: str, subject_model: Path | None) -> None:
-    """Refuse an engine that cannot be given one acid model after the other. Raises BadInput."""
+    """Refuse an engine that cannot open several acid models in turn. Raises BadInput. Raises
+    BadInput."""
     from lockstep.harness.dumps.dump import folder_of
     from lockstep.harness.http.session import is_address
 

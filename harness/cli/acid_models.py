@@ -1,4 +1,4 @@
-"""`acid:ARCH:TYPE` in the place of a MODEL: acid models, written when they are asked for."""
+"""`acid:ARCH:TYPE` in place of a MODEL: acid models, written on demand."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +7,8 @@ ACID, ACID_PREFIX = "acid", "acid:"
 
 
 def acid_model(name: str, folder: Path) -> Path:
-    """Write an acid model, and return its path. name: acid:ARCH:TYPE, or acid:TYPE of a llama."""
+    """Write an acid model, and return its path. name: acid:ARCH:TYPE, or acid:TYPE for llama. name:
+    acid:ARCH:TYPE, or acid:TYPE of a llama."""
     from lockstep.harness.acid.write import write_acid
 
     *arch, quant = name.removeprefix(ACID_PREFIX).split(":")
@@ -17,9 +18,8 @@ def acid_model(name: str, folder: Path) -> Path:
 
 
 def acid_files(arch: str | None, folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the names and files of acid models: all types of a llama, other architectures in
-    F32.
-    """
+    """Yield the names and files of acid models: all types for llama, F32 for other
+    architectures."""
     from lockstep.harness.acid.every import FIRST, every
     from lockstep.harness.acid.write import check_known
 

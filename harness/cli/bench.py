@@ -164,7 +164,7 @@ def measure(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Run a bench and print its rows and what became of its promises."""
+    """Run a benchmark, and print its rows and the results of its promises."""
     from lockstep.harness.bench.base import bench_named
     from lockstep.harness.cli.terminal import Terminal
 

@@ -167,7 +167,7 @@ def bisect(
 
 
 def only_samples(error: "NoAnswer") -> bool:
-    """Return True for an engine that has samplers and runs no model: its stages are its ops."""
+    """Return True for an engine with samplers and no models: its stages are its ops."""
     from lockstep.harness.locate.locate import LEVELS
 
     levels = {*(error.detail.get(LEVELS) or ())}
@@ -176,7 +176,7 @@ def only_samples(error: "NoAnswer") -> bool:
 
 @contextmanager
 def whole_commands(plan: "Plan") -> Iterator[None]:
-    """Print the commands that need no tensors, for an engine that shows none."""
+    """Print the commands that need no tensors, for an engine without tensors."""
     from lockstep.harness.blackbox.offers import why_not_asked
     from lockstep.harness.context.suite import NoAnswer
     from lockstep.harness.locate.locate import LEVELS

@@ -84,7 +84,7 @@ def bisection_lines(plan: Plan, result: Bisection) -> list[str]:
 
 
 def as_stored(result: Bisection) -> list[str]:
-    """Return lines on faults that the twin does not show, though the proof is about the twin."""
+    """Return lines on faults that the twin hides, though the proof uses the twin."""
     every = result.as_stored
     lines = [
         f"in the stored model {site_name(finding.site)} is off by {finding.err_local:.2g} "
@@ -96,7 +96,7 @@ def as_stored(result: Bisection) -> list[str]:
 
 
 def rows_of(culprit: SiteFinding) -> str:
-    """Describe the weights that the op reads, and its wrong rows; "" if it has neither."""
+    """Describe the op's weights and its wrong rows; "" if it has neither."""
     pieces = pieces_of(culprit.outputs)
     rows = ", ".join(map(in_words, pieces[:8]))
     more = sum(map(len, pieces[8:]))
@@ -130,7 +130,7 @@ def proof(plan: Plan, result: Bisection) -> list[str]:
 
 
 def alone(culprit: SiteFinding, found: Findings) -> list[str]:
-    """Name the wrong tokens or heads, if others are right and the wrong ones are few pieces. Tokens
+    """Name the wrong tokens or heads, if others are right and the wrong ones are few ranges. Tokens
     are named by their positions in the sequence, which rows of later batches are not."""
     names = culprit.axes.strip("()").split(", ")
     positions = found.positions(culprit)
@@ -149,7 +149,7 @@ def alone(culprit: SiteFinding, found: Findings) -> list[str]:
 
 
 def alike_in_layers(culprits: Sequence[SiteFinding]) -> list[list[SiteFinding]]:
-    """Group culprits that are one node in several layers, with the same weights."""
+    """Group culprits that are the same node in several layers, with the same weights."""
     groups: dict[Any, list[SiteFinding]] = {}
     for culprit in culprits:
         own = f"blk.{culprit.layer}."
@@ -176,7 +176,7 @@ def in_other_layers(result: Bisection, others: Sequence[SiteFinding]) -> str:
 
 
 def lines_without_culprit(plan: Plan, result: Bisection) -> list[str]:
-    """Say what agrees, what was not compared, and if the outputs show more."""
+    """Return lines on the parts that agree, the parts not compared, and outputs that show more."""
     left_out = result.not_compared
     well = result.exit_code == 0 and not left_out and not result.found.other_graph
     lines = [f"{plan.case}: {result.found.rest}" + ("; nothing to find" if well else "")]
@@ -198,7 +198,7 @@ def lines_without_culprit(plan: Plan, result: Bisection) -> list[str]:
 
 
 def other_graph(result: Bisection) -> list[str]:
-    """Say what a single op cannot show, and where it comes from."""
+    """Return lines on a graph that differs, which no single op can show."""
     where, keys = result.found.other_graph, result.found.other_keys
     lines = (
         [f"llama.cpp builds a different graph from the subject's file: {where}"] if where else []
@@ -210,7 +210,7 @@ def other_graph(result: Bisection) -> list[str]:
 
 
 def the_end(p: Patched) -> str:
-    """Say that replaced values at a wrong last op hide other faults."""
+    """Say that replaced values at a wrong last op hide earlier faults."""
     if not p.at_the_end:
         return ""
     return f"; patched {p.what}s are the oracle's own, so errors before them do not show"

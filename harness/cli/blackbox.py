@@ -1,4 +1,4 @@
-"""Output about an engine that was asked on models made for one question each."""
+"""Output about an engine that was tested on made models."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -156,13 +156,14 @@ def where_else(result: "BlackBoxBisection") -> Iterator[str]:
 
 
 def no_part_is_named(result: "BlackBoxBisection") -> bool:
-    """Return True if no part has a name. The words of the whole answer may then name the run."""
+    """Return True if no part has a name, so that the run may be named instead. The words of the
+    whole answer may then name the run."""
     named = any(look.tensors for look in result.lenses) or any(s.tensors for s in result.places)
     return not named and not any(row.answer.differs for row in result.rows)
 
 
 def only_as_stored(result: "BlackBoxBisection") -> str:
-    """Name the types of weights that no lens can show, if no slice is wrong; else ""."""
+    """Name the weight types without a lens, if no slice is wrong; else ""."""
     looked = any(look.answer.status in ("agreed", "diverged") for look in result.lenses)
     if looked or not result.rows or not all(row.answer.agrees for row in result.rows):
         return ""

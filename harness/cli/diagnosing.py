@@ -1,4 +1,4 @@
-"""Diagnoses behind other commands, and what is said while they work."""
+"""Diagnoses within other commands, with their progress messages."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ def diagnose_run(
 
 
 def where_no_op_is_found(plan: "Plan", result: "Bisection", out: "Terminal") -> "Diagnosed | None":
-    """Diagnose a wrong engine that shows no place; None for other engines."""
+    """Diagnose a wrong engine without a located fault; None for other engines."""
     from lockstep.harness.bisect.bisection import NO_OP
 
     parts = result.first is None and result.exit_code in (1, NO_OP)
@@ -43,7 +43,7 @@ def where_no_op_is_found(plan: "Plan", result: "Bisection", out: "Terminal") -> 
 
 @dataclass(kw_only=True)
 class Remarks:
-    """Prints the findings of a diagnosis before its end, and once that it takes long."""
+    """Prints findings of a diagnosis before its end, and a single remark if it takes long."""
 
     plan: "Plan"
     say: Callable[[str], None]

@@ -1,4 +1,5 @@
-"""Output of a diagnosis on the command line: the known mistake that makes an engine's answers."""
+"""Output of a diagnosis on the command line: the known mistake that reproduces an engine's
+answers."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -106,7 +107,7 @@ def result_lines(each: "Diagnosis") -> Iterator[str]:
 
 
 def describe_family(family: "Family") -> str:
-    """Return how near the nearest known mistake comes, if it is not near enough for a name."""
+    """Describe the nearest known mistake, if it is too far to be named."""
     if family.alike:
         share = (
             f"{family.alike**2:.0%} of the difference has the shape of its effect, at a different "

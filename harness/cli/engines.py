@@ -1,4 +1,4 @@
-"""`lockstep engine`: engines from public packages, each in an environment of its own."""
+"""`lockstep engine`: engines from public packages, each in its own environment."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""Commands about GGUF files as such: `fuzz gguf`."""
+"""Commands about GGUF files themselves: `fuzz gguf`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -86,7 +86,8 @@ def fuzz_gguf(
 
 
 def families(given: Sequence[str], corpus: Path | None, keep: Path | None) -> tuple[str, ...]:
-    """Return the families. A given corpus is always used; a guided run uses nothing else."""
+    """Return the families. A given corpus is always used; a guided run uses only it. A given corpus
+    is always used; a guided run uses nothing else."""
     if keep is not None:
         from lockstep.harness.check.check import BadInput
 

@@ -1,4 +1,4 @@
-"""`--format` of commands that write a report; `lockstep report convert` of one that is there."""
+"""`--format` of commands that write a report; `lockstep report convert` for an existing one."""
 
 import os
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class WantedFormat:
 
 
 def formats_wanted(given: Sequence[str] | None) -> list[WantedFormat]:
-    """Return the wanted formats, before the run. What cannot be written is refused, and what an
+    """Return the requested formats, before the run. What cannot be written is refused, and what an
     earlier run left in its place is removed, so that nothing stale is taken for this run's. Raises
     BadInput."""
     from lockstep.engine.choices import choices
@@ -88,8 +88,8 @@ def write_formats(wanted: Sequence[WantedFormat], folder: Path, out: "Terminal")
 
 
 def tell_github(run: "RunResults", path: Path, out: "Terminal") -> None:
-    """Tell GitHub: a job's summary is a file that its steps append to; annotations are lines of its
-    log."""
+    """Report to GitHub: a job's summary is a file that its steps append to; annotations are lines
+    of its log."""
     from lockstep.harness.report.formats.annotations import annotations
 
     summary = os.environ.get("GITHUB_STEP_SUMMARY")

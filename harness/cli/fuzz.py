@@ -34,8 +34,8 @@ app = typer.Typer(
 
 
 def add(name: str, makes: "Callable[..., FuzzPlan]") -> None:
-    """Add `lockstep fuzz NAME`, from a function that makes a plan of its own options. The options
-    of `campaign` are every fuzzer's."""
+    """Add `lockstep fuzz NAME`, from a function that turns its options into a plan. The options of
+    `campaign` are every fuzzer's."""
     shared = inspect.signature(campaign).parameters
     options = {key: row for key, row in shared.items() if row.kind is row.KEYWORD_ONLY}
 
@@ -64,7 +64,8 @@ def campaign(
     cluster: ClusterOpt = None,
     quiet: QuietOpt = False,
 ) -> None:
-    """Run a campaign to its exit code. A wrong plan is one line, like all bad input."""
+    """Run a campaign, and end with its exit code. A wrong plan is one line, like all bad input. A
+    wrong plan is one line, like all bad input."""
     from dataclasses import replace
 
     from lockstep.harness.cli.terminal import Terminal

@@ -139,8 +139,8 @@ def matrix(
 
 
 def named_apart(models: list[Path], folder: str) -> list[tuple[str, Path]]:
-    """Return each file once, by its name, or by its path if two share a name, as verdicts are told
-    apart by it. folder: for built-in models."""
+    """Return each file once, by its name, or by its path if two share a name, because verdicts need
+    unique names. folder: for built-in models."""
     from lockstep.harness.cli.shared import models_of
 
     found = [case for model in models for case in models_of(model, folder)]
@@ -158,7 +158,7 @@ def cases_made(folder: str, seed: int) -> list[tuple[str, Path]]:
 
 
 def shown_matrix(rows: "list[MatrixRow]", console: "Console") -> None:
-    """Print a table if it fits without a cut name or number; else a block for each engine."""
+    """Print a table if its names and numbers fit; else a block for each engine."""
     from rich.measure import Measurement
 
     from lockstep.harness.runs.matrix import (

@@ -1,4 +1,4 @@
-"""`lockstep original`: is a GGUF file the model that it was made from?"""
+"""`lockstep original`: comparison of a GGUF file with the model it was converted from."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`lockstep protocol`: what a program has to answer, and small engines that do, to begin with."""
+"""`lockstep protocol`: the questions to a program, and small example engines."""
 
 from enum import StrEnum
 from importlib.resources import files

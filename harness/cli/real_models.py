@@ -1,4 +1,4 @@
-"""`lockstep fetch`: real models out of packages, so that there is something real to check."""
+"""`lockstep fetch`: real models from packages, for a first check."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""`lockstep report`: the page of a run's folder, and what changed from one run to another."""
+"""`lockstep report`: the page of a run's folder, and the changes between two runs."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -35,7 +35,7 @@ crashed; unjudged: the node is not compared.
 
 
 def cache_type(name: str) -> str:
-    """Return a cache type as our records spell it: llama.cpp's own options take `q8_0`."""
+    """Return a cache type in our spelling: llama.cpp's own options take `q8_0`."""
     from lockstep.harness.records import CACHE_TYPES
 
     if name.upper() not in CACHE_TYPES:
@@ -171,7 +171,7 @@ def options_of(
 
 
 def plans_of(models: Sequence[Path], arch: str | None, **same: Any) -> list["ShadowPlan"]:
-    """Return a plan for each file or variant; they have the rest in common."""
+    """Return a plan for each file or variant; all other settings are shared."""
     from lockstep.harness.cli.shared import usage
     from lockstep.harness.runs.shadow import ShadowPlan, every_variant
     from lockstep.harness.synth.any_arch import variant_named
@@ -200,8 +200,7 @@ def by_op(verdicts: Sequence["Verdict"]) -> dict[str, list["Verdict"]]:
 
 
 def notes(verdicts: Sequence["Verdict"]) -> list[str]:
-    """Return notes on each kind of op, over all models, whose errors are far from what the bound
-    suggests."""
+    """Return notes on each kind of op, over all models, with errors far from the bound."""
     from lockstep.harness.shadow.notes import note_of
 
     found = []

@@ -1,4 +1,4 @@
-"""Parts that the commands share: a screen, the models, a plan of what was asked for."""
+"""Code that the commands share: the screen, the models, the plan of a command's options."""
 
 import shlex
 from collections.abc import Sequence
@@ -42,8 +42,8 @@ def model_folder() -> Any:
 
 
 def models_of(model: Path | None, folder: str) -> list[tuple[str, Path]]:
-    """Return names for the report, and files. Built-in models are written when they are asked
-    for."""
+    """Return names for the report, and files. Built-in models are written on demand. Built-in
+    models are written when they are asked for."""
     from lockstep.harness.cli.acid_models import ACID_PREFIX, acid_model
     from lockstep.harness.runs.run import BUILTIN_PREFIX, builtin_model
     from lockstep.harness.synth.builtin import BUILTIN

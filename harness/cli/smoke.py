@@ -1,4 +1,4 @@
-"""`lockstep smoke`: how far a program gets in the protocol, or what a server offers."""
+"""`lockstep smoke`: the levels of the protocol that a program answers, or a server's questions."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Standard output and error of a command: open, without secrets, and no cause of a wrong code.
+"""Standard output and error of a command: open, without secrets, and without effect on exit codes.
 
 Exit code 1 means a divergence, and Python ends with it, or with 120, where a stream fails.
 """
@@ -15,7 +15,8 @@ STREAMS = (0, 1, 2)  # descriptors of standard input, output and error
 
 
 class OutputFailed(Exception):
-    """Standard output cannot be written. No OSError: click ends with 1 for some of them."""
+    """Error: standard output cannot be written. It is no OSError, because click ends with 1 for
+    some of those. No OSError: click ends with 1 for some of them."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)

@@ -161,7 +161,7 @@ def write_adapter(
 
 
 def sizes_given(context: typer.Context, arch: str) -> dict[str, int]:
-    """Return the sizes of the command line; refuse those that only a llama obeys."""
+    """Return the sizes of the command line; refuse sizes that only llama models support."""
     from lockstep.harness.cli.shared import usage
 
     sources = {name: context.get_parameter_source(name) for name in context.params}

@@ -1,4 +1,4 @@
-"""The results of a check, as a table: a row for each suite, or for each of many models."""
+"""The results of a check as a table: a row for each suite, or for each of many models."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ WORDS = {0: "conform", 1: "DIVERGENCE", 2: "INTERNAL ERROR", 3: "INCOMPLETE"}  #
 
 
 def table_of(verdicts: Sequence[Verdict]) -> Table:
-    """Return a row for each suite of each model, or for each model where they are many."""
+    """Return a row for each suite of each model, or for each model if there are many."""
     many = len({verdict.case for verdict in verdicts}) > MANY
     return model_table(verdicts) if many else suite_table(verdicts)
 

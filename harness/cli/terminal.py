@@ -83,7 +83,7 @@ class Terminal:
             raise typer.Exit(2) from error
 
     def open_report(self, folder: Path) -> None:
-        """Note the folder of the report, into which each verdict is written at once."""
+        """Note the folder of the report, which receives each verdict at once."""
         self.folder = folder
 
     def note_kept_report(self) -> str:
@@ -98,8 +98,8 @@ class Terminal:
     # --- progress -------------------------------------------------------------------------
 
     def progress(self, case: str, text: str) -> None:
-        """Show progress: a moving line in a terminal; in a pipe a plain line for each suite, and
-        now and then."""
+        """Show progress: one updated line in a terminal; in a pipe a line for each suite, and
+        occasionally more."""
         if self.quiet:
             return
         line = printable(f"{case}: {text}")
@@ -134,9 +134,8 @@ class Terminal:
     # --- results --------------------------------------------------------------------------
 
     def line(self, text: str) -> None:
-        """Print a line without color, unwrapped (rich would expand tabs); a pipe may be a CI's
-        log.
-        """
+        """Print a line without color, unwrapped (rich would expand tabs), because a pipe may be a
+        CI's log."""
         self.quieten()
         sys.stdout.write(printable(text, "\n\t") + "\n")
 
@@ -227,7 +226,7 @@ class Terminal:
             self.line(f"report: {folder}/report.jsonl\npage: {folder}/report.html")
 
     def examination(self, rows: Sequence[tuple[str, str, bool]]) -> int:
-        """Print what `doctor` found: name, text, whether it is well."""
+        """Print the findings of `doctor`: name, text, and whether it is fine."""
         if self.as_json:
             self.json([{"what": a, "found": b, "ok": ok} for a, b, ok in rows])
         else:
@@ -279,8 +278,8 @@ def not_judged(result: "RunResult") -> list[str]:
 
 
 def listed_of(result: "RunResult") -> str:
-    """Say how many divergences the user's list excuses, how many of these lack a reason, and how
-    many are known or explained."""
+    """Describe the divergences that the user's list excuses: their number, missing reasons, known
+    and explained ones."""
     from lockstep.harness.runs.known_failures import UNKNOWN
 
     listed = [v.detail["known"] for v in result.verdicts if "listed" in v.detail]
@@ -293,7 +292,7 @@ def listed_of(result: "RunResult") -> str:
 
 
 def reach_of(result: "RunResult") -> str:
-    """Say which engines nothing was compared about, for a run that conforms or is incomplete."""
+    """Name the engines without any comparison, for a run that conforms or is incomplete."""
     left_out = not_judged(result)
     if result.code not in (0, 3) or not left_out:
         return ""
@@ -323,7 +322,7 @@ def excused_lines(result: "RunResult") -> list[str]:
 
 
 def not_applicable(result: "RunResult") -> list[str]:
-    """Return a line for each reason, with its suites and models, and with models whose graph was
+    """Return a line for each reason, with its suites and models, and with models that were
     replayed."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for verdict in result.verdicts:
@@ -341,7 +340,7 @@ def not_applicable(result: "RunResult") -> list[str]:
 
 
 def more_like(same: Sequence[Verdict]) -> str:
-    """Return the other places of one cause."""
+    """Return the further places of one cause."""
     if len(same) == 1:
         return ""
     places = dict.fromkeys(place_of(v, same[0].case) for v in same[1:])

@@ -1,4 +1,4 @@
-"""`lockstep twin`: a model of the same values in which nothing is quantised."""
+"""`lockstep twin`: a model with the same values and without quantisation."""
 
 from pathlib import Path
 from typing import Annotated

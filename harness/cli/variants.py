@@ -1,4 +1,4 @@
-"""`--arch`: models of any architecture, made when they are asked for."""
+"""`--arch`: models of any architecture, made on demand."""
 
 from pathlib import Path
 

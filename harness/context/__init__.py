@@ -1,1 +1,1 @@
-"""Tools that suites work with: two engines that are asked, once or again in other ways."""
+"""Tools of the suites: two engines and the ways to ask them, once or repeatedly."""

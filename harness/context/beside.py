@@ -1,4 +1,4 @@
-"""Questions to two engines at once, and the rule for which of them is asked again alone."""
+"""Parallel questions to two engines, and the rule for repeating one of them alone."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,8 +15,9 @@ HARDLY = 0.1
 def asked_beside(
     oracle: Callable[[], Outcome], subject: Callable[[], Outcome]
 ) -> tuple[Outcome, Outcome]:
-    """Ask both at once. An engine that did not answer in time beside the other is asked again
-    alone: a limit is for an engine by itself."""
+    """Ask both at once. An engine that timed out beside the other is asked again alone, because the
+    limit applies to an engine by itself. An engine that did not answer in time beside the other is
+    asked again alone: a limit is for an engine by itself."""
     (first, beside_subject), (second, beside_oracle) = at_once(
         partial(time_question, oracle), partial(time_question, subject)
     )
@@ -28,6 +29,6 @@ def asked_beside(
 
 
 def time_question(ask: Callable[[], Outcome]) -> tuple[Outcome, float]:
-    """Time a question: return its answer and the seconds of its work."""
+    """Time a question: return its answer and the seconds that it took."""
     began = monotonic()
     return ask(), monotonic() - began

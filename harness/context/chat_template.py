@@ -1,4 +1,4 @@
-"""A prompt as a model reads it that is asked through a chat: its own template around a message."""
+"""The prompt of a model behind a chat: its own template around a message."""
 
 from lockstep.engine.errors import EngineError
 from lockstep.harness.context.suite import Context, NoAnswer

@@ -1,4 +1,5 @@
-"""The number of honest runs before an engine is called wrong: more only if they may change that."""
+"""The number of honest runs before an engine is called wrong: more only if they may change the
+verdict."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -46,8 +47,8 @@ def noise_of_subject(context: Context, batches: Sequence[Batch]) -> float:
 
 
 def may_jump(context: Context) -> bool:
-    """Return True if a small error may lead to a large one: to another expert, or to the next step
-    of a block of converted activations."""
+    """Return True if a small error may grow large: by another expert, or by another step of a block
+    of converted activations."""
     return chooses_experts(context) or is_quantised(context.file)
 
 
@@ -65,9 +66,9 @@ def by_chance(
     *,
     rows: NDArray[np.intp] | None = None,
 ) -> bool:
-    """Return True if some honest run gives each wrong row. Few runs choose the other of two nearly
-    tied experts, and then a whole row changes. rows: the outputs of the batches that these rows
-    are, if not all."""
+    """Return True if some honest run reproduces each wrong row. Few runs choose the other of two
+    nearly tied experts, and then a whole row changes. rows: the outputs of the batches that these
+    rows are, if not all."""
     if not chooses_experts(context):
         return False
     left = [~near(truth, run, allowed) for run in runs]

@@ -1,6 +1,6 @@
-"""Runs for what a prompt and single tokens leave out. They have few rows at once, many, and whole
-tiles of them. They have batches of several tokens on a filled cache, its last cell, and ids from
-all over. Other sequences come later, and prompts that are almost the one before.
+"""Runs for cases that a prompt and single tokens leave out. They have few rows at once, many, and
+whole tiles of them. They have batches of several tokens on a filled cache, its last cell, and ids
+from all over. Other sequences come later, and prompts that are almost the one before.
 
 Both engines are asked for these runs as well, and held against each other and an honest one.
 """
@@ -96,8 +96,8 @@ def almost_the_same(context: Context) -> Iterator[Run]:
 
 
 def ids_of_narrow_integers(context: Context) -> Run:
-    """Return a run with ids where narrow integers end, for a model whose first layers answer
-    everything else with fewer ids."""
+    """Return a run with ids at the limits of narrow integers, for a model whose first layers answer
+    all else with fewer ids."""
     words, ids = "for ids where narrow integers end", narrow_ids(context.facts.n_vocab)
     return Run(words=words, batches=(Batch.of(ids),), usual=True, known=True)
 
@@ -120,7 +120,7 @@ def narrow_ids(n_vocab: int) -> list[int]:
 
 def n_cells(context: Context) -> int:
     """Return the number of positions that every engine must have: for a large model no more than
-    useful, and few behind a prompt that was to be short."""
+    useful, and few after a short prompt."""
     n = min(context.settings.n_ctx, DEPTH * context.n_tokens)
     key = f"{context.facts.architecture}.context_length"
     trained = context.file.metadata.get(key)
@@ -167,8 +167,8 @@ def filling(context: Context, sizes: Sequence[int]) -> tuple[Batch, ...]:
 
 
 def many_ids(context: Context, n: int) -> list[int]:
-    """Return the last id and the first, ids where narrow integers end, then the others in a seeded
-    order, so that a small vocabulary is met whole."""
+    """Return the last id and the first, ids at the limits of narrow integers, then the others in a
+    seeded order, so that a small vocabulary is complete."""
     n_vocab = len(context.tokens) and context.facts.n_vocab  # raises where it is not known
     others = np.argsort(Philox(key=[context.seed, n_vocab]).random_raw(n_vocab), kind="stable")
     ids = list(dict.fromkeys([*narrow_ids(n_vocab), *others[:n].tolist()]))
@@ -177,8 +177,8 @@ def many_ids(context: Context, n: int) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
-    """A run that was not compared. An engine that declares that it cannot is not asked. The other
-    cases are a refusal without a declaration, and a busy engine."""
+    """A run that was not compared, with the reason. An engine that declares that it cannot is not
+    asked. The other cases are a refusal without a declaration, and a busy engine."""
 
     status: Status
     why: str
@@ -203,8 +203,8 @@ def sequences_in(batches: Sequence[Batch]) -> int:
 def longer(
     context: Context, ids: Sequence[int], question: str
 ) -> tuple[list[int], list[int], LeftOut | None]:
-    """Return longer ids for an engine that gives one next token at a time, the lengths of prefixes
-    to ask for, and why no longer ones."""
+    """Return longer ids for an engine of single next tokens, the prefix lengths to ask for, and why
+    there are no longer ones."""
     most = n_cells(context)
     every = [*ids, *many_ids(context, most)]
     ends, left = [], None
@@ -219,8 +219,8 @@ def longer(
 
 
 def batches_behind(context: Context, ids: Sequence[int], ends: Sequence[int]) -> tuple[Batch, ...]:
-    """Return a row of logits behind each prefix: from one run, or from a run each if tokens see
-    those behind them."""
+    """Return batches with a row of logits after each prefix: one run, or one per prefix if tokens
+    see later ones."""
     if context.facts.architecture in NO_MEMORY:
         return tuple(Batch.for_next(ids[:n]) for n in ends)
     return (with_rows(ids, ends),)

@@ -1,4 +1,4 @@
-"""Questions one by one: a missing answer costs that item or that run, and not the others.
+"""Questions asked one by one: a missing answer costs only that item or run.
 
 A tokenizer that fails on one very long text is still compared on all others. A wait in vain is as
 long as the time limit, so that nothing is asked for which waiting is hopeless.
@@ -22,7 +22,7 @@ MOST_WAITS = 2  # waits of one suite: who hangs whatever is asked costs no more 
 
 @dataclass(kw_only=True)
 class AnswersApart(Generic[Item]):
-    """The answers by the item's number, and why the other items have none."""
+    """The answers by item number, with reasons for missing ones."""
 
     answers: dict[int, Any] = field(default_factory=dict)
     failures: dict[int, NoAnswer] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class AnswersApart(Generic[Item]):
 def ask_apart(
     ask: Callable[[list[Item]], Sequence[Any]], items: Sequence[Item]
 ) -> AnswersApart[Item]:
-    """Ask about all items, then about ever smaller groups until each failing item stands alone.
+    """Ask about all items, then about smaller groups until each failing item is alone.
 
     ask: returns one answer for each item, or raises NoAnswer. A question that fails for the
     shortest item as well is not about the items: then its error is raised.
@@ -71,8 +71,8 @@ def has_answer(ask: Callable[[list[Item]], Sequence[Any]], item: Item) -> bool:
 
 
 def split_by_size(group: Sequence[int], items: Sequence[Item]) -> tuple[list[int], list[int]]:
-    """Split a group, sorted by length, into two that are about equally long: the longest item is
-    the likeliest to fail, and is soon alone. The second is asked first."""
+    """Split a group, sorted by length, into two of about equal total length. The second is asked
+    first."""
     ends = list(itertools.accumulate(len(items[i]) for i in group))
     at = next(n for n, end in enumerate(ends) if 2 * end >= ends[-1])
     at = min(max(at, 1), len(group) - 1)
@@ -86,8 +86,8 @@ class Waits:
     tokens: list[int] = field(default_factory=list)  # of the runs that were waited for in vain
 
     def why_none(self, words: str, batches: Sequence[Batch]) -> str:
-        """Return why a run is not asked; "": it is. An engine too slow for some tokens is too slow
-        for more."""
+        """Return why a run is not asked; "" if it is. An engine too slow for some tokens is too
+        slow for more. An engine too slow for some tokens is too slow for more."""
         if len(self.tokens) >= MOST_WAITS:
             return f"{words}: not asked, because {MOST_WAITS} earlier runs timed out"
         shortest = min(self.tokens, default=0)

@@ -78,7 +78,7 @@ def beside_another(batches: Sequence[Batch], n_vocab: int, seed: int) -> Run:
 def compare_way(
     context: Context, way: Run, first: Sequence[F32], again: Sequence[F32]
 ) -> Verdict | str:
-    """Return the run's words if its logits are the same, else the divergence.
+    """Return the run's description if its logits are the same, else the divergence.
 
     Two honest runs differ by their noise: sums of another number of rows may be added otherwise.
     A way that takes another path, as attention does with more tokens, is held to how far honest
@@ -116,8 +116,7 @@ def compare_way(
 
 
 def rows_of(batches: Sequence[Batch], places: Sequence[NDArray[np.intp]]) -> NDArray[np.intp]:
-    """Return the positions of these outputs among all batches, given their numbers in each
-    batch."""
+    """Return the indices of these outputs among all batches, given their indices in each batch."""
     starts = np.cumsum([0, *(int(batch.outputs.sum()) for batch in batches[:-1])])
     return np.concatenate([start + at for start, at in zip(starts, places, strict=True)])
 
@@ -125,8 +124,8 @@ def rows_of(batches: Sequence[Batch], places: Sequence[NDArray[np.intp]]) -> NDA
 def distance_of_paths(
     context: Context, way: Run, same: SameRows, before: F32, after: F32, noise: float
 ) -> str:
-    """Return words for how far honest runs along the two paths are apart, if that explains these
-    logits; else "".
+    """Return a note on how far honest runs along both paths differ, if that explains these logits;
+    else "".
 
     An engine that rounds as llama.cpp does moves as the honest run moves from one path to the
     other, but for the noise of both; an engine that rounds nowhere stays, but for the same.

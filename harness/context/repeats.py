@@ -1,6 +1,5 @@
-"""Is the same question answered the same, bit for bit? Of an engine whose runs differ no place is
-at fault, and what is done to it once shows nothing: it is said how often, and from where on.
-"""
+"""Determinism: does a repeated question get the same bits? Of an engine whose runs differ no place
+is at fault, and what is done to it once shows nothing: it is said how often, and from where on."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -67,7 +66,7 @@ def unsteady(
     doubt: bool = False,
     again: Outcome | None = None,
 ) -> Unsteady | None:
-    """Return the answers that differ if the engine is asked again; None: the second answer has the
+    """Return the differing answers if the engine is asked again; None: the second answer has the
     same bits."""
     places: list[Place] = []
     apart, runs = 0.0, 0
@@ -101,9 +100,9 @@ def unsteady(
 
 
 def goes_by_history(session: Session, request: Request) -> bool:
-    """Return True if runs that differ among each other repeat after each start. Then they depend on
-    what was asked before, as a state that fades slowly does. With a server, which nobody starts
-    anew, that is not seen."""
+    """Return True if differing runs repeat after each restart, so that they depend on earlier
+    questions, as with slowly fading state. Then they depend on what was asked before, as a state
+    that fades slowly does. With a server, which nobody starts anew, that is not seen."""
     one, other = (fresh_runs(session, request) for _ in range(2))
     if one is None or other is None or first_difference(one[0], one[-1]) is None:
         return False
@@ -111,7 +110,7 @@ def goes_by_history(session: Session, request: Request) -> bool:
 
 
 def fresh_runs(session: Session, request: Request) -> list[Evaluation] | None:
-    """Return the first runs of a new process; None: it does not answer."""
+    """Return the first runs of a new process; None without an answer."""
     session.close()
     outcomes = [session.ask("evaluate", request) for _ in range(IN_A_ROW)]
     runs = [outcome.value for outcome in outcomes if isinstance(outcome, Answered)]
@@ -119,14 +118,13 @@ def fresh_runs(session: Session, request: Request) -> list[Evaluation] | None:
 
 
 def farthest(a: Evaluation, b: Evaluation) -> float:
-    """Return the largest difference, 0 for runs that show only tensors."""
+    """Return the largest difference of logits, 0 for runs with only tensors."""
     pairs = zip(a.logits, b.logits, strict=True)
     return max((worst_distance(x, y) for x, y in pairs), default=0.0)
 
 
 def first_difference(first: Evaluation, again: Evaluation) -> Place | None:
-    """Return the first difference: of the tensors that both runs show, in order, then of the
-    logits."""
+    """Return the first difference: in the tensors of both runs, in order, then in the logits."""
     shown = again.trace.values() if again.trace else {}
     before = first.trace.values() if first.trace else {}
     for at, (site, value) in enumerate(before.items()):
@@ -166,7 +164,8 @@ def asked_again(
     *args: Any,
     same: Callable[[Any, Any], bool] = same_words,
 ) -> Iterator[Verdict]:
-    """Ask again for a wrong answer that is no run, and yield a verdict if the answers differ."""
+    """Repeat a question with a wrong answer that is no run, and yield a verdict if the answers
+    differ."""
     answers = [context.ask(context.subject, question, *args) for _ in range(AGAIN)]
     differ = sum(not same(answer, first) for answer in answers)
     if differ:

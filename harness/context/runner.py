@@ -1,4 +1,4 @@
-"""Asks engines, and turns everything that can happen into an outcome.
+"""Asks engines, and turns every event into an outcome.
 
 An adapter that says `isolated` answers in a process of its own, with limits on time and memory.
 When that process dies, the question that it was asked has crashed, and the next one gets a new
@@ -48,9 +48,9 @@ START_SECONDS = 120.0  # a cold start compiles; not charged to the first questio
 
 
 class Runner:
-    """Opens sessions. `time_limit` is seconds per question, and for the start of what
-    is the user's (a program, a server, a class); `memory_limit` bytes per worker, of a large model
-    more (`room_for`).
+    """Opens sessions. `time_limit`: seconds per question, and for the start of the user's code (a
+    program, a server, a class); `memory_limit`: bytes per worker; large models get more
+    (`room_for`).
 
     `modules` register further adapters; workers import them too.
     """
@@ -116,8 +116,7 @@ class Runner:
 
 
 def is_outside(engine: str) -> bool:
-    """Return True if the name says where the engine is: a dump, a server, a user's class, a
-    command."""
+    """Return True if the name refers to a user's engine: a dump, a server, a class, a command."""
     if folder_of(engine) is not None or is_address(engine) or is_users(engine):
         return True
     if is_served(engine):
@@ -126,11 +125,11 @@ def is_outside(engine: str) -> bool:
 
 
 class Unable(Exception):
-    """A sentence that says why a worker has no such engine."""
+    """Error: a worker has no such engine; one sentence with the reason."""
 
 
 class IsolatedSession(Session):
-    """An engine in a worker that is started when needed and replaced when it has died.
+    """An engine in a worker that is started on demand and replaced after its death.
 
     python: the interpreter of another environment, for an engine's version that is there.
     """
@@ -219,7 +218,7 @@ class IsolatedSession(Session):
 
     @property
     def loading(self) -> dict[str, Any]:
-        """Return the options that a worker is to load, whatever the model."""
+        """Return the options that a worker loads first, for any model."""
         return {what: self.opening[what] for what in ("adapter", "modules", "memory_limit")}
 
     def _new_worker(self) -> "Worker":
@@ -272,8 +271,8 @@ class Worker(EngineProcess):
     """A child process with our own code, and the channel to it."""
 
     def __init__(self, python: Path | None, users: bool) -> None:
-        """Prepare a worker. users: it loads the user's code, and nothing of it has been loaded
-        before."""
+        """Prepare a worker. users: it will load the user's code, none of which is loaded yet.
+        users: it loads the user's code, and nothing of it has been loaded before."""
         ours, theirs = socket.socketpair()
         with theirs:
             forked = None if python or users else forked_worker(theirs)
@@ -283,7 +282,8 @@ class Worker(EngineProcess):
         super().__init__(process, log, self.channel)
 
     def load(self, loading: Mapping[str, Any], deadline: float) -> None:
-        """Load the engine once. A process that has ended already says so when it is asked."""
+        """Load the engine once. If the process has already ended, the next question reports it. A
+        process that has ended already says so when it is asked."""
         if not self.is_loading:
             self.is_loading = True
             with suppress(Closed):
@@ -293,8 +293,8 @@ class Worker(EngineProcess):
 def started_worker(
     theirs: socket.socket, python: Path | None, *, users: bool
 ) -> tuple[Process, IO[bytes]]:
-    """Start a worker. users: the user's code may start processes, so it has a keeper, which ends it
-    with us."""
+    """Start a worker. users: the user's code may start processes, so a keeper ends it with us.
+    users: the user's code may start processes, so it has a keeper, which ends it with us."""
     command = [*interpreter(python), str(theirs.fileno())]
     options: dict[str, Any] = {
         "stdin": subprocess.DEVNULL,
@@ -313,8 +313,8 @@ def started_worker(
 
 
 def interpreter(python: Path | None) -> list[str]:
-    """Return the command in front of a worker's arguments. Another environment brings its own
-    packages; our code comes last, because it may lie among our packages."""
+    """Return the command before a worker's arguments. Another environment brings its own packages;
+    our code comes last, because it may lie among our packages."""
     if python is None:
         return [sys.executable, "-P", "-m", WORKER]
     code = str(Path(__file__).parents[3])
@@ -323,7 +323,8 @@ def interpreter(python: Path | None) -> list[str]:
 
 
 def environment(python: Path | None) -> dict[str, str]:
-    """Return a worker's variables: the user's, but other versions have libraries of their own."""
+    """Return a worker's environment variables: the user's, except that other versions have their
+    own libraries."""
     if python is None:
         path = [entry or os.getcwd() for entry in sys.path]
         return os.environ | {"PYTHONPATH": os.pathsep.join(path)}

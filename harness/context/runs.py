@@ -1,4 +1,4 @@
-"""A run as data: batches that are asked for, and what their outputs are held against."""
+"""A run as data: its batches, and the reference of its outputs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from lockstep.harness.records import Request
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SameRows:
-    """Outputs that a run repeats: their rows in each batch of the usual run and of its own."""
+    """Outputs that a run repeats: their rows in each batch of the usual run and of this run."""
 
     first: Sequence[NDArray[np.intp]]
     own: Sequence[NDArray[np.intp]]

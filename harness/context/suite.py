@@ -56,7 +56,7 @@ STEPS_TRACED = 2  # single tokens decoded after the prompt, so that the cache is
 
 
 class NoAnswer(Exception):
-    """An engine did not answer, so that what was asked for cannot be compared."""
+    """Error: an engine did not answer, so nothing can be compared."""
 
     def __init__(self, status: Status, summary: str, detail: dict[str, Any]) -> None:
         super().__init__(summary)
@@ -67,13 +67,13 @@ class HonestRuns(Protocol):
     """Our own runs of the oracle's file (harness.graph.honest_runs)."""
 
     def begin(self, batches: Sequence[Batch], *, seed: int, runs: int) -> None:
-        """Begin to compute the floor, which will be asked for soon."""
+        """Begin to compute the noise floor, which will be needed soon."""
 
     def floor(self, batches: Sequence[Batch], *, seed: int, runs: int) -> NoiseFloor:
-        """Return an honest run without errors, and the worst of `runs` runs with errors."""
+        """Return an honest run without errors, and the worst of `runs` perturbed runs."""
 
     def unlucky(self, batches: Sequence[Batch], *, seed: int, runs: int) -> Iterator[F32]:
-        """Return so many runs with errors, (outputs, vocabulary) each."""
+        """Return so many perturbed runs, (outputs, vocabulary) each."""
 
     def logits(self, batches: Sequence[Batch]) -> tuple[F32, F32]:
         """Return logits of each output, (outputs, vocabulary): rounded as llama.cpp does, and in
@@ -88,8 +88,8 @@ class HonestRuns(Protocol):
     def rounded_run(
         self, batches: Sequence[Batch], design: FactorDesign, *, seed: int, runs: int
     ) -> NoiseFloor:
-        """Return the run of an engine that rounds these factors, and the noise of so many such
-        runs."""
+        """Return the run of an engine that rounds these factors, and the noise of so many perturbed
+        ones."""
 
     def without(self, batches: Sequence[Batch], tensors: Sequence[str]) -> F32 | None:
         """Return logits, (outputs, vocabulary), with zeros for products with the layers' matrices
@@ -98,7 +98,7 @@ class HonestRuns(Protocol):
 
 @dataclass(kw_only=True)
 class Context:
-    """Context of a check: one model, one preset, two engines in their roles."""
+    """Context of a check: one model, one preset, two engines with their roles."""
 
     case: str  # how the report names the model
     model: Path  # the oracle's file
@@ -184,8 +184,8 @@ class Context:
         return self.honest.floor(self.batches, seed=self.seed, runs=RUNS)
 
     def noise_on(self, batches: Sequence[Batch]) -> float:
-        """Return the relative noise on these batches, from more runs: it is measured before an
-        engine is blamed. A run of many tokens meets as many rare events as several short runs."""
+        """Return the relative noise on these batches, from more runs, measured before an engine is
+        blamed. A run of many tokens meets as many rare events as several short runs."""
         if self.noise_measured is None or self.noise_measured[0] is not batches:
             self.progress("a difference: measuring the noise of more honest runs")
             many = sum(map(len, batches)) // max(1, sum(map(len, self.batches)))
@@ -323,7 +323,7 @@ class Context:
 
 
 def lacks(outcome: Outcome) -> bool:
-    """Return True if an engine says that the model lacks this, whichever engine was asked."""
+    """Return True if an engine says that the model lacks something, whichever engine was asked."""
     return isinstance(outcome, Unanswerable) and outcome.of_model
 
 
@@ -361,7 +361,7 @@ def no_answer(engine: str, question: str, outcome: Outcome, called: str = "") ->
 
 
 def line_that_says_why(message: str) -> str:
-    """Return the line that says why: the first, or the last of a Python traceback."""
+    """Return the line with the reason: the first, or the last of a Python traceback."""
     lines = message.splitlines() or [""]
     return lines[-1 if "Traceback (most recent call last)" in lines[0] else 0]
 

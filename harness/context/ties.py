@@ -1,4 +1,4 @@
-"""Ties in greedy text: tokens that another honest engine may choose otherwise.
+"""Ties in greedy text: tokens that another honest engine may choose differently.
 
 The noise is measured, not assumed. The engine computes its text twice, token by token and in one
 batch, and differs from itself by so much. If the two largest logits are no further apart than twice

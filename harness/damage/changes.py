@@ -1,4 +1,4 @@
-"""The choice of the changed element and its new value, by the seed and the tensors' names."""
+"""The choice of the changed element and of its new value, by the seed and the tensors' names."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

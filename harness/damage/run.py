@@ -1,4 +1,4 @@
-"""`lockstep selftest --arch`: damaged models of many architectures, their report, their counts."""
+"""`lockstep selftest --arch`: damaged models of many architectures, with report and counts."""
 
 import shlex
 import time
@@ -34,8 +34,8 @@ def run_damage(
     executor: Executor | None,
     out: VerdictOutput,
 ) -> int:
-    """Run the damage. Each verdict is on disk before the next model's. Return 1 if a change is
-    missed."""
+    """Run the damaged models. Each verdict is on disk before the next model's. Each verdict is on
+    disk before the next model's. Return 1 if a change is missed."""
     started = time.perf_counter()
     verdicts: list[Verdict] = []
     writer: ReportWriter | None = None
@@ -85,7 +85,7 @@ COLUMNS = ("changes", "move an output", "named", "beyond a bound", "alone", "con
 
 
 def table(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """Yield the lines by kind of change, then what was not found, then what was not tried."""
+    """Yield the lines by kind of change, then the missed changes, then the untried ones."""
     tried = [v for v in verdicts if "damage" in v.detail]
     yield f"{'':<8}" + "".join(f"{name:>16}" for name in COLUMNS)
     kinds = Counter(v.detail["kind"] for v in tried)

@@ -1,4 +1,4 @@
-"""Trials of a damaged model, again and again: what `bisect` says of each copy.
+"""Trials of damaged models: the verdict of `bisect` on each damaged copy.
 
 The oracle has the model as it is, the subject a copy with one change. `bisect` is not told the
 tensor and knows nothing of the architecture. It need not find a change that moves no bit of the
@@ -28,7 +28,7 @@ TOKENS = 8  # of the prompt: a change is seen at any of them
 
 @dataclass(frozen=True, kw_only=True)
 class DamagePlan:
-    """A variant of which a model is made, and damaged so many times."""
+    """A variant to make a model of, and the number of its damages."""
 
     variant: str
     quant: str
@@ -39,7 +39,7 @@ class DamagePlan:
 
 @dataclass(kw_only=True)
 class TriedChange:
-    """The result of one plan; small enough to cross from one process to another."""
+    """The result of one plan; small enough to send between processes."""
 
     variant: str
     verdicts: list[Verdict]
@@ -97,7 +97,8 @@ def trial(
     path: Path,
     change: Damage,
 ) -> Verdict:
-    """Make a trial. right: what the same engine answers with the undamaged model."""
+    """Make a trial. right: the engine's answer with the undamaged model. right: what the same
+    engine answers with the undamaged model."""
     damaged = path.with_name(f"{path.stem}-damaged.gguf")
     write_damaged(path, damaged, change)
     with Runner().open(REPLAY, damaged, whole.settings) as session:

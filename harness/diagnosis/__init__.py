@@ -1,1 +1,1 @@
-"""Diagnosis: the known mistake that makes the very answers that an engine gives."""
+"""Diagnosis: the known mistake that reproduces an engine's answers."""

@@ -1,4 +1,4 @@
-"""Questions that tell mistakes apart, among those that an engine says it can be asked."""
+"""Questions that distinguish mistakes, among those that an engine can answer."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -51,7 +51,7 @@ WORDS = 5  # that each beginning of a long text has more than the one before
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AskedQuestion:
-    """A question, and what the subject said."""
+    """A question with the subject's answer."""
 
     question: MistakeQuestion
     said: Any
@@ -68,8 +68,8 @@ def ask_questions(
     seen: Callable[[AskedQuestion], None] = lambda one: None,
     tell: Callable[[Estimate], None] = lambda estimate: None,
 ) -> list[AskedQuestion]:
-    """Return the subject's answers in order; `missing` gets the questions without one. seen: called
-    with each answer at once."""
+    """Return the subject's answers in order; `missing` receives the unanswered questions. seen: is
+    called with each answer. seen: called with each answer at once."""
     found: list[AskedQuestion] = []
     pace = Pace(left=sum(map(tokens_of, questions)))
     for number, question in enumerate(questions, 1):
@@ -115,8 +115,8 @@ def questions_for(context: Context) -> Iterator[MistakeQuestion]:
 
 
 def of_runs(context: Context, offers: Callable[[str], bool]) -> Iterator[MistakeQuestion]:
-    """Yield the questions about runs. An engine that shows logits shows all that its lists and
-    texts could."""
+    """Yield the questions about runs. An engine's logits show all that its lists and texts could.
+    An engine that shows logits shows all that its lists and texts could."""
     more = context.subject_info.levels is not None  # than is asked of engines that do not say
     if Architecture.member(context.facts.architecture).embeds:
         if offers("embed"):
@@ -210,7 +210,7 @@ def text_of(context: Context) -> Greedy:
 
 
 def prompts_in_turn(context: Context) -> Iterator[InTurn]:
-    """Yield prompts in turn, as an engine may take what it kept of one for the next. A small model
+    """Yield prompts in turn, as an engine may reuse cached data of an earlier one. A small model
     gets `check`'s, whose answers depend on their beginnings; searching for such prompts on a large
     model takes long."""
     if context.facts.decoder_start is not None:
@@ -229,7 +229,7 @@ def prompts_in_turn(context: Context) -> Iterator[InTurn]:
 
 
 def seed_prompt(turn: Turn, before: Sequence[int], ids: Iterator[int]) -> tuple[int, ...]:
-    """Return a prompt that begins and ends as the one before it as far as `turn` says."""
+    """Return a prompt that shares the beginning and the end of the previous one as `turn` says."""
     if not turn.n:
         return tuple(before)
     new = tuple(islice(ids, turn.n - turn.begin - turn.end))
@@ -237,8 +237,8 @@ def seed_prompt(turn: Turn, before: Sequence[int], ids: Iterator[int]) -> tuple[
 
 
 def of_tokens_behind(context: Context) -> Iterator[MistakeQuestion]:
-    """Yield questions for one token behind each of many prefixes, and one for a text. A wrong
-    engine may still write the right text, however long."""
+    """Yield questions for one token after each of many prefixes, and one for a text. A wrong engine
+    may still write the right text, however long."""
     if context.facts.decoder_start is None:
         for ids, n in beginnings(context):
             words = f"the token after {n} seeded tokens, from {ids[0]} on"

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Compared:
-    """The result for each row of an answer. apart: squared distances; 0 or 1 for rows without a
-    distance."""
+    """The comparison of each row of an answer. apart: squared distances; 0 or 1 for rows without a
+    distance. apart: squared distances; 0 or 1 for rows without a distance."""
 
     same: NDArray[np.bool_]
     apart: NDArray[np.float64]

@@ -206,7 +206,7 @@ def diagnose(context: Context, bench: DiagnosisBench, tell: Tell = lambda said: 
 
 
 def is_needless(context: Context, found: Sequence[Diagnosis]) -> bool:
-    """Return True if no one says that the engine samples, and it is wrong elsewhere."""
+    """Return True if the engine is wrong elsewhere, and no one says that it samples."""
     wrong = any(each.status not in ("right", "not-compared") for each in found)
     return wrong and context.subject_info.levels is None
 
@@ -329,9 +329,9 @@ def name_mistake(
 
 
 def says_enough(engines: Engines, of: HeldAnswers) -> bool:
-    """Return True if the differences allow a name. Rows without a number say nothing of their
-    cause. If the subject's logits are right, no small error of theirs changes a token, so the
-    choice is wrong."""
+    """Return True if the differences are sufficient for a name. Rows without a number say nothing
+    of their cause. If the subject's logits are right, no small error of theirs changes a token, so
+    the choice is wrong."""
     pairs = zip(of.every, of.right, strict=True)
     runs = [bool(c.same.all()) for one, c in pairs if isinstance(one.question, RunQuestion)]
     if runs and all(runs):
@@ -346,8 +346,8 @@ def says_enough(engines: Engines, of: HeldAnswers) -> bool:
 
 
 def choices(engines: Engines, one: AskedQuestion, right: Compared) -> int:
-    """Return how many tokens of a text the right engine would choose otherwise at their places; at
-    least one if the text's tokens are unknown."""
+    """Return for how many tokens of a text the right engine would choose differently; at least one
+    if the text's tokens are unknown."""
     question = one.question
     if isinstance(question, InTurn):
         return int((~right.same).sum())
@@ -387,8 +387,8 @@ def rows_of(of: HeldAnswers) -> tuple[Rows, ...]:
 
 
 def unsteadiness(context: Context, of: HeldAnswers) -> str:
-    """Return a text if the subject repeats the first differing question with another answer. No
-    mistake does that."""
+    """Return a note if the subject answers the first differing question differently on repetition.
+    No mistake does that."""
     question, said = of.off[0].question, of.off[0].said
     for _ in range(AGAIN):
         outcome = question.ask(context.subject)

@@ -1,4 +1,4 @@
-"""Answers that differ from the right engine's: what was asked, what came back, what is right."""
+"""Answers that differ from the right engine's: the question, the actual and the expected answer."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,8 +30,8 @@ Pair = tuple[str, str, str]  # what was asked, the subject's answer, the right o
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A differing row of an answer: got from the subject, expected from the right engine. Both are
-    empty if the question's words fill the line."""
+    """A differing row of an answer: the subject's value, and the expected one. Both are empty if
+    the question's words fill the line."""
 
     asked: str
     got: str
@@ -145,7 +145,7 @@ IN_SEQUENCE = {RunQuestion, Embedded, Decoded, Greedy, Continued}
 
 
 def shorten(value: Any) -> str:
-    """Return the value as Python writes it; a long text loses its middle."""
+    """Return the value's Python form; a long text loses its middle."""
     text = repr(value)
     half = TEXT_BYTES // 2
     return text if len(text) <= TEXT_BYTES else f"{text[:half]}...{text[-half:]}"

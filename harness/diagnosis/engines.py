@@ -24,8 +24,8 @@ KnownMistake = Wrong | type[WrongSampler]
 
 @dataclass(kw_only=True)
 class Engines:
-    """Engines of ours on one file. plain: without conversions and deliberate roundings, as engines
-    that do not follow ggml."""
+    """Our own engines on one file. plain: without conversions and deliberate roundings. plain:
+    without conversions and deliberate roundings, as engines that do not follow ggml."""
 
     path: Path
     settings: Settings
@@ -37,7 +37,7 @@ class Engines:
 
     @contextmanager
     def open(self, cls: type[Any]) -> Iterator[None]:
-        """Close the engine's session at the end, unless it is to be kept."""
+        """Close the engine's session at the end, unless it is kept."""
         try:
             yield
         finally:
@@ -85,8 +85,9 @@ def without_roundings(cls: type[Any]) -> type[Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidates:
-    """Known mistakes to try. near: seen on models of the same architecture; far: on others, for
-    want of one of these."""
+    """Known mistakes to try. near: known for the same architecture; far: for others, if there are
+    none. near: seen on models of the same architecture; far: on others, for want of one of these.
+    """
 
     near: tuple[Wrong, ...]
     far: tuple[Wrong, ...]

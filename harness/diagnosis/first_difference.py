@@ -1,4 +1,4 @@
-"""The first answer that no right engine gives, told while others are still asked for."""
+"""The first answer that no right engine gives, reported while further questions run."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from lockstep.harness.diagnosis.race import compare_answer
 
 @dataclass(kw_only=True)
 class FirstDifference:
-    """The first difference, and who reports it. engines: right ones, with ggml's roundings and
-    without."""
+    """The first difference, and its recipient. engines: right ones, with ggml's roundings and
+    without. engines: right ones, with ggml's roundings and without."""
 
     context: Context
     engines: Sequence[Engines]

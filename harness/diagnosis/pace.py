@@ -1,4 +1,4 @@
-"""The time of the work that is left, at the pace of the work that is done."""
+"""The remaining time, estimated from the work done so far."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,7 +27,8 @@ class Estimate:
 
 @dataclass(kw_only=True)
 class Pace:
-    """The pace of the work. left: work in any unit, such as tokens; done: what took `seconds`."""
+    """The pace of the work. left: work in any unit, such as tokens; done: the work of the last
+    `seconds`. left: work in any unit, such as tokens; done: what took `seconds`."""
 
     left: int
     done: int = 0
@@ -55,7 +56,7 @@ def describe_time(seconds: float) -> str:
 
 
 def tokens_of(question: MistakeQuestion) -> int:
-    """Return how many tokens an engine runs for an answer; 1 for a question without a run."""
+    """Return how many tokens an engine computes for an answer; 1 for a question without a run."""
     count = TOKENS.get(type(question))
     return max(1, count(question)) if count else 1
 

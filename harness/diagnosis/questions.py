@@ -1,4 +1,4 @@
-"""Questions to every engine, and when two answers are the same: by bits, tokens or noise."""
+"""Questions to every engine, with their rules for equal answers: by bits, tokens or noise."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +30,9 @@ TEXTS = ("detokenize", "tokenizer")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MistakeQuestion:
-    """A question for engines of ours in this process, asked with `of`; None: no answer.
+    """A question to our engines in this process, asked with `of`; None: no answer. words: its
+    unique name within a model. aspect: mistakes of one aspect affect only its questions. methods:
+    an engine that inherits all of them answers as the right one.
 
     words: what no other question of a model has. aspect: mistakes of one show in no other's
     answers. methods: an engine that has all of them from the right one answers as that does.
@@ -53,7 +55,7 @@ class MistakeQuestion:
         raise NotImplementedError
 
     def repeats(self, said: Any, again: Any, noise: float) -> bool:
-        """Return True if the subject said the same twice."""
+        """Return True if the subject gave the same answer twice."""
         return bool(said == again)
 
     def is_as_right(self, cls: type[Any]) -> bool:
@@ -194,7 +196,7 @@ def within(said: NDArray[Any], answer: NDArray[Any], allowed: float) -> Compared
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Likeliest(MistakeQuestion):
-    """A list of candidates behind a prefix, given as ids or as a text."""
+    """A list of candidates after a prefix, given as ids or as a text."""
 
     prefix: tuple[int, ...] | bytes
     k: int
@@ -215,8 +217,8 @@ class Likeliest(MistakeQuestion):
         return value_of(session.ask("evaluate", Request(batches=(Batch.for_next(ids),))))
 
     def compare(self, said: Listed, answer: Any, session: LocalSession, noise: float) -> Compared:
-        """Compare two answers. said: as in harness.judging.candidates, once names of tokens are
-        known."""
+        """Compare two answers. said: as in harness.judging.candidates, with tokens resolved. said:
+        as in harness.judging.candidates, once names of tokens are known."""
         (row,) = answer.logits[0]
         if not (np.isfinite(row) | np.isneginf(row)).all():
             return Compared.exactly([False])
@@ -256,8 +258,7 @@ class Greedy(MistakeQuestion):
     def compare(
         self, said: list[int], answer: Any, session: LocalSession, noise: float
     ) -> Compared:
-        """Compare up to the first tie within the noise, behind which each engine may choose for
-        itself."""
+        """Compare up to the first tie within the noise, after which texts may differ."""
         ids, rows = answer
         equal = [a == b for a, b in zip(said, ids, strict=True)]
         first = equal.index(False) if False in equal else len(equal)
@@ -297,7 +298,7 @@ def is_tie(row: NDArray[np.float32], own: int, other: int, noise: float) -> bool
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InTurn(MistakeQuestion):
-    """The token behind each of several prompts, asked one after the other. The first prompt has one
+    """The token after each of several prompts, asked one after the other. The first prompt has one
     token and is not compared, so that nothing is left of earlier questions."""
 
     prompts: tuple[tuple[int, ...], ...]
@@ -322,8 +323,8 @@ class InTurn(MistakeQuestion):
     def compare(
         self, said: list[int], answer: Any, session: LocalSession, noise: float
     ) -> Compared:
-        """Compare the choices. A tie within the noise counts as the same: nothing follows it
-        here."""
+        """Compare the choices. A tie within the noise counts as equal: no text follows it here. A
+        tie within the noise counts as the same: nothing follows it here."""
         rows = zip(said[1:], answer[1:], strict=True)
         ties = [
             token != ids[0] and bool(logits and is_tie(logits[0], ids[0], token, noise))
@@ -336,7 +337,7 @@ class InTurn(MistakeQuestion):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Continued(MistakeQuestion):
-    """A text behind a text, counted in tokens of the engine that is asked."""
+    """A text after a text, in tokens of the engine that is asked."""
 
     prompt: bytes
     n: int
@@ -349,8 +350,8 @@ class Continued(MistakeQuestion):
         return session.ask("generate", self.prompt, self.n)
 
     def of(self, session: LocalSession) -> Any:
-        """Return the ids, the logits of each choice, and the text if the engine writes texts
-        otherwise than the right engine."""
+        """Return the ids, the logits of each choice, and the text if the engine decodes texts
+        differently from the right engine."""
         ids = value_of(session.ask("tokenize", [self.prompt]), [[]])[0]
         free = Greedy(words="", ids=tuple(ids), n=self.n).of(session) if ids else None
         if free is None or all(

@@ -1,4 +1,4 @@
-"""Wrong engines on the questions in turn, until one is answered otherwise than by the subject."""
+"""Wrong engines on the questions in turn, until an answer differs from the subject's."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -74,8 +74,7 @@ def cost(one: AskedQuestion, right: Compared) -> tuple[bool, bool, int, int]:
 
 
 def beginning(one: AskedQuestion, right: Compared) -> AskedQuestion | None:
-    """Return the question up to an early difference of its text, as few wrong engines go
-    further."""
+    """Return the question up to an early difference of its text, where most wrong engines stop."""
     question, n = one.question, int(right.same.sum()) + 1
     if not isinstance(question, Greedy | Continued) or right.same.all() or 2 * n > question.n:
         return None
@@ -128,7 +127,7 @@ def race(
     of: HeldAnswers,
     progress: Callable[[str], None],
 ) -> list[TriedMistake]:
-    """Try the mistakes, in forks if a run takes long: no wrong engine knows of the others."""
+    """Try the mistakes, in forks if a run takes long: wrong engines share no state."""
 
     def rows(numbers: Sequence[int]) -> list[Row]:
         best: TriedMistake | None = None
@@ -164,7 +163,7 @@ def race(
 
 
 def so_far(best: TriedMistake | None) -> str:
-    """Describe the best mistake so far: with a large model a race takes minutes, and a user may
+    """Describe the best mistake so far: on a large model the search takes minutes, and a user may
     stop it."""
     if best is None or best.left > CLOSE:
         return ""
@@ -222,8 +221,8 @@ def count_rows(own: Sequence[Compared], of: HeldAnswers) -> tuple[int, int]:
 
 
 def is_as_right(one: AskedQuestion, own: Compared, right: Compared) -> bool:
-    """Return True if the rows are as far off as the right engine's. Two rows that differ in one bit
-    are hardly equally far from a third in float64."""
+    """Return True if the rows have the right engine's error. Two rows that differ in one bit are
+    hardly equally far from a third in float64."""
     far = (right.apart > 0) & np.isfinite(right.apart)
     run = isinstance(one.question, RunQuestion) and bool(far.any())
     return run and np.array_equal(own.apart, right.apart)
@@ -253,8 +252,8 @@ def alike_by(own: Sequence[Compared], of: HeldAnswers) -> float:
 
 
 def tried_in_turn(engines: Engines, cls: KnownMistake, of: HeldAnswers) -> TriedMistake:
-    """Try a mistake whose answers depend on earlier questions: all questions in order, as the
-    subject was asked."""
+    """Try a mistake whose answers depend on earlier questions: all questions in the subject's
+    order."""
     found: dict[int, Compared] = {}
     with engines.fresh(cls) as session:
         for one in of.in_turn:
@@ -271,8 +270,8 @@ def tried_in_turn(engines: Engines, cls: KnownMistake, of: HeldAnswers) -> Tried
 
 
 def left_by(own: Sequence[Compared], of: HeldAnswers) -> float:
-    """Return the share of the distance that is left, in rows or lists where the right engine is
-    off."""
+    """Return the share of the distance that remains, in rows or lists where the right engine
+    differs."""
     of_it, of_right = 0.0, 0.0
     for one, a, b in zip(of.every, own, of.right, strict=False):
         has_numbers = isinstance(one.question, RunQuestion | Likeliest)
@@ -286,7 +285,7 @@ def left_by(own: Sequence[Compared], of: HeldAnswers) -> float:
 
 
 def makes_some(own: Sequence[Compared], of: HeldAnswers) -> bool:
-    """Return True if, where only texts differ, the wrong engine makes a token that the right one
+    """Return True if, with only texts differing, the wrong engine makes a token that the right one
     does not. Larger logits have wider ties, and fit any text. Logarithms of probabilities were once
     named this way."""
     off = [row for row in zip(of.every, own, of.right, strict=False) if not row[2].same.all()]

@@ -1,4 +1,4 @@
-"""Verdicts of a diagnosis: one for each aspect of the engine, one for what it did not answer."""
+"""Verdicts of a diagnosis: one for each aspect of the engine, one for its missing answers."""
 
 from collections.abc import Iterator
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""Questions about samplers, which tell wrong ones apart: many settings of each, and some pairs."""
+"""Questions about samplers that distinguish wrong ones: many settings of each, and some pairs."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -73,7 +73,7 @@ class SampledLists(MistakeQuestion):
         return right.reshape(-1)
 
     def stage_of(self, row: int) -> str:
-        """Return the name of the sampler behind which a list lies."""
+        """Return the name of the sampler that produced a list."""
         stages = self.request.chain
         return str(stages[row % len(stages)]["sampler"])
 

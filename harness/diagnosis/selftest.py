@@ -31,7 +31,8 @@ def run_diagnosis(
     file: Path | None,
     executor: Executor | None,
 ) -> int:
-    """Run the self-test of diagnosis. Return 0 if as many are named as promised, of those whose
+    """Run the self-test of diagnosis. Return 0 if the promised share is named, of engines with
+    differing answers, and none wrongly. Return 0 if as many are named as promised, of those whose
     answers differ, and none wrongly. file: as in `try_all`, with a row for each engine and view."""
     chosen = of_family(wrong_engines(), only)
     if sample is not None and sample < len(chosen):
@@ -59,8 +60,7 @@ def differs(row: TrialRow) -> bool:
 
 
 def is_named(row: TrialRow) -> bool:
-    """Return True if it is among the mistakes that make the same answers, within the noise, on all
-    that was asked."""
+    """Return True if the engine is among the mistakes with the same answers, within the noise."""
     return row.status == "named" and row.engine in (*row.named, *row.also)
 
 

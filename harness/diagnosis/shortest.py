@@ -1,5 +1,4 @@
-"""The first few tokens of a run, asked for by themselves: a mistake that is seen in them is ruled
-out for the price of these, and not of the whole run."""
+"""The first few tokens of a run as a question of its own, which rules out mistakes cheaply."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

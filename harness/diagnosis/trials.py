@@ -1,4 +1,5 @@
-"""A wrong engine shown through a view: which mistake is named, also if the catalogue lacks it."""
+"""A wrong engine seen through a view: the mistake that diagnosis names, also without it in the
+catalogue."""
 
 import tempfile
 from collections.abc import Callable, Sequence
@@ -31,8 +32,9 @@ RACES = "races"  # of mistakes: their answers are made to be others than those o
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRow:
-    """The result of one engine through one view. named: the named mistakes for the differing
-    aspect. others: those named once these are taken out of the catalogue."""
+    """The result of one engine through one view. named: the mistakes named for the differing
+    aspect. others: the mistakes named without these in the catalogue. named: the named mistakes for
+    the differing aspect. others: those named once these are taken out of the catalogue."""
 
     engine: str
     family: str
@@ -50,7 +52,7 @@ class TrialRow:
 
 
 class Shown(Narrow):
-    """An engine as a view shows it, with logits as far off as an honest run's may be."""
+    """An engine as seen through a view, with logits perturbed within an honest run's error."""
 
     def __init__(self, inner: LocalSession, view: View, noise: float) -> None:
         super().__init__(inner, view)

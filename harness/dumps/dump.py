@@ -1,4 +1,4 @@
-"""A folder of tensors that some engine wrote, judged later: `--engine dump:FOLDER`.
+"""A folder of tensors from some engine, to be judged later: `--engine dump:FOLDER`.
 
     index.json     {"engine": "mine", "version": "1", "tokens": [[1, 5, 9], [2], [7]]}
     *.safetensors  step0/embd, step0/attn_norm-0, ..., step0/result_output, step1/embd, ...
@@ -68,7 +68,7 @@ MOST_FILES = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Dump:
-    """The content of the index, and the file that holds each tensor."""
+    """The content of the index, and the file of each tensor."""
 
     folder: Path
     engine: str
@@ -88,14 +88,15 @@ def folder_of(engine: str) -> Path | None:
 
 
 def map_of(engine: str) -> str:
-    """Return the map that translates the names of tensors; "" leaves it to the index."""
+    """Return the map that translates the names of tensors; "" if the index names it."""
     folder, _, name = engine.removeprefix(PREFIX).rpartition(MAP)
     return name if folder else ""
 
 
 def read_dump(folder: Path, map_name: str = "") -> Dump:
-    """Read a dump. map_name: a ready map, or a file from here; else what the index names, from the
-    folder. Raises EngineError with the missing or wrong part of a file."""
+    """Read a dump. map_name: a built-in map, or a file in the working folder; else the one that the
+    index names, in the dump's folder. map_name: a ready map, or a file from here; else what the
+    index names, from the folder. Raises EngineError with the missing or wrong part of a file."""
     path = folder / INDEX
     check_inside(folder, path)
     try:
@@ -144,7 +145,7 @@ def hashes_in(models: Any) -> tuple[str, ...]:
 
 
 def check_model(dump: Dump, path: Path) -> None:
-    """Check that the run was of this file. Raises InvalidModel."""
+    """Check that the run used this file. Raises InvalidModel. Raises InvalidModel."""
     if not dump.models:
         return
     found = sha256_of(path)
@@ -157,8 +158,8 @@ def check_model(dump: Dump, path: Path) -> None:
 
 
 def check_map(dump: Dump, architecture: str) -> None:
-    """Check that the map is for this model, whose engine would be accused by the map's names.
-    Raises InvalidModel."""
+    """Check that the map is for this architecture. Raises InvalidModel, because a wrong map would
+    accuse the engine. Raises InvalidModel."""
     of = dump.map.architectures if dump.map else ()
     if dump.map and of and architecture not in of:
         raise InvalidModel(
@@ -179,7 +180,8 @@ def map_in(path: Path, index: Mapping[str, Any], name: str) -> NodeMap | None:
 
 
 def check_inside(folder: Path, path: Path) -> None:
-    """Refuse a path outside of the dump, which may come from anywhere. Raises InvalidModel."""
+    """Refuse a path outside the dump's folder, because dumps are untrusted. Raises InvalidModel.
+    Raises InvalidModel."""
     try:
         inside = path.resolve().is_relative_to(folder.resolve())
     except (OSError, ValueError, RuntimeError):  # a loop, a NUL: said where it is opened
@@ -208,7 +210,7 @@ def batches_of(path: Path, tokens: Any) -> tuple[Batch, ...]:
 def sites_in(
     folder: Path, steps: int, names: NodeMap | None
 ) -> tuple[dict[Site, HeldTensor], tuple[str, ...]]:
-    """Return where each tensor lies, and the names that the map does not translate."""
+    """Return the place of each tensor, and the names without a translation."""
     found: dict[Site, HeldTensor] = {}
     strangers: list[str] = []
     for path in sorted(folder.glob("*.safetensors")):
@@ -242,7 +244,7 @@ def result(step: int, name: str) -> Site:
 
 
 def other_files(folder: Path) -> str:
-    """Return a clause about files that the user may have meant, for a folder without tensors."""
+    """Return a clause with files that the user may have meant, for a folder without tensors."""
     there = {path.suffix for path in islice(folder.iterdir(), MOST_FILES)}
     kind = next((kind for kind in OTHER_KINDS if kind in there), "")
     return f"; Lockstep does not read *{kind}" if kind else ""
@@ -292,7 +294,7 @@ def site_in(path: Path, name: str, held: HeldTensor) -> Site:
 
 
 class DumpSession(Session):
-    """Session that answers about the run in the dump, and about nothing else."""
+    """Session that answers only about the run in the dump."""
 
     def __init__(
         self, folder: Path, model: Path | None, settings: Settings, map_name: str = ""

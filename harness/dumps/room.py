@@ -1,4 +1,5 @@
-"""Is a dump small enough to be kept? It is, whole and in single precision, before it is compared.
+"""Size check of a dump before it is read: its tensors must fit into memory in single precision. It
+is, whole and in single precision, before it is compared.
 
 A file's size on disk says little: what was never written takes no place there (a sparse file), and
 takes as much as it claims once it is read.

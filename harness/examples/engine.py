@@ -78,7 +78,8 @@ class Llama:
         return np.einsum("htc,chd->thd", p / p.sum(-1, keepdims=True), v).reshape(len(q), -1)
 
     def run(self, batches, show):
-        """The logits of each batch. show(node, value) sees a value, and may return another."""
+        """Return the logits of each batch. show(node, value) sees a value, and may return a
+        replacement. show(node, value) sees a value, and may return another."""
         caches = [None] * self.layers
         return [self.decode(b, caches, show, f"step{i}/") for i, b in enumerate(batches)]
 

@@ -71,7 +71,7 @@ STAGES |= {"greedy": keep_all, "dist": keep_all}
 
 
 def choose(stage, logits, draw):
-    """The place that is selected; None: this stage selects nothing."""
+    """Return the index that is selected; None: this stage selects nothing."""
     if stage["sampler"] == "greedy":
         return int(logits.argmax())
     if stage["sampler"] == "dist":
