@@ -20,7 +20,7 @@ LORA, CONTROL_VECTOR = "lora", "control_vector"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterFile:
-    """A file of engine/adapters/, and how much of it is added."""
+    """A file of engine/adapters/ with its scale."""
 
     kind: str  # LORA or CONTROL_VECTOR
     path: str
@@ -69,7 +69,7 @@ class Site:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TensorRecord:
-    """One tensor, as one engine computed it."""
+    """One tensor of one engine's run."""
 
     site: Site
     value: NDArray[Any]
@@ -77,7 +77,7 @@ class TensorRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Trace:
-    """Everything one engine showed while answering one request, in execution order."""
+    """All tensors that an engine showed in one request, in execution order."""
 
     engine: str
     records: tuple[TensorRecord, ...]
@@ -88,7 +88,7 @@ class Trace:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Request:
-    """Batches to decode one after the other on an empty cache, and what to show on the way."""
+    """Batches to decode one after the other on an empty cache, and the values to show."""
 
     batches: tuple[Batch, ...]
     capture: bool = False  # record every site
@@ -137,7 +137,7 @@ class SampleAnswer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrawRequest:
-    """One next token, drawn by a chain that a server is told in its own parameters."""
+    """One next token, drawn by a chain that a server gets as its own parameters."""
 
     chain: tuple[Mapping[str, Any], ...]  # as in SampleRequest; `dist` is its end
     prompt: tuple[int, ...] | bytes
@@ -148,7 +148,7 @@ class DrawRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrawAnswer:
-    """A token that was drawn: an id or a text; None: nothing is shown, as where a text ends."""
+    """A drawn token: an id or a text; None without one, as at the end of a text."""
 
     token: int | bytes | None
     listed: tuple[tuple[int | bytes, float], ...] | None = None  # probabilities; None: not shown
@@ -158,7 +158,7 @@ class DrawAnswer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineInfo:
-    """The engine that answered: enough to see whether a golden or a verdict still applies."""
+    """The engine that answered: enough facts to decide if a golden or a verdict still applies."""
 
     engine: str
     version: str
@@ -182,7 +182,7 @@ class EngineInfo:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorSummary:
-    """A row of the tensor table as a parser understood it."""
+    """A row of the tensor table as read by a parser."""
 
     name: str
     ne: tuple[int, ...]  # ggml's order, fastest first, without trailing ones
@@ -193,7 +193,8 @@ class TensorSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileSummary:
-    """A GGUF file as a parser understood it. Values are JSON-like; NaN is the string "nan"."""
+    """A GGUF file as read by a parser. Values are JSON-like; NaN is the string "nan". Values are
+    JSON-like; NaN is the string "nan"."""
 
     version: int
     alignment: int
@@ -223,7 +224,7 @@ KEPT, WEIGHTS, COMPUTE = 0, 1, 2  # memory that lives from graph to graph, of th
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Nodes:
-    """Nodes of a graph with what they read, in columns: a row for each node, then its sources.
+    """Nodes of a graph with their sources, in columns: a row for each node, then its sources.
 
     `harness.shadow.nodes` makes a Node of each. Sizes and strides are ggml's, in its order.
     """
@@ -257,7 +258,7 @@ class Nodes:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Captured:
-    """A summary of what the engine showed besides the nodes themselves."""
+    """A summary of a capture, besides the nodes themselves."""
 
     nodes: int  # that compute something
     views: int  # that compute nothing
@@ -295,7 +296,7 @@ class Unanswerable(Redacted):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Crashed(Redacted):
-    """The engine's process died: by a signal, an abort, or an exit nobody asked for."""
+    """The engine's process died: by a signal, an abort, or an unexpected exit."""
 
     message: str
     log: tuple[str, ...] = ()  # the last lines that it logged
@@ -312,15 +313,15 @@ class TimedOut(Redacted):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Busy(Redacted):
-    """The engine is there and would not answer, which is nothing about the question."""
+    """The engine is running but did not answer, which is no evidence about the question."""
 
     message: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Malformed(Redacted):
-    """The answer is none to its question (harness.answers): expected, got. said: it says in its
-    place why it gives none."""
+    """The answer does not have the form of its question (harness.answers): expected and actual
+    value. said: it says in its place why it gives none."""
 
     message: str
     said: bool = False
@@ -333,7 +334,8 @@ Outcome = Answered | Rejected | Unanswerable | Crashed | TimedOut | Busy | Malfo
 
 
 class StageText(str):
-    """Text of progress that begins a step: a pipe shows it at once. suite: the one that begins."""
+    """A progress text that begins a step: a pipe shows it at once. suite: the suite that begins.
+    suite: the one that begins."""
 
     suite: str = ""
 
@@ -386,7 +388,7 @@ BOTH = "both"  # engines of a run
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """The end of one comparison, as it goes into the report."""
+    """The result of one comparison, as written to the report."""
 
     suite: str
     case: str

@@ -1,4 +1,5 @@
-"""Secrets, and text without them: keys of the environment, headers, options, and addresses."""
+"""Secrets, and their removal from text: keys of the environment, headers, options, and
+addresses."""
 
 import base64
 import html
@@ -54,7 +55,7 @@ SUSPECT = ("@", "://", "bearer", "authorization", "cookie", "key", "token", "sec
 
 
 def redact(text: str) -> str:
-    """Return the text with each secret replaced by REDACTED; twice comes to the same as once."""
+    """Return the text with each secret replaced by REDACTED; the operation is idempotent."""
     keys = os.environ.get(API_KEY, "").split("\n")
     text = hide(text, spellings((*map(str.strip, keys), *values_of_others(), *GIVEN)))
     folded = text.casefold()
@@ -76,7 +77,7 @@ def keep_secret_options(words: Iterable[str]) -> None:
 
 @cache
 def values_of_others() -> Sequence[str]:
-    """Secrets in the environment that this process was started with, apart from the API key."""
+    """Return secrets in this process's initial environment, apart from the API key."""
     others = {name: value.strip() for name, value in os.environ.items() if name != API_KEY}
     secret = [value for name, value in others.items() if SECRET_VARIABLE.search(name)]
     in_addresses = [p for value in others.values() for p in PASSWORD_IN_ADDRESS.findall(value)]
@@ -86,8 +87,8 @@ def values_of_others() -> Sequence[str]:
 
 @lru_cache(maxsize=16)
 def spellings(values: Sequence[str]) -> Sequence[tuple[str, int]]:
-    """The values as anybody may write them, and how many characters of one are enough to know it.
-    The longest come first, as one may contain another."""
+    """Return the spellings of the values, and how many characters of each identify it. The longest
+    come first, as one may contain another."""
     long = (value for value in values if len(value) >= SHORTEST_KEY_CHARACTERS)
     found = {
         (each, -(-SHORTEST_PART_CHARACTERS * len(each) // len(value)))
@@ -119,7 +120,7 @@ def spellings_of(value: str) -> Iterator[str]:
 
 
 def hide(text: str, secrets: Sequence[tuple[str, int]]) -> str:
-    """Return the text without the secrets, and without beginnings or ends that a cut has left.
+    """Return the text without the secrets, and without their truncated beginnings or ends.
 
     secrets: each with how many of its characters are enough to know it.
     """
@@ -141,7 +142,7 @@ def hide(text: str, secrets: Sequence[tuple[str, int]]) -> str:
 
 
 def beginnings_in(text: str, secret: str, part: int) -> Iterator[tuple[int, int]]:
-    """Yield where beginnings of a secret stand, from the first character on to behind the last."""
+    """Yield the places of beginnings of a secret, as start and end."""
     start = text.find(secret[:part])
     while start >= 0:
         same = takewhile(lambda pair: pair[0] == pair[1], zip(secret, text[start:], strict=False))
@@ -151,7 +152,7 @@ def beginnings_in(text: str, secret: str, part: int) -> Iterator[tuple[int, int]
 
 
 class Redacted:
-    """A dataclass that holds an engine's words: none of its texts shows a secret."""
+    """A dataclass with an engine's texts, none of which shows a secret."""
 
     __slots__ = ()
 

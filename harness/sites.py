@@ -1,4 +1,4 @@
-"""Names that traces use for the nodes of graphs such as llama's, in every version of llama.cpp.
+"""Names in traces for the nodes of graphs such as llama's, in every version of llama.cpp.
 
 Where one name stands for several nodes of llama.cpp's graph (`Qcur-0` is a product, a view and a
 rotation), the later one carries a suffix here. Traces may have any other name that llama.cpp has.
@@ -71,8 +71,8 @@ ENDS_OF_HALVES = ATTENTION_OUT + FFN_OUT
 
 
 def is_one_of(name: str, parts: Sequence[str]) -> bool:
-    """Return True if it is one of these tensors. name: without its layer, such as
-    attn_output.bias."""
+    """Return True if the name is one of these tensors. name: without its layer, such as
+    attn_output.bias. name: without its layer, such as attn_output.bias."""
     return name.rsplit(".", 1)[0] in parts
 
 

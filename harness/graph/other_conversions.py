@@ -1,4 +1,4 @@
-"""Segments of an engine that converts activations to another format than llama.cpp, or to none.
+"""Segments of an engine whose activations have another format than llama.cpp's, or none.
 
 Such an engine computes so with most weights, or it is the reason of all that is wrong with it.
 """
@@ -48,7 +48,7 @@ class JudgeOfSegments(Protocol):
 def of_other_builds(
     judge: JudgeOfSegments, segments: Sequence[Segment]
 ) -> list[Mapping[Place, Seen]]:
-    """Run the segments as other processors do, and return each run's values."""
+    """Run the segments as on other processors, and return each run's values."""
     builds = other_builds(judge.build, set(judge.op_of.values()))
     return [judge.run(Honest(), build, of=segments) for build in builds]
 
@@ -59,7 +59,7 @@ def converted_otherwise(
     known: Mapping[Place, SiteFinding],
     noises: Noises,
 ) -> dict[Place, SiteFinding]:
-    """Return the findings that agree with the most frequent format, if it is frequent enough."""
+    """Return the findings that agree under the most frequent format, if it is frequent enough."""
     wrong = [segment for segment, _ in found if is_wrong(known.get(segment.place))]
     left = [
         segment for segment in wrong if quantised_weights(judge, [segment])
@@ -108,7 +108,7 @@ def by_own_format(
     known: Mapping[Place, SiteFinding],
     noises: Noises,
 ) -> dict[Place, SiteFinding]:
-    """Return the findings by an engine's own format that have fewer wrong elements than by known
+    """Return the findings for which an engine's own format gives fewer wrong elements than known
     formats."""
     if not segments:
         return {}
@@ -127,8 +127,7 @@ def has_fewer(one: SiteFinding, other: SiteFinding) -> bool:
 def enough_to_refute(
     judge: JudgeOfSegments, left: Sequence[Segment], weights: int
 ) -> tuple[list[Segment], list[Segment]]:
-    """Return enough segments to refute a format: the rest can have at most half of so many
-    weights."""
+    """Return enough segments to refute a format: the rest has at most half of the weights."""
     by_weight = sorted(left, key=lambda segment: sorted(quantised_weights(judge, [segment])))
     n = 1
     while 2 * len(quantised_weights(judge, by_weight[n:])) > weights:
@@ -139,7 +138,7 @@ def enough_to_refute(
 def findings_given(
     judge: JudgeOfSegments, segments: Sequence[Segment], family: Sequence[Build], noises: Noises
 ) -> dict[Place, SiteFinding]:
-    """Return the findings of engines that take one of two nearby steps, in any of these ways.
+    """Return the findings of engines that choose one of two nearby steps, in any of these ways.
 
     Activations between two steps are few: if the first ways give nothing, no way does.
     """
@@ -155,7 +154,7 @@ def findings_given(
 def agreeing(
     judge: JudgeOfSegments, segments: Sequence[Segment], build: Build, noises: Noises
 ) -> dict[Place, SiteFinding]:
-    """Return the findings that an engine of this build would show as well."""
+    """Return the findings that agree with an engine of this build."""
     if not segments:
         return {}
     run = judge.run(Wide(), build, of=segments)

@@ -1,4 +1,4 @@
-"""Differences of llama.cpp's graphs of two files: in parameters, nodes, inputs.
+"""Differences between llama.cpp's graphs of two files: in parameters, nodes, inputs.
 
 All are told by their names. A key of a file, such as the rope's base, is a parameter of an op,
 makes other nodes, or decides what an input holds, as a window does of a mask: no weight shows
@@ -28,8 +28,7 @@ Source: TypeAlias = tuple[str, tuple[int, ...]]  # who wrote it, and where it li
 
 
 def other_parameters(oracle: Program, subject: Program) -> Parameters:
-    """Return the subject's parameters that differ, for the oracle's nodes that are in both
-    graphs."""
+    """Return the subject's differing parameters, for the oracle's nodes that both graphs have."""
     theirs, found = by_name(subject), {}
     for name, (place, node) in by_name(oracle).items():
         other = theirs[name][1] if name in theirs else None
@@ -39,7 +38,8 @@ def other_parameters(oracle: Program, subject: Program) -> Parameters:
 
 
 def first_other_node(oracle: Program, subject: Program) -> str:
-    """Name the first node that only one graph has, or whose op, size or inputs differ; "" if none.
+    """Name the first node that only one graph has, or that differs in op, size or inputs; "" if
+    none.
 
     An example is a node that reads the mask of other layers.
     """
@@ -71,7 +71,7 @@ def first_other_input(oracle: Program, subject: Program) -> str:
 
 
 def reads(program: Program) -> dict[Name, tuple[Source, ...]]:
-    """Return what each node reads, by the name of the node that wrote it, or of the memory."""
+    """Return the inputs of each node, by the name of their node, or of the memory."""
     found: dict[Name, tuple[Source, ...]] = {}
     for graph in program.graphs:
         held = [f"{root.name}#{n}" if n else root.name for root, n in numbered_roots(graph)]
@@ -86,7 +86,7 @@ def reads(program: Program) -> dict[Name, tuple[Source, ...]]:
 
 
 def numbered_roots(graph: Graph) -> Iterator[tuple[Root, int]]:
-    """Yield each root, and how many roots of its name come before it."""
+    """Yield each root with the number of earlier roots of its name."""
     seen: Counter[str] = Counter()
     for root in graph.roots:
         yield root, seen[root.name]

@@ -1,5 +1,5 @@
-"""Probable errors of the sums of a product in an honest run, whatever their order. Roundings go up
-as often as down, so their errors grow with the root of their number, not with the number.
+"""Probable errors of the sums of a product in an honest run, for any order. Roundings go up as
+often as down, so their errors grow with the root of their number, not with the number.
 
 A bound holds in the worst case, in which all roundings go the same way and no terms cancel. For a
 row of a thousand terms it is a hundred times the error of a scalar loop. Runs that are off by a
@@ -60,8 +60,8 @@ def of_experts(node: Node) -> F64:
 
 
 def error_of_sums(value: F64, squares: F64, terms: int) -> F64:
-    """Return an error whose random share is no less than what float32 accumulates in one sum, term
-    by term.
+    """Return an error bound whose random share covers what float32 accumulates in one sum, term by
+    term.
 
     value: the sum; squares: of its terms, added up, in a shape that broadcasts (`squared_terms`).
 

@@ -1,4 +1,4 @@
-"""A recorded run of a model: graphs of nodes that read and write memory, and what they are given.
+"""A recorded run of a model: graphs of nodes that read and write memory, and their inputs.
 
 Memory is ggml's: a tensor is a view of the bytes of its root, with an offset and strides. No value
 that a node computes is part of it. All of it is numbers, texts and arrays: it could be sent.
@@ -50,7 +50,7 @@ class TensorView:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedNode:
-    """Op with what it reads and writes."""
+    """An op with its inputs and its output."""
 
     index: int
     op: str
@@ -99,8 +99,8 @@ class Program:
 
     @property
     def has_result(self) -> bool:
-        """Return True if a graph names a result, or if llama.cpp returns what the graphs compute
-        last."""
+        """Return True if a graph names a result, or if llama.cpp returns the last nodes of its
+        graphs."""
         return any(self.orders) or any(graph.output.name == graph.result for graph in self.graphs)
 
     @property
@@ -114,7 +114,7 @@ class Program:
 
     def in_order(self, values: Mapping[Place, NDArray[Any]]) -> tuple[NDArray[Any] | None, ...]:
         """Return the results of each batch's graphs, (rows, width) in the order of its outputs;
-        None if a value is not there."""
+        None if a value is missing."""
         return tuple(self.rows_of(step, values) for step in range(self.steps))
 
     def rows_of(self, step: int, values: Mapping[Place, NDArray[Any]]) -> NDArray[Any] | None:

@@ -1,4 +1,4 @@
-"""Rows of a segment in which an engine chose other experts than most honest runs do.
+"""Rows of a segment in which an engine chose other experts than most honest runs.
 
 Of two experts whose scores nearly tie few runs choose the other, and then a row is another
 altogether: three runs, or twelve, may have met none. So where few rows are off, more runs are made,
@@ -43,8 +43,8 @@ def explained_places(
     *,
     is_small: bool,
 ) -> set[Place]:
-    """Return the places of these segments where some honest run gives every row. honest: the run
-    without errors; is_small: many runs of the model take a second or so."""
+    """Return the places of these segments where some honest run reproduces every row. honest: the
+    run without errors; is_small: many runs of the model take a second or so."""
     left: dict[Place, NDArray[np.bool_]] = {}
     rooms = {s.place: room(honest[s.place], noise[s.place]) for s in suspects if s.sorts}
     for place, allowed in rooms.items():
@@ -65,15 +65,15 @@ def explained_places(
 
 
 def ways(judge: Runs) -> Iterator[tuple[int, Build]]:
-    """Yield the ways: every other run converts activations as llama.cpp does, the others in other
-    formats."""
+    """Yield the ways of runs: every other run converts activations as llama.cpp does, the others in
+    other formats."""
     others = cycle(list(builds(judge.build)))
     for number, seed in enumerate(iter(range(judge.seed + 2 * MORE_RUNS, 1 << 62))):
         yield seed, judge.build if number % 2 else next(others)
 
 
 def room(seen: Seen, noise: Noise) -> NDArray[np.float64]:
-    """Return how far two honest values of one choice may be apart."""
+    """Return the distance allowed between two honest values of one choice."""
     found: NDArray[np.float64] = seen.allowed + noise.room(seen.truth) + step_of(seen.truth)
     return found
 
@@ -81,8 +81,8 @@ def room(seen: Seen, noise: Noise) -> NDArray[np.float64]:
 def near(
     shown: NDArray[np.generic], truth: NDArray[np.generic], allowed: NDArray[np.float64]
 ) -> NDArray[np.bool_]:
-    """Return for each row, along the last axis, whether it is near; flat. A value without a limit
-    is near, even NaN."""
+    """Return a flag for each row, along the last axis: all its values are near. A value without a
+    limit is near, even NaN."""
     with np.errstate(invalid="ignore"):
         close = np.abs(shown.astype(np.float64) - truth.astype(np.float64)) <= allowed
     close |= np.isposinf(allowed)

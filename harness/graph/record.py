@@ -1,4 +1,4 @@
-"""Records a program while llama.cpp runs it: what nodes read and write, and the inputs' bytes.
+"""Records a program while llama.cpp runs it: inputs and outputs of nodes, and the input bytes.
 
 A value that a node computes is looked at when it comes, and forgotten.
 """
@@ -45,7 +45,7 @@ def record(
     watch: Watcher | None = None,
     embeddings: bool = False,
 ) -> Program | Outcome:
-    """Return the program that the session's engine runs for these batches, or why there is none.
+    """Return the program of these batches in the session's engine, or why there is none.
 
     watch: sees every node with llama.cpp's values; embeddings: come to them, also where there are
     logits. Without one who watches, the session remembers: whoever judges it and whoever replays it
@@ -105,7 +105,7 @@ class ProgramDraft:
     output: tuple[Place, PlannedNode, NDArray[Any]] | None = None  # the result, or what is last
 
     def tokens(self) -> NDArray[np.int32]:
-        """Return the tokens that it reads, in its order."""
+        """Return the tokens that the graph reads, in its order."""
         found = [raw for i, raw in self.inputs.items() if self.roots[i].name == TOKENS_READ]
         return np.concatenate(found or [np.empty(0, np.uint8)]).view(np.int32)
 
@@ -132,8 +132,7 @@ class ProgramRecorder:
 
     @property
     def needs_no_values(self) -> bool:
-        """Return True if all that was looked at are results, by name, which are there in any
-        case."""
+        """Return True if all requested values are results, by name, which are always recorded."""
         named = (draft.output and draft.output[1].name == self.result for draft in self.drafts)
         return all(named)
 
@@ -216,8 +215,8 @@ class ProgramRecorder:
         return found
 
     def root(self, draft: ProgramDraft, piece: Nodes, row: int, own: int) -> int:
-        """Return the node's number in the graph. If no node has computed it before it is read, it
-        was given."""
+        """Return the root's number in the graph. A root that no node has written before it is read
+        is an input. If no node has computed it before it is read, it was given."""
         address = int(piece.root[row])
         if address in draft.numbers:
             return draft.numbers[address]
@@ -325,8 +324,8 @@ def computes_every_token(batch: Batch, rows: int, read: NDArray[np.int32]) -> bo
 def order_of(
     computed: Sequence[NDArray[Any]], outputs: NDArray[np.float32] | None
 ) -> tuple[int, ...] | None:
-    """Return the computed row of each output, found by llama.cpp's own values; None if they do not
-    tell. Equal outputs are in the order of their computation."""
+    """Return the computed row of each output, found by llama.cpp's own values; None if these are
+    ambiguous. Equal outputs are in the order of their computation."""
     rows = [row.tobytes() for value in computed for row in value.reshape(-1, value.shape[-1])]
     wanted = [] if outputs is None else [row.tobytes() for row in outputs]
     if not wanted or sorted(rows) != sorted(wanted):

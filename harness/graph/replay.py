@@ -1,4 +1,4 @@
-"""Runs a recorded program with our ops: every node reads what *we* computed before.
+"""Runs a recorded program with our ops: every node reads our own earlier results.
 
 What we cannot compute is named, and whatever reads it is not computed either.
 """
@@ -41,7 +41,8 @@ class NotComputed:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Replayed:
-    """The result of a run. outputs: of each batch, in its order; None: not computed."""
+    """The result of a run. outputs: of each batch, in its order; None: not computed. outputs: of
+    each batch, in its order; None: not computed."""
 
     outputs: tuple[NDArray[Any] | None, ...]  # (rows, width)
     missing: tuple[NotComputed, ...]  # the causes, not what only reads them
@@ -140,7 +141,7 @@ class ReplayRun:
         return put_in(value, cast(self.values[place], value.dtype), planned.name)
 
     def value_given(self, planned: PlannedNode, place: Place) -> NDArray[Any] | None:
-        """Return the given value of a node, which is not computed."""
+        """Return the given value of a node that is not computed."""
         if place not in self.values or planned.result.root < 0:
             return None
         seen = self.memory.operand_of(planned.result)
@@ -197,7 +198,7 @@ def cast(value: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def put_in(value: NDArray[Any], given: NDArray[Any], name: str) -> NDArray[Any]:
-    """Return a node's value with the given one in its place.
+    """Return a node's value, replaced by the given one.
 
     Cells that no sequence uses get no weight; other values stay as they are.
     """
@@ -215,8 +216,8 @@ def put_in(value: NDArray[Any], given: NDArray[Any], name: str) -> NDArray[Any]:
 
 @lru_cache(maxsize=1 << 12)  # tensors of a graph are alike from run to run
 def blank_of(kind: str, ne: tuple[int, ...]) -> NDArray[Any]:
-    """Return zeros in the type and shape of a tensor; nobody writes to them, and they are one
-    number."""
+    """Return zeros with the type and shape of a tensor, as a broadcast scalar that nothing writes
+    to."""
     dtype, shape, _ = layout(kind, ne)
     return np.broadcast_to(np.zeros((), dtype), shape)
 

@@ -89,14 +89,14 @@ class Chosen:
 def multiplied_otherwise(
     judge: JudgeOfProducts, found: Sequence[Found], known: Mapping[Place, SiteFinding]
 ) -> Findings:
-    """Return the findings on wrong segments by the engine's design: in agreement with it, or still
+    """Return the findings on wrong segments under the engine's design: in agreement, or still
     wrong."""
     factors = {segment.place: factors_in(judge, segment) for segment, _ in found}
     wrong = {segment.place for segment, _ in found if is_wrong(known.get(segment.place))}
 
     def choose(those: frozenset[str] | None, designs: Iterable[FactorDesign]) -> Chosen:
-        """Return the chosen factors. those: the factors that only these segments have; None: of
-        both parts."""
+        """Return the chosen factors. those: the factors of these segments only; None: of both
+        parts. those: the factors that only these segments have; None: of both parts."""
         some = [s for s, _ in found if those is None or factors[s.place] <= those]
         best = Chosen(design=None, fine={})
         for design in designs:
@@ -131,8 +131,8 @@ def multiplied_otherwise(
 
 
 def together(chosen: Parts) -> Iterator[Parts]:
-    """Yield engines that a segment with products of both parts may come from. chosen: the designs
-    that segments of one part show."""
+    """Yield candidate engines for a segment with products of both parts. chosen: the designs that
+    segments of one part show."""
     yield from [chosen] if chosen else ()
     for part in (WEIGHTS, ATTENTION):
         if part not in chosen:
@@ -146,7 +146,7 @@ def is_nearer(
     design: FactorDesign,
     known: Mapping[Place, SiteFinding],
 ) -> bool:
-    """Return True if one of these is nearer to the design than to the known ways."""
+    """Return True if one of these segments is nearer to the design than to the known ways."""
     run = judge.run(Wide(), design.build(judge.build), of=segments)
     far = {s.place: worst_distance(run[s.place].truth, judge.shown[s.place]) for s in segments}
     return any(each <= NEARER * known[place].err_local for place, each in far.items())
@@ -174,8 +174,8 @@ def factors_in(judge: JudgeOfProducts, segment: Segment) -> frozenset[str]:
 def findings_by(
     judge: JudgeOfProducts, segments: Sequence[Segment], design: FactorDesign, runs: int
 ) -> Findings:
-    """Return the findings, judged by an engine of this design. runs: with random errors, which
-    measure its noise."""
+    """Return the findings under this design. runs: perturbed ones, which measure its noise. runs:
+    with random errors, which measure its noise."""
     build = design.build(judge.build)
     run = judge.run(Wide(), build, of=segments)
     noise = judge.noise(run, range(runs), segments, build=build)

@@ -1,4 +1,5 @@
-"""The effect of random honest errors on a shown tensor: how far, and on how many of its rows."""
+"""The effect of random honest errors on a shown tensor: their size, and how many rows they
+affect."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -31,7 +32,8 @@ class Noise:
         return Noise(worst, share, self.rows + other.rows, self.lost | other.lost)
 
     def room(self, truth: NDArray[Any]) -> NDArray[np.float64]:
-        """Return how far two honest values may be apart, in each row; broadcasts to the truth.
+        """Return the distance allowed between two honest values, in each row; broadcasts to the
+        truth.
 
         Models have a row thousands of times larger than the others, often the first token's. The
         worst error is that row's, and does not measure the others. A row is rounded by numbers of
@@ -46,7 +48,8 @@ class Noise:
         return np.where(self.lost, np.inf, found)
 
     def explains(self, rows: NDArray[np.float64]) -> bool:
-        """Return True if as few rows are off as in honest runs: at all, by much, and in sum."""
+        """Return True if the wrong rows are as few as in honest runs: in all, by size, and in
+        sum."""
         runs = (np.zeros(0), *self.rows)
         far = max(float(run.max(initial=0.0)) for run in runs)
         sizes = [(0.0, 0.0), *((far / 8 / 4**k, far / 32 / 4**k) for k in range(STEPS_DOWN))]
@@ -92,8 +95,8 @@ Noises = tuple[Mapping[Place, Noise], Mapping[Place, Noise]]  # the second of wi
 def beyond(
     truth: NDArray[Any], shown: NDArray[Any], allowed: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return how much each row is off, as a multiple of the limit, along the last axis; flat. NaN
-    and infinity do not measure other rows; `lost` says if they may occur."""
+    """Return the error of each row, as a multiple of the limit, along the last axis; flat. NaN and
+    infinity do not measure other rows; `lost` says if they may occur."""
     if shown.shape != truth.shape or not truth.size:
         return np.zeros(0)
     with np.errstate(invalid="ignore"):

@@ -1,4 +1,4 @@
-"""Stretches of the graph that lead from shown tensors to a shown one."""
+"""Parts of the graph that lead from shown tensors to a shown one."""
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ PART = re.compile(r" ubatch \d+")  # in the name of a node: an engine shows its 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Segment:
-    """A stretch of the graph from shown tensors to a shown one."""
+    """A part of the graph from shown tensors to a shown one."""
 
     wire: Wire
     place: Place
@@ -41,8 +41,8 @@ class Segment:
         return named[len(named) // 2] if named else None
 
     def reason(self, own: str, noise: Noise) -> str:
-        """Return the reason of a limit. own: of the last op's bound; noise: of runs with random
-        errors."""
+        """Return the reason of a limit. own: the last op's bound; noise: of perturbed runs. own: of
+        the last op's bound; noise: of runs with random errors."""
         if not self.rounds:
             return f"one op on the engine's own inputs: {own}"
         if noise.rows:
@@ -97,7 +97,7 @@ def number_sites(sites: Iterable[Site]) -> Iterator[Site]:
 
 
 def what_is(wire: Wire, op: str) -> str:
-    """Describe a node in words that an author knows. A bare number says nothing."""
+    """Describe a node by its op and weights. A bare number says nothing."""
     return f" ({op} with {', '.join(wire.weights)})" if wire.weights else f" ({op})"
 
 

@@ -1,4 +1,4 @@
-"""Judges an engine by the tensors that it shows, with nothing put into it: of any architecture.
+"""Judges an engine by the tensors that it shows, without replacing any: for any architecture.
 
 Whatever two shown tensors enclose is a segment of llama.cpp's graph. Each is computed by our ops
 from what the engine itself shows before it, and held against what it shows behind it, so a fault
@@ -112,7 +112,7 @@ class SegmentJudge:
         yield from (finding for _, finding in found)
 
     def first_look(self) -> tuple[Run, dict[Place, Noise], list[Found]]:
-        """Return a run without errors, the noise of some with errors, and what is wrong."""
+        """Return a run without errors, the noise of some perturbed runs, and the wrong segments."""
         rounded = bool(self.stored)
         every = list(segments_of(self.program, self.wires, self.shown))
         if self.only is not None:
@@ -163,8 +163,8 @@ class SegmentJudge:
 
     @cached_property
     def usable(self) -> dict[Place, NDArray[Any]]:
-        """Return the shown values, made fit for use. An id of no row would leave no value behind
-        it, and nothing else would be judged."""
+        """Return the shown values with invalid ids replaced, so that later values can be computed.
+        An id of no row would leave no value behind it, and nothing else would be judged."""
         most = {place: rows_to_choose(*self.nodes[place]) for place in self.shown}
         return {
             p: value if (n := most[p]) is None else legal(value, n)
@@ -186,7 +186,7 @@ class SegmentJudge:
         of: Sequence[Segment] | None = None,
         keep: Keep = every_one,
     ) -> Run:
-        """Run our ops from shown values to each shown node, or to these alone."""
+        """Run our ops from shown values to each shown node, or only to these nodes."""
         wanted = {place: value.shape for place, value in self.shown.items()}
         watched = Watched(way=way, wide=way.wide, wanted=wanted, look=look, keep=keep)
         values = {**self.orders, **(self.usable if values is None else values), **self.given}
@@ -237,7 +237,7 @@ class SegmentJudge:
         return found
 
     def jitter_values(self, number: int) -> dict[Place, NDArray[Any]]:
-        """Return what is shown, each number a step larger, a step smaller or as it is."""
+        """Return the shown values, each number a step larger, a step smaller or unchanged."""
         found: dict[Place, NDArray[Any]] = {}
         for place, value in self.usable.items():
             raw = stream(self.seed + number, f"shown {place}").random_raw(value.size)
@@ -249,7 +249,7 @@ class SegmentJudge:
         return found
 
     def step_at(self, place: Place, value: NDArray[Any]) -> NDArray[np.float64]:
-        """Return how far a shown number may be from the number that the engine used."""
+        """Return the distance between a shown number and the number that the engine used."""
         kind = self.stored.get(place)
         return half_step(value, kind) if kind else step_of(value)
 
@@ -328,7 +328,7 @@ class SegmentJudge:
         return found
 
     def seen_by(self, segment: Segment, node: Node, design: Other) -> Seen:
-        """Return the result of a design that takes its choices from the shown values."""
+        """Return a design's result, with the choices of the shown values."""
         shown = self.shown[segment.place]
 
         def part(value: Any) -> NDArray[Any]:
@@ -355,8 +355,8 @@ class SegmentJudge:
         )
 
     def again(self, segment: Segment, ways: Iterable[tuple[Seen, Noises]]) -> HeldSegment:
-        """Judge again: with better known noise, without ggml's roundings, or with wider numbers
-        from op to op."""
+        """Judge again: with better measured noise, without ggml's roundings, or with wider
+        intermediate numbers."""
         # else what was put in are its inputs
         may_be_wider = segment.rounds or self.put_in.isdisjoint(segment.starts)
         tried = []
@@ -389,8 +389,8 @@ class SegmentJudge:
         return {self.wires[place].site: node.op for place, (_, node) in self.nodes.items()}
 
     def weights_of(self, segment: Segment) -> tuple[str, ...]:
-        """Return the weights of all its ops: any of them may be meant, even one that the engine
-        ignores."""
+        """Return the weights of all ops of a segment: any of them may be at fault, even an ignored
+        one."""
         places = (self.place_of[site] for site in (*segment.inside, segment.wire.site))
         read = (name for place in places for name in self.wires[place].weights)
         return tuple(dict.fromkeys(read))

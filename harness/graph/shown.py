@@ -1,5 +1,5 @@
 """The part of a node's tensor that an engine shows: the cells in use for scores and caches, the
-chosen ones for experts.
+chosen experts.
 
 llama.cpp has room for 256 cells at least. What is behind the last one in use is masked, and no
 other engine has it.
@@ -24,7 +24,7 @@ CACHE = re.compile(r"cache_(?P<kind>[kv])_l(?P<layer>\d+)(?: \(reshaped\))? \(vi
 
 
 def part_shown(value: NDArray[Any], shape: tuple[int, ...], name: str) -> NDArray[Any] | None:
-    """Return a view of a node's value in the shape that is shown; None if it cannot be shown so."""
+    """Return a view of a node's value in the shown shape; None if it does not fit."""
     if CACHE.fullmatch(name) and value.shape[:2] == (1, 1) and len(shape) == 3:
         return cells_of(value, shape)
     if value.size == prod(shape):
@@ -38,7 +38,8 @@ def part_shown(value: NDArray[Any], shape: tuple[int, ...], name: str) -> NDArra
 
 
 def leaves_out(value: NDArray[Any], shape: tuple[int, ...], name: str) -> bool:
-    """Return True if cells with a weight are not shown. In a row of NaN every cell has one."""
+    """Return True if cells with a weight are not shown. In a row of NaN every cell has one. In a
+    row of NaN every cell has one."""
     part = part_shown(value, shape, name)
     if part is None or part.size == value.size or not name.startswith(WEIGHTS):
         return False
@@ -58,8 +59,8 @@ def cells_of(value: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any] | None
 
 
 def cells_in_use(program: Program, graph: Graph, node: PlannedNode, shape: tuple[int, ...]) -> int:
-    """Return how many cells a shown tensor must have to include all that count; 0 if it has no
-    cells, or if that is unknown."""
+    """Return how many cells a shown tensor needs to include all with weight; 0 without cells, or if
+    unknown."""
     if node.op == "SET_ROWS" and CACHE.fullmatch(node.name) and len(shape) == 3:
         return cells_written(program, graph, node, shape[1] * shape[2])
     if OVER_CELLS.fullmatch(node.name) and not node.name.startswith(WEIGHTS):
@@ -95,7 +96,7 @@ def cells_seen(graph: Graph, scores: PlannedNode) -> int:
 
 
 def input_at(graph: Graph, view: TensorView | None) -> NDArray[Any] | None:
-    """Return the input that a graph was given there; None if it computes it."""
+    """Return the graph's input at this view; None if a node computes it."""
     if view is None or view.root not in graph.inputs:
         return None
     seen = Operand(

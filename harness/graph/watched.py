@@ -1,4 +1,4 @@
-"""A replay some of whose nodes are kept, in the shapes that an engine shows."""
+"""A replay that keeps some nodes, in the shapes that an engine shows."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from lockstep.harness.judging.tolerances import limits_of
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Seen:
-    """One node of a run of ours."""
+    """One node of our own run."""
 
     value: NDArray[Any]  # in the type of its tensor
     truth: NDArray[Any]  # before it is rounded to that

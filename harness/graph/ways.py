@@ -1,4 +1,4 @@
-"""The ways in which a replay computes a node: what becomes of the value that its formula gives."""
+"""The ways in which a replay computes a node from the value of its formula."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -23,7 +23,8 @@ from lockstep.harness.synth.draws import begin_stream, raw, stream
 
 @dataclass(frozen=True)
 class Honest:
-    """The value, rounded to the node's type once; the build's deliberate roundings are made.
+    """The formula's value, rounded to the node's type once; the build's deliberate roundings are
+    made.
 
     sizes: whether results have bounds, of which sizes are most of the time.
     """
@@ -48,15 +49,14 @@ class Honest:
 
 @dataclass(frozen=True)
 class Wide(Honest):
-    """A run that keeps ggml's F32 in float64 from node to node; conversions are made all the
-    same."""
+    """A run that keeps ggml's F32 in float64 between nodes; conversions are still made."""
 
     wide = True
 
 
 @dataclass(frozen=True)
 class RoundedToHalves(Honest):
-    """Engine that keeps each result in fewer bits, such as one that computes in F16 or BF16."""
+    """An engine that keeps each result in fewer bits, such as one that computes in F16 or BF16."""
 
     keep: Callable[[NDArray[np.float32]], F64]
 
@@ -67,7 +67,7 @@ class RoundedToHalves(Honest):
 
 @dataclass(frozen=True)
 class Noisy(Honest):
-    """Honest engine with bad luck: each result is off by a random share of its allowed error.
+    """An honest engine with perturbed results: each is off by a random share of its allowed error.
 
     Sums of products are off by their probable error. Each row of a norm is off as a whole by what
     squares added in float32 may be. In each product that converts activations, one is tipped to the
@@ -109,7 +109,7 @@ class Noisy(Honest):
         return out
 
     def scaled_rows(self, node: Node, value: F64) -> F64:
-        """Scale each row by the error that a sum in float32 may have."""
+        """Scale each row by the possible error of a sum in float32."""
         error = error_of_rows(node)
         drawn = begin_stream(self.seed, name_of(node, "rows")).random_raw(error.size)
         return value * (1 + random_shares(drawn).reshape(error.shape) * error)
@@ -134,7 +134,7 @@ class Lose:
 
 @dataclass(frozen=True, eq=False)
 class Tip:
-    """Moves one of the activations by one step of their conversion."""
+    """Moves one activation by one step of its conversion."""
 
     begin: Callable[[], Philox]
 

@@ -1,4 +1,4 @@
-"""The wiring of a recorded program's nodes: their sites, what each reads, their layers."""
+"""The wiring of a recorded program's nodes: their sites, inputs and layers."""
 
 import re
 from collections import defaultdict
@@ -58,7 +58,8 @@ def site_of(name: str, step: int, ubatch: int = 0) -> Site:
 
 
 def layers_of(nodes: Sequence[PlannedNode]) -> Iterator[int | None]:
-    """Return the layers. A node without a layer in its name, between two of the same layer, is of
+    """Yield the layer of each node. A node without a layer in its name, between two of the same
+    layer, belongs to it. A node without a layer in its name, between two of the same layer, is of
     that layer."""
     known = [node.layer for node in nodes]
     after = [*known[1:], None]
@@ -87,8 +88,7 @@ def ends_of_layers(wires: Mapping[Place, Wire]) -> set[Site]:
 
 
 class Dependencies:
-    """The nodes that other nodes are computed from, also through memory that lives from graph to
-    graph."""
+    """The nodes that other nodes depend on, also through memory that persists across graphs."""
 
     def __init__(self, program: Program) -> None:
         self.at = {g.place(node): (g, node) for g in program.graphs for node in g.nodes}
@@ -99,8 +99,7 @@ class Dependencies:
         self.known: dict[tuple[Set[Place], Set[Place]], tuple[set[Place], set[Place]]] = {}
 
     def whole(self, values: Mapping[Place, Any]) -> set[Place]:
-        """Return the places whose values are given as a whole, so that nothing is computed for
-        them.
+        """Return the places whose values are given as a whole, and need no computation.
 
         Of a value that is a part (cells in use, experts that are chosen) the rest is computed:
         zeros there would be noise that no honest run has. Of the weights of cells the rest is zero.
@@ -114,7 +113,7 @@ class Dependencies:
         }
 
     def of(self, wanted: Set[Place], given: Set[Place]) -> tuple[set[Place], set[Place]]:
-        """Return the nodes that these are computed from, back to `given`, and the values they read.
+        """Return the nodes that these depend on, back to `given`, and the values they read.
 
         Both sets hold the wanted ones as well. A judge asks for the same again and again, so
         results are kept.

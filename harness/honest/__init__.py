@@ -1,1 +1,1 @@
-"""Engines that are right and compute otherwise than llama.cpp: none of them may be accused."""
+"""Honest engines with other designs than llama.cpp's: none of them may be accused."""

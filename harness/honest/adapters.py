@@ -1,4 +1,4 @@
-"""Engines that add LoRA files rightly, in ways that are not llama.cpp's."""
+"""Engines that add LoRA files correctly, in other ways than llama.cpp."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ HONEST_ADAPTERS: dict[str, "type[HonestAdapter]"] = {}
 
 
 class HonestAdapter(Reference):
-    """The reference with a model whose adapters are put in another form once they are read."""
+    """The reference with a model whose adapters are converted to another form after reading."""
 
     group: ClassVar[str] = "honest adapters"
     design: ClassVar[str]
@@ -44,7 +44,7 @@ def product_of(pair: LowRank) -> Any:
 
 
 def turn_pair(pair: LowRank) -> LowRank:
-    """Return the pair of an embedding as one whose product has the embedding's shape."""
+    """Return an embedding's pair, transposed so that its product has the embedding's shape."""
     return replace(pair, a=in_f32(pair.b, pair.b.values().T), b=pair.a)
 
 
@@ -88,7 +88,7 @@ def in_f32(weight: Weight, values: F32) -> Weight:
 
 
 class WideOps(LoraOps):
-    """Adds all pairs up in float64, with one rounding for their sum."""
+    """Ops that add all pairs in float64, with one rounding for their sum."""
 
     def linear(self, x: F32, weight: Weight) -> F32:
         out = self.ops.linear(x, weight)

@@ -6,8 +6,8 @@ from lockstep.harness.adapters.reference import Reference
 
 
 class HonestEngine(Reference):
-    """`shows_on` names a built-in model with the op that it computes otherwise; `views` are the
-    ways to show itself in which it is known as honest."""
+    """An honest engine. `shows_on` names a built-in model with the op that it computes differently;
+    `views` are the views in which it counts as honest."""
 
     group: ClassVar[str] = "honest"
     design: ClassVar[str]

@@ -1,4 +1,4 @@
-"""Engines with quantised caches that attend to them in other right ways than llama.cpp's."""
+"""Engines with quantised caches that compute attention correctly, in other ways than llama.cpp."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -47,7 +47,7 @@ def leave_unturned(model: Model) -> None:
 
 
 def keep_queries(model: Model) -> None:
-    """Multiply decoded keys by queries as they are."""
+    """Multiply decoded keys by unrounded queries."""
 
     def attend(
         right: Callable[..., F32], q: F32, k: NDArray[Any], v: NDArray[Any], *rest: Any

@@ -25,7 +25,7 @@ HonestEngine.add_design(
 
 
 class ById(Mirror):
-    """Takes the chosen experts by their id, and shows all that belongs to them in that order."""
+    """Ops that process the chosen experts in order of id, and show them in that order."""
 
     def top_k(self, probs: F32, n: int) -> I32:
         return np.sort(super().top_k(probs, n), axis=-1)

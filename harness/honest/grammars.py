@@ -1,4 +1,4 @@
-"""Grammars that are right otherwise: another way to read them, and other ways to forbid."""
+"""Grammars in other correct implementations: another parser, and other ways to forbid."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -42,7 +42,7 @@ class HonestGrammar(HonestSampler):
 
 
 def leave_out(sampler: Any, c: CandidateList) -> CandidateList:
-    """Leave candidates out, but never all: no sampler behind would know what to do."""
+    """Leave candidates out, but never all, which no later sampler could handle."""
     found: CandidateList = type(sampler).apply(sampler, c)
     kept = np.flatnonzero(found.logits > -np.inf)
     return found if sampler.is_open or not len(kept) else found.take(kept)

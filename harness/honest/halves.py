@@ -1,4 +1,4 @@
-"""Factors of products in fewer bits than float32, and sums that truncate, as on graphics cards."""
+"""Factors of products in fewer bits than float32, and truncated sums, as on graphics cards."""
 
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +29,8 @@ def to_f16(x: F32) -> F32:
 
 
 def keep_bits(bits: int) -> Round:
-    """Round the mantissa to so many bits, ties to even; the exponent has all of float32."""
+    """Return a rounding of the mantissa to so many bits, ties to even; the exponent stays that of
+    float32."""
     dropped = np.uint32(23 - bits)
 
     def to(x: F32) -> F32:
@@ -62,7 +63,7 @@ def to_bytes(x: F32) -> F32:
 
 
 def to_fp4(size: int, scales: Callable[[F32], F32]) -> Round:
-    """Round so many neighbours to floats of four bits that share a scale."""
+    """Return a rounding of neighbouring numbers to four-bit floats with a shared scale."""
 
     def to(x: F32) -> F32:
         rest = -x.shape[-1] % size
@@ -94,7 +95,7 @@ def of_sixths(most: F32) -> F32:
 
 
 class Rounded(Mirror):
-    """Rounds the factors of each product, and multiplies in float32; has no table of GELU."""
+    """Ops that round the factors of each product, and multiply in float32, without a GELU table."""
 
     weights: Round = staticmethod(as_is)
     inputs: Round = staticmethod(as_is)
@@ -152,7 +153,7 @@ class Rounded(Mirror):
 
 
 def add_rounded(name: str, design: str, rounds: dict[str, Round], on: str = "f32") -> None:
-    """Register a row: which factors are rounded to what."""
+    """Register a row: the rounding of each factor."""
     kept = {factor: staticmethod(to) for factor, to in rounds.items()}
     ops = type("RoundedOps", (Rounded,), {"__module__": __name__, **kept})
     HonestEngine.add_design(name, design, ops=ops, shows_on=on, views=WITH_LOGITS)

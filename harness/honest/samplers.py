@@ -1,4 +1,4 @@
-"""Samplers that are right otherwise: other orders, sums, functions, and ways to show a list."""
+"""Samplers in other correct implementations: other orders, sums, functions, and forms of lists."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ Show = Callable[[Sampler, CandidateList], CandidateList]
 
 
 class HonestSampler(Reference):
-    """The reference with other ways to compute, or to leave a list behind each stage."""
+    """The reference with other ways to compute, or to output a list after each stage."""
 
     group: ClassVar[str] = "honest samplers"
     design: ClassVar[str]
@@ -41,7 +41,7 @@ class HonestSampler(Reference):
     def add_design(
         cls, name: str, design: str, ways: Ways | None = None, show: Show | None = None
     ) -> type[Self]:
-        """Register a row: other ways, or what is made of a list behind each stage."""
+        """Register a row: other ways, or a change of the list after each stage."""
         held = {"__module__": cls.__module__, "design": design, "ways": ways or Ways()}
         held["shows"] = () if show is None else (show,)
         found = type(name, (cls,), held, name=f"honest:{name}")
@@ -50,7 +50,7 @@ class HonestSampler(Reference):
 
 
 class ShownChain(Chain):
-    """A chain whose lists are changed behind each stage, before the next one."""
+    """A chain whose lists are changed after each stage, before the next one."""
 
     def __init__(self, chain: Chain, show: Show) -> None:
         super().__init__(chain.samplers)
@@ -101,7 +101,7 @@ def by_logit(sampler: Sampler, c: CandidateList) -> CandidateList:
 
 
 def share_out(sampler: Sampler, c: CandidateList) -> CandidateList:
-    """Normalise the candidates behind every stage but infill, whose definition gives p."""
+    """Normalise the candidates after every stage but infill, whose definition includes p."""
     if isinstance(sampler, Infill):
         return c
     weights = np.exp(c.logits.astype(np.float64) - c.logits.max())
@@ -128,7 +128,7 @@ add("p-not-shown", "no probabilities but where a token is chosen", show=show_no_
 
 
 class TiesKept(HonestSampler, name="honest:ties-kept"):
-    """Keeps every candidate that is not below the k-th logit, as transformers does."""
+    """Top-k that keeps every candidate not below the k-th logit, as transformers does."""
 
     design = "top_k keeps all that are equal to the last"
     ways = Ways()

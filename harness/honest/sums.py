@@ -32,7 +32,8 @@ def sum_in_order(terms: F32) -> F32:
 
 
 class OneByOne(Mirror):
-    """Adds every sum up one by one in float32: squares of norms, powers of softmax, products."""
+    """Ops that add every sum one by one in float32: squares of norms, powers of softmax,
+    products."""
 
     def linear(self, x: F32, weight: Weight) -> F32:
         out = np.empty((len(x), weight.shape[0]), np.float32)
@@ -74,7 +75,7 @@ HonestEngine.add_design(
 
 
 class CodesAndOffsets(Mirror):
-    """Multiplies codes of quantised weights as they are, and offsets by sums of activations."""
+    """Ops that multiply the codes of quantised weights, and offsets by sums of activations."""
 
     def linear(self, x: F32, weight: Weight) -> F32:
         codes = LESS_OFFSET.get(weight.format.name)

@@ -25,7 +25,7 @@ class About:
 
 
 class Complaint(MalformedAnswer):
-    """A complaint that came with a status of success."""
+    """Error: a complaint in an answer with a success status."""
 
 
 class Server(Protocol):
@@ -52,8 +52,8 @@ def member(said: Any, *path: str | int) -> Any:
 
 
 def complaint(said: Any) -> Any:
-    """Return the server's complaint. Some servers complain with a status that says that all is
-    well."""
+    """Return the server's complaint, which some servers send with a success status. Some servers
+    complain with a status that says that all is well."""
     found = said.get("error") if type(said) is dict else None
     words = found.get("message") if type(found) is dict else found
     return f"error: {words}" if type(words) is str else said

@@ -1,4 +1,4 @@
-"""Servers that offer `/v1/chat/completions` alone: a prompt is the user's message of a chat.
+"""Servers that offer only `/v1/chat/completions`: a prompt is the user's message of a chat.
 
 The server writes the model's template around the message, so the oracle is given that text
 (harness.context.chat_template). Greedy text is all that such a server shows.
@@ -40,7 +40,7 @@ class Chat:
 
 
 def model_name(ask: Ask) -> str:
-    """Return the first model that the server lists; it need not list any."""
+    """Return the first model that the server lists, or any name."""
     try:
         return text(ask("GET", "/models"), "data", 0, "id")
     except StatusRefused:

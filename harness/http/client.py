@@ -1,4 +1,5 @@
-"""Client for one question: a request, and JSON back. Nothing that a server sends is trusted.
+"""Client for one question: a request, and JSON back. All data from a server are untrusted. Nothing
+that a server sends is trusted.
 
 Time is bounded from the connection to the last byte, however slowly it comes; sizes are bounded
 before memory is taken; no redirect is followed, because it could lead anywhere.
@@ -56,7 +57,8 @@ class Address:
 
 
 def address_of(url: str) -> Address:
-    """Parse a server's address. Raises Unsupported if it is none."""
+    """Parse a server's address. Raises Unsupported if it is invalid. Raises Unsupported if it is
+    none."""
     try:
         parts: SplitResult = urlsplit(url)
         port = parts.port
@@ -78,7 +80,7 @@ def address_of(url: str) -> Address:
 
 
 def exchange(address: Address, method: str, path: str, body: Any, deadline: float) -> Any:
-    """Return the JSON of the answer. body: None for none.
+    """Return the JSON of the answer. body: None for a request without one. body: None for none.
 
     Raises StatusRefused; WireError for what is no JSON or too long; Closed; TimeoutError;
     Unsupported for a certificate that is not trusted.
@@ -107,8 +109,7 @@ def exchange(address: Address, method: str, path: str, body: Any, deadline: floa
 
 @contextmanager
 def connection(address: Address, deadline: float) -> Iterator[HTTPConnection]:
-    """Provide a connection that closes at the deadline, whatever it waits for; failures are
-    named."""
+    """Provide a connection that closes at the deadline, even while waiting; failures are named."""
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError("the deadline has passed")
@@ -177,7 +178,7 @@ def json_of(raw: bytes) -> Any:
 
 
 def seconds_of(said: str | None) -> float | None:
-    """Return the seconds of Retry-After, a number of seconds or a date; None if it is neither."""
+    """Return the seconds of Retry-After, a number of seconds or a date; None for anything else."""
     text = (said or "").strip()
     if text.isascii() and text.isdecimal():
         return float(text[:9])  # a longer one is for ever as well

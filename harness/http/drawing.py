@@ -1,4 +1,4 @@
-"""Chains of samplers in the parameters of servers: what their interfaces can say, and no more."""
+"""Chains of samplers as parameters of servers, as far as their interfaces allow."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -92,7 +92,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # what need not be said
 
 
 def llama_server_options(chain: Sequence[Stage]) -> dict[str, Any]:
-    """Return the parameters of /completion. Raises Unsupported for what they cannot say."""
+    """Return the parameters of /completion. Raises Unsupported for a chain without such parameters.
+    Raises Unsupported for what they cannot say."""
     options, order = dict(LLAMA_SERVER_OFF), list[str]()
     for stage in before_draw(chain):
         place, names = LLAMA_SERVER.get(stage["sampler"], ("", {}))
@@ -108,7 +109,7 @@ def llama_server_options(chain: Sequence[Stage]) -> dict[str, Any]:
 
 
 def openai_options(chain: Sequence[Stage], *, beyond: bool) -> dict[str, Any]:
-    """Return the parameters of /v1/completions, whose order of stages nobody can ask for.
+    """Return the parameters of /v1/completions, whose order of stages cannot be chosen.
 
     beyond: the server takes what others have added. Raises Unsupported for what they cannot say.
     """
@@ -139,15 +140,15 @@ def openai_options(chain: Sequence[Stage], *, beyond: bool) -> dict[str, Any]:
 
 
 def before_draw(chain: Sequence[Stage]) -> Sequence[Stage]:
-    """Return the stages before the last one, which every server has."""
+    """Return the stages before the final draw, which every server has."""
     if not chain or chain[-1]["sampler"] != "dist":
         raise Unsupported("a server draws at the end of a chain")
     return chain[:-1]
 
 
 def rename(stage: Stage, names: Names) -> dict[str, Any]:
-    """Rename the parameters. Raises Unsupported for a parameter that must be said, and cannot
-    be."""
+    """Rename the parameters. Raises Unsupported for a required parameter that the interface lacks.
+    Raises Unsupported for a parameter that must be said, and cannot be."""
     found = {}
     for name, value in stage.items():
         if name in names:
@@ -160,7 +161,7 @@ def rename(stage: Stage, names: Names) -> dict[str, Any]:
 
 
 def probabilities_shown(said: Any) -> tuple[tuple[int | bytes, float], ...] | None:
-    """Return llama-server's list behind its samplers; None: it shows none."""
+    """Return llama-server's list after its samplers; None without one."""
     rows = said.get("completion_probabilities") if type(said) is dict else None
     if type(rows) is not list or not rows or type(rows[0]) is not dict:
         return None

@@ -87,7 +87,8 @@ class LlamaServer:
         return as_bytes(text(said, "content"))
 
     def greedy(self, ask: Ask, prompt: Sequence[int], n: int) -> list[int]:
-        """Return greedy tokens. The server stops at an end of text, whose token is then asked for
+        """Return greedy tokens. The server stops at an end of text, whose token the client then
+        finds by its probability. The server stops at an end of text, whose token is then asked for
         by its probability."""
         self.check_room(len(prompt) + n)
         found: list[int] = []
@@ -119,11 +120,12 @@ class LlamaServer:
     def list_likeliest(
         self, ask: Ask, prefix: Sequence[int], k: int
     ) -> list[tuple[int | bytes, float]]:
-        """Return the likeliest tokens by the raw logits, whatever the sampler does with them.
+        """Return the likeliest tokens by the raw logits, before any sampler.
 
         The server sends no list with a token that ends the text or begins a character. So a bias
         makes it choose a letter. A server that takes no bias, or refuses it, sends an empty list
-        there, which is not compared."""
+        there, which is not compared.
+        """
         body = {**GREEDY, "prompt": list(map(int, prefix)), "n_predict": 1, "n_probs": k}
         body |= {"post_sampling_probs": False}
         bias = {"logit_bias": [[self.letter(ask), SURELY]]} if self.takes_bias else {}
@@ -141,7 +143,8 @@ class LlamaServer:
         return one_way(candidates(rows))
 
     def draw(self, ask: Ask, request: DrawRequest) -> DrawAnswer:
-        """Draw a token. An end of text is no token of the answer, and may come without a list."""
+        """Draw a token. An end of text is not in the answer, and may come without a list. An end of
+        text is no token of the answer, and may come without a list."""
         prompt = request.prompt
         words = prompt.decode() if isinstance(prompt, bytes) else list(map(int, prompt))
         self.check_room(len(words) + 1 + request.more)
@@ -173,7 +176,7 @@ class LlamaServer:
 
 
 def has_ended(said: Any) -> bool:
-    """Return True if the server says that the text ended with a token that ends texts."""
+    """Return True if the server reports that the text ended with an end-of-generation token."""
     return type(said) is dict and said.get("stop_type") == "eos"
 
 
@@ -198,8 +201,8 @@ def loaded_loras(ask: Ask) -> list[str]:
 
 
 def scales_of(files: Sequence[tuple[Path, float]], loaded: Sequence[str]) -> list[dict[str, float]]:
-    """Return a scale for each loaded file: 0 for one that was not asked for. The server knows files
-    by its own paths, so names count where no path is the same.
+    """Return a scale for each loaded file: 0 for a file that was not requested. The server knows
+    files by its own paths, so names count where no path is the same.
 
     Raises Unsupported for a file that the server has not loaded.
     """

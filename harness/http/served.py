@@ -1,4 +1,4 @@
-"""`serve:COMMAND`: a server that is started for each model, so that it can be given any of them."""
+"""`serve:COMMAND`: a server started for each model, so that it can be tested with any of them."""
 
 import os
 import re
@@ -45,7 +45,7 @@ def words_of(engine: str) -> list[str]:
 
 
 def without_loras(words: Sequence[str]) -> list[str]:
-    """Return the command without the option whose value is {lora}."""
+    """Return the command without the option that takes {lora}."""
     kept: list[str] = []
     for word in words:
         if LORAS not in word:
@@ -56,7 +56,7 @@ def without_loras(words: Sequence[str]) -> list[str]:
 
 
 def free_port() -> int:
-    """Return a port that nobody has now. Until the server listens, which may be after it has loaded
+    """Return a port that is free now. Until the server listens, which may be after it has loaded
     its model, anybody may take it; systems seldom give the same port twice."""
     for _ in range(PORTS):
         port = FIRST_PORT + secrets.randbelow(LAST_PORT - FIRST_PORT)
@@ -75,7 +75,7 @@ def is_free(port: int) -> bool:
 
 
 class ServedSession(HttpSession):
-    """A served model, started with its first question, and again after its death."""
+    """A served model, started with its first question, and restarted after its death."""
 
     def __init__(
         self,
@@ -154,8 +154,8 @@ class ServedSession(HttpSession):
         return self.death(f"during {in_words(self.question)}")
 
     def running(self) -> Outcome | None:
-        """Start the server if it does not run, and wait until it listens; return what happened
-        instead."""
+        """Start the server if it does not run, and wait until it listens; return the outcome if it
+        fails."""
         if self.process is not None and not has_ended(self.process.process):
             return None
         self.end()
@@ -191,7 +191,7 @@ class ServedSession(HttpSession):
         return Crashed(message=text + of_memory(log, self.memory_limit), log=log)
 
     def end(self) -> tuple[str, ...]:
-        """Kill it, and return its last words."""
+        """Kill the server, and return its last lines."""
         process, self.process = self.process, None
         return process.kill() if process else ()
 

@@ -1,4 +1,4 @@
-"""A server under test: asked over HTTP, trusted in nothing; it runs on, whatever it answers."""
+"""A server under test: asked over HTTP, never trusted; it keeps running for any answer."""
 
 import json
 import threading
@@ -70,8 +70,8 @@ def is_served(engine: str) -> bool:
 
 
 def preset_for(engine: str) -> str:
-    """Return the preset that the oracle runs with unless the user says. Nobody knows how a server
-    was started, but most are as llama-server starts, which is `default`."""
+    """Return the oracle's default preset for this engine. Nobody knows how a server was started,
+    but most are as llama-server starts, which is `default`."""
     return DEFAULT.name if is_address(engine) or is_served(engine) else EXACT.name
 
 
@@ -98,7 +98,7 @@ class HttpSession(Session):
         self.last.request = ""
 
     def to(self, engine: str) -> None:
-        """Ask the server at that address from now on, beginning with its identity."""
+        """Use the server at that address from now on, and identify it."""
         url, _, self.chosen = engine.removeprefix(OPENAI).partition("#")
         self.address = address_of(url)
         self.only_openai = engine.startswith(OPENAI) or self.address.base.endswith("/v1")
@@ -157,7 +157,7 @@ class HttpSession(Session):
     def ask_at_once(
         self, question: str, every: Sequence[tuple[Any, ...]], *, more_seconds: float
     ) -> list[Outcome]:
-        """Ask each question over a connection of its own, of a server that has answered before.
+        """Ask each question over its own connection to a server that has answered before.
 
         A server that fails one and answers another is busy while it lives. So is one that closes
         without an answer, or that sends an error with a status of success.
@@ -224,7 +224,8 @@ class HttpSession(Session):
     # --- the start --------------------------------------------------------------------------------
 
     def start_session(self, deadline: float) -> EngineInfo:
-        """Return what the server is, looked up once. Raises Unsupported if it has another model."""
+        """Return the server's description, looked up once. Raises Unsupported for another model.
+        Raises Unsupported if it has another model."""
         if self.said is None:
             self.server, about = self.find_server(deadline)
             if difference := other_model(about, self.model):
@@ -234,7 +235,7 @@ class HttpSession(Session):
         return self.said
 
     def check_adapters(self) -> None:
-        """Raise Unsupported for adapters if nobody knows whether the server adds them."""
+        """Raise Unsupported for adapters if the server does not report adding them."""
         if self.settings.files_of(CONTROL_VECTOR):
             raise Unsupported("no server says which control vectors it adds")
         loras = self.settings.files_of(LORA)
@@ -242,7 +243,7 @@ class HttpSession(Session):
             raise Unsupported("only llama-server says which LoRA files it adds, and takes scales")
 
     def starts_with(self, loras: Sequence[tuple[Path, float]]) -> bool:
-        """Return True if the server was started to add these files, each with its scale."""
+        """Return True if the server was started with these files and scales."""
         return False
 
     def find_server(self, deadline: float) -> tuple[Server, About]:
@@ -277,7 +278,7 @@ def in_short(method: str, path: str, body: Any) -> str:
 
 
 def tokens_counted(said: Any) -> int | None:
-    """Return the number of tokens in the prompt, as both kinds of servers report it."""
+    """Return the token count of the prompt, as both kinds of servers report it."""
     if type(said) is not dict:
         return None
     usage = said.get("usage")
@@ -295,8 +296,8 @@ class StillBusy(Exception):
 
 
 def waited_for(get: Callable[[], Any], deadline: float) -> Any:
-    """Return the server's answer, once it has loaded its model or has room for a question. Raises
-    StillBusy."""
+    """Return the server's answer, after waiting until it has loaded its model or has a free slot.
+    Raises StillBusy."""
     times = 0
     while True:
         try:
@@ -315,8 +316,8 @@ def waited_for(get: Callable[[], Any], deadline: float) -> Any:
 
 
 def given_up(error: StatusRefused, times: int, wait: float) -> StillBusy:
-    """Return the verdict on a question that was given up. wait: seconds beyond the time limit, 0 if
-    none."""
+    """Return the error for a question that was given up. wait: seconds beyond the time limit, 0 if
+    none. wait: seconds beyond the time limit, 0 if none."""
     if error.status == LOADING and error.wait is None:
         return StillBusy(error.message, failed=True)
     text = f"{error.message} (asked {f'{times} times' if times > 1 else 'once'}"
@@ -325,7 +326,7 @@ def given_up(error: StatusRefused, times: int, wait: float) -> StillBusy:
 
 
 def page(ask: Ask, path: str) -> Any:
-    """Return the server's page; None if it has no such page."""
+    """Return the server's page; None if it does not exist."""
     try:
         return ask("GET", path)
     except StatusRefused as error:

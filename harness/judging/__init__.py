@@ -1,1 +1,1 @@
-"""Comparison: how far off an array is, how far an honest engine may be, who is at fault."""
+"""Comparison: the error of an array, the limit of an honest engine, the engine at fault."""

@@ -1,4 +1,4 @@
-"""Lists of a few likely tokens with log-probabilities, held against whole logits.
+"""Lists of a few likely tokens with log-probabilities, compared with whole logits.
 
 One constant may take all values of a list to logits: they may be normalised over the vocabulary,
 over the list alone, or not at all. So what is compared is how far values stand from each other,
@@ -42,9 +42,11 @@ class Listed:
 
 @dataclass(frozen=True, kw_only=True)
 class Off:
-    """The worst candidate. expected: with the list's own constant; of one that is missing, by how
-    much its logit is above that of the last of the list; of one out of order, the smallest value
-    before it; of one listed too often, how many tokens it may be."""
+    """The worst candidate. expected: with the list's own constant; for a missing one, how far its
+    logit exceeds the last listed one; for one out of order, the smallest value before it; for one
+    listed too often, the number of possible tokens. expected: with the list's own constant; of one
+    that is missing, by how much its logit is above that of the last of the list; of one out of
+    order, the smallest value before it; of one listed too often, how many tokens it may be."""
 
     kind: Literal["value", "not finite", "missing", "order", "twice"]
     token: int
@@ -70,7 +72,9 @@ def read_list(
 def names_of(
     pieces: Iterable[bytes], texts: Iterable[bytes], hidden: Container[int] = ()
 ) -> dict[bytes, tuple[int, ...]]:
-    """Return the ways in which engines write a token, and the tokens that each stands for.
+    """Return the forms in which engines write a token, and the tokens of each form. pieces: the
+    bytes of each token; texts: as stored in the vocabulary; hidden: control tokens, which many
+    engines do not show.
 
     pieces: the bytes that each token stands for; texts: as the vocabulary has it; hidden: control
     tokens, which many do not show.
@@ -90,8 +94,8 @@ def names_of(
 
 
 def off_from(listed: Listed, logits: F32, allowed: float) -> Off | None:
-    """Return the worst candidate, which no run with logits within `allowed` of these can list;
-    None: all are possible."""
+    """Return the worst candidate, which is impossible for logits within `allowed` of these; None if
+    all are possible."""
     return (
         not_finite(listed, logits)
         or off_in_value(listed, logits, allowed)
@@ -102,7 +106,7 @@ def off_from(listed: Listed, logits: F32, allowed: float) -> Off | None:
 
 
 def not_finite(listed: Listed, logits: F32) -> Off | None:
-    """Return the values that are wrong in being NaN or infinite. NaN is right where the logit is
+    """Return a value that is wrong because it is NaN or infinite. NaN is right where the logit is
     NaN; only an impossibility is infinite."""
     wrong = [
         c
@@ -147,7 +151,7 @@ def off_in_value(listed: Listed, logits: F32, allowed: float) -> Off | None:
 def sorted_out(
     listed: Listed, logits: F32
 ) -> tuple[list[Candidate], list[Candidate], list[Candidate]]:
-    """Split the list into candidates of one token, of several, and of a probability below float32's
+    """Sort the candidates into those of one token, of several, and of a probability below float32's
     range."""
     finite = np.isfinite(logits)
     sure: list[Candidate] = []
@@ -164,8 +168,8 @@ def sorted_out(
 
 
 def missing(listed: Listed, logits: F32, allowed: float) -> Off | None:
-    """Return the tokens that should be listed. An unlisted token is no likelier than a listed one,
-    within two runs' noise."""
+    """Return a missing token. An unlisted token is no likelier than a listed one, within two runs'
+    noise. An unlisted token is no likelier than a listed one, within two runs' noise."""
     sure, rest, _ = sorted_out(listed, logits)
     if not sure and not rest:
         return None
@@ -212,8 +216,8 @@ def out_of_order(listed: Listed, logits: F32, allowed: float) -> Off | None:
 
 
 def listed_twice(listed: Listed) -> Off | None:
-    """Return the tokens listed twice. A text stands for each of its tokens once; an id twice is no
-    answer."""
+    """Return a token that is listed twice. A text may occur once for each of its tokens. A text
+    stands for each of its tokens once; an id twice is no answer."""
     times = Counter(c.ids for c in listed.candidates)
     found = [ids for ids, n in times.items() if n > len(ids)]
     if not found:
@@ -259,8 +263,8 @@ def half_units(values: Iterable[float]) -> dict[float, float]:
 
 
 def half_units_of_decimals(values: Iterable[float]) -> dict[float, float]:
-    """Return half a unit of the last decimal that any value has, if all were rounded for reading,
-    or of the last significant digit; else 0.
+    """Return half a unit of the last decimal place, or of the last significant digit, if all values
+    were rounded for display; else 0.
 
     A value that comes from float32 without rounding has more than six of both, nearly always.
     Nobody rounds to fewer than one decimal and three digits, but a stub answers whole numbers.
@@ -278,8 +282,8 @@ def half_units_of_decimals(values: Iterable[float]) -> dict[float, float]:
 
 
 def factor(lists: Iterable[Listed], logits: Iterable[F32]) -> float:
-    """Return the factor that brings distances between logits nearest to those between the values,
-    over all lists; NaN if there are none."""
+    """Return the factor that best maps distances between values to those between logits, over all
+    lists; NaN without any."""
     both = own = 0.0
     for listed, row in zip(lists, logits, strict=True):
         sure, _, _ = sorted_out(listed, row)
@@ -293,8 +297,8 @@ def factor(lists: Iterable[Listed], logits: Iterable[F32]) -> float:
 
 
 def squares(listed: Listed, logits: F32) -> float:
-    """Return the least sum of squares between the values and these logits, over all constants;
-    infinite for fewer than two values."""
+    """Return the least sum of squared differences from these logits, over all constants; infinite
+    for fewer than two values."""
     sure, _, _ = sorted_out(listed, logits)
     apart = np.array([c.value - float(logits[c.ids[0]]) for c in sure])
     if len(apart) < 2 or not np.isfinite(apart).all():

@@ -1,4 +1,4 @@
-"""Elements of a node that a comparison can be about; the others agree whatever went into them."""
+"""Elements of a node that a comparison can use; others agree for any input."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, kw_only=True)
 class Incomparable:
-    """Counts of elements whose agreement says nothing: a NaN, or a bound that is infinite.
+    """Counts of elements whose agreement is no evidence: a NaN, or an infinite bound.
 
     A NaN swallows whatever it meets, and a bound that is infinite allows anything. The bound of an
     infinity is infinite too, unless an op gives it a finite one: a mask hides for a reason.

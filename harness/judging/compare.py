@@ -1,4 +1,4 @@
-"""Hold two tensors against each other: the worst element decides; NaN and infinity are exact.
+"""Comparison of two tensors: the worst element decides; NaN and infinity must match exactly.
 
 Logits of a large vocabulary take gigabytes as float64, so they are widened a piece at a time.
 """
@@ -72,7 +72,7 @@ def same_bits(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:
 
 
 def in_other_byte_order(expected: NDArray[Any], actual: NDArray[Any], allowed: float) -> str:
-    """Return a note for numbers that are right once their bytes are swapped; else ""."""
+    """Return a note for numbers that are right after swapping their bytes; else ""."""
     if mismatch_between(expected, actual.byteswap(), allowed) is not None:
         return ""
     return "; with swapped byte order all numbers are right"
@@ -98,7 +98,7 @@ def worst_distance(a: NDArray[Any], b: NDArray[Any]) -> float:
 def share_of_limit(
     expected: NDArray[Any], actual: NDArray[Any], allowed: F64 | float
 ) -> tuple[float, tuple[int, ...]]:
-    """Return the largest |expected - actual| as a share of what is allowed, and where; () if all
+    """Return the largest |expected - actual| as a share of the limit, and its place; () if all
     agree.
 
     Infinite where nothing is allowed, or only one of both is a number.

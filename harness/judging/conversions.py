@@ -49,7 +49,7 @@ ROUNDINGS: tuple[Rounding, ...] = (np.rint, rounded_away, rounded_up)
 def in_bytes(
     x: F32, size: int, *, how: How = "divided", to: Rounding = np.rint, halves: bool = False
 ) -> F64:
-    """Return what the format leaves of x: (..., n). Values between two steps may go to either.
+    """Return x: (..., n) after rounding to the format. Values between two steps may go to either.
     halves: the scale is kept in half precision, but the steps are of the unrounded one."""
     n = x.shape[-1]
     size = size or n
@@ -75,8 +75,9 @@ def in_halves(x: F32) -> F64:
 
 
 def conversions(*, every: bool) -> Iterator[Convert]:
-    """Return the conversions. every: also those that differ only between two steps, or by the
-    rounding of a scale, which a whole run does not tell apart."""
+    """Return the conversions. every: also variants that differ only between two steps, or by the
+    rounding of a scale, which a whole run does not distinguish. every: also those that differ only
+    between two steps, or by the rounding of a scale, which a whole run does not tell apart."""
     yield from (family[0] for family in families(every=every))
     if every:
         yield from (convert for family in families(every=True) for convert in family[1:])
@@ -99,7 +100,7 @@ def families(*, every: bool) -> Iterator[Sequence[Convert]]:
 
 
 def builds(build: Build) -> Iterator[Build]:
-    """Yield builds that convert so, and have none of ggml's roundings."""
+    """Yield builds with each conversion, and without ggml's roundings."""
     for convert in conversions(every=False):
         yield replace(build, plain=True, activations=convert)
 

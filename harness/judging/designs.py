@@ -1,4 +1,4 @@
-"""Results of honest engines of other designs, tried if a subject is not what llama.cpp is.
+"""Results of honest engines of other designs, tried if a subject differs from llama.cpp.
 
 Each has a bound of its own, so that none of them widens what llama.cpp is held to. Angles of rope
 have a file of their own, harness/judging/rope_designs.py.
@@ -53,8 +53,8 @@ def experts_in_any_order(x: F32) -> list[Other]:
 def of_sum_shown(
     truth: NDArray[Any], bound: Bound, shown: NDArray[Any]
 ) -> tuple[NDArray[np.float64], Bound]:
-    """Return the softmax divided by the sum that the shown values imply, or by the nearest honest
-    sum."""
+    """Return the softmax, divided by the sum of the powers that best fits the shown values within
+    its bound."""
     wide = truth.astype(np.float64)
     found = shown.sum(axis=-1, keepdims=True, dtype=np.float64)
     factor = found / wide.sum(axis=-1, keepdims=True)
@@ -101,8 +101,8 @@ def sums_of_squares(x: F32, lanes: int, fused: bool) -> F32:
 
 
 def swiglu_ways(gate: NDArray[Any], up: NDArray[Any] | None = None) -> list[Other]:
-    """Return formulas that lose more than a share of the result where the gate is large and
-    negative; SiLU alone without the other factor."""
+    """Return formulas with a larger relative error for large negative gates; SiLU alone without the
+    other factor."""
     return [
         lambda _: value_and_bound(swiglu_by_tanh, gate, up, build=PLAIN),
         lambda _: value_and_bound(swiglu_by_exp2, gate, up, build=PLAIN),

@@ -39,8 +39,10 @@ EIGHT_BITS: dict[str, Convert] = {"E4M3": in_e4m3, "E5M2": in_e5m2}
 
 @dataclass(frozen=True, kw_only=True)
 class FactorDesign:
-    """Factors that an engine may multiply. words: their name in a report. activations: what
-    activations become that meet weights in blocks; few_bits: some have eight bits or fewer."""
+    """Factors that an engine may round. words: their name in a report. activations: the conversion
+    of activations that meet weights in blocks; few_bits: some have eight bits or fewer. words:
+    their name in a report. activations: what activations become that meet weights in blocks;
+    few_bits: some have eight bits or fewer."""
 
     words: str
     factors: Factors
@@ -58,7 +60,7 @@ class FactorDesign:
         return frozenset(name for name, _ in changed_factors(self.factors) if name != "loss") | more
 
     def __or__(self, other: "FactorDesign") -> "FactorDesign":
-        """Return the engine with both designs, one for each part."""
+        """Return the engine that combines both designs."""
         words = f"{self.words}, {other.words}"
         given: dict[str, Any] = dict(changed_factors(self.factors)) | dict(
             changed_factors(other.factors)

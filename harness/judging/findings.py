@@ -48,7 +48,7 @@ class Findings:
 
     @property
     def not_compared(self) -> tuple[Site, ...]:
-        """Return ops of which nothing is known: a fault may be in any of them."""
+        """Return ops without a judgement, any of which may be at fault."""
         empty = (f.site for f in self.all if f.mismatch is None and not f.compared)
         unknown = (site for sites in self.unknown.values() for site in sites)
         return (*self.not_shown, *self.hidden, *self.not_given, *unknown, *empty)
@@ -67,8 +67,8 @@ class Findings:
         return self.err_out(finding) / error_in if error_in else float("inf")
 
     def positions(self, finding: SiteFinding) -> Sequence[int] | None:
-        """Return the position of each row along a tensor's axis of tokens; None without such an
-        axis, or if the rows are not the batch's."""
+        """Return the position of each row along a tensor's token axis; None without such an axis,
+        or if the rows are not the batch's."""
         names = finding.axes.strip("()").split(", ")
         if TOKENS not in names or len(names) != len(finding.shape) or not self.batches:
             return None
@@ -97,7 +97,7 @@ class Findings:
 
 
 def errors_between(oracle: Values, subject: Values) -> dict[Site, float]:
-    """Return the worst error of each site that both show, relative to the largest value."""
+    """Return the worst error of each site that both engines show, relative to the largest value."""
     return {
         site: worst_distance(value, subject[site]) / (largest(value) or 1.0)
         for site, value in oracle.items()
@@ -106,8 +106,7 @@ def errors_between(oracle: Values, subject: Values) -> dict[Site, float]:
 
 
 def by_layer(layers: Sequence[int | None]) -> list[list[int]]:
-    """Return indices of what comes before the layers, of each layer, and of the rest outside of
-    them.
+    """Return indices of sites before the layers, of each layer, and of all others.
 
     llama.cpp computes parts of a layer in between others.
     """

@@ -1,4 +1,4 @@
-"""The judgement of an op: three values of it on the same inputs.
+"""The judgement of an op by three values of it on the same inputs.
 
 Ours (float64 inside, ggml's deliberate roundings kept) is the truth. The oracle's and the subject's
 values are each held to the bound of the op. The engine that is beyond it is at fault.
@@ -103,7 +103,8 @@ def without_fault(found: SiteFinding) -> SiteFinding:
 def conforms(
     shown: NDArray[Any] | None, truth: NDArray[Any], bound: Bound, others: Iterable[Other]
 ) -> bool:
-    """Return True if llama.cpp, or an honest engine of another design, would show this."""
+    """Return True if the value is within the bound of llama.cpp, or of an honest engine of another
+    design."""
     if shown is None or shown.shape != truth.shape:
         return False
     return any(agrees(way, shown) for way in (lambda _: (truth, bound), *others))

@@ -1,4 +1,4 @@
-"""The width of the vectors with which a build of llama.cpp adds up."""
+"""The vector width of a llama.cpp build, which decides its order of addition."""
 
 
 def lanes_of(build: str) -> int:

@@ -1,4 +1,4 @@
-"""Bytes that are no characters: what engines show for them, and read in their place.
+"""Invalid UTF-8: the forms in which engines show and read it.
 
 Unicode prescribes only that they are no characters; most programs put U+FFFD there.
 """
@@ -34,8 +34,8 @@ def shown_as(text: bytes) -> set[bytes]:
 def read_alike(
     texts: Sequence[bytes], said: Sequence[Sequence[int]], answer: Sequence[Sequence[int]]
 ) -> Iterator[bool]:
-    """Yield for each text if its ids are right, or those of the text as shown; the latter if the
-    right answer has U+FFFD for an invalid byte."""
+    """Yield for each text whether its ids are right, or those of the text with U+FFFD; the latter
+    only if the right answer has U+FFFD for an invalid byte."""
     rows = {text: list(ids) for text, ids in zip(texts, answer, strict=True)}
     replaces = rows.get(b"\xff", []) == rows.get("\ufffd".encode())
     for text, ids in zip(texts, said, strict=True):

@@ -1,4 +1,4 @@
-"""The noise floor of an honest run's logits, measured by runs with random honest errors.
+"""The noise floor of an honest run's logits, measured by perturbed runs.
 
 Every op's result is moved by a random share of the bound that is derived for that op. Every product
 that converts its activations gets one activation moved by one step of the conversion, because a
@@ -61,8 +61,8 @@ def tip_activation(x: NDArray[Any], converted: F64, row: int, column: int) -> F6
 
 
 class Bounded(np.ndarray[Any, Any]):
-    """The result of an op with its bound, on its way to the probe. A value computed from it has no
-    bound."""
+    """The result of an op with its bound, until the probe sees it. A value computed from it has no
+    bound. A value computed from it has no bound."""
 
     bound: Bound
 
@@ -77,8 +77,8 @@ class Bounded(np.ndarray[Any, Any]):
 
 
 def carry_bound(value: NDArray[Any]) -> Bounded:
-    """Return the value with its bound, or a copy without one; a correctly rounded operation has
-    none."""
+    """Return the value with its bound, or a copy with an exact one, for a correctly rounded
+    operation."""
     return value if isinstance(value, Bounded) else Bounded.of(value, EXACT)
 
 
@@ -102,7 +102,7 @@ class BoundedOps(Mirror):
 
 
 class NoisyOps(BoundedOps):
-    """Ops and probe of an engine that is honest and unlucky."""
+    """Ops and probe of an honest engine with random errors."""
 
     def __init__(self, seed: int, settings: Settings, lanes: int) -> None:
         super().__init__(settings.n_threads, settings.n_ctx, settings.generic, lanes=lanes)

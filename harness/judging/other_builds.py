@@ -1,7 +1,5 @@
-"""Results of ggml on another processor than the oracle's: honest as well, and held to their own
-bounds. Programs with ggml for several processors give them, whatever llama.cpp here was built
-for.
-"""
+"""Results of ggml on other processors than the oracle's: also honest, with their own bounds.
+Programs with ggml for several processors give them, whatever llama.cpp here was built for."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -11,7 +9,7 @@ from lockstep.engine.ops.build import Build
 
 
 def other_builds(build: Build, ops: Collection[str]) -> list[Build]:
-    """Return builds that compute these ops otherwise.
+    """Return builds that compute these ops differently.
 
     One has no AMX: with it activations stay as they are before F16, as in any engine that converts
     nothing. Another has attention in halves if this build adds in floats, or the other way round.
@@ -25,8 +23,8 @@ def other_builds(build: Build, ops: Collection[str]) -> list[Build]:
 
 
 def without_amx(build: Build) -> Build:
-    """Compute without AMX, even an op that llama.cpp computes alone, whose matrix needs no
-    layout."""
+    """Return the build without AMX, even for an op that llama.cpp computes alone, whose matrix
+    needs no layout."""
     return replace(build, generic=tuple(name for name in build.generic if name != AMX))
 
 

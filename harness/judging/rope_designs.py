@@ -1,4 +1,4 @@
-"""Honest angles of rope other than llama.cpp's, which multiplies them up pair by pair in float32.
+"""Honest rope angles other than llama.cpp's, which multiplies them from pair to pair in float32.
 
 An angle is position * frequency, and a frequency is one number for all tokens and heads. Which
 float32 it is, the C library's pow decides; so those within the counted roundings are tried, and the
@@ -112,7 +112,7 @@ def powers(params: RopeParams) -> Iterator[F64]:
 
 
 def formulas(positions: I32, params: RopeParams) -> Iterator[tuple[F64, AngleOf]]:
-    """Yield the places for scale and factors: the frequencies, or an angle of them."""
+    """Yield the places of scale and factors: in the frequencies, or in the angles."""
     at, scale = positions.astype(np.float32)[:, None], np.float32(params.scale)
     factors = factors_of(params)
     yield params.scale / factors, partial(np.multiply, at)
@@ -141,8 +141,8 @@ def fit_frequencies(
     x: F32,
     shown: NDArray[Any],
 ) -> F32:
-    """Return the angles of the nearest frequency that gives the shown values, for each pair with
-    one."""
+    """Return the angles of the nearest frequency that reproduces the shown values, for each pair
+    with one."""
     narrow, most = centre.astype(np.float32), int(radius.max())
     nearby = {n: angle_of(move_steps(narrow, n)) for n in sorted(range(-most, most + 1), key=abs)}
     best = nearby[0].copy()

@@ -1,4 +1,4 @@
-"""Numbers of four and of eight bits, and TF32: what is left of a float32.
+"""Numbers of four and of eight bits, and TF32: roundings of a float32.
 
 Source of the formats: the Open Compute Project's specifications of 8-bit floats (OFP8 1.0) and of
 microscaling formats (1.0).
@@ -28,7 +28,7 @@ TIES = (FP4[1:] + FP4[:-1]) / 2
 
 
 def in_fp4(x: F32, *, size: int, scales: Callable[[F32], F32]) -> F64:
-    """Return what four bits leave of x: (..., n), with neighbours sharing a scale. Half-way values
+    """Return x: (..., n) rounded to four bits, with neighbours sharing a scale. Half-way values
     take the even step."""
     n = x.shape[-1]
     blocks = np.zeros((*x.shape[:-1], -(-n // size) * size), np.float32)
@@ -44,12 +44,12 @@ def in_fp4(x: F32, *, size: int, scales: Callable[[F32], F32]) -> F64:
 
 
 def in_powers_of_two(most: F32) -> F32:
-    """Return MXFP4's scales, which bring each block's largest value to 4 up to 8."""
+    """Return MXFP4's scales, which bring each block's largest value to between 4 and 8."""
     return np.where(most > 0, np.ldexp(np.float32(1), np.frexp(most)[1] - 3), np.float32(0))
 
 
 def in_e4m3_sixths(most: F32) -> F32:
-    """Return NVFP4's scales: each block's largest value is six of them."""
+    """Return NVFP4's scales: each block's largest value is six times its scale."""
     return in_small_float(most / np.float32(6), bits=3, least=-6, largest=448.0).astype(np.float32)
 
 

@@ -1,4 +1,4 @@
-"""Numbers that were rounded when they were written down: to F16 or BF16, as dumps often are."""
+"""Numbers that were rounded when stored: to F16 or BF16, as dumps often are."""
 
 import json
 import struct
@@ -42,7 +42,7 @@ def step_of(value: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def looks_like(values: Iterable[NDArray[Any]]) -> str:
-    """Return the type that all these numbers were rounded to, whatever type holds them now; "":
+    """Return the type to which all these numbers were rounded, whatever type holds them; "" if
     none.
 
     Of numbers that were not rounded one in 2^13 is one of F16, and one in 2^16 of BF16. Those of

@@ -1,4 +1,4 @@
-"""Can an engine that computes nothing give an answer that agrees?
+"""Trivial agreement: can an engine that computes nothing give an agreeing answer?
 
 NaN agrees with NaN, and one constant agrees with logits that are all equal within the limit. Such
 an agreement says nothing of the engine, so it counts as not compared.
@@ -64,7 +64,7 @@ def why_nothing_is_told(
 def column_limits(
     values: F32, numbers: NDArray[np.bool_]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the smallest and largest number of each column, in float64 row by row, as a large
+    """Return the smallest and largest number of each column, in float64 row by row, because a large
     vocabulary's logits take gigabytes. A column without numbers gets the others' limits."""
     low = np.full(values.shape[-1], np.inf)
     high = -low

@@ -60,9 +60,9 @@ def limits_of(
 
 
 def where_limited(truth: NDArray[Any], value: Any, allowed: NDArray[np.float64] | float) -> Any:
-    """Return the value, and the truth where nothing limits it: another order may overflow there. A
-    bound that is NaN allows only NaN and infinities, as a sum of infinities in another order may be
-    either."""
+    """Return the value, replaced by the truth where there is no limit, because another order may
+    overflow there. A bound that is NaN allows only NaN and infinities, as a sum of infinities in
+    another order may be either."""
     if value is None or value.shape != truth.shape or np.isfinite(allowed).all():
         return value
     free = np.isposinf(allowed)
@@ -78,7 +78,7 @@ BY_SUMS = "perturbing every op within its rounding error"
 
 
 def whole_run(noise: float, size: float, runs: str = BY_SUMS) -> Bound:
-    """Return how far apart the logits of two honest runs may be, absolutely.
+    """Return the distance allowed between the logits of two honest runs, absolutely.
 
     noise: the worst logit error of an honest run (graph/floor.py), relative to the largest logit;
     size: the largest logit; runs: those that it was measured by, in words.
@@ -88,8 +88,8 @@ def whole_run(noise: float, size: float, runs: str = BY_SUMS) -> Bound:
 
 
 def between_two(noise: float, logits: F32) -> float:
-    """Return how far the distance between two logits may be from an honest run's: twice what
-    `whole_run` allows, as one may be up and the other down."""
+    """Return the error allowed in the distance between two logits: twice that of `whole_run`,
+    because one may be up and the other down."""
     return 2 * float(whole_run(noise, largest(logits)).allowed)
 
 

@@ -1,4 +1,4 @@
-"""Known differences of oracles and peers: `divergences.toml`, whose head explains it."""
+"""Known differences of oracles and other engines: `divergences.toml`, whose header explains it."""
 
 import tomllib
 from functools import cache
@@ -15,5 +15,6 @@ def document() -> dict[str, list[dict[str, Any]]]:
 
 
 def entries(table: str) -> list[dict[str, Any]]:
-    """Return the rows of a table, such as "gguf". They are shared: to read, not to change."""
+    """Return the rows of a table, such as "gguf". They are shared and must not be changed. They are
+    shared: to read, not to change."""
     return document()[table]

@@ -18,7 +18,8 @@ from lockstep.harness.records import Verdict
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Known difference: which verdict it explains, on which files, and the smallest of these."""
+    """A known difference: the verdict that it explains, the affected files, and the smallest of
+    them."""
 
     id: str
     engine: str
@@ -59,7 +60,7 @@ class Finding:
         )
 
     def explains(self, text: str, verdict: Verdict) -> bool:
-        """Return True if the finding explains one thing that the verdict says to differ."""
+        """Return True if the finding explains this difference of the verdict."""
         return bool(re.search(self.says, text, re.DOTALL)) and self.is_near(verdict)
 
     def is_near(self, verdict: Verdict) -> bool:
@@ -100,7 +101,7 @@ def finding_named(name: str) -> Finding:
 
 
 def excused_if_foreign(verdict: Verdict, engine: str, version: str, model: Path) -> Verdict:
-    """Return the verdict, excused if all that it accuses this version of that engine of is known.
+    """Return the verdict, excused if everything it reports of this engine and version is known.
 
     A crash keeps its status and says that it is known: other questions of the suite were not asked.
     """
@@ -127,7 +128,7 @@ def excused_if_foreign(verdict: Verdict, engine: str, version: str, model: Path)
 
 
 def differences_of(verdict: Verdict) -> list[str]:
-    """Return each difference in words; what the verdict does not tell stays unknown."""
+    """Return each difference in words; details missing in the verdict stay unknown."""
     said = verdict.detail.get("differences")
     if not said:
         return [verdict.summary]

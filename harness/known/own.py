@@ -13,9 +13,8 @@ SAID = ("id", "component", "version", "sentence", "status", "link")
 
 @dataclass(frozen=True, kw_only=True)
 class OwnDifference:
-    """Row of the list: what an oracle does, and the case that shows it, in the terms of its
-    table.
-    """
+    """A row of the list: a behaviour of an oracle, and the case that shows it, in the terms of its
+    table."""
 
     table: str
     id: str

@@ -1,6 +1,5 @@
-"""Find the ops that introduce an error, and tell them from those that only pass it on: along
-llama.cpp's graph. Putting the oracle's tensors in where they are wrong proves it (proof.py).
-"""
+"""Location of the ops that introduce an error, as opposed to those that pass it on: along
+llama.cpp's graph. Putting the oracle's tensors in where they are wrong proves it (proof.py)."""
 
 import dataclasses
 from typing import Any
@@ -45,14 +44,13 @@ def no_tensors(context: Context) -> NoAnswer:
 
 
 def nothing_shown(context: Context) -> Status:
-    """Return the status for an engine that lacks something, by whether the user asked for it by
-    name."""
+    """Return the status for an engine that lacks a level, by whether the user named the suite."""
     return "not-compared" if context.named else "not-applicable"
 
 
 def all_segments(context: Context) -> Findings:
-    """Find all wrong segments, also those hidden by an earlier fault, as a NaN hides all. The
-    oracle's values replace wrong results as long as more segments are found."""
+    """Find all wrong segments, also those hidden by an earlier fault, such as a NaN. The oracle's
+    values replace wrong results as long as more segments are found."""
     found = locate_segments(context)
     hidden = any(not error <= WHOLLY_OFF for error in found.free.values())
     while hidden and (values := replaceable(context, found.values)):

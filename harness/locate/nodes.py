@@ -1,7 +1,7 @@
-"""Find the wrong ops of two engines along the oracle's own graph: of any architecture.
+"""Wrong ops of two engines, found along the oracle's own graph, for any architecture.
 
-The subject shows no tensors on the way. It computes single ops (`Adapter.compute`), each on the
-oracle's inputs; in its own run only some values are looked at, those that a report speaks of.
+The subject shows no intermediate tensors. It computes single ops (`Adapter.compute`) on the
+oracle's inputs. Its own run shows only the values that a report mentions.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -77,7 +77,7 @@ def locate_along_nodes(context: Context) -> Findings:
 
 
 def record_program(context: Context, batches: Sequence[Batch] | None = None) -> Program:
-    """Record the graph; honest runs along it use the same one. batches: others than those of the
+    """Record the graph; honest runs use the same recording. batches: others than those of the
     run."""
     context.progress("recording the graph")
     along = context.honest
@@ -116,7 +116,7 @@ def differing_keys(oracle: GgufFile, subject: GgufFile) -> tuple[str, ...]:
 
 
 def comparable_value(value: Value | None) -> Any:
-    """Return a value in a form that can be compared; None: there is none."""
+    """Return a value in a comparable form; None if there is none."""
     if value is None:
         return None
     data = value.data
@@ -139,7 +139,7 @@ def run_through(context: Context, consume: Callable[[Node], None]) -> None:
 
 
 def computing(session: Session) -> Callable[[Node], NDArray[Any] | None]:
-    """Return a function that computes one op of an engine; None if it has no such op."""
+    """Return a function that computes one op of an engine; None if the engine lacks it."""
 
     def compute(node: Node) -> NDArray[Any] | None:
         outcome = session.ask("compute", node)
@@ -154,7 +154,7 @@ def computing(session: Session) -> Callable[[Node], NDArray[Any] | None]:
 
 
 def own_values(context: Context, sites: Collection[Site], *, embeddings: bool) -> Values:
-    """Return the values that the subject shows of these sites in its own run."""
+    """Return the values at these sites in the subject's own run."""
     request = Request(
         batches=context.batches, capture=True, only=tuple(sites), embeddings=embeddings
     )
@@ -180,7 +180,7 @@ def captured_values(context: Context, sites: Collection[Site]) -> Values:
 
 
 def guilty_values(judge: NodeJudge, wires: Mapping[Place, Wire]) -> Values:
-    """Return the values to put in at wrong ops, with the rows or experts chosen for them."""
+    """Return the replacement values of wrong ops, with the chosen rows or experts."""
     inputs = {wire.site: wire.inputs for wire in wires.values()}
     found = (f.site for f in judge.findings if f.mismatch is not None)
     guilty = [site for site in found if site in judge.kept]

@@ -1,6 +1,6 @@
-"""Values of an engine that took another function than llama.cpp, or another number. Examples are
-GELU by erf, as many a model is published with, the two factors of a gate exchanged, or another eps
-in a norm. They change words alone."""
+"""Values of an engine that used another function or constant than llama.cpp. Examples are GELU by
+erf, as many a model is published with, the two factors of a gate exchanged, or another eps in a
+norm. They change words alone."""
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
@@ -64,7 +64,8 @@ Made = Mapping[OtherFormula, NDArray[Any]]  # what each comes to
 
 @dataclass(frozen=True, kw_only=True)
 class NearestFormulas:
-    """Formulas that no number tells apart. error: as a share of the largest value shown."""
+    """Formulas that the numbers cannot distinguish. error: as a share of the largest shown value.
+    error: as a share of the largest value shown."""
 
     alike: tuple[OtherFormula, ...]
     error: float
@@ -114,7 +115,7 @@ def as_published(file: GgufFile, found: NearestFormulas) -> str:
 
 
 def with_source(node: Node, i: int, value: NDArray[Any]) -> Node | None:
-    """Return the node with another value as source i; None if the sizes differ."""
+    """Return the node with source i replaced; None if the sizes differ."""
     source = node.source(i)
     if source.value is None or source.value.size != value.size:
         return None
@@ -125,8 +126,8 @@ def with_source(node: Node, i: int, value: NDArray[Any]) -> Node | None:
 
 
 def other_formula(node: Node, shown: NDArray[Any]) -> str:
-    """Describe the formula that was taken; "" for none of them. shown: what an engine shows for
-    the node's inputs, or for almost these."""
+    """Describe the other formula; "" if none fits. shown: what an engine shows for the node's
+    inputs, or for almost these."""
     found = find_nearest(node, shown, of_node(node))
     return found.describe() if found else ""
 

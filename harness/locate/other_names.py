@@ -1,4 +1,4 @@
-"""Tensors that an engine shows under the name of one node, and llama.cpp has as another near it.
+"""Tensors that an engine shows under one node's name, though they are another node's values.
 
 Embeddings that are scaled already, queries behind their rotation instead of before: the engine is
 right and the name is not, and what reads the tensor looks wrong as well. It changes words alone.
@@ -36,7 +36,7 @@ def with_other_name(
     shown: Mapping[Place, NDArray[Any]],
     found: Sequence[SiteFinding],
 ) -> tuple[SiteFinding, ...]:
-    """Return the findings with a note at the first wrong one: all others have wrong inputs."""
+    """Return the findings with a note on the first wrong one: all others have wrong inputs."""
     first = next((f for f in found if f.mismatch is not None), None)
     if first is None or places.get(first.site) not in shown:
         return tuple(found)
@@ -58,8 +58,8 @@ def with_other_name(
 
 
 def other_axes(shown: NDArray[Any], value: NDArray[Any]) -> str:
-    """Return the order of axes in which the tensor is the node's; "": none. A shape may fit as it
-    is, if there are as many tokens as heads."""
+    """Return the order of axes that turns the tensor into the node's; "" if none does. A shape may
+    fit as it is, if there are as many tokens as heads."""
     here, size = worst_distance(value, shown), largest(value) or 1.0
     _, *orders = permutations(range(shown.ndim)) if shown.ndim <= MOST_AXES else ((),)
     for order in orders:
@@ -89,8 +89,8 @@ def other_name(
     values: Mapping[Place, NDArray[Any]],
     names: Mapping[Place, str],
 ) -> str:
-    """Return the other node's name; "": it is none of them. values: llama.cpp's, in the shape that
-    is shown."""
+    """Return the name of the node that the values belong to; "" if none. values: llama.cpp's, in
+    the shape that is shown."""
     if place not in values or shown.dtype.kind != "f" or not np.isfinite(shown).all():
         return ""
     if not shown.size or (shown == shown.flat[0]).all():

@@ -48,8 +48,8 @@ class Patched:
 
     @property
     def explains(self) -> bool:
-        """Return True if nine tenths of a difference are gone, which honest noise would not
-        allow."""
+        """Return True if nine tenths of a difference are gone, which honest noise cannot
+        explain."""
         return self.before > 0 and self.worst <= self.before / 10
 
     @property
@@ -58,7 +58,7 @@ class Patched:
 
 
 def patch(context: Context, found: Findings) -> Patched:
-    """Replace the guilty ops' results: if they are all, the outputs must agree.
+    """Replace the guilty ops' results: if they are all faults, the outputs must agree.
 
     The oracle's values differ more from an honest engine that converts no activations than many
     faults do. Values of a run of its own design do not.

@@ -1,6 +1,5 @@
-"""Find the wrong segments of an engine that shows tensors, judged from its own inputs along
-llama.cpp's graph (harness.graph.segments).
-"""
+"""Location of wrong segments in an engine with tensors, judged from its own inputs along
+llama.cpp's graph (harness.graph.segments)."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -59,7 +58,7 @@ def shows_tensors(context: Context) -> bool:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OwnRun:
-    """The subject's values in a run of its own, by places of llama.cpp's graph of that run."""
+    """The subject's values in its own run, by places of llama.cpp's graph of that run."""
 
     program: Program
     places: Mapping[Site, Place]
@@ -77,7 +76,8 @@ class OwnRun:
 
 
 def locate_segments(context: Context, given: Values | None = None) -> Findings:
-    """Locate the wrong segments. given: values that the subject continues with at some sites."""
+    """Locate the wrong segments. given: replacement values at some sites. given: values that the
+    subject continues with at some sites."""
     run = own_run(context, given)
     context.progress(f"judging what {len(run.shown)} shown tensors enclose")
     found, put_in = judge_own_run(context, run)
@@ -138,8 +138,7 @@ def own_run(context: Context, given: Values | None = None) -> OwnRun:
 def judge_own_run(
     context: Context, run: OwnRun, *, whole: bool = True
 ) -> tuple[Findings, dict[Place, Site]]:
-    """Return the findings, and the sites where the oracle's values are to be put in. Asks
-    nobody.
+    """Return the findings, and the sites to replace by the oracle's values. Asks nobody.
 
     whole: also how errors pile up through the run, which takes a run of ours.
     """
@@ -199,7 +198,7 @@ def judge_own_run(
 
 
 def with_rows(context: Context, run: OwnRun, place: Place, found: SiteFinding) -> SiteFinding:
-    """Add the rows to a finding in a part of a batch, which counts its own tokens."""
+    """Add the rows to a finding in a part of a batch, which numbers its own tokens."""
     if found.mismatch is None or found.site not in run.cut or place not in run.shown:
         return found
     text = which_rows(context.batches[place[0]], run.program, place, len(run.shown[place]))
@@ -236,8 +235,8 @@ def by_place(values: Values, places: Mapping[Site, Place]) -> Iterator[dict[Plac
 def outputs_alone(
     batches: Sequence[Batch], program: Program, places: Mapping[Site, Place], values: Values
 ) -> Values:
-    """Return the output rows of values shown for all tokens, if llama.cpp's node has those alone.
-    Its last layer drops the others behind attention; an engine need not."""
+    """Return the output rows of values shown for all tokens, if llama.cpp's node has only these
+    rows. Its last layer drops the other rows after attention; an engine may keep them."""
     ne = {g.place(node): node.result.ne for g in program.graphs for node in g.nodes}
     found = Values()
     for site, value in values.items():
@@ -260,7 +259,7 @@ def is_same(a: NDArray[Any], b: NDArray[Any]) -> bool:
 def wrong_by_another_name(
     judge: SegmentJudge, others: Mapping[Place, NDArray[Any]]
 ) -> dict[Place, SiteFinding]:
-    """Return the findings on nodes whose second name shows other values than the first."""
+    """Return the findings on nodes with a second name that shows other values than the first."""
     again = replace(judge, shown={**judge.shown, **others}, orders={}) if others else None
     found = again.findings() if again else ()
     return {p: f for f in found if f.mismatch and (p := judge.place_of[f.site]) in others}
@@ -279,7 +278,7 @@ def run_shown(context: Context, program: Program, given: Values | None) -> Evalu
 
 
 def missing_promises(context: Context, places: Mapping[Site, Place], values: Values) -> list[Site]:
-    """Return the sites that an engine does not show though it says so."""
+    """Return the sites that an engine promises and does not show."""
     info, there = context.subject_info, {site.name for site in values}
     if info.partial or (info.shows is None and info.shows_nodes):
         return []
@@ -290,8 +289,8 @@ def missing_promises(context: Context, places: Mapping[Site, Place], values: Val
 def shown_nowhere(
     context: Context, places: Mapping[Site, Place], values: Values
 ) -> tuple[Site, ...]:
-    """Return the graph's sites whose names an engine says it shows, and shows nowhere. If a name is
-    shown somewhere, each other site of it is missed (see `missing_promises`)."""
+    """Return the graph's sites with promised names that appear nowhere. If a name is shown
+    somewhere, each other site of it is missed (see `missing_promises`)."""
     info = context.subject_info
     absent = {*(info.shows or ())} - {site.name for site in values}
     return () if info.partial else tuple(site for site in places if site.name in absent)
@@ -308,8 +307,8 @@ def no_such_node(sites: Sequence[Site], places: Mapping[Site, Place]) -> str:
 
 
 def sites_to_replace(guilty: Sequence[Place], names: Mapping[Place, Site]) -> dict[Place, Site]:
-    """Return the sites where the oracle's values are put in. A wrong cache stays wrong until its
-    last step: a value put in is read, and not kept."""
+    """Return the sites to replace by the oracle's values. A wrong cache stays wrong until its last
+    step: a value put in is read, and not kept."""
     first = {(names[p].layer, names[p].name): p[0] for p in reversed(guilty) if p in names}
     return {
         place: site
@@ -322,7 +321,7 @@ def sites_to_replace(guilty: Sequence[Place], names: Mapping[Place, Site]) -> di
 def oracle_values(
     context: Context, names: Mapping[Place, Site], shown: Mapping[Place, NDArray[Any]]
 ) -> Values:
-    """Return the oracle's values at these places, in the shapes and by the names of the subject."""
+    """Return the oracle's values at these places, in the subject's shapes and names."""
     found = Values()
 
     def keep(node: Node) -> None:
@@ -339,8 +338,8 @@ def oracle_values(
 
 
 def misshapen(program: Program, shown: Mapping[Place, NDArray[Any]]) -> dict[Place, Mismatch]:
-    """Return mismatches for values that cannot be the node's, or leave out what counts. Nothing can
-    be computed from such a value, and the part that is there may agree."""
+    """Return mismatches for values with an impossible shape, or without all cells in use. Nothing
+    can be computed from such a value, and the part that is there may agree."""
     nodes = {g.place(node): (g, node) for g in program.graphs for node in g.nodes}
     found = {}
     for place, value in shown.items():
@@ -379,8 +378,8 @@ def unusable(wire: Wire, op: str, mismatch: Mismatch) -> SiteFinding:
 
 
 def errors_of(judge: SegmentJudge) -> NDArray[np.float64]:
-    """Return the accumulated errors of the subject's own run: all shown values against a whole run
-    of ours."""
+    """Return the accumulated errors of the subject's own run: all shown values against our whole
+    run."""
     errors: dict[Place, float] = {}
 
     def keep(place: Place, ours: Seen) -> bool:

@@ -1,4 +1,4 @@
-"""Values shown of a batch, by the parts that llama.cpp makes of it, and the engine's answers.
+"""Values of a batch, split by the ubatches that llama.cpp makes of it, and the engine's answers.
 
 If a model has states, llama.cpp computes as many tokens of each sequence at once, and the rest
 behind them. An engine shows the rows of its batch; the ids that a part was given say which rows are
@@ -26,8 +26,8 @@ Rows = NDArray[np.intp]
 def by_ubatches(
     batches: Sequence[Batch], program: Program, places: Mapping[Site, Place], values: Values
 ) -> tuple[Values, set[Site]]:
-    """Return the values of such batches, cut into ubatches, and all sites of these batches. Values
-    that were not cut are not compared."""
+    """Return the values of such batches, split into ubatches, and all sites of these batches.
+    Values that were not cut are not compared."""
     at = {graph.place(node): node.result.ne for graph in program.graphs for node in graph.nodes}
     cut: Values = {}
     sites: set[Site] = set()
@@ -56,7 +56,7 @@ def by_ubatches(
 
 
 def parts_of(batch: Batch, graphs: Sequence[Graph]) -> list[Rows] | None:
-    """Return the rows of the batch in each part; none if they cannot be told, as for repeated ids.
+    """Return the rows of the batch in each part; none if they are ambiguous, as for repeated ids.
     None: the batch is computed whole."""
     ids = [found for graph in graphs if (found := ids_of(graph)) is not None]
     if len(graphs) < 2 and all(np.array_equal(each, batch.tokens) for each in ids):

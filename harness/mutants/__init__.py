@@ -1,1 +1,2 @@
-"""Engines that are wrong in one known way, one file each. The harness must catch and locate all."""
+"""Engines with one known mistake each. The harness must catch and locate all. The harness must
+catch and locate all."""

@@ -1,4 +1,5 @@
 """Engines that add LoRA files or control vectors wrongly. Without an adapter they are right.
+Without an adapter they are right.
 
 `check --lora` and `--control-vector` must find them, so no selftest of graphs has them.
 """
@@ -29,7 +30,7 @@ WRONG_ADAPTERS: dict[str, "type[WrongAdapter]"] = {}
 
 
 class WrongAdapter(Reference):
-    """The reference with a model whose adapters are changed once they are read."""
+    """The reference with a model whose adapters are changed after reading."""
 
     group: ClassVar[str] = "adapters"
     mistake: ClassVar[str]
@@ -50,7 +51,8 @@ class WrongAdapter(Reference):
 
     @classmethod
     def add_fault(cls, name: str, mistake: str, site: str, *change: Change, **held: Any) -> None:
-        """Register a row. held: `files`, which of the files are read, and how much of each."""
+        """Register a row. held: `files`, the files that are read, with their scales. held: `files`,
+        which of the files are read, and how much of each."""
         held |= {"__module__": module_of_caller(), "mistake": mistake, "site": site}
         held |= {"change": change}
         found: type[Self] = type(name, (cls,), held, name=f"mutant:{name}")
@@ -163,7 +165,7 @@ def directions(change: Callable[[dict[int, F32]], dict[int, F32]]) -> Change:
 
 
 def only_last_token(model: Model) -> None:
-    """Steer the last row of each batch alone."""
+    """Apply the control vector only to the last row of each batch."""
 
     def compute(
         right: Callable[..., F32], ubatch: Any, views: Any, probe: Probe, ops: Any = None

@@ -1,4 +1,5 @@
-"""Scores gone wrong: their scale, soft cap, softmax and sinks, and the sums of split caches."""
+"""Mistakes in attention scores: their scale, soft cap, softmax and sinks, and the sums of split
+caches."""
 
 from typing import Any
 

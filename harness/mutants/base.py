@@ -1,4 +1,4 @@
-"""The contract of a wrong engine: the reference with one mistake that people really make."""
+"""The contract of a wrong engine: the reference with one realistic mistake."""
 
 from typing import Any, ClassVar, Self
 
@@ -6,10 +6,10 @@ from lockstep.harness.adapters.reference import Reference
 
 
 class Mutant(Reference):
-    """`shows_on` names the built-in model that shows the mistake, `arch:NAME` the one that `synth
-    --arch NAME` makes, or `arch:NAME:TYPE`, with matrices of that type; `site` and `layer` the
-    place where a bisection under `--settings exact` must find it first. Where no op is wrong,
-    `site` is the suite that must diverge first."""
+    """A wrong engine. `shows_on` names the built-in model that shows the mistake, `arch:NAME` the
+    model of `synth --arch NAME`, or `arch:NAME:TYPE`, with matrices of that type; `site` and
+    `layer` the place where a bisection under `--settings exact` must find it first. Where no op is
+    wrong, `site` is the suite that must diverge first."""
 
     mistake: ClassVar[str]
     group: ClassVar[str] = ""  # reading, formats, norms, rope, ...; `family` is the registry
@@ -24,7 +24,7 @@ class Mutant(Reference):
 
     @classmethod
     def add_fault(cls, name: str, mistake: str, effect: str = "", **changed: Any) -> type[Self]:
-        """Register a row: the engine that differs from this one by these attributes and methods."""
+        """Register a row: an engine with these attributes and methods."""
         held = {"__module__": cls.__module__, "mistake": mistake, **changed}
         if effect:
             held["effect"] = effect

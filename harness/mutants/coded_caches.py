@@ -1,4 +1,5 @@
-"""Engines whose quantised caches hold other codes than llama.cpp's. In F32 and F16 they are right.
+"""Engines whose quantised caches hold wrong codes. In F32 and F16 they are right. In F32 and F16
+they are right.
 
 `check --settings cache=TYPE` must find them, so no selftest of graphs has them.
 """
@@ -23,7 +24,7 @@ WRONG_CACHES: dict[str, "type[WrongCache]"] = {}
 
 
 class WrongCache(Reference):
-    """The reference with other blocks in its cache."""
+    """The reference with wrong blocks in its cache."""
 
     group: ClassVar[str] = "quantised caches"
     mistake: ClassVar[str]

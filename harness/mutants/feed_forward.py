@@ -1,4 +1,4 @@
-"""Activation functions of feed-forward networks that are wrong, and their two branches."""
+"""Mistakes in feed-forward networks: their activation functions and branches."""
 
 from typing import Any
 

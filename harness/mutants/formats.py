@@ -1,4 +1,4 @@
-"""Weights read wrongly: one table of readings, each with the formats that it is tried in."""
+"""Weights read wrongly: one table of readings, each with its formats."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -53,7 +53,9 @@ BUILTIN = {"Q4_0": "q4_0", "Q8_0": "q8_0", "BF16": "bf16"}  # models that have s
 
 @dataclass(frozen=True)
 class WrongReading:
-    """A wrong way to read blocks.
+    """A wrong way to read blocks. kinds: names of formats. words: a description without the format.
+    before: changes a copy of the blocks. after: changes the right weights, (blocks, weights of
+    each). source: by format.
 
     kinds: names of formats. words: without the format. before: changes a copy of the blocks.
     after: changes the right weights, (blocks, weights of each). source: by format.

@@ -1,4 +1,4 @@
-"""Engines that guide wrongly, and are right in all else: no selftest of graphs has them."""
+"""Engines with wrong guidance, and right in all else: no selftest of graphs includes them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -59,7 +59,7 @@ def stay_behind(batches: Batches, negative: Batches) -> tuple[Batches, Batches]:
 
 
 def share_positions(batches: Batches, negative: Batches) -> tuple[Batches, Batches]:
-    """Give tokens behind the negative prompt the positions that they have behind the prompt."""
+    """Give tokens after the negative prompt the positions that they have after the prompt."""
     moved = (replace(n, positions=b.positions) for n, b in zip(negative, batches, strict=True))
     return batches, [negative[0], *list(moved)[1:]]
 

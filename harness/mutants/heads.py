@@ -1,4 +1,4 @@
-"""Heads gone wrong: which of them go together, their order, and what is added or normed."""
+"""Mistakes in heads: their grouping, order, biases and norms."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,8 +23,8 @@ class WrongHeads(Mistake):
 
 
 class WrongSpread(WrongHeads):
-    """A wrong spread of heads. `spread`: gives each head its keys and values, (heads, cells,
-    dim)."""
+    """A wrong mapping of heads. `spread`: gives each head its keys and values, (heads, cells, dim).
+    `spread`: gives each head its keys and values, (heads, cells, dim)."""
 
     site = "kq"
     first_of_all = True

@@ -35,7 +35,7 @@ class Mask(WrongMask):
 
 
 def shift_rows(visible: Bools, by: int) -> Bools:
-    """Let each row see what the row `by` rows after it sees."""
+    """Return the mask in which each row sees what the row `by` rows later should see."""
     cells = visible.shape[1]
     last = np.where(visible.any(axis=1), cells - 1 - visible[:, ::-1].argmax(axis=1), -1) + by
     out: Bools = np.arange(cells) <= last[:, None]

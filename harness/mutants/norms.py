@@ -1,4 +1,4 @@
-"""Norms that are wrong: what is added where, what is divided by, which weight."""
+"""Mistakes in norms: eps, divisor, weight."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The end of a graph, wrong: the last norm, the head, the cap, which row."""
+"""Mistakes at the end of a graph: the last norm, the output matrix, the cap, the choice of row."""
 
 import numpy as np
 

@@ -1,5 +1,4 @@
-"""Mistakes in how an encoder's rows are pooled for a sequence: which rows, and of which
-sequence."""
+"""Mistakes in pooling an encoder's rows for a sequence: the rows, and the sequence."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Products with weights that are wrong: what is left out, how it is added up, what is added."""
+"""Mistakes in products with weights: missing terms, sums, biases."""
 
 from typing import Any
 
@@ -172,7 +172,7 @@ class Saturation(WrongProduct, name="mutant:int16-saturation"):
 
 
 class LowestByte(WrongProduct, name="mutant:sign-of-lowest-byte"):
-    """|a| times the weight with a's sign, where -128 stays what it is when negated."""
+    """A product |a| times the weight with a's sign, where -128 stays the same when negated."""
 
     mistake = "a weight of -128 is negated in eight bits, and stays -128"
     effect = "text is a little worse, with weights that other programs quantised"

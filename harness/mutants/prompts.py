@@ -13,7 +13,8 @@ from lockstep.harness.records import Evaluation, Request
 
 
 class WrongPrompt(Mutant):
-    """A wrong reading of prompts. `read`: what the engine makes of one."""
+    """A wrong reading of prompts. `read`: the engine's version of a prompt. `read`: what the engine
+    makes of one."""
 
     group = "prompts"
     site = "decode"  # the suite: no op is wrong
@@ -43,7 +44,7 @@ class WrongPrompt(Mutant):
 
 
 def is_for_the_next_token(request: Request) -> bool:
-    """Return True if only the token after one prompt is asked for, as by an engine's own list."""
+    """Return True if only the token after one prompt is requested, as for an engine's own list."""
     batch, *others = request.batches
     alone = not others and not batch.encoder and len(batch) > 1
     return alone and not request.capture and bool(batch.outputs[-1]) and batch.outputs.sum() == 1
@@ -103,7 +104,7 @@ class CutTo64(CutInFront, name="mutant:prompt-keeps-last-64"):
 
 
 class TakenForLast(WrongPrompt, name="mutant:prompt-beginning-of-last"):
-    """An engine whose cache keeps nothing of what was generated behind the last prompt."""
+    """An engine whose cache drops the tokens generated after the last prompt."""
 
     mistake = "the cache reuses all tokens of the last prompt without comparing them"
     effect = "the second prompt is answered as if it began as the first"
@@ -130,8 +131,9 @@ class TakenByLength(WrongPrompt, name="mutant:prompt-of-the-same-length"):
 
 
 class KeptPrompt(WrongPrompt):
-    """An engine that keeps a prompt. `taken`: how much of the last prompt stands for the beginning
-    of this one."""
+    """An engine that caches a prompt. `taken`: the length of the last prompt that it reuses as the
+    beginning of this one. `taken`: how much of the last prompt stands for the beginning of this
+    one."""
 
     remembers = True
     given: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""Files read wrongly: keys that are ignored, tensors taken for others, bytes from elsewhere."""
+"""Mistakes in reading files: ignored keys, confused tensors, wrong offsets."""
 
 from dataclasses import replace
 from typing import Any
@@ -73,7 +73,8 @@ Misread.add_fault(
 
 
 class OtherTensor(Misread):
-    """An engine that reads one tensor for another. `other`: gives the other's name."""
+    """An engine that reads one tensor instead of another. `other`: returns the other's name.
+    `other`: gives the other's name."""
 
     effect = NOISE
 

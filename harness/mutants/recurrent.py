@@ -27,7 +27,7 @@ LFM2: dict[str, Any] = {"shows_on": "arch:lfm2", "site": CONV, "layer": 1}  # la
 
 
 class WrongState(Mistake):
-    """A fault in mamba between two norms, where nothing has a name: its place is the layer's
+    """A fault in mamba between two norms, where no tensor has a name: its place is the layer's
     output."""
 
     group = "recurrent"
@@ -63,7 +63,7 @@ NotCarried.add_fault(
 
 
 class NotKeptBetweenCalls(WrongState, name="mutant:state-not-kept-between-calls"):
-    """An engine whose state lasts from ubatch to ubatch, and not from call to call."""
+    """An engine whose state persists across ubatches, but not across calls."""
 
     mistake = "every call begins with empty states"
     layer = None
@@ -99,8 +99,7 @@ WrongRead.add_fault(
 
 
 class TailOfFew(WrongState, name="mutant:conv-state-of-few"):
-    """An engine that is right behind single tokens, which have their own kernel, and behind
-    many."""
+    """An engine that is right after single tokens, which have their own kernel, and after many."""
 
     mistake = "after a batch shorter than the convolution's state, the state is the batch and zeros"
 
@@ -311,7 +310,7 @@ Scan.add_fault(
 
 
 class ZeroOrderHold(Scan, name="mutant:ssm-zero-order-hold"):
-    """An engine with the step as the paper derives it; the training code takes Euler's step."""
+    """An engine with the discretisation of the paper; the training code uses Euler's step."""
 
     mistake = "the input of the state is held constant over the step, instead of multiplied by it"
 

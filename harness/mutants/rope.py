@@ -1,4 +1,4 @@
-"""Rotary positions gone wrong: which elements pair, by which angle, from which position."""
+"""Mistakes in rotary positions: pairing of elements, angle, position."""
 
 import math
 import sys

@@ -23,8 +23,8 @@ class WrongConversion(Mistake):
 
 
 class WrongSteps(WrongConversion):
-    """Converts as llama.cpp does, but for `steps`: of blocks (.., blocks, 32) and their scales
-    (.., blocks)."""
+    """An engine that converts as llama.cpp does, except for `steps`: of blocks (.., blocks, 32) and
+    their scales (.., blocks)."""
 
     shows_on = "q8_0"
 
@@ -46,7 +46,7 @@ def divide(blocks: Any, scales: Any) -> Any:
 
 
 def half(x: Any) -> Any:
-    """Return scales as halves, for all of their blocks."""
+    """Return scales rounded to half precision, broadcast over their blocks."""
     return x.astype(np.float16).astype(np.float64)[..., None]
 
 

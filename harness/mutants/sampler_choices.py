@@ -1,4 +1,4 @@
-"""Samplers that choose otherwise than they should, and chains in another order."""
+"""Samplers with wrong choices, and chains in another order."""
 
 from dataclasses import replace
 from typing import Any

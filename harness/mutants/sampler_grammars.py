@@ -1,4 +1,4 @@
-"""Grammars that allow, forbid or remember other tokens than they should."""
+"""Grammars that allow, forbid or remember wrong tokens."""
 
 from collections.abc import Callable
 from dataclasses import replace

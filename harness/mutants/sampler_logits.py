@@ -1,4 +1,4 @@
-"""Samplers that change logits otherwise than they should: temperature, penalties, biases."""
+"""Samplers with wrong logits: temperature, penalties, biases."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Samplers that keep other candidates than they should."""
+"""Samplers that keep wrong candidates."""
 
 from collections.abc import Callable
 from typing import Any

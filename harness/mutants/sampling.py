@@ -16,7 +16,7 @@ FIRST = "text differs from the first token on, and the logits are right"
 
 
 class WrongChoice(Mutant):
-    """A greedy loop with its mistakes as options."""
+    """A greedy loop with mistakes as options."""
 
     group = "sampling"
     site = "decode"  # the suite: no op is wrong

@@ -1,4 +1,4 @@
-"""Engines whose tokenizer is wrong in one way that people really get wrong.
+"""Engines with one realistic mistake in the tokenizer.
 
 They compute as the reference does, so there is no op to find: `fuzz tokens` catches them, and what
 stands for the place is the text that it makes small.
@@ -25,7 +25,7 @@ from lockstep.harness.mutants.parts import slow_merges
 
 
 class WrongTokenizer(Reference):
-    """The reference with `change` made to its tokenizer, which is lazy: nothing was derived yet.
+    """The reference with `change` applied to its lazy tokenizer before anything is derived.
 
     `lockstep fuzz tokens` on the built-in vocabulary `shows_on` must make a case of at most `size`
     bytes or ids of it, in the direction `way`.

@@ -1,4 +1,4 @@
-"""Work in processes of their own, whose words come as they are said and whose death is noticed.
+"""Work in separate processes, whose messages arrive at once and whose death is noticed.
 
 Our own engine and the judge read a model's mapped file in the process that checks it: a file that
 shrinks meanwhile ends that process (SIGBUS), and so may the system when memory runs out. The one
@@ -120,9 +120,10 @@ def beside(works: Sequence[Work], jobs: int, folder: str) -> Iterator[tuple[int,
 def result_of(
     work: Work, progress: Callable[[str], None], tell: Callable[[Any], None] = lambda said: None
 ) -> Any:
-    """Return the last message of a work; earlier texts are progress. tell: gets every message that
-    is no text, at once. Raises BadInput for an impossible request, NoAnswer for an engine that
-    leaves a question unanswered, and RuntimeError for a defect of ours."""
+    """Return the last message of a work; earlier texts are progress. tell: receives every other
+    message at once. tell: gets every message that is no text, at once. Raises BadInput for an
+    impossible request, NoAnswer for an engine that leaves a question unanswered, and RuntimeError
+    for a defect of ours."""
     value = None
     for _, event in side_by_side([work], 1):
         match event:

@@ -1,4 +1,4 @@
-"""Work on the workers of a Dask scheduler: what `harness.parallel.works` asks of an executor.
+"""Work on the workers of a Dask scheduler: an executor for `harness.parallel.works`.
 
 Dask keeps the queue, hands a work to a worker that is free, and to another when a worker is lost.
 Ours is what comes back: a worker says things by a queue of Dask's, here they are held until the
@@ -64,7 +64,7 @@ def on_cluster(address: str) -> Iterator["DaskCluster"]:
 
 
 async def who_answers(address: str) -> str:
-    """Return what Dask calls the process at the address. A client would wait without end for a
+    """Return Dask's type of the process at the address. A client would wait without end for a
     server that is none of Dask's, and would ask a worker what only a scheduler knows."""
     from distributed import Security
     from distributed.core import rpc
@@ -142,7 +142,7 @@ class DaskCluster:
     def take_event(
         self, number: int, attempt: str, execution: str, count: int, event: Event | Begun
     ) -> Iterator[tuple[int, Event]]:
-        """Yield a message, with its number among those of this execution."""
+        """Yield a message, with its number within this execution."""
         progress = self.open.get(number)
         if progress is None or progress.attempt != attempt:
             return  # of somebody who was given up
@@ -173,7 +173,8 @@ class DaskCluster:
     def note_lost(
         self, number: int, progress: Progress, goes_on: bool
     ) -> Iterator[tuple[int, Event]]:
-        """Note a lost worker. goes_on: Dask does the same work again, from its beginning."""
+        """Note a lost worker. goes_on: Dask repeats the work from its beginning. goes_on: Dask does
+        the same work again, from its beginning."""
         progress.held.clear()
         progress.losses += 1
         if progress.losses >= MOST_LOSSES:
@@ -190,7 +191,7 @@ class DaskCluster:
             self.open[number] = rest
 
     def note_broken(self) -> Iterator[tuple[int, Event]]:
-        """End tasks that Dask gives up because they lost too many workers, or cannot run there."""
+        """End tasks that Dask gives up, because they lost too many workers or cannot run there."""
         from distributed import KilledWorker
 
         for number, progress in list(self.open.items()):

@@ -1,4 +1,4 @@
-"""The running of a work by a Dask worker: in a process whose death is not the worker's."""
+"""Execution of a work by a Dask worker: in a process whose death does not end the worker."""
 
 import hashlib
 import os
@@ -44,7 +44,7 @@ class Needs:
         return cls(folder=os.getcwd(), files=sizes, source=source_digest(), libraries=libraries)
 
     def lacking(self) -> str:
-        """Say in one sentence what this machine lacks; "" if it lacks nothing."""
+        """Describe in one sentence what this machine lacks; "" if nothing."""
         if self.source != source_digest():
             return "has another version of Lockstep: install the same on every machine"
         same = "workers must see the same files under the same paths"
@@ -83,7 +83,7 @@ def source_digest() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Work as it was submitted once; Dask may execute it more than once."""
+    """A work that was submitted once; Dask may execute it more than once."""
 
     run: str  # the name of the queue for what is said, too
     number: int
@@ -111,7 +111,8 @@ def do_task(task: Task) -> None:
 
 
 def events_of(task: Task, worker: Any) -> Iterator[Event | Begun]:
-    """Yield the events of a task. The last is missing if nobody waits for it."""
+    """Yield the events of a task. The last is missing if the client is gone. The last is missing if
+    nobody waits for it."""
     yield Begun()
     if lacking := task.needs.lacking():
         yield Refused(f"the worker {worker.address} {lacking}")
@@ -151,7 +152,7 @@ def idle_of(worker: Any) -> list[tuple[str, WorkProcess]]:
 
 
 def end_processes(run: str, dask_worker: Any = None) -> None:
-    """End the processes of a run that is over; Dask fills in `dask_worker` by its name."""
+    """End the processes of a finished run; Dask passes `dask_worker` by its name."""
     idle = idle_of(dask_worker)
     mine = [pair for pair in idle if pair[0] == run]
     for pair in mine:

@@ -1,4 +1,4 @@
-"""Files with a row of JSON for each result, by which a long run goes on where it stopped."""
+"""Files with a row of JSON for each result, from which an interrupted long run continues."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -25,7 +25,7 @@ def read_rows(file: Path | None, row_of: Callable[[dict[str, Any]], Row]) -> lis
 
 
 def make_row(kind: type[Row]) -> Callable[[dict[str, Any]], Row]:
-    """Return a function that makes a dataclass of a JSON row, whose tuples became lists."""
+    """Return a function that makes a dataclass of a JSON row, turning lists back into tuples."""
     return lambda held: kind(**{name: as_tuples(value) for name, value in held.items()})
 
 

@@ -24,12 +24,13 @@ from lockstep.harness.processes.side_by_side import BLAS, interrupts_later
 
 
 class WorkProcess(EngineProcess):
-    """Our end of a work's process. The process ends when our end is closed, whatever it is
-    doing."""
+    """The parent's side of a work's process. Closing it ends the process at any time. The process
+    ends when our end is closed, whatever it is doing."""
 
     def __init__(self, variables: Mapping[str, str | None], folder: str | None = None) -> None:
-        """Start the process. variables: changes to its environment, None to remove one; folder:
-        where it runs, if not in ours."""
+        """Start the process. variables: changes to its environment, None to remove one; folder: its
+        working folder. variables: changes to its environment, None to remove one; folder: where it
+        runs, if not in ours."""
         ours, theirs = socket.socketpair()
         paths = [os.path.abspath(path) for path in sys.path]  # "" is this folder
         inherited = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
@@ -60,7 +61,8 @@ class WorkProcess(EngineProcess):
             self.connection.send(work)
 
     def next_event(self) -> Event:
-        """Return the next event of the work in hand. After `Died` there is no process any more."""
+        """Return the next event of the current work. After `Died` the process is gone. After `Died`
+        there is no process any more."""
         try:
             event: Event = self.connection.recv()
             return event
@@ -82,7 +84,8 @@ def main() -> None:
 
 
 def works_from(connection: Connection) -> Iterator[Work]:
-    """Yield works as they come. Once the other end is closed there is nobody to work for."""
+    """Yield works as they arrive. The loop ends once the other end is closed. Once the other end is
+    closed there is nobody to work for."""
     works: SimpleQueue[Work] = SimpleQueue()
 
     def read() -> None:

@@ -1,4 +1,4 @@
-"""Work in parallel: one narrow interface, which processes of this machine and a cluster fulfil.
+"""Parallel work: one narrow interface, implemented by local processes and by a cluster.
 
     works in -> (which work, what it says or becomes), as it comes -> the last event of each
 
@@ -27,27 +27,28 @@ Result = TypeVar("Result")
 
 class Executor(Protocol):
     def run(self, works: Sequence[Work], files: Sequence[Path] = ()) -> Iterator[tuple[int, Event]]:
-        """Run the works. files: what they read; a machine that lacks them refuses the work. A
-        caller that stops listening ends the rest."""
+        """Run the works. files: their inputs; a machine without them refuses the work. files: what
+        they read; a machine that lacks them refuses the work. A caller that stops listening ends
+        the rest."""
         ...
 
 
 @runtime_checkable
 class Resumable(Protocol):
-    """A resumable work: if its machine is lost, another continues behind its last checkpoint."""
+    """A resumable work: if its machine is lost, another continues after its last checkpoint."""
 
     def __call__(self, say: Say) -> None: ...
 
     def is_checkpoint(self, value: Any) -> bool: ...
 
     def behind(self, said: Sequence[Any]) -> Self:
-        """Return the rest of the work behind these messages, up to a checkpoint."""
+        """Return the rest of the work after these messages, up to a checkpoint."""
         ...
 
 
 @dataclass(frozen=True)
 class Forks:
-    """A process for each work, forked off this one: it knows what this one has loaded."""
+    """A process for each work, forked from this one with everything it has loaded."""
 
     jobs: int
 
@@ -107,7 +108,7 @@ def as_done(
     files: Sequence[Path] = (),
     died: Callable[[Part, str], Result] | None = None,
 ) -> Iterator[Result]:
-    """Yield the result of each part; with an executor the first that is done comes first.
+    """Yield the result of each part; with an executor the first finished one comes first.
 
     died: makes a result of the death of the process that had this part; by itself it is raised.
     """

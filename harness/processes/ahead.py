@@ -1,5 +1,5 @@
-"""Work that is wanted soon. A fork of this process computes it while this one waits for engines, or
-an engine is asked while this process computes.
+"""Work that will be needed soon, done in advance. A fork of this process computes it while this one
+waits for engines, or an engine is asked while this process computes.
 
 A fork has the recorded graph, the mapped file and the compiled kernels at once; it sends arrays and
 ends. If no fork can be made, or it dies, the work is done when it is wanted.
@@ -30,8 +30,8 @@ LATER = 19  # of what is wanted after other forks' work
 
 
 class Ahead:
-    """Work that a fork does ahead. work: its result may cross a wire; it is dropped if the fork
-    fails."""
+    """Work that a fork does in advance. work: returns a transferable result; it is dropped if the
+    fork fails. work: its result may cross a wire; it is dropped if the fork fails."""
 
     def __init__(
         self,
@@ -77,15 +77,15 @@ class Ahead:
 
 
 def give_back() -> None:
-    """Give freed memory back to the system, which forks and engines need. glibc keeps what lies
-    between used blocks."""
+    """Return freed memory to the system, for forks and engines. glibc keeps what lies between used
+    blocks."""
     if sys.platform == "linux":
         with suppress(AttributeError):  # other C libraries have no such call
             ctypes.CDLL(None).malloc_trim(0)
 
 
 def answer(work: Callable[[], Any], to: socket.socket, parent: int, behind: int) -> None:
-    """Answer in the fork, which ends here whatever happens, and closes nothing of its parent's."""
+    """Answer in the fork, which always ends here, and closes none of its parent's files."""
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
@@ -110,8 +110,9 @@ def may_fork() -> bool:
 def in_shares(
     work: Callable[[Sequence[A]], B], items: Sequence[A], most: int
 ) -> list[tuple[Sequence[A], B]]:
-    """Return each share of the items with its result. One share is done here, the others in forks.
-    most: processes together; no items make one share."""
+    """Return each share of the items with its result. One share is computed here, the others in
+    forks. One share is done here, the others in forks. most: processes together; no items make one
+    share."""
     n = max(1, min(most, len(items), processors() if may_fork() else 1))
     shares = [items[i::n] for i in range(n)]
     others = [Ahead(partial(work, share)) for share in shares[1:]]

@@ -1,4 +1,4 @@
-"""glibc's allocator, so that arrays which come and go do not cost a page fault for every 4 KB.
+"""glibc's allocator, set so that freed and reallocated arrays do not cause page faults.
 
 Our products go through a matrix in runs of rows, a few megabytes of arrays each. glibc gives such
 an amount back to the system when it is freed, and the next arrays are taken from it anew, page by

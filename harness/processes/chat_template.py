@@ -17,7 +17,7 @@ MAX_TEXT_BYTES = 1 << 20
 
 
 class NoText(Exception):
-    """The template gives no text; one sentence that says why."""
+    """Error: the template gives no text; one sentence with the reason."""
 
 
 def render_apart(template: str, message: str, bos: str, eos: str) -> str:

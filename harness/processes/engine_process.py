@@ -1,4 +1,4 @@
-"""A child process in which an engine answers: its log's last lines, how it died, and its end."""
+"""A child process in which an engine answers: the last lines of its log, its death, and its end."""
 
 import os
 import re
@@ -32,12 +32,12 @@ LIVE: "weakref.WeakSet[EngineProcess]" = weakref.WeakSet()
 
 
 class EngineProcess:
-    """A process that leads a group of its own: an interrupt is for the parent alone, and whatever
-    it has started dies with it."""
+    """A process that leads its own group: interrupts reach only the parent, and all its descendants
+    die with it."""
 
     def __init__(self, process: Process, log: IO[bytes], *ours: Closable) -> None:
-        """Watch a process. log: what it prints; ours: our ends of its connections, whose closing
-        ends it."""
+        """Watch a process. log: its output; ours: our ends of its connections, whose closing ends
+        it. log: what it prints; ours: our ends of its connections, whose closing ends it."""
         self.process = process
         self.ours = ours
         self.tail: deque[str] = deque(maxlen=LOG_LINES)
@@ -57,7 +57,8 @@ class EngineProcess:
         return f"exited with status {status}"
 
     def dismiss(self) -> None:
-        """Let it end by itself, so that its engine can clean up; then make sure."""
+        """Let the process end by itself, so that its engine can clean up; then kill it if
+        necessary."""
         for end in self.ours:
             end.close()
         self.ends_in_time()
@@ -86,8 +87,8 @@ def of_memory(log: Sequence[str], limit: int | None) -> str:
 
 
 def has_ended(process: Process) -> bool:
-    """Return True if it has ended, without reaping: until then neither its id nor that of its group
-    can be given away."""
+    """Return True if the process has ended, without reaping it: until then neither its id nor that
+    of its group can be reused."""
     if process.returncode is not None:
         return True
     if isinstance(process, ForkedProcess):
@@ -97,14 +98,14 @@ def has_ended(process: Process) -> bool:
 
 
 def end_all() -> None:
-    """End every process that this one has started: for a fork, which ends without finalizers."""
+    """End every process started by this one: for a fork, which ends without finalizers."""
     for each in list(LIVE):
         each.finalizer()
 
 
 def end_group(process: Process, ours: Sequence[Closable], owner: int) -> None:
-    """Kill it with all that it started, and reap it. A fork of its owner does nothing, as the owner
-    may still use it."""
+    """Kill the process with all its descendants, and reap it. A fork of its owner does nothing, as
+    the owner may still use it."""
     if os.getpid() != owner:
         return
     if isinstance(process, ForkedProcess | KeptProcess):

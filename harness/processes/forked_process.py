@@ -1,5 +1,5 @@
-"""A process that another one forked for us: what subprocess knows of a child, through a socket to
-its parent, who reaps it when we have let go of it and not before."""
+"""A process that another one forked for us: the interface of a subprocess, through a socket to its
+parent, who reaps it only after our release."""
 
 import socket
 import struct
@@ -29,8 +29,8 @@ class ForkedProcess:
         return True
 
     def kill(self) -> None:
-        """Ask the parent to kill the process and what it started: only it knows whose the id is
-        now.
+        """Ask the parent to kill the process and its descendants: only the parent knows the id's
+        current owner.
 
         The process has ended when `wait` returns.
         """

@@ -1,4 +1,4 @@
-"""A process with a keeper (limits.py): its end is the end of all that it has started."""
+"""A process with a keeper (limits.py): all its descendants end with it."""
 
 import os
 import secrets
@@ -43,8 +43,8 @@ class KeptProcess(subprocess.Popen[bytes]):
 
 
 def kill_marked(variable: str, mark: str) -> None:
-    """Kill each process whose variable has this mark, until none is left: those killed may have
-    started others.
+    """Kill each process with this mark in the variable, until none is left, because killed ones may
+    have started others.
 
     A process that another program starts with variables of its own has no mark and stays.
     """
@@ -57,7 +57,7 @@ def kill_marked(variable: str, mark: str) -> None:
 
 
 def processes_marked(variable: str, mark: str) -> list[int]:
-    """Return the ids of our own user's processes that run with this mark; none without /proc."""
+    """Return the ids of our user's processes with this mark; none without /proc."""
     wanted, found = f"{variable}={mark}".encode(), []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):

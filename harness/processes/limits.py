@@ -1,5 +1,5 @@
-"""Limits of an engine's process: it dies with its parent, its memory is bounded, and nothing that
-it has started outlives it.
+"""Limits of an engine's process: it dies with its parent, its memory is bounded, and no descendant
+outlives it.
 
 Imports next to nothing, because it also runs as a program, the keeper of an engine:
 `python -I -S limits.py PARENT BYTES COMMAND...` (BYTES 0: no bound). The keeper starts the command
@@ -128,7 +128,7 @@ def children() -> list[int]:
 
 
 def end_like(status: int) -> NoReturn:
-    """End this process with another one's status."""
+    """End this process with the status of another one."""
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
         with suppress(OSError, ValueError):  # SIGKILL has no handler

@@ -1,4 +1,4 @@
-"""Work side by side: processes that do not take the processors away from each other."""
+"""Parallel processes that do not compete for processors."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ def interrupts_later() -> Iterator[None]:
 
 
 def watch_parent() -> None:
-    """End this process with its parent, or it would wait for work for ever. Interrupts from a
+    """End this process with its parent, instead of waiting for work for ever. Interrupts from a
     terminal reach the whole group; only the parent acts on them."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

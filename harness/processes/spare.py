@@ -1,4 +1,4 @@
-"""The next process of an engine, started while the one before it is still at work.
+"""The next process of an engine, started while the current one is still at work.
 
 Of each model that is made of a user's, an engine gets a process of its own. One in Python first
 loads Python, numpy and the user's module: most of a second, several with torch. From the second on
@@ -18,9 +18,8 @@ P = TypeVar("P", bound=EngineProcess)
 
 
 class Spare:
-    """A process that was started ahead: at most one for each process and thread. A fork has
-    none, and one that another thread had started would die with it. kept: whether any is started
-    ahead."""
+    """A process started in advance: at most one for each process and thread. A fork has none, and
+    one that another thread had started would die with it. kept: whether any is started ahead."""
 
     def __init__(self) -> None:
         self.kept = 0
@@ -33,7 +32,7 @@ class Spare:
         self.waiting: EngineProcess | None = None
 
     def take(self, key: Hashable, start: Callable[[], P]) -> P:
-        """Return a process that was started ahead with the same key and surroundings, or a new
+        """Return a process that was started in advance with the same key and environment, or a new
         one."""
         if not self.is_ours():
             return start()
@@ -78,5 +77,5 @@ SPARE = Spare()
 
 
 def surroundings() -> tuple[Hashable, ...]:
-    """Return what a process inherits from this one at its start."""
+    """Return the environment that a process inherits from this one at its start."""
     return os.getcwd(), tuple(sys.path), frozenset(os.environ.items())

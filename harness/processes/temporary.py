@@ -1,4 +1,4 @@
-"""One temporary folder for a command: whatever is put into temporary folders goes with it."""
+"""One temporary folder for a command, which contains all its other temporary folders."""
 
 import fcntl
 import os
@@ -15,9 +15,9 @@ LOCK = ".lock"  # in a folder: locked as long as a process of its command lives
 
 @contextmanager
 def one_temporary_folder() -> Iterator[None]:
-    """Put all temporary folders of this context into one, also those of started processes. Each
-    maker removes its own folder, unless it is killed or may open no more files. This folder is
-    removed last. A command that is killed leaves it to the next one."""
+    """Put all temporary folders of this context into one, also those of child processes. Each maker
+    removes its own folder, unless it is killed or may open no more files. This folder is removed
+    last. A command that is killed leaves it to the next one."""
     before = os.environ.get(TEMPORARY), tempfile.tempdir
     try:
         remove_abandoned(tempfile.gettempdir())

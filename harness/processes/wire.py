@@ -87,7 +87,7 @@ MANY = 1000  # whole numbers in a list: as text they take three times as long as
 
 
 class WireError(Exception):
-    """Raised for bytes that are no message, and for values that may not cross."""
+    """Error: bytes that are no message, or values of a forbidden type."""
 
 
 class WrongField(WireError):
@@ -100,7 +100,7 @@ class Closed(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MessageLimits:
-    """The most that one message may hold, in bytes."""
+    """The maximum sizes of one message, in bytes."""
 
     head: int = 256 << 20  # the metadata of a vocabulary of a million tokens fits
     payload: int = 4 << 30
@@ -171,13 +171,13 @@ class Channel:
 
 
 def digest(*values: Any) -> bytes:
-    """Return a digest of any values that may cross: the same in every process."""
+    """Return a digest of transferable values: the same in every process."""
     return hashlib.sha256(b"".join(bytes(part) for part in pack(list(values)))).digest()
 
 
 def pack(value: Any) -> list[bytes | memoryview]:
-    """Return the parts of a frame. Raises WireError if the value holds anything off the closed
-    lists."""
+    """Return the parts of a frame. Raises WireError for a value that is not on the closed lists.
+    Raises WireError if the value holds anything off the closed lists."""
     arrays: list[NDArray[Any]] = []
     tree = encode(value, arrays)
     head = json.dumps(
@@ -217,7 +217,8 @@ def open_head(
 
 
 def checked_shape(shape: Any) -> tuple[int, ...]:
-    """Return the shape as a tuple. Raises ValueError.
+    """Return the shape as a tuple. Raises ValueError, also if zeros hide a dimension that numpy
+    cannot hold. Raises ValueError.
 
     Zeros must not hide a dimension that numpy cannot hold.
     """
@@ -234,7 +235,7 @@ def checked_shape(shape: Any) -> tuple[int, ...]:
 
 
 def encode(value: Any, arrays: list[NDArray[Any]]) -> Any:
-    """Return the tree of a value; arrays and bytes are appended to `arrays` and named by their
+    """Return the tree of a value; arrays and bytes are appended to `arrays` and referenced by
     index."""
     if type(value) in PLAIN:
         return value
@@ -330,7 +331,7 @@ def build_record(tag: Any, held: Any, arrays: Sequence[NDArray[Any]]) -> Any:
 
 
 def words_of(hint: Any) -> str:
-    """Return an annotation as an author of an engine says it."""
+    """Return an annotation in terms of the protocol's documentation."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is np.ndarray:
         (scalar,) = typing.get_args(arguments[1]) or (Any,)

@@ -1,1 +1,2 @@
-"""Any program under test: what it is sent and what it may answer (in words: PROTOCOL.md)."""
+"""The protocol of programs under test: questions and possible answers (documented in
+PROTOCOL.md)."""

@@ -141,7 +141,7 @@ def wait_for(
 
 
 class NoJson(WireError):
-    """Raised for a line that is no message, perhaps another writer's on the same descriptor."""
+    """Error: a line is no message, perhaps from another writer on the same descriptor."""
 
 
 def head_of(line: bytes) -> dict[str, Any]:
@@ -156,7 +156,8 @@ def head_of(line: bytes) -> dict[str, Any]:
 
 
 def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build an object. Raises ValueError for a repeated key: nobody knows which value is meant."""
+    """Build an object. Raises ValueError for a repeated key, which is ambiguous. Raises ValueError
+    for a repeated key: nobody knows which value is meant."""
     found = dict(pairs)
     if len(found) < len(pairs):
         seen: set[str] = set()

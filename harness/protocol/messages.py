@@ -1,4 +1,4 @@
-"""The questions of the protocol: what each sends, and what its answer must hold.
+"""The questions of the protocol: the content of each, and the required content of its answer.
 
 An answer is put into the harness's own records here, and what its numbers must be like is then
 looked at as for every engine (harness.answers). A name, list or array that is not there is
@@ -85,7 +85,7 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Introduction:
-    """The introduction that an engine sends when it is started."""
+    """The introduction that an engine sends at its start."""
 
     info: EngineInfo
     can: frozenset[str]
@@ -129,7 +129,7 @@ def introduction(name: str, asked: Settings, answer: Message) -> Introduction:
 
 
 def unicode_of(said: Mapping[str, Any]) -> bool:
-    """Return True if its texts are only UTF-8, because its language has no others."""
+    """Return True if the engine's texts are only UTF-8, because its language has no others."""
     if said.get("text", "bytes") not in ("bytes", "utf8"):
         raise MalformedAnswer('"text"', '"bytes" or "utf8"', said["text"])
     return said.get("text") == "utf8"
@@ -180,7 +180,7 @@ def names_of(said: Mapping[str, Any], key: str) -> tuple[str, ...]:
 
 
 def printable(text: str) -> str:
-    """Return an engine's words in one line, without what a terminal would take for commands."""
+    """Return an engine's text in one line, without control characters."""
     return "".join(c if c.isprintable() else " " for c in text[:LONGEST_TEXT]).strip()
 
 
@@ -188,7 +188,8 @@ def printable(text: str) -> str:
 
 
 def read_parse(answer: Message) -> FileSummary:
-    """Read a file summary, without what a reader does not show; types: all of them or none."""
+    """Read a file summary, without fields that a reader does not show; types: all of them or
+    none."""
     said = answer.head["answer"]
     unknown = [
         name for name in ("version", "alignment", "data_offset", "tensors") if name not in said
@@ -219,7 +220,8 @@ def value_of(kind: str, said: Any) -> Any:
 
 
 def tensor_of(row: Mapping[str, Any]) -> TensorSummary:
-    """Return the tensor. Type and shape give its bytes, where they are not said."""
+    """Return the tensor. Missing sizes in bytes follow from type and shape. Type and shape give its
+    bytes, where they are not said."""
     ne = shape(row["ne"])
     return TensorSummary(
         name=row["name"],

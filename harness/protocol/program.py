@@ -33,7 +33,7 @@ def is_message(line: bytes) -> bool:
 
 
 def words_for_banner(who: str, printed: str) -> str:
-    """Return a sentence on what an engine printed before its first message, and what to check."""
+    """Return a sentence on an engine's output before its first message, with advice."""
     return (
         f"{who} printed {printed} on standard output before its first message. Lockstep "
         f"skips this text. Write answers to the descriptor in {DESCRIPTOR}, or print on "
@@ -72,7 +72,7 @@ class EngineProgram(EngineProcess):
         self.n_printed, self.printed = 0, ""  # lines before the first message, and the last
 
     def strange(self) -> str:
-        """Say what may be wrong with a program that wrote no message; "" if it wrote nothing."""
+        """Describe possible causes if a program wrote no message; "" if it wrote nothing."""
         if not self.printed:
             return ""
         text = f"the engine wrote {self.printed[:SHOWN]!r}, expected a line of JSON"
@@ -102,13 +102,13 @@ class EngineProgram(EngineProcess):
         return answer
 
     def left_over(self) -> str:
-        """Say that a line without JSON may be the end of the answer before."""
+        """Note that a line without JSON may be the end of the previous answer."""
         if self.announced is None:
             return ""
         return f"; did the answer before send more than its {self.announced} bytes of arrays?"
 
     def who_else(self) -> str:
-        """Say that a library may print to standard output as well, if answers go there."""
+        """Note that a library may print to standard output as well, if answers go there."""
         if self.pipe is None or self.pipe.from_engine != self.output.fileno():
             return ""
         return (
@@ -116,8 +116,8 @@ class EngineProgram(EngineProcess):
         )
 
     def first(self, deadline: float) -> Message:
-        """Return the first message, from the offered descriptor or from standard output, where a
-        banner or a library's log may come first."""
+        """Return the first message, from the dedicated descriptor or from standard output, where a
+        banner or a library's log may precede it."""
         offered, output = (self.pipe_of(end.fileno()) for end in (self.answers, self.output))
         waiting = {pipe.from_engine: pipe for pipe in (offered, output)}
         while waiting:
@@ -138,9 +138,8 @@ class EngineProgram(EngineProcess):
         raise Closed("the engine closed its output")
 
     def message_in(self, line: bytes) -> bytes:
-        """Return the message at the end of a line on standard output, or a line that is meant for
-        one, so that a wrong answer is reported at once. Text before it goes into the log and is
-        named."""
+        """Return the message at the end of a line on standard output, or a malformed one, so that a
+        wrong answer is reported at once. Text before it goes into the log and is named."""
         inside = (found.start() for found in islice(MEANT.finditer(line), MOST_STARTS))
         at = next((at for at in (0, *inside) if is_message(line[at:])), len(line))
         at = 0 if MEANT.match(line) else at
@@ -151,8 +150,7 @@ class EngineProgram(EngineProcess):
         return line[at:]
 
     def banner(self) -> str:
-        """Return the text before the first message where messages are expected; "" if there is
-        none."""
+        """Return the text before the first message on the message channel; "" if there is none."""
         if not self.n_printed:
             return ""
         more = f", the last of {self.n_printed} lines" if self.n_printed > 1 else ""

@@ -1,4 +1,4 @@
-"""A program under test: started with a command, asked in the protocol, trusted in nothing."""
+"""A program under test: started with a command, asked in the protocol, never trusted."""
 
 import json
 import shlex
@@ -51,8 +51,8 @@ UNASKED = {
 
 
 def command_of(engine: str) -> list[str] | None:
-    """Return the words of a command, if that is what names the engine: a path, or words with
-    arguments, or an engine of harness.foreign.
+    """Return the words of a command, if the engine is one: a path, or words with arguments, or an
+    engine of harness.foreign.
 
     Raises Unsupported if there is no such program. No shell looks at it.
     """
@@ -97,7 +97,7 @@ def name_of(command: Sequence[str]) -> str:
 
 
 class NotStarted(Exception):
-    """Raised for an engine's own words in place of its introduction."""
+    """Error: an engine's own message in place of its introduction."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(outcome)
@@ -105,7 +105,7 @@ class NotStarted(Exception):
 
 
 class ProgramSession(Session):
-    """A program that starts with its first question, and again after its death."""
+    """A program that starts with its first question, and restarts after its death."""
 
     def __init__(
         self,
@@ -226,7 +226,7 @@ class ProgramSession(Session):
         return Answered(value=read(question, answer), seconds=seconds)
 
     def no_answer(self, answer: Message) -> Outcome | None:
-        """Return the engine's own words if it refused or failed; None: it answered."""
+        """Return the engine's own message if it refused or failed; None if it answered."""
         (ending,) = (key for key in ENDINGS if key in answer.head)
         if ending == "answer":
             return None
@@ -259,7 +259,7 @@ class ProgramSession(Session):
         return self.program
 
     def end(self) -> tuple[str, ...]:
-        """Kill it, and return its last words."""
+        """Kill the program, and return its last lines."""
         program, self.program = self.program, None
         return program.kill() if program else ()
 

@@ -1,4 +1,4 @@
-"""`lockstep smoke`: each level that an engine offers is asked once."""
+"""`lockstep smoke`: one question for each level that an engine offers."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -53,7 +53,7 @@ class SmokeStep:
 
 
 def smoke(session: Session) -> Iterator[SmokeStep]:
-    """Yield one step for the start and for each level, as they come; nothing after a failed
+    """Yield one step for the start and for each level, as they complete; nothing after a failed
     start."""
     outcome = session.ask("describe")
     if not isinstance(outcome, Answered):
@@ -111,7 +111,7 @@ def question_for_level(
 
 
 def embeds_alone(info: EngineInfo | None) -> bool:
-    """Return True if its model gives only embeddings, whose runs then show its tensors."""
+    """Return True if the model gives only embeddings, whose runs then show its tensors."""
     levels = (info.levels if info else None) or ()
     return "embed" in levels and "logits" not in levels
 
@@ -138,7 +138,7 @@ def step_of(level: str, outcome: Outcome) -> SmokeStep:
 
 
 def check_replacement(session: Session, shown: Mapping[Site, Any]) -> SmokeStep:
-    """Put zeros in at one node, and check that the logits change."""
+    """Replace the value of one node by zeros, and check that the logits change."""
     info: Any = session.ask("describe")
     fixed = info.value.fixed if isinstance(info, Answered) else ()
     site = next((s for s in shown if s.name not in fixed and s.name != "result_output"), None)

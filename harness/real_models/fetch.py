@@ -22,7 +22,7 @@ Progress = Callable[[str], None]
 
 
 class NotFetched(EngineError):
-    """A model could not be had; one sentence that says why."""
+    """Error: a model is not available; one sentence with the reason."""
 
 
 def models_folder() -> Path:
@@ -30,7 +30,7 @@ def models_folder() -> Path:
 
 
 def model_file(name: str) -> Path | None:
-    """Return the file, None if nobody fetched it; nothing is downloaded.
+    """Return the file, None if it was not fetched; nothing is downloaded.
 
     Raises NotFetched if LOCKSTEP_MODELS names a folder that holds another file of that name.
     """
@@ -71,8 +71,8 @@ def fetch(name: str, progress: Progress = lambda _: None) -> Path:
 
 
 def provide(model: RealModel, folder: Path, progress: Progress) -> None:
-    """Provide a file. It is made beside the final place and renamed, so a file of that name is
-    whole."""
+    """Make a file beside its final place and rename it, so that a file of that name is complete. It
+    is made beside the final place and renamed, so a file of that name is whole."""
     wheels = folder / f"wheels-{model.name}"
     wheels.mkdir(exist_ok=True)
     paths = []

@@ -1,4 +1,4 @@
-"""Changes from one run to another: of an engine, of llama.cpp, or of ourselves.
+"""Changes from one run to another: of an engine, of llama.cpp, or of Lockstep.
 
 Two verdicts are the same one if suite, model, key and place are. If one run compared a suite of a
 model and the other did not, that is a change as well: what is not looked at any more is worse. So
@@ -59,7 +59,7 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Move:
-    """A figure that moved towards its limit, in shares of it."""
+    """A figure that moved towards its limit, as shares of it."""
 
     suite: str
     case: str
@@ -74,8 +74,9 @@ class Move:
 
 @dataclass(frozen=True, kw_only=True)
 class DifferenceSize:
-    """The size of a difference. share: of its limit, None if there is none; count: of elements that
-    are off, None if nobody counted."""
+    """The size of a difference. share: of its limit, None without one; count: of wrong elements,
+    None if unknown. share: of its limit, None if there is none; count: of elements that are off,
+    None if nobody counted."""
 
     share: float | None = None
     count: int | None = None
@@ -194,7 +195,7 @@ def held_comparisons(run: RowsOfRun, statuses: Sequence[str]) -> Counter[tuple[s
 
 
 def sizes_changed(a: RowsOfRun, b: RowsOfRun) -> tuple[list[Growth], list[Growth]]:
-    """Return the differences that grew, if only in one respect, and those that shrank."""
+    """Return the differences that grew, in any respect, and those that shrank."""
     times = GREW_OTHERWISE if any(otherwise(a, b)) else GREW
     before, after = extents(a), extents(b)
     grown, shrunk = [], []
@@ -234,8 +235,8 @@ def extent_of(detail: Mapping[str, Any]) -> DifferenceSize:
 
 
 def share_in(detail: Mapping[str, Any]) -> float | None:
-    """Return the error as a share of its limit: for a run its worst logit, for greedy tokens how
-    much likelier the right one was, for a node its worst element."""
+    """Return the error as a share of its limit: for a run the worst logit, for greedy tokens how
+    much likelier the right one was, for a node the worst element."""
     if "worst_share" in detail:
         return size(detail["worst_share"])
     limit = detail.get("allowed_relative") or detail.get("allowed")
@@ -296,7 +297,7 @@ def shares_of(detail: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def moves(before: Mapping[Spot, float], after: Mapping[Spot, float]) -> list[Move]:
-    """Return the figures that moved towards their limits by more than MOVED; those beyond are
+    """Return the figures that moved towards their limits by more than MOVED; figures beyond are
     differences."""
     found = [
         Move(suite=suite, case=case, what=what, before=before[spot], after=share)
@@ -345,7 +346,7 @@ def line_of(row: Row) -> str:
 
 
 def sizes_of(growth: Growth) -> Iterator[str]:
-    """Return the respects in which it changed, or both did."""
+    """Yield the respects in which a difference changed."""
     before, after = growth.before, growth.after
     if before.share is not None and after.share is not None and before.share != after.share:
         yield f"{of_limit(before.share)} to {of_limit(after.share)}"

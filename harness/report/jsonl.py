@@ -20,7 +20,7 @@ FORMAT = 1
 
 
 class ReportWriter:
-    """Writes one line at a time and flushes it, so that a crash leaves all that was known."""
+    """Writes and flushes one line at a time, so that a crash loses nothing earlier."""
 
     def __init__(self, folder: Path, header: Mapping[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -34,8 +34,7 @@ class ReportWriter:
         self.write({"kind": "verdict", **asdict(verdict)})
 
     def checkpoint(self, target: str, done: int) -> None:
-        """Write a fuzzer's checkpoint: all that comes before case `done` of the target has been
-        said."""
+        """Write a fuzzer's checkpoint: everything before case `done` of the target is reported."""
         self.write({"kind": "checkpoint", "target": target, "done": done})
 
     @classmethod
@@ -51,8 +50,8 @@ class ReportWriter:
         return writer
 
     def footer(self, exit_code: int, seconds: float, **more: Any) -> None:
-        """The last line, and report.html. more: of a check the engines by model; the header knows
-        those of the first alone."""
+        """Write the last line, and report.html. more: of a check the engines by model; the header
+        knows those of the first alone."""
         counts = dict(sorted(self.counts.items()))
         self.write(
             {"kind": "footer", "exit_code": exit_code, "seconds": round(seconds, 3)}
@@ -62,7 +61,7 @@ class ReportWriter:
         write_page_of_run(self.path)
 
     def close(self) -> None:
-        """Close without a footer: it stays the report of a run that did not finish."""
+        """Close without a footer: the report is that of an unfinished run."""
         self.file.close()
 
     def write(self, row: Mapping[str, Any]) -> None:
@@ -89,7 +88,7 @@ def plain(value: Any) -> Any:
 
 
 class BrokenReport(Exception):
-    """A report that is not what it should be: what, and in which line."""
+    """Error: a damaged report, with the fault and its line."""
 
 
 def read_report(path: Path) -> list[dict[str, Any]]:
@@ -139,7 +138,7 @@ def validator() -> Any:
 
 
 def fault_of(row: Any) -> str:
-    """Return what the schema has against the row; "" if nothing. The words are those of the slower
+    """Return the schema's error for the row; "" if there is none. The words are those of the slower
     validator, which also takes names of files that are no UTF-8."""
     with suppress(UnicodeEncodeError):
         if validator().is_valid(row):

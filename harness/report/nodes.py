@@ -1,4 +1,5 @@
-"""Nodes of a graph and how close each came to its limit, in columns: tens of bytes for a node."""
+"""Nodes of a graph with their errors as shares of their limits, in columns: tens of bytes for a
+node."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ def node_columns(rows: Sequence[NodeRow]) -> dict[str, Any]:
 
 
 def unique(texts: Iterable[str]) -> dict[str, int]:
-    """Return each text and its place in the list of all of them."""
+    """Return each distinct text with its index."""
     return {text: i for i, text in enumerate(dict.fromkeys(texts))}
 
 

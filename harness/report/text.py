@@ -49,8 +49,7 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """Return the beginning of a line in whole words, so that half of a number is not read as
-    one."""
+    """Return the beginning of a line in whole words, so that no number is cut."""
     if len(text) <= most:
         return text
     head = text[: most - 1]
@@ -59,7 +58,8 @@ def cut(text: str, most: int) -> str:
 
 
 def fault_of(who: str) -> str:
-    """Return whom a verdict accuses, as a clause. who: `at_fault` of its detail."""
+    """Return the accused engine of a verdict, as a clause. who: `at_fault` of its detail. who:
+    `at_fault` of its detail."""
     return f"at fault: {AT_FAULT.get(who, who)}"
 
 
@@ -68,15 +68,15 @@ def site_name(site: Site) -> str:
 
 
 def place_in(detail: Mapping[str, Any]) -> str:
-    """Return the place of a verdict's node. It may be part of a layer that its name does not show;
-    older reports hold no name."""
+    """Return the place of a verdict's node, with its layer if the node's name does not contain it.
+    Reports of older versions have no name."""
     of_layer = Site(step=0, layer=detail.get("layer"), name=detail["site"])
     name = str(detail.get("node", of_layer))
     return site_name(Site(step=detail.get("step") or 0, layer=None, name=name))
 
 
 def explain_finding(finding: SiteFinding) -> str:
-    """Return one line: where, what, how far, how much was allowed."""
+    """Return one line: the place, the value, the error, the limit."""
     m = finding.mismatch
     if m is None:
         return f"{site_name(finding.site)} agrees"
@@ -141,8 +141,8 @@ def last_words(log: Sequence[str]) -> Sequence[str]:
 
 
 def where_to_look(others: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
-    """Return where to look if no op is wrong. others: the suite and the detail of each verdict of
-    `check`."""
+    """Return advice on where to look if no op is wrong. others: the suite and the detail of each
+    verdict of `check`. others: the suite and the detail of each verdict of `check`."""
     every = list(others)
     suites = {suite for suite, _ in every}
     if suites and suites <= BEFORE_RUNS.keys():

@@ -1,4 +1,4 @@
-"""The commands that repeat a plan, or look further into it."""
+"""The commands that repeat a plan, or examine it further."""
 
 import shlex
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ OF_TEXTS = ("--steps", "--prompt")  # options that bisect has not: it generates 
 
 
 def bisect_command(plan: "Plan") -> str:
-    """Return the command that looks for the place where the engines of this plan differ."""
+    """Return the command that locates the difference between the engines of this plan."""
     return f"lockstep bisect {without(plan.command, *OF_TEXTS)}"
 
 

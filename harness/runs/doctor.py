@@ -54,7 +54,7 @@ def examine() -> list[Row]:
 
 
 def library_row() -> Row:
-    """Name the library of the oracle, and say if it is the pinned one."""
+    """Return a row on the oracle's library: its name, and whether it is the pinned one."""
     folder = named_folder() or installed_folder()
     if folder is None:
         return ("oracle", "llama.cpp is not installed", False)
@@ -81,7 +81,7 @@ def oracle_rows() -> list[Row]:
 
 
 def amx_rows() -> list[Row]:
-    """Check that a build with AMX computes by it: "gcc-amx-tiles" of the known divergences."""
+    """Check that a build with AMX uses it: "gcc-amx-tiles" of the known divergences."""
     if not has_amx():
         return []
     with tempfile.TemporaryDirectory() as folder:

@@ -108,7 +108,7 @@ def trace_run(session: Session, batches: Sequence[Batch]) -> Trace:
 
 
 def capture_run(session: Session, batches: Sequence[Batch], program: Program) -> Trace:
-    """Capture a run under the names that a replay gives its nodes."""
+    """Capture a run under the names that a replay uses."""
     sites, records = sites_of(program), []
 
     def keep(node: Node) -> None:

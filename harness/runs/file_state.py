@@ -1,5 +1,4 @@
-"""Checks that a file is still the one that a run began with: verdicts about a mixture mean
-nothing."""
+"""Checks that a file did not change during a run, which would make its verdicts meaningless."""
 
 import os
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from lockstep.harness.report.header import sha256_of
 
 @dataclass(frozen=True)
 class FileState:
-    """The system's facts about a file; its hash once somebody has read all of it."""
+    """The system's facts about a file, with its hash once it is read."""
 
     size: int
     modified: int  # nanoseconds since 1970
@@ -38,8 +37,7 @@ class FileState:
         return {"sha256": self.sha256, "bytes": self.size}
 
     def change(self, path: Path) -> str:
-        """Say how the file differs from what it was, in a sentence; "" if its bytes are the
-        same."""
+        """Describe the change of the file, in a sentence; "" if its bytes are the same."""
         try:
             now = FileState.of(path)
             if now == replace(self, sha256=""):

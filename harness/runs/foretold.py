@@ -1,4 +1,4 @@
-"""The least time that a check will take, from an engine's first answer of known length. Only
+"""The minimal time that a check will take, from an engine's first answer of known length. Only
 certain runs count: the same suite's other runs of the model itself."""
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,8 @@ SUITES = {"evaluate": "logits", "greedy": "decode"}  # that ask it first
 
 @dataclass(kw_only=True)
 class Foretold:
-    """Says so once, if it takes long. suites: those that run; empty: all."""
+    """Prints a forecast once, if the check takes long. suites: those that run; empty: all. suites:
+    those that run; empty: all."""
 
     context: Context
     suites: Sequence[str]

@@ -1,4 +1,4 @@
-"""The command to run next: after a run that diverges, or one that could see too little."""
+"""The next command to run: after a run that diverges, or one that could compare only little."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -99,9 +99,8 @@ def size_and_layers(model: Path, large: int) -> tuple[int, int]:
 
 
 def what_sees_more(plans: "Sequence[Plan]", result: "RunResult") -> str:
-    """Return commands for a conforming server that was held against the preset that servers start
-    with, though it may be more exact. Also for a conforming engine that opens any file and shows no
-    tensors."""
+    """Return commands for a conforming server that was compared under the default preset, though it
+    may be more exact. Also for a conforming engine that opens any file and shows no tensors."""
     from lockstep.harness.adapters.parts.users import is_users
     from lockstep.harness.http.session import is_address, is_served
     from lockstep.harness.protocol.session import command_of
@@ -152,7 +151,7 @@ def is_of_a_made_model(verdict: "Verdict") -> bool:
 
 
 def without_tensors(plan: "Plan", *, sliced: bool, ordinary: bool = True) -> Iterator[str]:
-    """Yield commands that find the place, and the mistake, by answers alone. sliced: the engine
+    """Yield commands that find the place, and the mistake, from answers alone. sliced: the engine
     answers on models made of the plan's. ordinary: it is also wrong on the plan's own, which is all
     that diagnose looks at."""
     if sliced:

@@ -1,5 +1,5 @@
-"""Known differences of an engine that a user lists: excused by name, and an error once they are
-gone.
+"""Known differences of an engine in a user's list: excused by name, and an error once they are
+resolved.
 
     {"known": [{"case": "model.gguf", "suite": "trace", "key": "trace/subject/ROPE/Qcur_rope",
                 "reason": "pairs are turned otherwise, issue 12",
@@ -41,7 +41,7 @@ Name = tuple[str, str, str]  # case, suite, key
 
 @dataclass(frozen=True, kw_only=True)
 class Extent:
-    """Kind and size of a divergence; an empty kind or a size of None stands for any.
+    """Kind and size of a divergence; an empty kind or a size of None matches any.
 
     size: how many times its limit it is off, or how many values differ that must be equal.
     """
@@ -50,7 +50,7 @@ class Extent:
     size: float | int | None = None
 
     def exceeded_by(self, other: "Extent") -> str:
-        """Return why the other extent does not cover this one; "": it may."""
+        """Return why the other extent does not cover this one; "" if it may."""
         if self.kind and other.kind != self.kind:
             return f"its kind is {other.kind!r}, and {self.kind!r} is listed"
         if self.size is not None and other.size is None:
@@ -60,7 +60,7 @@ class Extent:
         return ""
 
     def differs_from(self, other: "Extent") -> str:
-        """Return why the other extent differs at the same place; "": it does not."""
+        """Return why the other extent differs at the same place; "" if it does not."""
         if other.kind != self.kind:
             listed = repr(self.kind) if self.kind else "none"
             return f"its kind is {other.kind!r}, and {listed} is listed"
@@ -111,7 +111,7 @@ class KnownFailures:
         )
 
     def why_not(self, name: Name, verdict: Verdict) -> str:
-        """Return why a divergence with this key differs from the listed one; "": it does not."""
+        """Return why a divergence with this key differs from the listed one; "" if it does not."""
         found = extent_of(verdict)
         if name not in self.places:
             return self.extents.get(name, Extent()).exceeded_by(found)
@@ -171,8 +171,8 @@ def place_of(detail: Mapping[str, Any]) -> str:
 
 
 def size_of(detail: Mapping[str, Any]) -> float | int | None:
-    """Return the error in limits: for a run its worst logit, for greedy tokens how much likelier
-    the right one was, for a node its worst element. Without a limit, return how many differ."""
+    """Return the error in limits: for a run the worst logit, for greedy tokens how much likelier
+    the right one was, for a node the worst element. Without a limit, return how many differ."""
     limit = detail.get("allowed_relative") or detail.get("allowed")
     if "allowed_relative" in detail:
         off = detail.get("worst_relative_to_largest_logit")
@@ -188,7 +188,8 @@ def size_of(detail: Mapping[str, Any]) -> float | int | None:
 
 
 def read_known(path: Path) -> KnownFailures:
-    """Read a file of known failures. Raises InvalidModel, which says what entry is wrong."""
+    """Read a file of known failures. Raises InvalidModel with the wrong entry. Raises InvalidModel,
+    which says what entry is wrong."""
     try:
         document = json.loads(read_regular(path, LARGEST))
     except OSError as error:
@@ -243,9 +244,8 @@ def check_size(row: Mapping[str, Any], where: str) -> None:
 
 
 def listed_in(path: Path) -> KnownFailures:
-    """Read the list in a file that will be written anew after a long run, as a user wrote its
-    reasons. Raises InvalidModel, and BadInput if it is another kind of file or cannot be
-    written."""
+    """Read the list in a file to be rewritten after a long run, as it contains the user's reasons.
+    Raises InvalidModel, and BadInput if it is another kind of file or cannot be written."""
     if path.is_dir() or not path.absolute().parent.is_dir():
         why = "is a folder" if path.is_dir() else f"{path.absolute().parent} is no folder"
         raise InvalidModel(f"{path}: cannot be written: {why}")
@@ -254,8 +254,8 @@ def listed_in(path: Path) -> KnownFailures:
 
 
 def write_known(path: Path, verdicts: Sequence[Verdict], old: KnownFailures) -> int:
-    """Write what differs now, with the reasons written before; return the number. Entries of models
-    and suites that were not run stay listed."""
+    """Write the current differences, with the earlier reasons; return their number. Entries of
+    models and suites that were not run stay listed."""
     of = [v for v in verdicts if not is_gone_entry(v)]
     differ = [v for v in of if v.status == "diverged"]
     stay = (
@@ -279,8 +279,7 @@ def write_known(path: Path, verdicts: Sequence[Verdict], old: KnownFailures) -> 
 def extents_of(
     name: Name, verdicts: Sequence[Verdict] | None, old: KnownFailures
 ) -> dict[str, Any]:
-    """Return where and how much it differs now; an extent that agrees with the listed one stays as
-    it was."""
+    """Return the current places and sizes; a size that agrees with the listed one is unchanged."""
     if verdicts is None:
         if name not in old.places:
             return row_of(old.extents.get(name, Extent()))

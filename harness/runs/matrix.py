@@ -55,8 +55,8 @@ class Cell:
 
     @property
     def text(self) -> str:
-        """Return a text such as `5/7, 2 diverged`: agreeing cases of all, and what is wrong with
-        the rest."""
+        """Return a text such as `5/7, 2 diverged`: agreeing cases of all, and the status of the
+        rest."""
         counts, partly = self.counts, len(self.partly)
         asked = len(self.cases) - counts["not-applicable"]
         if not asked:
@@ -76,7 +76,8 @@ def run_matrix(
     jobs: int,
     progress: Callable[[str, str], None],
 ) -> Iterator[MatrixRow]:
-    """Yield a row for each engine, with a report of its own. plans: by the engine's name."""
+    """Yield a row for each engine, with a report for each. plans: by the engine's name. plans: by
+    the engine's name."""
     for engine, same in plans.items():
         try:
             result = run_plans(same, reports, command, Forks(jobs), listener_of(engine, progress))
@@ -98,7 +99,7 @@ def listener_of(engine: str, progress: Callable[[str, str], None]) -> Listener:
 
 
 def cells_of(verdicts: Iterable[Verdict], cases: Sequence[str]) -> dict[str, Cell]:
-    """Return the cells by suite, in the order of a run, without suites that do not ask the
+    """Return the cells by suite, in the order of a run, without suites that did not ask the
     subject."""
     order = {suite.name: suite.order for suite in suites_named(())}
     apart = {suite.name for suite in suites_named(()) if suite.of_oracle_alone}
@@ -155,7 +156,8 @@ def write_matrix(
 
 
 def document_of(rows: Sequence[MatrixRow], plans: Sequence[Plan], command: str) -> dict[str, Any]:
-    """Return what matrix.json holds. plans: those of any one engine."""
+    """Return the content of matrix.json. plans: those of any one engine. plans: those of any one
+    engine."""
     document = {
         "format": FORMAT,
         **header(command, plans[0].seed, [], []),
@@ -199,15 +201,14 @@ def cell_of(cell: Cell) -> dict[str, Any]:
 
 
 def columns(rows: Sequence[MatrixRow]) -> list[str]:
-    """Return suites in which any engine was asked anything, in the order of a run."""
+    """Return suites with a question to any engine, in the order of a run."""
     order = {suite.name: suite.order for suite in suites_named(())}
     found = {n for row in rows for n, cell in row.cells.items() if cell.text != NOTHING}
     return sorted(found, key=lambda name: order.get(name, len(order)))
 
 
 def names_of(rows: Sequence[MatrixRow]) -> list[str]:
-    """Return each engine's name with its version, and with its command where two names are
-    equal."""
+    """Return each engine's name with its version, and with its command if two names are equal."""
     names = [printable(name_of(row)) for row in rows]
     return [
         name if names.count(name) == 1 else f"{name} ({printable(row.engine)})"
@@ -251,7 +252,7 @@ def markdown(rows: Sequence[MatrixRow], plans: Sequence[Plan]) -> Iterator[str]:
 
 
 def notes_of(row: MatrixRow) -> Iterator[str]:
-    """Yield each problem, and the command that shows it."""
+    """Yield each problem, with the command that shows it."""
     if row.error:
         yield f"- **{safe(row.engine)}** was not asked: {safe(row.error)}"
     elif not is_compared(row):
@@ -265,5 +266,5 @@ def notes_of(row: MatrixRow) -> Iterator[str]:
 
 
 def safe(text: str) -> str:
-    """Escape a text of a token or an engine, so that none of it is read as markup."""
+    """Escape a text of a token or an engine, so that it contains no markup."""
     return "".join(f"&#{ord(c)};" if c in "<>&|`[]*_\\" else c for c in printable(text))

@@ -1,4 +1,4 @@
-"""The pytest plugin: an engine of the user's is checked by pytest in the user's own repository.
+"""The pytest plugin: checks of a user's engine within the user's own repository.
 
     pytest --lockstep-engine "./my-engine --threads 1" --lockstep-model model.gguf -n auto
 
@@ -134,7 +134,7 @@ def folder_of_session(config: pytest.Config) -> Path:
 def pytest_collection_modifyitems(
     session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Add our tests beside those found in files, as ours belong to no file."""
+    """Add our tests to the collected ones; they belong to no file."""
     for path in config.getoption("--lockstep-model"):
         for suite in config.getoption("--lockstep-suite") or SUITES:
             name = f"lockstep[{Path(path).name}-{suite}]"
@@ -174,8 +174,8 @@ def check_with(
     note: Callable[[str], None] = lambda _: None,
     **of_plan: Any,
 ) -> Any:
-    """Return the run (runs.result.RunResult). It fails the test by differences, and skips it if
-    nothing applies."""
+    """Return the run (runs.result.RunResult). It fails the test on differences, and skips it if
+    nothing applies. It fails the test by differences, and skips it if nothing applies."""
     from lockstep.harness.asking.template import keep_template
     from lockstep.harness.check.check import BadInput
     from lockstep.harness.redaction import redact
@@ -229,8 +229,8 @@ def lockstep(request: pytest.FixtureRequest) -> Callable[..., Any]:
 
 
 class PluginSummary:
-    """Says at the end where the reports are, and why tests were skipped; with xdist it is told by
-    the workers.
+    """Prints at the end the places of the reports, and why tests were skipped; with xdist the
+    workers report it.
 
     Where each of our tests was skipped nothing was compared, and that is no success.
     """

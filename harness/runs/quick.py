@@ -31,7 +31,7 @@ NO_VOCABULARY = "the file has no vocabulary (tokenizer.ggml.model), so it has no
 
 
 def answer(session: Session, question: str, *args: Any, **kwargs: Any) -> Any:
-    """Return the value, or one sentence saying why there is none."""
+    """Return the value of an answer, or raise a sentence with the reason."""
     return value_of(session, question, session.ask(question, *args, **kwargs))
 
 
@@ -59,7 +59,7 @@ def facts_to_run(path: Path) -> ModelFacts:
 
 
 def who_runs(engine: str | None, facts: ModelFacts) -> tuple[str, str]:
-    """Return the engine, and why it is not the usual one; "" if it is."""
+    """Return the engine, and why it is not the default one; "" if it is."""
     if not facts.not_ours:
         return engine or USUAL, ""
     if engine is None:
@@ -79,7 +79,8 @@ def generate(
     n: int,
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Generate text. prompt: a text, or ids, as a model without a vocabulary continues ids."""
+    """Generate text. prompt: a text, or ids for a model without a vocabulary. prompt: a text, or
+    ids, as a model without a vocabulary continues ids."""
     facts = facts_to_run(path)
     name, why = who_runs(engine, facts)
     try:
@@ -133,7 +134,8 @@ def generate_texts(
 
 
 def ids_in(session: Session, path: Path, text: bytes, by_us: list[str]) -> list[int]:
-    """Return the ids of a text. by_us: called if our own tokenizer replaces a missing one."""
+    """Return the ids of a text. by_us: called if our own tokenizer replaces a missing one. by_us:
+    called if our own tokenizer replaces a missing one."""
     said = session.ask("tokenize", [text])
     if isinstance(said, Unanswerable) and (ours := tokenizer_in(path)):
         by_us.append(f"{session.name} offers no tokenizer, so our tokenizer made the prompt's ids")

@@ -66,14 +66,14 @@ OF_CHECKS = tuple(f"lockstep.engine.{name}" for name in ("architectures", "quant
 
 @dataclass(frozen=True)
 class Remark:
-    """A remark of a check's process beside its verdicts."""
+    """A remark of a check, beside its verdicts."""
 
     text: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listener:
-    """The callbacks that show a run on the command line while it goes on."""
+    """The callbacks that show a run on the command line in progress."""
 
     progress: Callable[[str, str], None] = field(default=lambda case, text: None)
     verdict: Callable[[Verdict], None] = field(default=lambda verdict: None)
@@ -111,7 +111,7 @@ def run_plans(
     listener: Listener,
     known: KnownFailures | None = None,
 ) -> RunResult:
-    """Check every plan, each in a process of its own; each verdict is on disk before the next one.
+    """Check every plan, each in its own process; each verdict is on disk before the next one.
 
     known: divergences that are excused, and errors if they are none.
 
@@ -130,7 +130,8 @@ def run_plans(
 
 
 def check_suites(known: KnownFailures) -> None:
-    """Refuse entries of unknown suites, which would never be looked at. Raises BadInput."""
+    """Refuse entries of unknown suites, which would never apply. Raises BadInput. Raises
+    BadInput."""
     suites = {suite.name for suite in suites_named(())}
     for _, suite, key in known.reasons:
         if suite not in suites:
@@ -141,8 +142,8 @@ def check_suites(known: KnownFailures) -> None:
 
 
 def provide_engines(plans: Sequence[Plan], progress: Callable[[str, str], None]) -> None:
-    """Build other versions of an engine before there are children: these are killed when a run is
-    interrupted, and a build would go on without them. Raises BadInput."""
+    """Build other versions of an engine before starting child processes: these are killed when a
+    run is interrupted, and a build would continue without them. Raises BadInput."""
     for plan in plans:
         for name in (plan.oracle, plan.engine):
             try:
@@ -152,7 +153,7 @@ def provide_engines(plans: Sequence[Plan], progress: Callable[[str, str], None])
 
 
 def load_what_checks_need(plans: Sequence[Plan]) -> None:
-    """Load what checks need, once for all the forks. An unknown name is refused where it is
+    """Load the modules of checks once, for all forks. An unknown name is refused where it is
     opened."""
     suites_named(())
     for package in OF_CHECKS:
@@ -211,7 +212,7 @@ class CheckRun:
                 self.write(ending(plan, event, self.suite[number]))
 
     def open(self, engines: tuple[EngineInfo, ...]) -> ReportWriter:
-        """Return the report, once there is something to report."""
+        """Return the report, opened at its first line."""
         self.files = {path: state.with_hash(path) for path, state in self.files.items()}
         rows = [row for plan in self.plans for row in model_rows(plan, self.files)]
         head = header(self.command, self.plans[0].seed, rows, engines)
@@ -220,7 +221,8 @@ class CheckRun:
         return ReportWriter(folder, head)
 
     def says_of_changes(self, plan: Plan) -> bool:
-        """Return True if a file of the plan has changed, so that no finding counts."""
+        """Return True if a file of the plan has changed, so that no finding counts. Reports the
+        change."""
         for path in dict.fromkeys((plan.model, plan.subject_model)):
             if path in self.changed:
                 return True
@@ -259,7 +261,8 @@ class CheckRun:
 
 
 def check_one(plan: Plan, say: Say) -> None:
-    """Check one plan. It says its progress as text, then the engines, then each verdict."""
+    """Check one plan. It sends progress as text, then the engines, then each verdict. It says its
+    progress as text, then the engines, then each verdict."""
     try:
         opened = opened_for(plan, say)
     except (BadInput, NoAnswer) as error:
@@ -312,7 +315,8 @@ def opened_for(plan: Plan, say: Say) -> Opened:
 
 
 def bisect_one(plan: Plan, say: Say) -> None:
-    """Bisect one plan. It says its progress as text, and then the Bisection."""
+    """Bisect one plan. It sends progress as text, and then the Bisection. It says its progress as
+    text, and then the Bisection."""
     opened = opened_for(plan, say)
     try:
         opened.context.on_made_models = questions(plan)
@@ -337,7 +341,7 @@ def file_changed(plan: Plan, change: str) -> Verdict:
 
 
 def ending(plan: Plan, event: Event, suite: str) -> Verdict:
-    """Return the verdict on a check that did not come to its end."""
+    """Return the verdict on a check that did not finish."""
     status: Status = "not-compared"
     text, detail = "", {}
     match event:
@@ -362,7 +366,7 @@ def ending(plan: Plan, event: Event, suite: str) -> Verdict:
 
 
 def model_rows(plan: Plan, files: Mapping[Path, FileState]) -> Iterator[dict[str, Any]]:
-    """Yield the bytes that were checked, and for a built-in model the recipe that makes them."""
+    """Yield rows on the checked bytes, and for a built-in model its recipe."""
     name = plan.case.removeprefix(BUILTIN_PREFIX)
     builtin = plan.case.startswith(BUILTIN_PREFIX) and name in BUILTIN
     recipe = {"recipe": asdict(BUILTIN[name])} if builtin else {}

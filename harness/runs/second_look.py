@@ -1,4 +1,4 @@
-"""A second look at engines whose run is that of another form of llama.cpp.
+"""A second comparison for engines whose run matches another configuration of llama.cpp.
 
 An engine may add LoRA files to the weights when it loads the model: weights and pairs are rounded
 once together then. It may hold heads in a quantised cache as they are, where llama.cpp turns them.
@@ -33,8 +33,8 @@ def look_again(
     opened: Callable[[Plan], Opened],
     progress: Callable[[str], None],
 ) -> Iterator[Verdict]:
-    """Yield the verdicts; those of a suite that diverges are replaced if the suite agrees with
-    another form of the oracle."""
+    """Yield the verdicts; those of a diverging suite are replaced if the suite agrees with another
+    configuration of the oracle."""
     forms = other_forms(plan.settings)
     if not forms:
         yield from verdicts
@@ -54,8 +54,8 @@ def look_again(
 
 
 def verdicts_on(plan: Plan, opened: Callable[[Plan], Opened]) -> list[Verdict]:
-    """Return the verdicts on the other form; none if an engine cannot be asked, so that the first
-    ones stay."""
+    """Return the verdicts on the other configuration; none if an engine cannot be asked, so that
+    the first ones stay."""
     with suppress(BadInput, NoAnswer), closing(opened(plan)) as other:
         return list(run_suites(other.context, plan.suites))
     return []
@@ -74,7 +74,8 @@ def said_of(verdict: Verdict, form: OracleForm) -> Verdict:
 
 
 def in_form(plan: Plan, form: OracleForm, folder: Path) -> Plan:
-    """Return the plan with the oracle in this form. folder: where a merged file is written."""
+    """Return the plan with the oracle in this configuration. folder: for a merged file. folder:
+    where a merged file is written."""
     model = plan.model
     if form is OracleForm.MERGED:
         model = folder / plan.model.name

@@ -1,4 +1,5 @@
-"""`lockstep shadow`: llama.cpp's graph of one model, or of one of every architecture, judged."""
+"""`lockstep shadow`: a judgement of llama.cpp's graph, for one model or one of every
+architecture."""
 
 import shlex
 import time
@@ -80,7 +81,7 @@ class ShadowPlan:
 
 @dataclass(kw_only=True)
 class Judged:
-    """The result of one plan; small enough to cross from one process to another."""
+    """The result of one plan; small enough to send between processes."""
 
     case: str
     verdicts: list[Verdict]
@@ -128,8 +129,7 @@ def settings_for(
     cache_type_k: str | None = None,
     cache_type_v: str | None = None,
 ) -> Settings:
-    """Return the preset with a cache that holds the work, and ubatches that do unless told
-    otherwise."""
+    """Return the preset with a cache and, unless set, ubatches that fit the work."""
     return replace(
         preset,
         n_ctx=max(preset.n_ctx, -(-work.cells // CELLS) * CELLS),
@@ -177,7 +177,7 @@ def verdicts_for(plan: ShadowPlan, path: Path, session: Session, build: Build) -
 
 
 def faults_found(plan: ShadowPlan, path: Path, session: Session, build: Build) -> Iterator[Verdict]:
-    """Yield one verdict for each fault, which must be found at its node and nowhere else."""
+    """Yield one verdict for each fault, which must be found only at its node."""
     with open_model(path) as file:
         trials = Trials(
             session=session,
@@ -262,7 +262,8 @@ def refuse_broken(plans: Sequence[ShadowPlan]) -> None:
 
 
 def rows_of(plans: Sequence[ShadowPlan], first: Judged) -> list[dict[str, Any]]:
-    """Return the rows of the given files. The command holds the recipe of made ones."""
+    """Return the rows of the given files. The command has the recipe of made ones. The command
+    holds the recipe of made ones."""
     if len(plans) == 1:
         return [first.row] if first.row else []
     return [model_row(plan.case, plan.model, "both") for plan in plans if plan.model is not None]
@@ -291,7 +292,7 @@ def verdict_of_death(plan: ShadowPlan, how: str) -> Judged:
 
 
 def with_trials(plans: Sequence[ShadowPlan], numbers: Sequence[int]) -> list[ShadowPlan]:
-    """Return the faults dealt out to the models, in an order that the seed decides."""
+    """Return the plans with the faults distributed over the models, in a seeded order."""
     by = np.argsort(stream(plans[0].seed, "fault models").random_raw(len(plans)), kind="stable")
     dealt = {int(i): numbers[place :: len(plans)] for place, i in enumerate(by)}
     return [replace(plan, trials=tuple(dealt[i])) for i, plan in enumerate(plans) if dealt[i]]

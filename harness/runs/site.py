@@ -37,7 +37,7 @@ MAX_SLUG_CHARACTERS = 60
 
 def open_site(folder: Path, plans: Mapping[str, Sequence[Plan]]) -> dict[str, MatrixRow]:
     """Return the rows of an interrupted run with the same setup, by engine. Raises BadInput for a
-    folder that holds something else."""
+    folder with other content. Raises BadInput for a folder that holds something else."""
     if folder.exists() and any(folder.iterdir()) and not is_site(folder):
         what = f"{folder} is not empty, and no site that lockstep matrix wrote"
         raise BadInput(f"{what}: name a new folder")
@@ -52,8 +52,8 @@ def ask_rest(
     plans: Mapping[str, Sequence[Plan]],
     ask: Callable[[Mapping[str, Sequence[Plan]]], Iterator[MatrixRow]],
 ) -> Iterator[MatrixRow]:
-    """Yield the rows that an interrupted run kept, then those of the other engines, which are kept
-    too. folder: None if no site is wanted."""
+    """Yield the rows of an interrupted run, then those of the other engines, which are stored too.
+    folder: None if no site is wanted."""
     known = open_site(folder, plans) if folder else {}
     yield from known.values()
     for row in ask({engine: each for engine, each in plans.items() if engine not in known}):
@@ -67,7 +67,7 @@ def is_site(folder: Path) -> bool:
 
 
 def setup_of(plans: Sequence[Plan]) -> str:
-    """Return a digest of all that decides an engine's row, except the engine's own version."""
+    """Return a digest of the setup of an engine's row, except the engine's own version."""
     asked = [
         (p.case, digest(p.model), p.oracle, p.settings.name, p.n_tokens, p.n_steps, p.seed)
         for p in plans

@@ -1,4 +1,4 @@
-"""A report on one state file: the contents, and what does not fit a model."""
+"""A report on one state file: its contents, and its differences from a model."""
 
 from dataclasses import asdict
 from pathlib import Path

@@ -1,1 +1,1 @@
-"""Self-tests: are wrong engines found, and honest ones not accused?"""
+"""Self-tests: wrong engines must be found, and honest ones not accused."""

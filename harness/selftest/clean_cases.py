@@ -1,4 +1,4 @@
-"""Random models and runs in which nothing is wrong: of every architecture that our engine has."""
+"""Random models and runs without any mistake, for every architecture of our engine."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ Pick = Callable[..., int]
 
 
 def picker(seed: int, what: str) -> Pick:
-    """Return one of its arguments, decided by the seed alone."""
+    """Return a function that picks one of its arguments, by the seed alone."""
     bits = stream(seed, what)
 
     def pick(*choices: int) -> int:
@@ -78,7 +78,7 @@ def random_recipe(seed: int) -> LlamaRecipe:
 
 
 def random_shape(quant: str, pick: Pick) -> LlamaRecipe:
-    """Return sizes of whole blocks: odd if a block is one weight, few blocks if blocks are long."""
+    """Return sizes in whole blocks: odd if a block is one weight, few blocks if blocks are long."""
     block = type_by_name(quant).block
     counts: tuple[int, ...] = (1, 2, 3, 4)  # of heads
     if block == 1:
@@ -105,8 +105,7 @@ def random_shape(quant: str, pick: Pick) -> LlamaRecipe:
 
 
 def random_variant(arch: str, seed: int) -> tuple[Variant, str]:
-    """Return a small model of an architecture, and the type of its matrices that are whole
-    blocks."""
+    """Return a small model of an architecture, and the type of its matrices of whole blocks."""
     pick = picker(seed, "clean variant")
     n_head_kv = 1 if arch in ONE_KEY else pick(1, 2, 3)
     n_head = n_head_kv * (1 if arch in ALIKE else pick(1, 2, 3))

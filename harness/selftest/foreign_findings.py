@@ -1,4 +1,4 @@
-"""A finding about a foreign engine as others can reproduce it: its smallest file, and a text."""
+"""A finding about a foreign engine in reproducible form: its smallest file, and a text."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -41,7 +41,8 @@ def write_case(finding: Finding, path: Path) -> None:
 def write_any(
     arch: str, path: Path, *, sizes: Mapping[str, int], changed: Mapping[str, int]
 ) -> None:
-    """Write a changed model. changed: keys, which begin with a dot, that are another number."""
+    """Write a changed model. changed: keys, which begin with a dot, with other numbers. changed:
+    keys, which begin with a dot, that are another number."""
     found = replace(variant_named(arch), sizes=tuple(sizes.items()), changed=tuple(changed.items()))
     with open_for_variants() as session:
         make_variant(with_vocabulary(found, N_VOCAB), path, session=session)
@@ -72,8 +73,8 @@ def is_seen_in(finding: Finding, verdict: Verdict) -> bool:
 
 
 def ending_of(finding: Finding, verdicts: Sequence[Verdict]) -> tuple[int, str]:
-    """Return exit code and words. An engine that could not answer proves neither the finding nor
-    its absence."""
+    """Return exit code and description. An engine that could not answer proves neither the finding
+    nor its absence."""
     if any(is_seen_in(finding, verdict) for verdict in verdicts):
         return 0, "still true"
     failed = [verdict.summary for verdict in verdicts if verdict.status in FAILED]

@@ -1,4 +1,4 @@
-"""`lockstep selftest`: the harness proves that it can fail, and does not fail for nothing."""
+"""`lockstep selftest`: the proof that the harness can fail, and raises no false alarm."""
 
 from functools import partial
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""The part of `lockstep selftest` that is about tokenizers: each wrong one is caught by a campaign
-of `fuzz tokens`, and the text that shows it is made small."""
+"""The tokenizer part of `lockstep selftest`: a campaign of `fuzz tokens` catches each wrong one and
+shrinks its text."""
 
 from dataclasses import dataclass
 

@@ -1,1 +1,1 @@
-"""Re-executes llama.cpp's own graph, op by op, on its own inputs."""
+"""Re-execution of llama.cpp's own graph, op by op, on its own inputs."""

@@ -1,4 +1,4 @@
-"""Batches that a model computes: a prompt, then batches that read the cache."""
+"""Batches of a model: a prompt, then batches that read the cache."""
 
 from dataclasses import dataclass
 
@@ -33,8 +33,8 @@ class Work:
 
 
 def batches_of(work: Work, seed: int, file: GgufFile) -> tuple[Batch, ...]:
-    """Return batches of seeded ids from all over the vocabulary, with one sequence after the other
-    in each. An encoder gets the prompt first."""
+    """Return batches of seeded ids from the whole vocabulary, with one sequence after the other in
+    each. An encoder gets the prompt first."""
     embeddings = file.tensors.get("token_embd.weight")
     if embeddings is None:
         raise EngineError("the model has no token_embd.weight, so its vocabulary is unknown")

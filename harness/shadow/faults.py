@@ -1,4 +1,4 @@
-"""Faults put into llama.cpp's own tensors: is each found, and at its node alone?
+"""Faults written into llama.cpp's own tensors: each must be found, and only at its node.
 
 What follows a faulty node works on the faulty value, as it would with a real bug, and is right.
 
@@ -57,7 +57,7 @@ class FaultPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class Injected:
-    """A fault that must be found, and where the judge saw one."""
+    """A fault to be found, and where the judge found one."""
 
     fault: Fault
     place: FaultPlace
@@ -75,7 +75,7 @@ class Injected:
 
 @dataclass(kw_only=True)
 class FaultTrial:
-    """One fault, and those drawn before it that changed nothing."""
+    """One fault, and the ones before it that changed nothing."""
 
     number: int
     kind: str

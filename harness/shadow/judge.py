@@ -1,4 +1,5 @@
-"""Judges one node after the other: recomputes it from what it read, and holds it to its bound."""
+"""Judges one node after the other: recomputes it from its sources, and compares it within its
+bound."""
 
 import re
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ SENSELESS = (ArithmeticError, AssertionError, LookupError, MemoryError, TypeErro
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NodeFinding:
-    """A node that is not what its sources say."""
+    """A node that differs from the result of its sources."""
 
     step: int
     ubatch: int
@@ -87,7 +88,7 @@ class Tally:
 
 
 class ShadowJudge:
-    """Takes nodes as they come and keeps counts and findings, never the nodes."""
+    """Takes nodes as they arrive and keeps counts and findings, never the nodes."""
 
     def __init__(self, file: GgufFile, build: Build) -> None:
         self.file = file
@@ -108,8 +109,8 @@ class ShadowJudge:
         self.compare(node, expected, actual, tally)
 
     def expect(self, node: Node) -> tuple[Expected, NDArray[Any]]:
-        """Return what a node should hold, and what to compare with it. Raises EngineError,
-        SENSELESS."""
+        """Return the expected result of a node, and the actual one. Raises EngineError, SENSELESS.
+        Raises EngineError, SENSELESS."""
         sources = tuple(s if s is None else self.resolve(s) for s in node.sources)
         expected = expect(replace(node, sources=sources), self.build)
         return expected, node.value if expected.actual is None else expected.actual
@@ -162,9 +163,7 @@ class ShadowJudge:
         return True
 
     def resolve(self, source: Operand) -> Operand:
-        """Return the operand with its value; a weight's is read from the model's file, as it lies
-        there.
-        """
+        """Return the operand with its value; a weight's is read from the model's file."""
         if not source.weight:
             return source
         if source.weight not in self.file.tensors:
@@ -223,7 +222,7 @@ def lying(
 
 
 def rounded_to(value: NDArray[Any], actual: NDArray[Any]) -> NDArray[Any]:
-    """Return the truth as the result's type can hold it; bounds have room for that rounding."""
+    """Return the truth rounded to the result's type; bounds include that rounding."""
     if actual.dtype.kind != "f" or value.dtype == actual.dtype:
         return value
     with np.errstate(over="ignore"):
@@ -233,8 +232,8 @@ def rounded_to(value: NDArray[Any], actual: NDArray[Any]) -> NDArray[Any]:
 def closeness(
     value: NDArray[Any], actual: NDArray[Any], allowed: NDArray[np.float64] | float
 ) -> tuple[float, float, tuple[int, ...]]:
-    """Return the worst error of finite elements, as a share of the limit and absolute, and the
-    place of the first; () if every element is exact."""
+    """Return the worst error of finite elements, as a share of the limit and absolute, and its
+    place; () if every element is exact."""
     if value.shape != actual.shape or value.size == 0:
         return 0.0, 0.0, ()
     most, worst, at = 0.0, 0.0, -1

@@ -1,4 +1,5 @@
-"""The files of tiny models of any architecture: asks llama.cpp for the tensors, writes them."""
+"""The files of tiny models of any architecture: llama.cpp names the tensors, and Lockstep writes
+them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,8 +28,8 @@ def make_variant(
     insist: bool = False,
     session: Session,
 ) -> list[str]:
-    """Write the file, as `write_variant`. Raises EngineError with what llama.cpp answered if it
-    names no tensors."""
+    """Write the file, as `write_variant`. Raises EngineError with llama.cpp's answer if it names no
+    tensors. Raises EngineError with what llama.cpp answered if it names no tensors."""
     outcome = session.ask("name_tensors", metadata_bytes(variant))
     if not isinstance(outcome, Answered):
         raise EngineError(
@@ -40,7 +41,8 @@ def make_variant(
 def make_variants(
     names: Sequence[str], folder: Path, *, seed: int = 0, quant: str = "F32", vocabulary: int = 0
 ) -> list[Path]:
-    """Make variants. One engine names the tensors of all, as starting it takes longer than asking.
+    """Make variants. One engine names the tensors of all, because starting it takes longer than
+    asking. One engine names the tensors of all, as starting it takes longer than asking.
     vocabulary: as in `with_vocabulary`."""
     paths = [folder / f"{name}.gguf" for name in names]
     with open_for_variants() as session:

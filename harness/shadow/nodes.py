@@ -1,4 +1,4 @@
-"""Nodes as they come from an engine, in columns, made into values; an engine may send anything."""
+"""Nodes from an engine, converted from columns to values; an engine may send anything."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -47,7 +47,8 @@ def nodes_of(piece: Nodes) -> Iterator[Node]:
 
 
 def rows_of(piece: Nodes) -> Iterator[tuple[int, int]]:
-    """Yield each node's own row, and the one behind its last source. Raises MalformedAnswer."""
+    """Yield each node's own row, and the one after its last source. Raises MalformedAnswer. Raises
+    MalformedAnswer."""
     if len(piece.place) and piece.place[0] != NODE:
         raise MalformedAnswer("the first row", "a node", int(piece.place[0]))
     starts = [*np.flatnonzero(piece.place == NODE).tolist(), len(piece.place)]
@@ -55,7 +56,8 @@ def rows_of(piece: Nodes) -> Iterator[tuple[int, int]]:
 
 
 def node_of(piece: Nodes, first: int, end: int, *, values: bool = True) -> Node:
-    """Return the node. values: whether each input must have one; one without values is zeros."""
+    """Return the node. values: whether each input must have one; without, its values are zeros.
+    values: whether each input must have one; one without values is zeros."""
     sources: list[Operand | None] = []
     for row in range(first + 1, end):
         sources += [None] * (int(piece.place[row]) - len(sources))
@@ -118,7 +120,7 @@ def text(name: NDArray[np.uint8]) -> str:
 
 @lru_cache(maxsize=4096)
 def layer_of(names: tuple[str, ...]) -> int | None:
-    """Return the first layer that a name mentions: the node's own, else that of what it reads."""
+    """Return the first layer in these names: the node's own, else that of its sources."""
     for name in names:
         if found := LAYER.search(name):
             return int(next(filter(None, found.groups())))

@@ -1,4 +1,4 @@
-"""Bounds that nothing comes near: an op far better than its bound says is worth a note.
+"""Bounds far above the observed errors: an op far better than its bound gets a note.
 
 Such an op may round less often than we count (a wider accumulator), or the bound may hide faults. k
 roundings of random signs add up to about the root of k of them. Honest errors can be smaller by a

@@ -1,4 +1,5 @@
-"""The judge's findings on one model, as verdicts: one for each kind of op, and what is missing."""
+"""The judge's findings on one model, as verdicts: one for each kind of op, and one for missing
+ones."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar

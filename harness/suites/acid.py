@@ -1,4 +1,5 @@
-"""Texts that engines write when they run a model with constructed weights. A verdict a test.
+"""Acid reports of engines, which run a model with constructed weights. A verdict a test. A verdict
+a test.
 
 The file says what is right, not the oracle's answer. The oracle is asked the same, and where it
 does not write ok, nothing is said of the subject.
@@ -76,7 +77,7 @@ def says_that_it_cannot(error: NoAnswer) -> bool:
 
 
 def report_in(file: GgufFile) -> Report | None:
-    """Return the report that its model writes; None: it is no acid model."""
+    """Return the report of an acid model; None for any other model."""
     name = file.metadata.get("general.name")
     return report_named(str(name.data)) if name else None
 
@@ -91,7 +92,7 @@ def report_at(path: Path) -> Report | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """An engine's texts behind the acid prompt, and behind another prompt if that text is not all
+    """An engine's texts after the acid prompt, and after another prompt if the first is not all
     ok."""
 
     readings: tuple[AcidReading, ...]
@@ -99,7 +100,7 @@ class Found:
     failed: tuple[NoAnswer, ...]  # behind one prompt, where another was answered
 
     def given_ids(self, test: Measurement) -> bool:
-        """Return True if a tokenizer test read ids that its own tokenizer did not make."""
+        """Return True if a tokenizer test read ids from another tokenizer."""
         return test.of_tokenizer and all(each.given_ids for each in self.texts)
 
     def answers(self, test: Measurement) -> list[Read]:
@@ -112,14 +113,15 @@ class Found:
         return not self.answers(test) or any(test.name in each.missing for each in whole)
 
     def noes(self, report: Report) -> list[Read]:
-        """Return the first NO of each test; a NO behind a short prompt comes first, as it is the
-        clearest."""
+        """Return the first NO of each test; a NO after a short prompt comes first, because it is
+        the clearest."""
         every = [[a for a in self.answers(test) if not a.ok] for test in report.tests]
         return [answers[-1] for answers in every if answers]
 
 
 def ask_report(context: Context, session: Session, report: Report) -> Found:
-    """Ask for a model's report. Raises NoAnswer if there is no text after any prompt."""
+    """Ask for a model's report. Raises NoAnswer without a text after any prompt. Raises NoAnswer if
+    there is no text after any prompt."""
     n = len(report.tests) + SPARE
     texts: list[WrittenText] = []
     failed: list[NoAnswer] = []

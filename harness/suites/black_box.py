@@ -1,4 +1,4 @@
-"""Checks of an engine without tensors: its graph where nothing is converted, and each weight."""
+"""Checks of an engine without tensors: its graph without conversions, and each weight."""
 
 from lockstep.harness.suites.parts.made_models import OnMadeModels
 

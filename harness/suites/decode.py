@@ -1,4 +1,4 @@
-"""Do both engines stay together token by token: on given tokens, and on their own?"""
+"""Greedy decoding: both engines are compared token by token, on given tokens and on their own."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -117,13 +117,13 @@ class Decode(Suite, name="decode"):
 
 
 def own_tokens(context: Context) -> Iterator[Verdict]:
-    """Ask about tokens that are never the likeliest, on a model where each of them is likeliest
+    """Ask about tokens that are never the likeliest, on a model where each is the likeliest
     somewhere; then ask prompts in turn."""
     yield from until_wrong(lambda: context.asked_on_made_models("decode"), lambda: texts(context))
 
 
 def texts(context: Context) -> Iterator[Verdict]:
-    """Yield the verdicts on prompts in turn, and on the text behind one prompt."""
+    """Yield the verdicts on prompts in turn, and on the text after one prompt."""
     known: list[Verdict] = []
     if context.facts.is_small and context.facts.decoder_start is None:
         context.progress("prompts in turn")
@@ -143,7 +143,7 @@ def texts(context: Context) -> Iterator[Verdict]:
 
 
 def whole_text(context: Context) -> Iterator[Verdict]:
-    """Compare the whole greedy text of a large model that no smaller model can stand for."""
+    """Compare the whole greedy text of a large model that no smaller model can replace."""
     prompt = Decode().prompt(context)
     context.progress(f"generating {context.n_steps} tokens")
     free, subject = context.ask_both("greedy", prompt, context.n_steps)
@@ -153,7 +153,7 @@ def whole_text(context: Context) -> Iterator[Verdict]:
 
 def own_answers(context: Context) -> Iterator[Verdict]:
     """Yield the verdicts on an engine's own choices, close calls last: they also show engines that
-    never choose a token, or keep another prompt's."""
+    never choose a token, or reuse another prompt's."""
     yield from until_wrong(lambda: own_tokens(context), lambda: own_choices(context))
 
 
@@ -167,9 +167,9 @@ def until_wrong(*questions: Callable[[], Iterator[Verdict]]) -> Iterator[Verdict
 
 
 def own_choices(context: Context) -> Iterator[Verdict]:
-    """Check how the engine chooses. An engine with right logits may choose from others: rounded,
-    sorted, or not all. The choice does not depend on the model's size, so large models are not
-    asked."""
+    """Check how the engine chooses. With right logits it may still choose from others: rounded,
+    sorted, or not all. An engine with right logits may choose from others: rounded, sorted, or not
+    all. The choice does not depend on the model's size, so large models are not asked."""
     if context.facts.is_small:
         yield from close_calls(context)
 

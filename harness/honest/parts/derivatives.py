@@ -1,4 +1,4 @@
-"""Grammars read without a table: what is left of the rules' parts behind each character.
+"""Grammars matched without a table: by the remainder of the rules after each character.
 
 A remainder is a tuple of parts that must follow, repetitions counted down. Texts are decoded by
 Python, each token alone; a character cut in two is kept as bytes.
@@ -28,7 +28,7 @@ LAST_TAILS = {0xED: 0x9F, 0xF4: 0x8F}  # and the largest
 
 
 class Derivatives:
-    """Rules, and the remainder behind each character."""
+    """Rules, and the remainder after each character."""
 
     def __init__(self, rules: Rules, root: str, sampler: Any) -> None:
         self.rules, self.find_token = rules, sampler.find_token
@@ -93,7 +93,7 @@ class Derivatives:
 
 
 def may_go_on(remainder: Remainder, half: bytes) -> bool:
-    """Return True if a character that begins with these bytes may come first."""
+    """Return True if a character that begins with these bytes may come next."""
     if not half:
         return True
     head = remainder[0] if remainder else None

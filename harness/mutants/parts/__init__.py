@@ -1,1 +1,1 @@
-"""Parts that wrong engines are made of."""
+"""Parts of wrong engines."""

@@ -1,4 +1,4 @@
-"""The making of a wrong engine from the right one: other ops, other numbers, other weights."""
+"""Construction of a wrong engine from the right one: other ops, numbers or weights."""
 
 from typing import Any, ClassVar
 

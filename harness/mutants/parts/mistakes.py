@@ -24,7 +24,8 @@ OF_GRAPH, OF_STORE, OF_CELLS, OF_STATES = "graph_", "store_", "cells_", "states_
 
 
 class Mistake(Mutant):
-    """A method that is named as an op is called instead of it, and with it as its first argument.
+    """A mistake in methods. A method named as an op is called instead of it, with the op as its
+    first argument.
 
     So are `graph_norm` and the like; `store_write`, `cells_visible` and `states_read` are given
     the object as well, before what its own method would do. `numbers` may alter the

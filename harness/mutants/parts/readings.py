@@ -73,7 +73,8 @@ def group_scales(blocks: Blocks) -> F32:
 
 
 def pair_in_order(blocks: Blocks, out: F32) -> None:
-    """Take weights 2j and 2j + 1 from one byte, where they are half a group of 32 apart."""
+    """Return the values with weights 2j and 2j + 1 from one byte, where they belong half a group of
+    32 apart."""
     groups = out.reshape(-1, 32)
     low, high = groups[:, :16].copy(), groups[:, 16:].copy()
     groups[:, ::2], groups[:, 1::2] = low, high

@@ -1,4 +1,4 @@
-"""Merging in a few lines of plain Python, to be wrong in one way or none.
+"""Merging in a few lines of plain Python, right or with one mistake.
 
 Wrong engines and tests use it. Ours is compiled, and has no way to be wrong on purpose.
 """
@@ -16,8 +16,9 @@ Rank = Callable[[bytes, bytes], float | None]
 def merge_parts(
     parts: list[bytes], rank: Rank, *, from_the_right: bool = False, careless: bool = False
 ) -> list[bytes]:
-    """Join neighbours, the lowest rank first, and the leftmost among equals by default. careless:
-    it overlooks that the left one of a pair is gone."""
+    """Join neighbours, the lowest rank first, and the leftmost if equal by default. careless: it
+    does not notice that the left part of a pair is gone. careless: it overlooks that the left one
+    of a pair is gone."""
     text, sizes = b"".join(parts), list(map(len, parts))
     starts = list(accumulate(sizes, initial=0))
     waiting: list[tuple[float, int, int, int]] = []  # rank, place, right, bytes of both
@@ -48,7 +49,7 @@ def merge_parts(
 
 
 def characters(text: bytes) -> list[bytes]:
-    """Split into characters by first bytes alone, whatever follows."""
+    """Split into characters by first bytes alone, for any continuation."""
     parts, at = [], 0
     while at < len(text):
         size = LENGTHS[text[at] >> 4]

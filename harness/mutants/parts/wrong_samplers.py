@@ -1,4 +1,4 @@
-"""The contract of an engine with a wrong sampler, and ways to make one.
+"""The contract of an engine with a wrong sampler, and helpers to make one.
 
 The suite `samplers` must name the stage. They run no model, so no selftest of graphs has them.
 """
@@ -65,13 +65,13 @@ def module_of_caller() -> str:
 
 
 def right(sampler: Any, c: CandidateList) -> CandidateList:
-    """Apply the sampler as its class does."""
+    """Apply the sampler's correct method."""
     found: CandidateList = type(sampler).apply(sampler, c)
     return found
 
 
 def changed(**parameters: Any) -> Apply:
-    """Return an `apply` with other parameters; functions are given the sampler."""
+    """Return an `apply` with other parameters; functions get the sampler as argument."""
 
     def apply(sampler: Any, c: CandidateList) -> CandidateList:
         values = {k: v(sampler) if callable(v) else v for k, v in parameters.items()}
@@ -88,7 +88,7 @@ def changed(**parameters: Any) -> Apply:
 
 
 def of_logits(change: Callable[[Any, CandidateList], Any]) -> Apply:
-    """Return an `apply` that ranks and weighs by other logits, and keeps the right ones."""
+    """Return an `apply` that ranks and weighs by changed logits, and keeps the right ones."""
 
     def apply(sampler: Any, c: CandidateList) -> CandidateList:
         found = right(sampler, c.change(logits=np.asarray(change(sampler, c), F)))

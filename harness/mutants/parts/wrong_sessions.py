@@ -1,4 +1,4 @@
-"""The contract of an engine that saves or loads its state wrongly, and ways to make one.
+"""The contract of an engine that saves or loads its state wrongly, and helpers to make one.
 
 The suite `states` must find it. Its runs are right, so no selftest of graphs has it.
 """
@@ -21,7 +21,9 @@ WRONG_SESSIONS: dict[str, "type[WrongSession]"] = {}
 
 
 class WrongSession(Reference):
-    """The reference whose file holds something else.
+    """The reference with a wrong session file. `cells` alters the saved attention cache, `state` a
+    recurrent state, `near` the second of two caches, with the window layers; `go_on` the batches
+    after loading.
 
     `cells` alters what is saved of an attention cache, `state` a recurrent state, `near` the second
     of two caches, with the layers that see a window; `go_on` the batches behind a file.

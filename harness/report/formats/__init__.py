@@ -1,4 +1,5 @@
-"""A report in the formats that CI shows: JUnit XML, CTRF, Markdown, a badge; of its lines alone."""
+"""A report in the formats of CI systems: JUnit XML, CTRF, Markdown, a badge; from its lines
+alone."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A summary in Markdown, as GitHub shows it of a job: what was compared, and what is not well."""
+"""A summary in Markdown, as GitHub shows it for a job: the comparisons and the failures."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -42,7 +42,7 @@ def lines_of(run: RunResults) -> Iterator[str]:
 
 
 def marks(counts: Counter[str]) -> list[tuple[str, str]]:
-    """Return statuses that occur, in the order in which all tables have them, and their words."""
+    """Return the statuses that occur, in the order of all tables, with their words."""
     return [(status, mark) for status, mark in MARKS.items() if counts[status]]
 
 
@@ -63,8 +63,8 @@ def table(results: Sequence[TestResult]) -> Iterator[str]:
 
 
 def causes(red: Sequence[TestResult]) -> list[list[TestResult]]:
-    """Return the results that are not well, folded: divergences with the same key have the same
-    cause. What differs comes before what was not answered."""
+    """Return the failures, folded: divergences with the same key have the same cause. What differs
+    comes before what was not answered."""
     found: dict[str, list[TestResult]] = {}
     for result in sorted(red, key=lambda each: [*MARKS].index(each.status)):
         key = result.key or f"{result.suite}/{result.summary}"
@@ -84,7 +84,7 @@ def cause(same: Sequence[TestResult]) -> Iterator[str]:
 
 
 def reasons(results: Sequence[TestResult]) -> Iterator[str]:
-    """Yield why something that is red nowhere was not compared, or differs and is excused."""
+    """Yield the reasons of results that were not compared without failing, or that are excused."""
     lines = dict.fromkeys(
         f"- {MARKS[r.status]}: {as_cell(r.model)}, {as_cell(r.suite)}: "
         f"{as_code(cut(r.summary, LONGEST_TEXT))}"

@@ -1,4 +1,4 @@
-"""Text in Markdown that nothing is read into: tokens, metadata and names of files are untrusted."""
+"""Text in Markdown without any markup: tokens, metadata and names of files are untrusted."""
 
 import re
 from string import punctuation
@@ -14,7 +14,7 @@ def as_cell(text: str) -> str:
 
 
 def as_code(text: str) -> str:
-    """A span of code: nothing in it is read. Not for tables, whose cells end at any `|`."""
+    """Return a span of code, without markup inside. Not for tables, whose cells end at any `|`."""
     fence = "`" * (longest_run(text) + 1)
     apart = " " if text[:1] in ("`", " ") or text[-1:] in ("`", " ") else ""
     return f"{fence}{apart}{text}{apart}{fence}"

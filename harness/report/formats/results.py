@@ -1,4 +1,4 @@
-"""The verdicts of a report as the results of tests, which is what every format of CI is a list of.
+"""The verdicts of a report as test results, the common form of all CI formats.
 
 What spoils the exit code is red in each of them, and what was not compared never reads as a pass.
 """
@@ -45,7 +45,8 @@ class TestResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunResults:
-    """A report. results: in its order, and behind them how the run ended if that is not well."""
+    """A report. results: in its order, followed by the end of the run if it failed. results: in its
+    order, and behind them how the run ended if that is not well."""
 
     command: str
     started: datetime
@@ -122,8 +123,7 @@ def results_of(verdicts: Sequence[Verdict]) -> Iterator[TestResult]:
 
 
 def name_of(verdict: Verdict) -> str:
-    """Return the same in the next run, as far as it can be: the place or the part, never a
-    number."""
+    """Return a name that stays the same in the next run: the place or the part, never a number."""
     detail = verdict.detail
     if all(part in detail for part in ("site", "step", "layer")):
         site = Site(step=detail["step"], layer=detail["layer"], name=detail["site"])
@@ -134,7 +134,7 @@ def name_of(verdict: Verdict) -> str:
 
 
 def ending(exit_code: int | None, results: Sequence[TestResult]) -> list[TestResult]:
-    """Return results for what the exit code says and no verdict does."""
+    """Return results for an exit code that no verdict explains."""
     if exit_code is None:
         return [of_run("finished", "the run did not finish: its findings are incomplete")]
     if exit_code and not any(result.is_red for result in results):

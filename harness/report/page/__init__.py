@@ -1,1 +1,1 @@
-"""report.html: a run as one file that a browser opens from anywhere, with no need of a network."""
+"""report.html: a run as a single file that a browser opens anywhere, without a network."""

@@ -1,4 +1,4 @@
-"""Two lists of ids beside each other, with the pieces that they stand for."""
+"""Two lists of ids beside each other, with their pieces."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -88,8 +88,8 @@ def texts_of(expected: SideOfText, actual: SideOfText) -> dict[str, str] | None:
 def steps(
     expected: SideOfText, actual: SideOfText, *, in_step: bool
 ) -> list[tuple[str, int, int, int, int]]:
-    """Return steps like difflib's opcodes. in_step: for texts that go their own ways behind a
-    difference."""
+    """Return steps like difflib's opcodes. in_step: for texts that diverge after a difference.
+    in_step: for texts that go their own ways behind a difference."""
     a, b = list(expected.ids), list(actual.ids)
     if not in_step:
         return list(SequenceMatcher(None, a, b, autojunk=False).get_opcodes())

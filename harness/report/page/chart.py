@@ -70,7 +70,7 @@ def bars(tops: Any, width: float, base: float) -> str:
 
 
 def as_float(value: Any) -> float:
-    """Return a float, also for the strings that stand for what JSON has no numbers for."""
+    """Return a float, also for the strings that represent numbers missing in JSON."""
     return float(value)
 
 

@@ -1,4 +1,5 @@
-"""The page of two runs: what is new, gone, larger, smaller, changed, and nearer to its limit."""
+"""The page of two runs: differences that are new, gone, larger, smaller, changed, or nearer to the
+limit."""
 
 from lockstep.harness.report.changes import ABSENT, Change, Changes, sizes_of, title_of
 from lockstep.harness.report.page.page import render_page
@@ -28,8 +29,7 @@ def sentence_of(changes: Changes) -> str:
 
 
 def words(change: Change) -> tuple[str, str]:
-    """Return the verdict before and after; where only comparisons went missing, how many there
-    are."""
+    """Return the verdict before and after; if only comparisons are missing, their numbers."""
     if change.lacks:
         return count_words(change.n_before, "comparison"), str(change.n_after)
     before, after = (

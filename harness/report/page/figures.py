@@ -58,8 +58,7 @@ def differences_of(d: Detail) -> Any:
 
 
 def bisection_of(d: Detail) -> Any:
-    """Return layers in the order of the graph: what each passes on, and which of its ops are
-    wrong."""
+    """Return layers in graph order: the error that each passes on, and its wrong ops."""
     given = d.get("bisection")
     if given is None:
         return None
@@ -93,8 +92,8 @@ MOST_CHARTS = 100  # of verdicts that agree; of more those nearest to their limi
 
 
 def agreeing_with_charts(verdicts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the agreeing findings that have charts. Those that differ are drawn where they are
-    told."""
+    """Return the agreeing findings with charts. Diverging ones are drawn elsewhere. Those that
+    differ are drawn where they are told."""
     fine = (row for row in verdicts if row["status"] in ("agreed", "excused"))
     return [row for row in fine if "by_position" in row["detail"]]
 

@@ -35,7 +35,7 @@ def blocks_of(detail: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def unlike_bytes(a: bytes, b: bytes) -> frozenset[int]:
-    """Return places in which two blocks of one size differ."""
+    """Return the places in which two blocks of one size differ."""
     pairs = enumerate(zip(a, b, strict=True)) if len(a) == len(b) else ()
     return frozenset(i for i, (x, y) in pairs if x != y)
 
@@ -68,7 +68,7 @@ def fields_of(kind: str, raw: bytes, unlike: frozenset[int]) -> list[dict[str, A
 
 
 def in_lines(raw: bytes, unlike: frozenset[int]) -> list[list[tuple[str, bool]]]:
-    """Return each byte, and whether it is marked."""
+    """Return the bytes in lines, each with a flag if it is marked."""
     every = [(f"{byte:02x}", i in unlike) for i, byte in enumerate(raw)]
     return [every[i : i + WIDE] for i in range(0, len(every), WIDE)]
 

@@ -73,7 +73,7 @@ def told_of(suites: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[dict[
 
 
 def link_to(report: str, folder: Path) -> str:
-    """Return a relative link, so that a folder of reports can be moved; "" where there is none.
+    """Return a relative link, so that a folder of reports can be moved; "" without a report.
     report: a page, or the lines that a page lies beside."""
     if not report:
         return ""

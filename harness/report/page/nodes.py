@@ -1,4 +1,4 @@
-"""The nodes of every model of a run, as the page's data: what its script draws layers and ops from.
+"""The nodes of every model of a run, as the page's data for its script.
 
 One list of texts for all models, and for each model its nodes in execution order, in columns.
 """

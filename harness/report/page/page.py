@@ -95,7 +95,7 @@ def page_of(run: RowsOfRun) -> str:
 
 
 def undrawn(error: Exception) -> str:
-    """Return a page that says why a page could not be drawn."""
+    """Return a page with the reason for which a page could not be drawn."""
     return render_page("undrawn.html", title="Lockstep", error=f"{type(error).__name__}: {error}")
 
 
@@ -110,7 +110,7 @@ def render_page(template: str, **values: Any) -> str:
 
 
 def load_templates() -> None:
-    """Load the templates while nobody waits: they take longer to compile than a page to draw."""
+    """Load the templates in advance, because compiling takes longer than drawing a page."""
     for name in ("base.html", "figures.html", "run.html"):
         environment().get_template(name)
 

@@ -43,7 +43,7 @@ def step_of(step: Sequence[Any]) -> dict[str, Any]:
 
 
 def chip(row: Sequence[Any]) -> dict[str, Any]:
-    """Draw one token; a question mark stands for what cannot be seen of it."""
+    """Draw one token; a question mark represents an unknown part."""
     token, pos, seqs, output = row[:4]
     owner = "?" if seqs is None else ",".join(map(str, seqs)) or "none"
     return {"token": token, "pos": "?" if pos is None else pos, "seqs": owner, "output": output}

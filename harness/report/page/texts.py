@@ -1,4 +1,4 @@
-"""Text of models, tokens and engines as a page may show it: escaped, cut, with its length said."""
+"""Text of models, tokens and engines on a page: escaped, cut, with its length."""
 
 import json
 import re
@@ -16,8 +16,7 @@ NAME = 120  # of what stands in a line with others
 
 
 def show_value(value: Any, longest: int = LONGEST) -> str:
-    """Return any value as a reader sees it: control and bidirectional characters are written
-    out."""
+    """Return any value in readable form: control and bidirectional characters are written out."""
     if isinstance(value, float):
         return number(value)
     text = printable(cut(str(value), longest), keep="\n")
@@ -55,12 +54,12 @@ def long(text: Any) -> Markup:
 
 
 def whole(text: str) -> Markup:
-    """Return an address, escaped; it is never cut, as a cut address leads nowhere."""
+    """Return an address, escaped; it is never cut, because a cut address does not work."""
     return escape(text)
 
 
 def number(value: Any) -> str:
-    """Format a number with three digits; "inf" and "nan" as the report has them."""
+    """Format a number with three digits; "inf" and "nan" stay as in the report."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return show_value(value, NAME)
     return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
@@ -72,7 +71,7 @@ def exact(value: Any) -> str:
 
 
 def of_limit(share: Any, limit: str = "its limit") -> str:
-    """Say how far an error went, as `17% of its limit`, or `3e+05 times its limit`."""
+    """Describe an error, as `17% of its limit`, or `3e+05 times its limit`."""
     if not isinstance(share, int | float):
         return f"{show_value(share, NAME)} times {limit}"
     return f"{share:.0%} of {limit}" if share < 100 else f"{share:.2g} times {limit}"

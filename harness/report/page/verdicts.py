@@ -84,7 +84,7 @@ class Cause:
 
     @property
     def places(self) -> list[str]:
-        """Return the other places where it was seen."""
+        """Return the other places of the cause."""
         here = self.first["case"]
         named = (place_of(row) for row in self.rows[1:])
         cases = (row["case"] for row in self.rows[1:])
@@ -109,7 +109,7 @@ def mistake_of(d: Mapping[str, Any]) -> str:
 
 
 def key_of(row: Row) -> str:
-    """Return the key by which verdicts fold: one part that is wrong in many layers is one cause."""
+    """Return the key by which verdicts fold: one wrong part in many layers is one cause."""
     if row["detail"].get("parts"):
         return f"{row['suite']}/{parts_of(row['detail'])}"
     return str(row["key"] or f"{row['suite']}/{row['summary']}")

@@ -1,1 +1,1 @@
-"""Trials of wrong engines that show logits alone: are the layer and the part named?"""
+"""Trials of wrong engines that show only logits: the layer and the part must be named."""

@@ -1,4 +1,4 @@
-"""Nodes of llama.cpp's graph that the names of parts stand for: is a part the right one?
+"""Nodes of llama.cpp's graph for each named part: the check of a named part.
 
 A name is right if one of its nodes is wrong. Some nodes do several things. The second table says by
 the catalogue's names which of them a mistake is about. A name that lists several things is one by
@@ -83,8 +83,8 @@ WEIGHTS = re.compile(
 
 
 def is_right(part: str, engine: str, family: str, places: Collection[WrongPlace]) -> bool:
-    """Return True if the named part is right. part: as the black box names it. places: of the layer
-    that it is named for."""
+    """Return True if the named part is right. part: as named by the black box. places: of its
+    layer. part: as the black box names it. places: of the layer that it is named for."""
     nodes = {place.node for place in places}
     part = part.removesuffix(f", {BY_NUMBER}")
     if OR_A_TENSOR in part:

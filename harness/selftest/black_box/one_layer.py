@@ -1,4 +1,4 @@
-"""Engines that are wrong in one layer only, which no op of the catalogue is.
+"""Engines with a mistake in a single layer, unlike the ops of the catalogue.
 
 A tensor of one layer is read wrongly: in whatever model it lies (the very bytes are others, as if a
 file were damaged), or in the model whose layer has this number (a copy that was repacked wrongly:
@@ -36,7 +36,8 @@ Rows = NDArray[np.uint8]  # (rows, bytes of each)
 @dataclass(frozen=True, kw_only=True)
 class OneLayerFault:
     """A fault in one layer. where: a tensor without its layer, such as attn_q.weight; by number the
-    name of a node."""
+    name of a node. where: a tensor without its layer, such as attn_q.weight; by number the name of
+    a node."""
 
     way: str
     layer: int
@@ -86,8 +87,8 @@ def rows_swapped(rows: Rows, format: type[WeightFormat], head: int) -> None:
 
 
 def head_permuted(rows: Rows, format: type[WeightFormat], head: int) -> None:
-    """Put the rows of the second head as halves in the place of neighbours, as if one head's
-    permutation was not undone."""
+    """Exchange halves and neighbours in the rows of the second head, as if its permutation was not
+    undone."""
     own = rows[head : 2 * head].copy()
     rows[head : 2 * head] = np.concatenate([own[::2], own[1::2]])
 
@@ -103,7 +104,8 @@ CHANGES: Mapping[str, Callable[[Rows, type[WeightFormat], int], None]] = Mapping
 
 
 def wrong_bytes(fault: OneLayerFault, weight: Weight, heads: int) -> NDArray[np.uint8]:
-    """Return the weight's bytes with the fault. heads: whose rows it holds, if any."""
+    """Return the weight's bytes with the fault. heads: the number of heads in its rows, if any.
+    heads: whose rows it holds, if any."""
     found = weight.raw.copy()
     n = 1 if len(weight.shape) == 1 else weight.shape[-2]
     CHANGES[fault.change](found.reshape(n, -1), weight.format, n // heads)
@@ -121,7 +123,7 @@ def heads_in(file: GgufFile, where: str) -> int:
 
 
 class Spoilt:
-    """A probe that spoils one layer's results from a node on."""
+    """A probe that changes one layer's results from a node on."""
 
     def __init__(self, inner: Probe, fault: OneLayerFault) -> None:
         self.inner, self.fault = inner, fault
@@ -150,7 +152,7 @@ def last_head_lost(value: F32, before: Mapping[str, F32]) -> F32:
 
 
 def all_alike(value: F32, before: Mapping[str, F32]) -> F32:
-    """Return equal weights for all that is seen."""
+    """Return equal weights for all visible cells."""
     seen = value > 0
     shares: F32 = (seen / np.maximum(seen.sum(axis=-1, keepdims=True), 1)).astype(np.float32)
     return shares
@@ -179,7 +181,7 @@ RESULTS: Mapping[str, Callable[[F32, Mapping[str, F32]], F32]] = MappingProxyTyp
 
 
 class WrongInOneLayer(Reference):
-    """A wrong engine without a name: it is made of a fault, and not found by one."""
+    """A wrong engine without a registered name: it is made from a fault."""
 
     fault: OneLayerFault
 
@@ -227,7 +229,7 @@ def damaged_file(fault: OneLayerFault, model: Path, folder: Path) -> Path:
 
 
 def faults_of(path: Path, seed: int) -> Iterator[OneLayerFault]:
-    """Yield every change that makes sense for each tensor, in a drawn layer."""
+    """Yield every applicable change for each tensor, in a seeded layer."""
     with GgufFile.open(path) as file:
         names = {f[2]: i for n, i in file.tensors.items() if (f := IN_A_LAYER.fullmatch(n))}
         layers = n_layers(file)

@@ -1,4 +1,5 @@
-"""`lockstep selftest --black-box`: of engines that show logits alone, are layer and part named?"""
+"""`lockstep selftest --black-box`: for engines that show only logits, the layer and the part must
+be named."""
 
 import random
 import tempfile
@@ -66,8 +67,9 @@ def run_black_box(
 
 
 def every_pair(seed: int, only: str) -> list[Pair]:
-    """Return all pairs. Those of the real model and of one layer are left out unless `only` may
-    want them, because they need models made."""
+    """Return all pairs. Those of the real model and of single layers need `only`, because they need
+    made models. Those of the real model and of one layer are left out unless `only` may want them,
+    because they need models made."""
     mistakes = [cls for cls in wrong_engines() if issubclass(cls, Mutant)]
     mistakes = [cls for cls in mistakes if cls.group not in NOT_OF_LOGITS]
     found = [(cls.shows_on, cls.name) for cls in mistakes if cls.shows_on not in WITHOUT_LOGITS]

@@ -1,4 +1,4 @@
-"""One wrong engine that shows logits alone: what the black box says, beside where it is wrong."""
+"""One wrong engine that shows only logits: the black box's answer, beside the truth."""
 
 import tempfile
 from collections.abc import Sequence
@@ -42,7 +42,9 @@ N_TOKENS = 32  # as bisect has by itself
 @dataclass(frozen=True, kw_only=True)
 class BlackBoxRow:
     """A row of the table of trials. wrong: places, as node-layer; said: layer and name of each
-    part, in the order of the answer.
+    part, in order. layer: the first named place is the first wrong one; layers: the other tested
+    ones are right too; part: every part named there is wrong. wrong: places, as node-layer; said:
+    layer and name of each part, in the order of the answer.
 
     layer: the first place that is said is the first that is wrong; layers: and so are all others
     that were asked; part: every part that is named there is wrong.
@@ -71,7 +73,7 @@ class Claim:
 
 @dataclass(kw_only=True)
 class BlackBoxBench:
-    """A model, on which engines are tried one after the other."""
+    """A model for trials of several engines."""
 
     model: Path
     name: str
@@ -145,7 +147,7 @@ def one(bench: BlackBoxBench, name: str) -> BlackBoxRow:
 
 
 def engine_of(bench: BlackBoxBench, name: str) -> tuple[type[Reference], str, Path]:
-    """Return the engine's class, its family, and the file that it is given."""
+    """Return the engine's class, its family, and its file."""
     if not name.startswith(PREFIX):
         cls: Any = Adapter.member(name)
         return cls, cls.group, bench.model
@@ -156,7 +158,8 @@ def engine_of(bench: BlackBoxBench, name: str) -> tuple[type[Reference], str, Pa
 
 
 def said_of(asker: SliceAsker, *, always: bool) -> tuple[str, BlackBoxBisection | None]:
-    """Return what the black box says. always: even if the whole model's logits do not differ."""
+    """Return the black box's answer. always: even if the whole model's logits do not differ.
+    always: even if the whole model's logits do not differ."""
     if not always:
         whole = asker.answer_to(asker.plan)
         if not whole.differs:
@@ -177,8 +180,8 @@ def truth_of(
 
 
 def is_another(bench: BlackBoxBench, cls: Any, wrong: Sequence[WrongPlace]) -> bool:
-    """Return True if the mistake is another one on this architecture. A mistake made for llama's
-    graph, such as every fifth norm taken for the last, is none elsewhere."""
+    """Return True if the mistake has another effect on this architecture. A mistake made for
+    llama's graph, such as every fifth norm taken for the last, is none elsewhere."""
     if not issubclass(cls, Mutant) or cls.shows_on == bench.name or not wrong:
         return False
     context = bench.models.whole(bench.plan(bench.model))
@@ -188,7 +191,7 @@ def is_another(bench: BlackBoxBench, cls: Any, wrong: Sequence[WrongPlace]) -> b
 
 
 def declared_places(cls: Any) -> list[WrongPlace]:
-    """Return the place that an engine declares itself, for one whose single ops are right."""
+    """Return the place that an engine declares, for an engine whose single ops are right."""
     if not issubclass(cls, Mutant):
         return []
     return [WrongPlace(layer=cls.layer, node=NODE_OF.get(cls.site, cls.site))]
@@ -204,7 +207,7 @@ def claims_of(found: BlackBoxBisection) -> list[Claim]:
 
 
 def of_places(places: Sequence[SeenInPlace]) -> list[str]:
-    """Return the places, those put into the same place once."""
+    """Return the places, with pairs in the same made model merged."""
     pairs = list(put_together(places))
     of_pairs = {name for pair in pairs for name in names_in(pair)}
     single = [name for each in places for name in each.tensors]

@@ -1,4 +1,4 @@
-"""The true places of a fault, known from tensors: each node on the inputs of an honest run.
+"""The true places of a fault, from tensors: each node on the inputs of an honest run.
 
 A right node has the same bits, because both engines share its code. For the others the error is
 known. The findings of the black box, which sees no tensors, are held against this.
@@ -21,7 +21,7 @@ SEEN = 1e-6  # of a node's largest: whoever is nearer has another rounding
 
 @dataclass(frozen=True, kw_only=True)
 class WrongPlace:
-    """A place that is wrong. layer: None outside the layers."""
+    """A wrong place. layer: None outside the layers. layer: None outside the layers."""
 
     layer: int | None
     node: str
