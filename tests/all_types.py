@@ -20,7 +20,8 @@ EXPERTS = {"n_expert": 3, "n_expert_used": 2}
 
 
 def recipe_of(type_name: str, **changes: Any) -> LlamaRecipe:
-    """Return rows of two blocks or more where that is cheap, and of whole blocks always."""
+    """Return a recipe with rows of two blocks or more if that is cheap, and always of whole
+    blocks."""
     width = max(64, WeightFormat.member(type_name).weights)
     known = {"seed": 31, "n_layer": 1, "n_embd": width, "n_ff": 2 * width, "n_vocab": 320}
     return LlamaRecipe(quant=type_name, n_head=2, n_head_kv=1, **(known | changes))
@@ -35,7 +36,7 @@ def model_of(type_name: str, folder: Path, **changes: Any) -> Path:
 
 
 def differences(a: F32, b: F32) -> NDArray[np.intp]:
-    """Return the places that differ, bit for bit: NaNs all count as equal, and -0.0 is not 0.0."""
+    """Return the places that differ, bit for bit: all NaN are equal, and -0.0 is not 0.0."""
     return np.flatnonzero((a.view(np.uint32) != b.view(np.uint32)) & ~(np.isnan(a) & np.isnan(b)))
 
 

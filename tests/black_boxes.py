@@ -1,4 +1,4 @@
-"""Bisections of engines that show logits, and files that are wrong in one place."""
+"""Bisections of engines that show only logits, and files with one wrong tensor."""
 
 import shutil
 from collections.abc import Callable, Mapping
@@ -40,7 +40,7 @@ def bisected(path: Path, folder: Path, **changes: Any) -> BlackBoxBisection:
 
 
 def with_made_models(plan: Plan) -> list[Verdict]:
-    """Run the suites of `check`, on models made of the user's as well."""
+    """Run the suites of `check`, including models made of the user's."""
     opened = open_plan(plan, lambda _: None)
     opened.context.on_made_models = questions(plan)
     try:
@@ -59,7 +59,7 @@ def wrong_tensors(found: BlackBoxBisection) -> set[str]:
 
 
 def copy_with(model: Path, copy: Path, tensor: str, wrong: Wrong) -> Path:
-    """Return a copy in which the bytes of one tensor are others."""
+    """Return a copy with changed bytes in one tensor."""
     shutil.copy(model, copy)
     with GgufFile.open(model) as file:
         info, raw = file.tensors[tensor], file.raw(tensor).copy()
@@ -74,7 +74,7 @@ def copy_with(model: Path, copy: Path, tensor: str, wrong: Wrong) -> Path:
 
 
 def one_nibble(raw: NDArray[np.uint8], format: type[WeightFormat]) -> None:
-    """Change one nibble of a code in the last block, wherever the type keeps its codes."""
+    """Change one nibble of a code in the last block, for any layout of the type."""
     before = format.dequantize(raw).tobytes()
     for byte in range(1, format.layout.itemsize):
         raw[-byte] ^= 0x10

@@ -1,4 +1,4 @@
-"""A GGUF reader that breaks at one number, which only the fault `every-type` has at first."""
+"""A GGUF reader that breaks at one number, which at first only the fault `every-type` has."""
 
 from lockstep.engine.gguf.file import GgufFile as Right
 

@@ -1,4 +1,4 @@
-"""The command line in tests: a command in this process or one of its own, and how it ended."""
+"""The command line in tests: a command in this process or in its own, with its exit code."""
 
 import subprocess
 import sys

@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Name what was left out, so that it does not read as a pass."""
+    """Name the skipped parts, so that they do not read as a pass."""
     if terminalreporter.config.option.markexpr == "not campaign":
         terminalreporter.section("only in make test-all")
         for path, what in CAMPAIGNS.items():
@@ -58,8 +58,7 @@ def template() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def floors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Provide one folder for all of pytest's workers, of which each has a folder below one of the
-    run."""
+    """Provide one folder of noise floors for all of pytest's workers."""
     base = tmp_path_factory.getbasetemp()
     with floors_kept_in((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "floors"):
         yield

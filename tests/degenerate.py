@@ -40,8 +40,7 @@ def scaled(
     add: float = 0.0,
     n_layer: int = 2,
 ) -> None:
-    """Return a copy of an F32 model with some rows of one tensor times a factor, and something
-    added."""
+    """Write a copy of an F32 model with some rows of one tensor scaled and shifted."""
     write_llama(LlamaRecipe(n_layer=n_layer), path)
     with GgufFile.open(path) as file:
         info, at = file.tensors[tensor], file.data_offset + file.tensors[tensor].offset

@@ -1,4 +1,4 @@
-"""Engines that misbehave in one way each, for the tests of the runner."""
+"""Engines with one kind of misbehaviour each, for tests of the runner."""
 
 import ctypes
 import importlib
@@ -51,7 +51,7 @@ class Fake(Adapter, name="fake"):
     def capture(
         self, batches: Sequence[Batch], fault: Fault | None, emit: Callable[[Any], None]
     ) -> Captured:
-        """Emit as many pieces as there are tokens; then do as the fault's kind says."""
+        """Emit one piece per token; then act as the fault's kind says."""
         for token in batches[0].tokens:
             emit(piece(node("ADD", np.full(3, token, np.float32))))
         if fault is not None:
@@ -94,7 +94,7 @@ class Fake(Adapter, name="fake"):
         os.abort()
 
     def babble(self) -> None:
-        """Write into the protocol's own socket, as a taken-over engine might."""
+        """Write into the protocol's own socket, as a compromised engine might."""
         os.write(int(sys.argv[1]), b"\x00" * 64)
         time.sleep(3600)
 
@@ -116,7 +116,7 @@ class Local(Adapter, name="fake-local"):
 
 
 class WrongType(Adapter, name="fake-wrong-type"):
-    """An engine whose answer may not cross."""
+    """An engine with an answer of a forbidden type."""
 
     isolated = True
 
@@ -125,14 +125,14 @@ class WrongType(Adapter, name="fake-wrong-type"):
 
 
 class Clumsy(Adapter, name="fake-clumsy"):
-    """An engine that refuses its model when it is made."""
+    """An engine whose constructor refuses its model."""
 
     def __init__(self, *args: object) -> None:
         raise EngineError("there is no such model")
 
 
 class Generic(Adapter, name="fake-generic"):
-    """A build whose activations are rounded as generic C does; it answers nothing else."""
+    """A build that rounds activations as generic C does; it answers nothing else."""
 
     def describe(self) -> EngineInfo:
         return EngineInfo(engine=self.name, version="1", generic=("Q8_0", "Q8_1"))
@@ -146,7 +146,7 @@ class Absent(Adapter, name="fake-absent"):
 
 
 class Apart(Adapter, name="fake-apart"):
-    """An engine that answers from a process of its own, and never what it was asked."""
+    """An engine that answers from a separate process, and never to the question."""
 
     isolated = True
 

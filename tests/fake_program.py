@@ -1,4 +1,4 @@
-"""A program that answers in Lockstep's protocol in the way that its argument says, mostly wrong."""
+"""A program for Lockstep's protocol that misbehaves as its argument says."""
 
 import json
 import os

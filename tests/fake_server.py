@@ -1,5 +1,5 @@
 """Servers for tests: one that answers as llama-server or as OpenAI's do, honestly or with a change,
-and one that sends bytes."""
+and one that sends fixed bytes."""
 
 import json
 import socket
@@ -123,7 +123,7 @@ class Honest:
         return 200, said
 
     def sampled(self, body: Any, ids: list[int]) -> dict[str, Any]:
-        """Return one token by the samplers that are asked for, and the list that they leave."""
+        """Return one token by the requested samplers, with the remaining list."""
         row = self.engine.evaluate(Request(batches=(Batch.of(ids),))).logits[0][-1]
         stages, seed = llama_stages(body), body["seed"]
         found = self.sampling.draw(stages, row, ids, seed)
@@ -210,8 +210,9 @@ def serving(
     samplers: type[Reference] = Reference,
     loras: Sequence[Path] = (),
 ) -> Iterator[str]:
-    """Serve, and return the address. strict: it refuses what OpenAI's servers lack; else it
-    penalises repetition by default."""
+    """Serve, and yield the address. strict: refuse parameters that OpenAI's servers lack; else
+    penalise repetition by default. strict: it refuses what OpenAI's servers lack; else it penalises
+    repetition by default."""
     honest = Honest(
         model, change, pages, takes_ids, strict, to_long, refuses, around, samplers, loras
     )
@@ -250,7 +251,7 @@ def serving(
 
 @contextmanager
 def sending(*pieces: bytes, forever: bytes = b"", hang: bool = False) -> Iterator[str]:
-    """Send these bytes whatever the question is, then others for ever, or nothing more."""
+    """Send these bytes for any question, then others for ever, or nothing more."""
     listener = socket.create_server(("127.0.0.1", 0))
     over = threading.Event()
 

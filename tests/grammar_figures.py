@@ -1,4 +1,4 @@
-"""Grammars against llama.cpp's over a whole vocabulary, in figures.
+"""Grammars compared with llama.cpp's over a whole vocabulary, in figures.
 
 python -m tests.grammar_figures 500 reads 500 grammars, 20 tokens each, and compares the tokens that
 may come at every step: with our mirror bit for bit, with our definition up to what is known.
@@ -34,7 +34,7 @@ END_SHARE = 0.1  # of texts that end where they may
 
 @dataclass(kw_only=True)
 class GrammarFigures:
-    """Counts of what was compared and of what differs."""
+    """Counts of comparisons and differences."""
 
     grammars: int = 0
     steps: int = 0

@@ -1,5 +1,4 @@
-"""Noise floors, measured once for all tests of a session: hundreds of them check the same few
-models on the same tokens, and a floor is the same whoever asks.
+"""Noise floors, measured once for all tests of a session.
 
 They lie in files, for the workers of pytest and for their forks, by names that are of all that they
 are computed from.
@@ -59,7 +58,7 @@ def name_of(
     runs: int,
     way: Honest = HONEST,
 ) -> str:
-    """Return a name for the recorded run, weights, roundings and random numbers together.
+    """Return a name from the recorded run, weights, roundings and random numbers together.
 
     It includes the meanings of ops, because a test may put in a wrong one.
     """

@@ -1,4 +1,4 @@
-"""Lies about the form of answers, one for each way to be none, and well-formed untruths."""
+"""Lies about the form of answers, one for each malformed form, and well-formed untruths."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -48,7 +48,7 @@ def lying(name: str, question: str, spoil: Callable[[Any], Any]) -> type[Adapter
 
 
 class Saying(Session):
-    """An engine that answers what it is told to."""
+    """An engine with a given answer."""
 
     name = "fake"
 

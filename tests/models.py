@@ -1,4 +1,4 @@
-"""Small models for tests: built-in ones, broken copies of them, and the runs that judge them."""
+"""Small models for tests: built-in ones, broken copies of them, and runs that judge them."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -41,8 +41,7 @@ def written(folder: Path, name: str = "made.gguf", **recipe: Any) -> Path:
 def with_values(
     model: Path, copy: Path, tensor: str, change: Callable[[NDArray[Any]], Any]
 ) -> Path:
-    """Return a copy in which an F32 tensor, (rows, width), has the values that `change` makes of
-    it."""
+    """Return a copy in which `change` has replaced the values of an F32 tensor, (rows, width)."""
     with GgufFile.open(model) as file:
         info = file.tensors[tensor]
         assert info.type.name == "F32"
@@ -104,7 +103,7 @@ def opened(path: Path, settings: Settings = EXACT, ops: ReferenceOps | None = No
 
 
 def some_batches(n_vocab: int = 384) -> tuple[Batch, ...]:
-    """Return a prompt of 12 tokens and one token more."""
+    """Return a prompt of 12 tokens, and a single token."""
     tokens = [(7 * i * i + 11) % n_vocab for i in range(13)]
     return Batch.of(tokens[:12]), Batch.of(tokens[12:], start=12)
 
@@ -126,7 +125,7 @@ def traced(
 
 
 def changed(values: Values, site: Site, index: tuple[int, ...], by: float) -> Values:
-    """Return a copy in which one element of one tensor is off."""
+    """Return a copy with one changed element of one tensor."""
     value = values[site].copy()
     value[index] += np.asarray(by).astype(value.dtype)
     return {**values, site: value}

@@ -27,8 +27,9 @@ ANSWER = {
 
 
 def rich_rows(text: Callable[[str], str] = lambda usual: usual) -> list[dict[str, Any]]:
-    """Return the rows of a run with every kind of figure. text: what each text of a model, a token
-    or an engine is, given a usual one."""
+    """Return the rows of a run with every kind of figure. text: replaces each text of a model, a
+    token or an engine. text: what each text of a model, a token or an engine is, given a usual one.
+    """
     details = [*all_details(text)]
     rows = [verdict(text, i, *each) for i, each in enumerate(details)]
     engine = EngineInfo(engine=text("reference"), version=text("1"), settings=EXACT)
@@ -146,7 +147,7 @@ def block(text: Callable[[str], str]) -> dict[str, Any]:
 
 
 class Page(HTMLParser):
-    """Elements in their order, the texts in them, and what is never closed."""
+    """A parsed page: its elements in order, their texts, and unclosed elements."""
 
     def __init__(self, page: str) -> None:
         super().__init__(convert_charrefs=True)

@@ -1,4 +1,4 @@
-"""Works for tests of executors, in a module of their own: other processes import them."""
+"""Works for tests of executors, in a separate module, because other processes import them."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ WORKS, SAID = 5, 4
 
 @dataclass(frozen=True)
 class Counting:
-    """A work that says its number and how often it has spoken."""
+    """A work that sends its number and its message count."""
 
     number: int
 
@@ -27,7 +27,7 @@ class Counting:
 
 @dataclass(frozen=True)
 class Deadly:
-    """A work that kills its process once it has said something."""
+    """A work that kills its process after a message."""
 
     def __call__(self, say: Say) -> None:
         say("so far")
@@ -36,8 +36,7 @@ class Deadly:
 
 @dataclass(frozen=True)
 class Stumbling:
-    """A work that says what another says, and waits once to be killed before it says the given
-    thing.
+    """A work that repeats another's messages, and waits once to be killed before a given one.
 
     Then it leaves a note for whoever kills, with the id of the process that has started it.
     """
@@ -70,8 +69,8 @@ class Stumbling:
 
 @dataclass(frozen=True)
 class Steps:
-    """A work of ten steps with a checkpoint after the fifth; a file notes the steps done. Begun
-    again at the beginning, it waits until nobody wants it any more."""
+    """A work of ten steps with a checkpoint after the fifth; a file notes the completed steps.
+    Begun again at the beginning, it waits until nobody wants it any more."""
 
     log: Path
     start: int = 0
@@ -92,7 +91,7 @@ class Steps:
 
 
 def check_executor(executor: Executor) -> None:
-    """Check that every work says all of its things, in order, and then that it is done."""
+    """Check that every work sends all its messages, in order, and then ends."""
     works: list[Work] = [Counting(n) for n in range(WORKS)]
     said: dict[int, list[Any]] = {n: [] for n in range(WORKS)}
     for number, event in events_of(executor, works):
@@ -101,7 +100,7 @@ def check_executor(executor: Executor) -> None:
 
 
 def check_death(executor: Executor) -> None:
-    """Check that the death is reported for the work of that process, and for no other."""
+    """Check that a death is reported only for the work of that process."""
     found = list(events_of(executor, [Counting(0), Deadly(), Counting(2)]))
     assert (1, Died("was killed by SIGKILL")) in found
     assert {number for number, event in found if event == Done()} == {0, 2}
@@ -114,7 +113,7 @@ Events = Iterator[tuple[int, Event]]
 
 @dataclass(frozen=True)
 class LosesAWork:
-    """An executor that never repeats what a lost machine had."""
+    """An executor that never repeats the work of a lost machine."""
 
     executor: Executor
 
@@ -124,7 +123,7 @@ class LosesAWork:
 
 @dataclass(frozen=True)
 class LosesWhatWasSaid:
-    """An executor for which a work lost half way counts as done."""
+    """An executor for which an interrupted work counts as done."""
 
     executor: Executor
 
@@ -136,7 +135,7 @@ class LosesWhatWasSaid:
 
 @dataclass(frozen=True)
 class SaysTwice:
-    """An executor that counts what a lost machine had said, and what is said again as well."""
+    """An executor that counts the messages of a lost machine, and their repetitions."""
 
     executor: Executor
 
@@ -149,7 +148,7 @@ class SaysTwice:
 
 @dataclass(frozen=True)
 class SpeaksOn:
-    """An executor that still listens to a machine that was given up."""
+    """An executor that still listens to an abandoned machine."""
 
     executor: Executor
 
@@ -165,7 +164,7 @@ WRONG = (LosesAWork, LosesWhatWasSaid, SaysTwice, SpeaksOn)
 
 @dataclass(frozen=True)
 class SaysVariable:
-    """A work that says what its process has in its environment."""
+    """A work that sends its process's environment."""
 
     name: str
 

@@ -1,4 +1,4 @@
-"""Paths of the package: its folders are links in a checkout and real where it is installed."""
+"""Paths of the package: its folders are links in a checkout and real in an installation."""
 
 import os
 from pathlib import Path

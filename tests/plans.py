@@ -1,4 +1,4 @@
-"""Plans of one model, opened and closed again: the verdicts on it, and its bisection."""
+"""Plans with one model, opened and closed: their verdicts, and their bisection."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Engines that show no logits: lists of candidates, greedy tokens or text alone, honest and wrong.
+"""Engines without logits: lists of candidates, greedy tokens or text alone, honest and wrong.
 
 Each is an engine of ours underneath, and says of itself that it has no more than these levels.
 """
@@ -27,7 +27,7 @@ Change = Callable[[Any, Row], Row]
 
 
 def showing(run: Evaluation, names: Sequence[str]) -> Evaluation:
-    """Return an engine that shows the tensors of these names alone."""
+    """Return an engine that shows only the tensors with these names."""
     if run.trace is None:
         return run
     shown = tuple(each for each in run.trace.records if each.site.name in names)
@@ -41,7 +41,7 @@ def log_softmax(logits: Any) -> Any:
 
 
 class Quiet(FastEngine, name="quiet"):
-    """An honest engine, of which subclasses change one thing."""
+    """An honest engine, of which each subclass changes one thing."""
 
     levels: tuple[str, ...] = ("logprobs", "greedy", "generate", "tokenize")
     text_only = False
@@ -83,13 +83,14 @@ HalfSplit = ops_with(
 
 
 def made(name: str, base: type[Adapter] = Quiet, **changes: Any) -> str:
-    """Return an engine of that name, with methods and attributes put in."""
+    """Return the name of a new engine with these methods and attributes."""
     type("Made", (base,), changes, name=name)
     return name
 
 
 def wrong(name: str, mutant: type[Mistake], **changes: Any) -> str:
-    """Make an engine that computes as the mutant, but is none: selftest would list it."""
+    """Make an engine that computes as the mutant, but is not registered as one: selftest would list
+    it."""
     kinds = [cls for cls in reversed(mutant.__mro__) if issubclass(cls, Mistake)]
     own = {k: v for cls in kinds[1:] for k, v in vars(cls).items() if not k.startswith("__")}
 
@@ -105,7 +106,7 @@ def wrong(name: str, mutant: type[Mistake], **changes: Any) -> str:
 
 
 def never_choosing(*tokens: int) -> Callable[[Any, Sequence[int], int], list[int]]:
-    """Generate greedy tokens that are none of these."""
+    """Return a greedy generator that never chooses these tokens."""
 
     def greedy(self: Any, prompt: Sequence[int], n: int) -> list[int]:
         ids: list[int] = []
@@ -124,13 +125,13 @@ def changed(change: Change) -> dict[str, Change]:
 
 
 def shown(engine: Any, token: int) -> bytes:
-    """Return a token as a server prints it, with U+FFFD for invalid UTF-8."""
+    """Return a token in a server's form, with U+FFFD for invalid UTF-8."""
     piece: bytes = engine.tokenizer.piece(token, special=True)
     return piece.decode("utf-8", "replace").encode()
 
 
 def as_dictionary(engine: Any, row: Row) -> Row:
-    """Return texts, each once: the last of those that look alike."""
+    """Return texts, each once: the last of equal ones."""
     return list({shown(engine, token): value for token, value in row}.items())
 
 
@@ -155,7 +156,7 @@ def in_digits(_: Any, row: Row) -> Row:
 
 
 def late(_: Any, row: Row) -> Row:
-    """Return the list with the likeliest token, and its own value, at the end."""
+    """Return the list with the likeliest token, and its value, at the end."""
     return [*row[1:], row[0]]
 
 

@@ -1,4 +1,4 @@
-"""Seeded grammars that nobody would write, and those that somebody did, with a vocabulary."""
+"""Seeded random grammars, and real ones, with a vocabulary."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -33,8 +33,7 @@ def written_grammars() -> dict[str, str]:
 
 
 def random_grammar(seed: int) -> str:
-    """Return a legal grammar; later rules alone are named in front, so that none begins with
-    itself."""
+    """Return a legal grammar; rules begin only with later ones, so that none is left-recursive."""
     rng = np.random.default_rng(seed)
     names = ["root", *(f"r{i}" for i in range(1, int(rng.integers(1, MAX_RULES + 1))))]
     return "\n".join(f"{name} ::= {choice(rng, names[i:], 0)}" for i, name in enumerate(names))
@@ -120,8 +119,8 @@ def grammars(n: int) -> dict[str, str]:
 
 
 def grammar_vocabulary(path: Path) -> Path:
-    """Write a model whose tokens are bytes, pieces of the grammars' text cut anywhere, and some
-    that are spelled out."""
+    """Write a model whose tokens are bytes, random pieces of the grammars' text, and some control
+    tokens."""
     rng = np.random.default_rng(5)
     text = WRITTEN.read_bytes() + "日本語 ñéß😀🎉 \n true false null 0123".encode() * 40
     recipe = BUILTIN_VOCABULARIES["gpt2"]

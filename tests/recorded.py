@@ -1,4 +1,4 @@
-"""llama.cpp's graph of a tiny model, what engines would show of it, and who is accused of that."""
+"""llama.cpp's graph of a tiny model, tensors of engines along it, and the findings."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -43,7 +43,7 @@ class Recorded:
         plain: bool = False,
         values: Mapping[Any, NDArray[Any]] | None = None,
     ) -> dict[Any, NDArray[Any]]:
-        """Return the values that an engine shows of its own run. values: replacements."""
+        """Return the values of an engine's own run. values: replacements. values: replacements."""
         found = {}
 
         def see(graph: Any, node: Any, value: NDArray[Any]) -> None:

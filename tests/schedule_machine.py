@@ -1,5 +1,5 @@
-"""Schedules as Hypothesis makes and shrinks them: our machine is the model, two engines are held
-to one schedule at its end.
+"""Schedules generated and shrunk by Hypothesis: our machine is the model, and two engines run each
+schedule at its end.
 
 Nothing that is known to go wrong is done, so every difference is a failure. With
 `LOCKSTEP_EXAMPLES=2000` in the environment there are so many random schedules of each kind, instead
@@ -52,7 +52,8 @@ class Parted(AssertionError):
 
 
 class ScheduleMachine(RuleBasedStateMachine):
-    """The rules. `machine_for` makes one for a kind of memory and two engines."""
+    """The rules. `machine_for` makes one for a kind of memory and two engines. `machine_for` makes
+    one for a kind of memory and two engines."""
 
     kind: ClassVar[str]
     judge: ClassVar[Judge]
@@ -74,7 +75,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         self.take("decode", self.batch(parts))
 
     def fresh(self) -> list[Watch]:
-        """Return one engine for each size of ubatches that is asked about."""
+        """Return one engine for each tested ubatch size."""
         sizes = (self.shape.n_ubatch, other_size(self.shape))
         shape = self.shape
         return [
@@ -83,7 +84,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         ]
 
     def take(self, *step: Any) -> None:
-        """Take a step, unless it would do what is known to go wrong."""
+        """Take a step, unless it would trigger a known fault."""
         for watch in self.watches:
             watch.step(step)
         if not any(watch.causes for watch in self.watches):

@@ -1,5 +1,5 @@
-"""Servers for tests that sample: parameters as llama-server and OpenAI's have them, on an engine of
-ours that answers `sample`, rightly or not."""
+"""Servers for tests of sampling: with the parameters of llama-server and OpenAI, on our own
+engine."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -101,7 +101,7 @@ class Sampling:
     def draw(
         self, stages: Sequence[Mapping[str, Any]], row: Any, prompt: Sequence[int], seed: int
     ) -> SampledList:
-        """Return the list behind the last stage, with the token that is drawn."""
+        """Return the list after the last stage, with the drawn token."""
         block = seed // ROWS
         key = repr((stages, row.tobytes(), tuple(prompt))), block
         if key not in self.held:
@@ -129,7 +129,7 @@ class Sampling:
     def go_on(
         self, stages: Sequence[Mapping[str, Any]], row: Any, first: int, n: int, seed: int
     ) -> tuple[int, ...]:
-        """Return n tokens behind the first one, all from the same logits."""
+        """Return n tokens after the first one, all from the same logits."""
         found, rng = [first], np.random.default_rng((self.run, seed))
         chain = (*stages, {"sampler": "dist", "seed": 0})
         for _ in range(n):

@@ -1,4 +1,4 @@
-"""Nodes made by hand, for the tests of what ops mean."""
+"""Hand-made nodes, for tests of ops."""
 
 from functools import partial
 from typing import Any
@@ -62,7 +62,7 @@ def normal(seed: int, *shape: int) -> NDArray[np.float32]:
 
 
 def piece(*nodes: Node) -> Nodes:
-    """Return nodes as an engine sends them."""
+    """Return nodes in the form of an engine's message."""
     ops = sorted({n.op for n in nodes})
     rows: list[tuple[Node, int, Any]] = []
     for n in nodes:

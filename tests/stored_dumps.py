@@ -1,4 +1,4 @@
-"""Dumps as they are written in half precision."""
+"""Dumps stored in half precision."""
 
 import json
 import struct
@@ -23,7 +23,7 @@ def as_bf16(value: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def write_bf16(path: Path, tensors: Mapping[str, NDArray[Any]], *, cut: bool = False) -> None:
-    """Write BF16 as safetensors by hand, which numpy cannot."""
+    """Write BF16 as safetensors by hand, which numpy does not support."""
     head: dict[str, Any] = {}
     data = b""
     for key, value in tensors.items():

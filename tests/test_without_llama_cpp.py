@@ -1,4 +1,5 @@
-"""Commands without llama.cpp: what works, and what the rest says. The vectors need none."""
+"""Commands without llama.cpp: some work, and the others say what is missing. The vectors need
+none."""
 
 import json
 import os
@@ -19,7 +20,7 @@ Alone = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Alone:
-    """Run a command in a process, and all of its workers, where no llama_cpp can be imported."""
+    """Run a command, and all its workers, in an environment without llama_cpp."""
     hidden = tmp_path / "hidden"
     hidden.mkdir()
     (hidden / "llama_cpp.py").write_text(ABSENT)

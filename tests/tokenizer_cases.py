@@ -27,7 +27,7 @@ Ask = Callable[[Tokenizer], Any]
 
 @dataclass(frozen=True)
 class Case:
-    """A rule, what shows it, and the metadata of its vocabulary if it is not the usual one."""
+    """A rule, its example, and the metadata of its vocabulary if not the default."""
 
     rule: str
     ask: Ask
@@ -66,7 +66,7 @@ def byte_words() -> list[Word]:
 
 
 def random_pieces(seed: int, alphabet: str, count: int) -> list[tuple[str, float]]:
-    """Return short texts, with their single characters, whose scores are often equal."""
+    """Return short texts, with their single characters, and many equal scores."""
     raw = iter(np.random.Philox(seed).random_raw(count * 8).tolist())
     pieces = dict.fromkeys(alphabet, -8.0)
     for _ in range(count):
@@ -107,7 +107,7 @@ def typed(data: Any) -> tuple[str, Any]:
 
 
 def plain(text: str | bytes, **flags: bool) -> Ask:
-    """Encode `text`, without anything around it unless asked for."""
+    """Encode `text`, without special tokens by default."""
     raw = text.encode() if isinstance(text, str) else text
     return lambda tokenizer: tokenizer.encode(raw, **{"add_special": False, **flags})
 

@@ -1,4 +1,4 @@
-"""Weight formats and activations that are wrong in one way that people get wrong.
+"""Weight formats and activations with one realistic mistake each.
 
 A fault of a decoder is a change of the bytes before the right decoder sees them, where that can be;
 else of its result or of its code book. Every fault is made in every type, unless one of its
@@ -33,7 +33,8 @@ def wrong(kind: Kind, unpack: Callable[[Bytes, F32], None]) -> Kind:
 
 
 def with_bytes(kind: Kind, change: Callable[[Blocks], None]) -> Kind:
-    """Return a format whose bytes are changed first. `change` works on a copy of the blocks."""
+    """Return a format that changes the bytes first. `change` works on a copy of the blocks.
+    `change` works on a copy of the blocks."""
 
     def unpack(raw: Bytes, out: F32) -> None:
         blocks = raw.copy().view(kind.layout)
@@ -70,7 +71,7 @@ def books_of(kind: Kind) -> set[str]:
 
 
 def changed_entry(kind: Kind) -> Kind:
-    """Return the same kernel, compiled once more with one value of its code book one larger."""
+    """Return the same kernel, compiled again with one value of its code book one larger."""
     function = kind.unpack.py_func  # type: ignore[attr-defined]
     (name,) = books_of(kind)
     book = function.__globals__[name]
@@ -158,7 +159,7 @@ def set_scale(blocks: Blocks, bits: int) -> None:
 
 
 def high_bits_of(kind: Kind) -> str:
-    """Return the field with bits that belong on top of others; "" if there is none."""
+    """Return the field with the high bits of codes; "" if there is none."""
     if kind.name == "Q4_K":
         return "scales"  # of the last four of each kind, at the top of the others
     if kind.name == "TQ1_0":
@@ -309,7 +310,7 @@ def halves(kind: Kind) -> set[str]:
 
 
 def mistaken(kinds: Iterable[Kind]) -> list[Any]:
-    """Return every mistake in every format in which it can be made, as parameters of a test."""
+    """Return every mistake in every format to which it applies, as parameters of a test."""
     return [
         pytest.param(kind, make(kind), id=f"{kind.name}-{name}")
         for kind in kinds
@@ -368,7 +369,7 @@ ACTIVATION_FAULTS: dict[str, tuple[type[Mirror], tuple[Excuse, ...]]] = {
 
 
 def why_not(kind: Kind, fault: str) -> str:
-    """Return the fault's first excuse in this format; "" if it can be made."""
+    """Return the fault's first excuse in this format; "" if it applies."""
     excuses = (DECODER_FAULTS | ACTIVATION_FAULTS)[fault][1]
     return next((why for why, fits in (NEVER_MULTIPLIED, *excuses) if fits(kind)), "")
 

@@ -1,4 +1,4 @@
-"""Engines whose splitting or cache is wrong in one way, and what shows it soonest."""
+"""Engines with one mistake in splitting or cache, and the shortest schedule that shows it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,8 +22,8 @@ from lockstep.harness.adapters.reference import Reference
 
 @dataclass(frozen=True)
 class Wrong:
-    """A wrong memory. steps, tokens: what a minimised schedule needs at most; ubatches: how many it
-    may make."""
+    """A wrong memory. steps, tokens: the maximum in a minimised schedule; ubatches: their maximum.
+    steps, tokens: what a minimised schedule needs at most; ubatches: how many it may make."""
 
     engine: type[Reference]
     kind: str
@@ -34,8 +34,8 @@ class Wrong:
 
 
 class WithMemory(Reference):
-    """The reference with `change` made to every schedule that it runs. `blind`: it shows neither
-    ubatches nor cells, as most engines, so only what it answers can tell."""
+    """The reference with `change` applied to every schedule. `blind`: it shows neither ubatches nor
+    cells, as most engines, so only what it answers can tell."""
 
     change: Callable[[Schedule], None]
     blind = False
@@ -186,7 +186,7 @@ class Crossed(Through):
 
 
 def window_without_oneself(run: Schedule) -> None:
-    """Let a window of n see n tokens before the current one, which is not counted."""
+    """Let a window of n include n tokens before the current one, which should count."""
     seen_as(run, SeesOneMore)
 
 

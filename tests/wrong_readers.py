@@ -1,4 +1,4 @@
-"""GGUF readers that are wrong in one known way each: our reader, with one of its rules changed."""
+"""GGUF readers with one known mistake each: our reader, with one rule changed."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,7 +23,7 @@ def nothing(*args: Any, **kwargs: Any) -> None:
 
 
 class TrustingFields(gguf_fields.Fields):
-    """Fields that take as many bytes as they are told to, whatever is left."""
+    """Fields that read as many bytes as claimed, even beyond the end."""
 
     __slots__ = ()
 

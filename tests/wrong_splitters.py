@@ -1,4 +1,4 @@
-"""Engines whose older sequence-aware batch is wrong in one way, and the split that shows it."""
+"""Engines with one mistake in the older sequence-aware batch, and the split that shows it."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -65,8 +65,7 @@ WRONG = [  # engine, kind of context, symptom
 
 
 def caught(cls: type[Reference], kind: str, oracle: str) -> tuple[Verdict, ScheduleCase]:
-    """Return the first finding about a wrong engine that is registered, and its minimised
-    schedule."""
+    """Return the first finding on a registered wrong engine, and its minimised schedule."""
     plan = FuzzPlan(targets=(kind,), engine=cls.name, oracle=oracle, cases=60, seed=3)
     verdicts = fuzzer_named("batch").run(plan, lambda target, text: None)
     found = next(v for v in verdicts if isinstance(v, Verdict) and v.status == "diverged")

@@ -184,15 +184,15 @@ def of_the_whole(context: Context) -> int:
 
 
 def seeded_behind(context: Context, prompt: int, n: int) -> list[int]:
-    """Return ids that replace the n generated ones, so that each layer meets batches of all sizes
-    and as many cells. prompt: its length."""
+    """Return ids that replace the n generated ones, so that each layer gets batches of all sizes
+    and as many cells. prompt: its length. prompt: its length."""
     left = min(context.n_steps - n, n_cells(context) - n - prompt)
     return many_ids(context, left) if left > 0 else []
 
 
 def fewer_reads(context: Context, batches: tuple[Batch, ...]) -> tuple[Batch, ...]:
-    """Return batches with fewer reads of the weights: the same tokens, with the prompt and some
-    tokens in batches of their own. Generating read all weights for each token."""
+    """Return the same tokens in fewer batches, so that the weights are read less often. Generating
+    read all weights for each token."""
     if context.facts.is_small:
         return batches
     n = len(batches) - sum(len(batch) == 1 for batch in batches) + ALONE
@@ -217,7 +217,7 @@ def tokens_alone(
     oracle: Sequence[int],
     subject: Sequence[int],
 ) -> Iterator[Verdict]:
-    """Ask an engine that shows no logits one question after the other, until something is wrong."""
+    """Ask an engine without logits one question after the other, until something is wrong."""
     questions: tuple[Callable[[], Iterator[Verdict]], ...] = (
         lambda: greedy_alone(context, prompt, batches, oracle, subject),
         lambda: next_tokens(context),

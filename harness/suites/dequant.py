@@ -1,4 +1,4 @@
-"""Do both engines read the same weights out of the file, bit for bit?"""
+"""Weights of the file: both engines must read the same ones, bit for bit."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -80,7 +80,7 @@ class Dequant(Suite, name="dequant"):
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One engine with its file: what it lists, and what our own reader finds there."""
+    """One engine with its file: the tensors that it lists, and those that our own reader finds."""
 
     session: Session
     places: Mapping[str, tuple[Path, int]]  # of a tensor: its file, and where that one's data begin
@@ -114,8 +114,7 @@ class Side:
         return "" if said == held else f"{self.session.name} lists {said}, the file holds {held}"
 
     def blocks(self, name: str, start: int, stop: int) -> NDArray[np.uint8]:
-        """Return a run of whole blocks, read from where the engine says that it lies in the
-        file."""
+        """Return a run of whole blocks, read from the place in the file that the engine gives."""
         tensor = self.listed[name]
         kind = type_by_name(tensor.type)
         at, end = (weight // kind.block * kind.bytes for weight in (start, stop))
@@ -139,8 +138,8 @@ class Side:
 
 
 def read_by(context: Context, session: Session) -> FileSummary | None:
-    """Return what the engine reads from the file; None if it does not show that. Such an engine
-    gets the tensors that our own reader found."""
+    """Return the engine's own summary of the file; None if it shows none. Such an engine gets the
+    tensors that our own reader found."""
     outcome = session.ask("metadata")
     if isinstance(outcome, Unanswerable) and outcome.declared:
         return None
@@ -149,7 +148,7 @@ def read_by(context: Context, session: Session) -> FileSummary | None:
 
 
 def held_by(path: Path) -> dict[Path, FileSummary]:
-    """Return the tensors in each file that the model is split into."""
+    """Return the tensors in each part of the model."""
     found = {}
     for part in parts_of(path):
         with GgufFile.open(part) as file:
@@ -158,8 +157,8 @@ def held_by(path: Path) -> dict[Path, FileSummary]:
 
 
 def kinds(expected: TensorSummary, actual: TensorSummary) -> str:
-    """Return the tensor's type, or both types if the files differ, as a model and its F32 twin
-    do."""
+    """Return the tensor's type, or both types if the files differ, as for a model and its F32
+    twin."""
     return expected.type if expected.type == actual.type else f"{expected.type} as {actual.type}"
 
 
@@ -232,8 +231,8 @@ class FilePair:
         return None
 
     def wrong_if_small(self, name: str) -> Verdict | None:
-        """Decode blocks of a tensor that both decode alike, with small scales. Return a verdict if
-        they differ."""
+        """Replace the scales of blocks that both engines decode alike by small ones. Return a
+        verdict if the results differ. Return a verdict if they differ."""
         verdict, listed = self.context.verdict, self.oracle.listed[name]
         kind = listed.type
         if self.subject.listed[name].type != kind:

@@ -1,5 +1,5 @@
-"""Do both engines give the same embeddings? They are what a model without logits comes to, and
-what the metadata of others asks for by naming a way to pool."""
+"""Embeddings: both engines must give the same ones. They are what a model without logits comes to,
+and what the metadata of others asks for by naming a way to pool."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -73,9 +73,9 @@ def further(own: Context) -> Iterator[Verdict]:
 
 
 def with_length(verdict: Verdict, expected: Evaluation, actual: Evaluation) -> Verdict:
-    """Add a note to rows that are the oracle's with another length, which many engines and servers
-    give. A row whose numbers are off by e is off by e * sqrt(width) in all, and its normalised form
-    by twice that share of its length: once for the row, once for the length."""
+    """Add a note to rows that equal the oracle's except for their length, because many engines
+    normalise them. A row whose numbers are off by e is off by e * sqrt(width) in all, and its
+    normalised form by twice that share of its length: once for the row, once for the length."""
     if verdict.status != "diverged" or verdict.detail.get("kind") != "value":
         return verdict
     truth, got = np.concatenate(expected.logits), np.concatenate(actual.logits)

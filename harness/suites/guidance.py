@@ -1,4 +1,4 @@
-"""Is guidance what two runs of the oracle give? Engines answer `guide` with guided logits.
+"""Guidance, compared with two runs of the oracle. Engines answer `guide` with guided logits.
 
 llama.cpp has no guidance any more, so ours is the definition (engine/guidance.py), applied to
 llama.cpp's logits of both prompts. A constant in a row changes no probability, so rows are compared
@@ -49,7 +49,7 @@ class Guidance(Suite, name=NAME):
 
 
 class GuidedRun:
-    """Two prompts of other lengths, and the same tokens behind both."""
+    """Two prompts of different lengths, followed by the same tokens."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -61,7 +61,7 @@ class GuidedRun:
 
     @cached_property
     def oracle(self) -> tuple[F32, F32]:
-        """Return logits behind the prompt and behind the negative one: (rows, vocabulary) each."""
+        """Return logits after the prompt and after the negative one: (rows, vocabulary) each."""
         both = (self.prompt, self.negative)
         runs = (
             self.context.ask(self.context.oracle, "evaluate", Request(batches=batches))
@@ -72,7 +72,7 @@ class GuidedRun:
 
     @cached_property
     def noise(self) -> tuple[float, float]:
-        """Return the limit for logits of either run: twice the noise of honest runs."""
+        """Return the limit of the logits in either run: twice the noise of honest runs."""
         found = (
             2 * self.context.noise_on(batches) * float(np.abs(logits).max(initial=0.0))
             for batches, logits in zip((self.prompt, self.negative), self.oracle, strict=True)

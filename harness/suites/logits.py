@@ -1,4 +1,4 @@
-"""Do both engines give the same logits at every position of a prompt, and the right ones?"""
+"""Logits of both engines at every position of a prompt: equal, and right."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -45,8 +45,8 @@ LATER_LAYERS = "longer runs of its later layers"
 
 @dataclass(kw_only=True)
 class FurtherAnswers:
-    """The answers to runs besides the usual one: runs that agree, reasons for runs without an
-    answer, and verdicts on wrong runs."""
+    """The answers to further runs: runs that agree, reasons for unanswered runs, and verdicts on
+    wrong runs."""
 
     same: list[str] = field(default_factory=list)
     unanswered: list[str] = field(default_factory=list)
@@ -132,8 +132,8 @@ def asked_more(
 
 
 def ask_several_threads(context: Context, found: FurtherAnswers) -> None:
-    """Ask an engine that is right with one thread to use several, as blackbox.several_threads
-    does."""
+    """Ask an engine that is right with one thread to use several, as in
+    blackbox.several_threads."""
     for verdict in context.asked_on_made_models("logits"):
         if verdict.status == "agreed":
             found.same.append(verdict.detail["asked"])
@@ -144,15 +144,15 @@ def ask_several_threads(context: Context, found: FurtherAnswers) -> None:
 
 
 def of_all_layers(context: Context) -> Iterator[Run]:
-    """Yield the runs of a large model whose first layers are asked for all else."""
+    """Yield the runs on a large model that its first layers cannot replace."""
     yield ids_of_narrow_integers(context)
     if "greedy" not in (context.subject_info.levels or ("greedy",)):  # `decode` does not ask it
         yield some_at_once(context)
 
 
 def on_fewer_layers(context: Context) -> list[Verdict]:
-    """Return verdicts on all further runs, for a model whose first layers say as much in less time
-    (harness.blackbox.fewer_layers). Other models are asked whole, and get none."""
+    """Return verdicts on all further runs, for a model whose first layers suffice and take less
+    time (harness.blackbox.fewer_layers). Other models are asked whole, and get none."""
     found = list(context.asked_on_made_models(FEWER_LAYERS))
     return found if {v.status for v in found} & {"agreed", "diverged"} else []
 
@@ -160,7 +160,8 @@ def on_fewer_layers(context: Context) -> list[Verdict]:
 def run_all(
     context: Context, runs: Iterable[Run], first: Evaluation, waits: Waits, found: FurtherAnswers
 ) -> None:
-    """Ask for each run and compare it. first: what the subject answered to the usual run."""
+    """Ask for each run and compare it. first: the subject's answer to the usual run. first: what
+    the subject answered to the usual run."""
     earlier = {"to the usual tokens": first}
     for run in runs:
         if hopeless := waits.why_none(run.words, run.batches):
@@ -196,8 +197,8 @@ def run_all(
 
 
 def outcomes_of(context: Context, run: Run) -> tuple[Outcome | None, Outcome]:
-    """Return the outcomes of the oracle and the subject; without the oracle if the subject is held
-    against itself."""
+    """Return the outcomes of the oracle and the subject; without the oracle if the subject is
+    compared with itself."""
     if run.same:
         context.progress(f"the subject's logits {run.words}")
         return None, context.subject.ask("evaluate", run.request)
@@ -212,7 +213,7 @@ def compare_further(
     actual: Evaluation,
     earlier: Mapping[str, Evaluation],
 ) -> Verdict | str:
-    """Return the run's words if it agrees, else the verdict with its place."""
+    """Return the run's description if it agrees, else the verdict with its place."""
     found = further_verdict(context, run, expected, actual)
     found = with_one_batch(context, run.batches, found, expected, actual, usual=run.usual)
     if found.status == "agreed":

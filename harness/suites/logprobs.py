@@ -111,8 +111,8 @@ class LogProbs(Suite, name="logprobs"):
 
 @dataclass(frozen=True, kw_only=True)
 class AskedPrefixes:
-    """Prefixes that were asked. prefixes: as the engine is given them; batches: a row of logits for
-    each."""
+    """Prefixes with their batches. prefixes: in the engine's form; batches: a row of logits for
+    each. prefixes: as the engine is given them; batches: a row of logits for each."""
 
     prefixes: list[list[int] | bytes]
     batches: tuple[Batch, ...]
@@ -200,7 +200,7 @@ def with_another_middle(context: Context, prefix: list[int] | bytes) -> list[int
 
 
 def names(context: Context, lists: Sequence[Sequence[tuple[Any, float]]]) -> dict[bytes, Any]:
-    """Return the tokens that the texts in lists belong to; {} if no list has texts. Raises
+    """Return the tokens of the texts in lists; {} if no list has texts. Raises NoAnswer. Raises
     NoAnswer."""
     if not any(type(token) is bytes for row in lists for token, _ in row):
         return {}
@@ -278,17 +278,16 @@ def told_by_lists(context: Context, logits: F32, text: str, detail: dict[str, An
 
 
 def lengths(ends: Sequence[int], row: int) -> str:
-    """Describe the length of a prefix, which shows what is cut, and where a window or a batch
-    ends."""
+    """Describe the length of a prefix, which shows where a window or a batch ends."""
     before = f"; those of {ends[0]} to {ends[row - 1]} agree" if row > 1 else ""
     before = f"; that of {ends[0]} agrees" if row == 1 else before
     return f"of {ends[row]} token{'s' * (ends[row] != 1)}{before}"
 
 
 def whose(context: Context, ids: Sequence[int], listed: Listed, allowed: float) -> list[int]:
-    """Return after how many of these tokens the oracle has that list. The engine then took another
-    position's row, or did not read the rest. None for lists so short that they may match by chance,
-    and for more logits than a suspicion is worth."""
+    """Return the prefix lengths, of these, after which the oracle has that list. The engine then
+    took another position's row, or did not read the rest. None for lists so short that they may
+    match by chance, and for more logits than a suspicion is worth."""
     if len(listed.candidates) < ENOUGH or len(ids) * context.facts.n_vocab > MOST_LOGITS:
         return []
     batches = batches_behind(context, ids, range(1, len(ids) + 1))
@@ -300,8 +299,8 @@ def whose(context: Context, ids: Sequence[int], listed: Listed, allowed: float) 
 def honest_run_of(
     context: Context, batches: Sequence[Batch], listed: Sequence[Listed]
 ) -> F32 | None:
-    """Return the honest run that explains these lists: with conversions of activations as llama.cpp
-    makes them, without, or of another design. None: no run does."""
+    """Return the honest run that explains these lists: with llama.cpp's conversions of activations,
+    without any, or of another design. None: no run does."""
     noise = context.noise_on(batches)
     for _, run in honest_runs(context, batches):
         if first_off(listed, run, float(whole_run(noise, largest(run)).allowed)) is None:

@@ -1,4 +1,4 @@
-"""Is what only long texts show right: where windows end, the factors of long contexts?"""
+"""Parts that only long texts show: window edges, and the factors of long contexts."""
 
 from lockstep.harness.suites.parts.made_models import OnMadeModels
 

@@ -61,7 +61,7 @@ class Metadata(Suite, name="metadata"):
         reading.expected = oracle
 
     def finish(self, context: Context) -> Iterator[Verdict]:
-        """Wait for gguf-py, which reads a vocabulary of 262,144 tokens for many seconds."""
+        """Wait for gguf-py, which needs many seconds for a vocabulary of 262,144 tokens."""
         if self.name not in context.begun:
             return  # nobody could begin, and that has been said
         with closing(context.begun.pop(self.name)) as reading:
@@ -92,7 +92,7 @@ def check_arrays(metadata: Mapping[str, Value]) -> None:
 
 
 class ReadByGgufPy:
-    """gguf-py, while it reads; expected: what the oracle has read."""
+    """gguf-py as a parallel reader; expected: the oracle's reading."""
 
     expected: FileSummary | None = None
 
@@ -102,8 +102,7 @@ class ReadByGgufPy:
         self.awaited = Awaited(lambda: session.ask("metadata"))
 
     def outcome(self) -> Outcome:
-        """Return the answer; an engine that did not answer in time beside others is asked again
-        alone."""
+        """Return the answer; an engine that timed out beside others is asked again alone."""
         outcome = self.awaited.result()
         return self.session.ask("metadata") if isinstance(outcome, TimedOut) else outcome
 
@@ -112,7 +111,7 @@ class ReadByGgufPy:
 
 
 def type_that_it_lacks(outcome: Outcome, oracle: FileSummary) -> str:
-    """Return the type of a tensor of the file that gguf-py refuses for want of it; "" if none."""
+    """Return the tensor type that gguf-py does not know and refuses; "" if none."""
     refusal = isinstance(outcome, Rejected) and NO_SUCH_TYPE.search(outcome.message)
     kind = TYPES.get(int(refusal[1])) if refusal else None
     return kind.name if kind and kind.name in {t.type for t in oracle.tensors} else ""
@@ -177,8 +176,8 @@ def differences(oracle: FileSummary, other: FileSummary) -> list[dict[str, Any]]
 
 
 def rows_apart(one: TensorSummary | None, another: TensorSummary | None) -> tuple[Any, Any]:
-    """Return the columns in which two rows of the table differ, or the whole row if it has no
-    partner."""
+    """Return the columns in which two rows of the table differ, or the whole row if the other one
+    lacks it."""
     a, b = (asdict(row) if row else {} for row in (one, another))
     if not a or not b:
         return a or ABSENT, b or ABSENT
@@ -187,7 +186,7 @@ def rows_apart(one: TensorSummary | None, another: TensorSummary | None) -> tupl
 
 
 def values_of(key: str, oracle: FileSummary, other: FileSummary) -> tuple[Any, Any]:
-    """Return both values of a key, in a form in which equal values are equal."""
+    """Return both values of a key, in a comparable form."""
     a, b = oracle.metadata.get(key, ABSENT), other.metadata.get(key, ABSENT)
     if values_alone(a, b, other):
         a, b = (a[0], with_infinities_as_texts(a[1])), (b[0], with_infinities_as_texts(b[1]))
@@ -205,8 +204,8 @@ def values_alone(a: Any, b: Any, other: FileSummary) -> bool:
 
 
 def readable(oracle: FileSummary, other: FileSummary) -> tuple[FileSummary, int]:
-    """Return the oracle's values, with the other engine's texts where the oracle's are no UTF-8,
-    which many languages cannot hold."""
+    """Return the oracle's values, with the other engine's texts in place of non-UTF-8 ones, which
+    many languages cannot represent."""
     return with_theirs(oracle, other, lambda text, said: holds_bytes(text) and type(said) is str)
 
 
@@ -219,7 +218,8 @@ def as_far_as_a_nul(oracle: FileSummary, other: FileSummary) -> tuple[FileSummar
 def with_theirs(
     oracle: FileSummary, other: FileSummary, is_one: Callable[[Any, Any], bool]
 ) -> tuple[FileSummary, int]:
-    """Return the oracle's values with the other engine's texts in such places, and their number."""
+    """Return the oracle's values, with the other engine's texts in matching places, and their
+    number."""
     keys, n = {}, 0
     for key, (kind, value) in oracle.metadata.items():
         theirs = other.metadata.get(key, ABSENT)[1]
@@ -242,16 +242,15 @@ def ends_at_a_nul(text: Any, whole: Any) -> bool:
 
 
 def with_infinities_as_texts(value: Any) -> Any:
-    """Replace infinities by the texts that stand for them in JSON: without a type they cannot be
-    told apart."""
+    """Replace infinities by their JSON texts, because without a type they are ambiguous."""
     if type(value) is list:
         return [*map(with_infinities_as_texts, value)]
     return str(value) if value in (inf, -inf) else value
 
 
 def same(a: Any, b: Any) -> bool:
-    """Compare two values by type: to Python true is one. NaN comes as a text; some languages' JSON
-    loses the sign of a zero, so that sign does not count."""
+    """Compare two values by type: in Python True equals 1. NaN comes as a text; some languages'
+    JSON loses the sign of a zero, so that sign does not count."""
     return bool(a == b) and truths(a) == truths(b)
 
 
@@ -267,7 +266,7 @@ def fields(names: Sequence[str], oracle: FileSummary, other: FileSummary) -> lis
 
 
 def where_they_part(key: str, a: tuple[str, Any], b: tuple[str, Any]) -> tuple[str, Any, Any]:
-    """Return the first element that differs, of arrays that are as long."""
+    """Return the first differing element, for arrays of equal length."""
     pair = a[1], b[1]
     lists = all(type(value) is list for value in pair) and len(pair[0]) == len(pair[1])
     if not lists or same(*pair):

@@ -1,4 +1,4 @@
-"""Is every product with weights right where next to nothing is rounded: on nearly empty inputs?
+"""Products with weights on nearly empty inputs, where little is rounded.
 
 Float additions hide small faults: of 4096 terms in float32 a scale that is off by 1e-4 may be the
 order of the sum. So both engines are given inputs of which each token keeps a few neighbouring
@@ -57,8 +57,7 @@ class Products(TensorSuite, name="products"):
 
 
 def asked_elsewhere(context: Context) -> Iterator[Verdict]:
-    """Yield the verdict on single ops, which need no model: `check` does not ask for them, and its
-    agreement says nothing of them."""
+    """Yield the verdict on single ops without a model, which `check` does not ask for."""
     offered = [level for level in SINGLE if level in (context.subject_info.levels or ())]
     if offered:
         text = f"check does not ask {context.subject.name} for {' and '.join(offered)}; "
@@ -67,7 +66,7 @@ def asked_elsewhere(context: Context) -> Iterator[Verdict]:
 
 
 def rest(context: Context, found: Findings) -> Verdict:
-    """Return the verdict on products that agree, and how small a fault would have shown."""
+    """Return the verdict on agreeing products, with the smallest fault that would have shown."""
     products = products_in(found)
     fine = [f for f in products if f.mismatch is None and f.compared]
     others = [f for f in found.all if f not in products and f.mismatch is None and f.compared]

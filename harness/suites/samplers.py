@@ -1,4 +1,4 @@
-"""Does an engine sample as the definitions of samplers say, stage by stage, whatever the chain?
+"""Samplers: every stage of any chain must follow its definition.
 
 Rows of logits are seeded, so no weights are read; the model's vocabulary is, for infill, grammars
 and the breakers of dry. What llama.cpp does by accident (harness/known) is demanded of nobody.
@@ -230,7 +230,7 @@ class SamplerRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Wronged:
-    """A finding, with the question and the answer that show it."""
+    """A finding, with the question and answer of its evidence."""
 
     case: SampleCase
     finding: StageFinding
@@ -238,8 +238,8 @@ class Wronged:
 
     @property
     def size(self) -> tuple[int, int, int]:
-        """Order findings by size: few candidates, few stages, an early row. The smallest is
-        told."""
+        """Return the size of a finding: its candidates, stages and row. The smallest is reported.
+        The smallest is told."""
         request = self.case.request
         return request.logits.shape[1], len(request.chain), self.finding.row
 

@@ -1,4 +1,5 @@
-"""Does a session go on as if it had never been saved? Each engine is held against itself.
+"""Sessions: a loaded session must continue as if it had never been saved. Each engine is held
+against itself.
 
 A prompt is decoded and its state saved. The logits of the tokens that follow must be those of a
 fresh engine that has loaded the file. llama.cpp is asked with its own state files. Where bits
@@ -31,7 +32,8 @@ SAVING, LOADING = "saving", "loading"  # what changes the logits, in detail["ste
 
 @dataclass(frozen=True, kw_only=True)
 class SavedRun:
-    """The batches before and behind a save. sequence: None if all sequences are saved."""
+    """The batches before and after a save. sequence: None if all sequences are saved. sequence:
+    None if all sequences are saved."""
 
     words: str
     batches: tuple[Batch, ...]
@@ -148,7 +150,8 @@ def compare_rows(
     actual: F32,
     step: str,
 ) -> Verdict:
-    """Compare the bits. An engine that differs is asked again, and then held to the noise."""
+    """Compare the bits. An engine that differs is asked again, and then compared within the noise.
+    An engine that differs is asked again, and then held to the noise."""
     detail: dict[str, Any] = {"step": step, "asked": run.words, "sequence": run.sequence}
     words = f"{session.name}: {run.words}"
     if np.array_equal(expected.view(np.uint32), actual.view(np.uint32)):

@@ -1,4 +1,4 @@
-"""Texts of an engine that shows nothing else: could greedy tokens of the oracle's model make
+"""Texts of an engine that shows nothing else: could greedy tokens of the oracle's model produce
 them?
 
 An engine that stops at a text of its own, such as a line's end, is compared behind other prompts as
@@ -110,13 +110,14 @@ def kind(verdict: Verdict) -> str:
 
 
 def at_once(found: Container[str], context: Context) -> Iterator[Verdict]:
-    """Ask several questions at once. found: of texts alone, which may end early."""
+    """Ask several questions concurrently. found: of single texts, which may end early. found: of
+    texts alone, which may end early."""
     yield from asked_at_once(partial(behind, whole=ENDED not in found), context)
 
 
 def behind_others(context: Context) -> Iterator[Verdict]:
-    """Return other prompts for engines whose text agrees behind one prompt or ends early, as far as
-    the model allows."""
+    """Yield verdicts on other prompts, for an engine whose text agrees after one prompt or ends
+    early."""
     same, early = 0, []
     room = n_cells(context) - N_OTHERS - 2  # a token is a byte at least, but for BOS and a space
     alike = [ALIKE] if room > len(BEFORE) else []
@@ -233,8 +234,7 @@ def close_calls(context: Context) -> Iterator[Verdict]:
 def own_texts(
     answers: Sequence[tuple[Beginning, bytes]], texts: dict[tuple[int, ...], bytes], pieces: Pieces
 ) -> list[tuple[Beginning, bytes]]:
-    """Return the texts without the prompt, and without the space that some engines put before every
-    text."""
+    """Return the texts without the prompt, and without the space that some engines put in front."""
     own = [without_prompt(said, texts[one.ids], pieces[one.chosen]) for one, said in answers]
     if all(said.startswith(b" ") for said in own):
         own = [said[1:] for said in own]
@@ -242,8 +242,7 @@ def own_texts(
 
 
 def how_far(wrong: Verdict) -> float:
-    """Return the distance to the likeliest token; no number for a text that no token begins
-    with."""
+    """Return the distance to the likeliest token; infinite for a text that no token begins with."""
     margin = wrong.detail["margin"]
     return math.inf if margin is None else float(margin)
 
@@ -271,7 +270,8 @@ def behind(
     *,
     whole: bool = False,
 ) -> Iterator[Verdict]:
-    """Judge the text behind a prompt. whole: it may not end early. Raises NoAnswer."""
+    """Judge the text after a prompt. whole: it must not end early. Raises NoAnswer. whole: it may
+    not end early. Raises NoAnswer."""
     ids = prompt_ids(context, prompt)
     if not ids:
         raise NothingToAsk("the prompt has no tokens, so there is nothing to continue")

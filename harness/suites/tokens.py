@@ -1,4 +1,4 @@
-"""Do both engines turn text into the same ids, and ids into the same bytes?"""
+"""Tokenization: both engines must turn text into the same ids, and ids into the same bytes."""
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -80,7 +80,7 @@ MORE_TEXTS: tuple[bytes, ...] = (
 
 
 def some_tokens(n_vocab: int) -> list[int]:
-    """Return the first and the last ones, where special tokens are, and some from all over."""
+    """Return the first and the last ids, where special tokens are, and some in between."""
     ends = {*range(min(n_vocab, 1000)), *range(max(0, n_vocab - 500), n_vocab)}
     return sorted(ends | {*range(0, n_vocab, max(1, n_vocab // 500))})
 
@@ -118,8 +118,8 @@ class Tokens(Suite, name="tokens"):
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """A question with its flags: to encode texts, or to decode ids. Rows are (what was asked, the
-    oracle's answer, the subject's)."""
+    """A question with its flags: to encode texts, or to decode ids. Rows are (input, the oracle's
+    answer, the subject's). Rows are (what was asked, the oracle's answer, the subject's)."""
 
     context: Context
     name: str
@@ -148,7 +148,7 @@ class Way:
     def not_answered(
         self, items: Sequence[Any], failures: Mapping[int, NoAnswer]
     ) -> Iterator[Verdict]:
-        """Yield a verdict for each item that broke the question, and one for those not asked."""
+        """Yield a verdict for each item that broke the question, and one for the unasked items."""
         unasked = [number for number, error in failures.items() if error.detail.get(UNASKED)]
         for number in [number for number in failures if number not in unasked] + unasked[:1]:
             given, error = items[number], failures[number]

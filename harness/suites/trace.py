@@ -1,4 +1,4 @@
-"""Is every op of the subject right, at every tensor that it shows?"""
+"""Ops of the subject: each must be right at every tensor that it shows."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ class TraceSuite(TensorSuite, name="trace"):
         return own_run(context)
 
     def judge(self, context: Context, shown: OwnRun) -> Findings:
-        """Judge without the errors' effects: they cost a run, and are of use only where something
+        """Judge without the accumulation of errors, which costs a run and helps only if something
         is wrong."""
         return judge_own_run(context, shown, whole=False)[0]
 
@@ -55,7 +55,7 @@ class TraceSuite(TensorSuite, name="trace"):
 
 
 def in_design(name: str, findings: Sequence[SiteFinding]) -> str:
-    """Return the words for ops that agree with a known design other than llama.cpp's."""
+    """Return a note on ops that agree with a known design other than llama.cpp's."""
     sees = max(finding.sees for finding in findings)
     return f"{len(findings)} have {name}; a scale that is off by {sees:.1e} still shows there"
 
@@ -70,8 +70,8 @@ def closest(findings: Sequence[SiteFinding]) -> str:
 
 
 def unused_patterns(context: Context) -> Iterator[Verdict]:
-    """Yield the patterns that no name fits. A misspelt pattern translates nothing, and nothing else
-    would show it."""
+    """Yield the patterns that match no name. A misspelt pattern translates nothing, and nothing
+    else would show it."""
     names = context.subject_info.unmapped
     if names:
         text = f"{fits_none(names)}: {len(names)} tensors not compared"

@@ -1,4 +1,5 @@
-"""Tiny seeded models of any architecture: llama.cpp names the tensors, everything else is ours.
+"""Tiny seeded models of any architecture: llama.cpp names the tensors, and Lockstep draws the
+weights.
 
 llama.cpp is given `metadata` and says which tensors it would read, with their sizes
 (`Adapter.name_tensors`); `write_variant` draws the weights and writes the file. So the bytes depend
@@ -84,7 +85,7 @@ class Variant:
 
 
 def variants() -> dict[str, Variant]:
-    """Return every variant by name, those that cannot be made left out."""
+    """Return every variant by name, without those that cannot be made."""
     forms = [(arch, False) for arch in (*DENSE_ONLY, *BOTH)]
     forms += [(arch, True) for arch in (*MOE_ONLY, *BOTH)]
     made = (Variant(arch=arch, moe=moe) for arch, moe in sorted(forms) if arch not in IMPOSSIBLE)
@@ -102,7 +103,7 @@ def variant_named(name: str) -> Variant:
 
 
 def with_vocabulary(variant: Variant, n_vocab: int) -> Variant:
-    """Give the variant the kind of vocabulary that published models have, if that is known.
+    """Give the variant the vocabulary kind of published models, if known. n_vocab: 0 means none.
     n_vocab: 0 means none."""
     if not n_vocab or variant.arch not in USUAL:
         return variant
@@ -155,8 +156,9 @@ def write_variant(
     quant: str = "F32",
     insist: bool = False,
 ) -> list[str]:
-    """Write a variant of an architecture. tensors: as llama.cpp named them for `metadata_bytes`;
-    quant: of what it multiplies by.
+    """Write a variant of an architecture. tensors: as named by llama.cpp for `metadata_bytes`;
+    quant: the type of its matrices. tensors: as llama.cpp named them for `metadata_bytes`; quant:
+    of what it multiplies by.
 
     -> matrices that stay F32, because their rows are no whole blocks. insist: raises InvalidModel
     where that is all of them.
@@ -191,7 +193,7 @@ def write_variant(
 
 
 def fuse_matrices(tensors: Sequence[TensorSummary]) -> Iterator[TensorSummary]:
-    """Yield one matrix in the place of queries', with the rows of keys' and values'."""
+    """Yield tensors with one fused matrix in place of queries, keys and values."""
     by_name = {tensor.name: tensor for tensor in tensors}
     for tensor in tensors:
         part = re.fullmatch(r"(blk\.\d+\.attn_)([qkv])(\.weight)", tensor.name)
@@ -247,7 +249,7 @@ def type_of(tensor: TensorSummary, quant: str) -> str:
 def weights(
     tensor: TensorSummary, kind: str, bits: Philox, draw: Draw | None, embedded: float
 ) -> Iterator[bytes]:
-    """Yield weights that keep activations near one; a tensor with its own range is drawn from it.
+    """Yield weights that keep activations near one; a tensor with its own range gets that.
     embedded: the deviation of embeddings."""
     n, name = prod(tensor.ne), tensor.name
     if draw is not None:

@@ -1,4 +1,4 @@
-"""Blocks of the quantised types: random bytes, with the scales that give the weights their size.
+"""Blocks of the quantised types: random bytes, with scales that give the weights their size.
 
 Nothing but the scales decides whether a model stays finite, so every other bit is drawn evenly:
 every code, sign and sub-scale occurs. A code that no quantiser writes is not drawn.
@@ -72,7 +72,8 @@ def iq1_m(bits: Philox, n: int, sigma: float) -> bytes:
 
 
 def mxfp4(bits: Philox, n: int, sigma: float) -> bytes:
-    """Draw MXFP4. Scales are two neighbouring powers of two, in the shares that give the size."""
+    """Draw MXFP4. Scales are two neighbouring powers of two, mixed to give the size. Scales are two
+    neighbouring powers of two, in the shares that give the size."""
     blocks = draw_weights("MXFP4", bits, n)
     mantissa, exponent = math.frexp(sigma / MXFP4)  # mantissa: 0.5 to 1
     upper = ((2 * mantissa) ** 2 - 1) / 3
@@ -81,7 +82,7 @@ def mxfp4(bits: Philox, n: int, sigma: float) -> bytes:
 
 
 def nvfp4(bits: Philox, n: int, sigma: float) -> bytes:
-    """Draw NVFP4: four 8-bit float scales a block, the nearest ones to what is drawn."""
+    """Draw NVFP4: four 8-bit float scales a block, each rounded to the nearest value."""
     blocks = draw_weights("NVFP4", bits, n)
     wanted = between(bits, 4 * n, sigma / NVFP4)
     middles = (UE4M3[1:] + UE4M3[:-1]) / 2

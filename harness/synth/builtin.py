@@ -1,4 +1,4 @@
-"""The seeded models that `lockstep check` runs on when it is given none."""
+"""The default models of `lockstep check`, all seeded."""
 
 from lockstep.harness.synth.llama import LlamaRecipe
 from lockstep.harness.synth.vocabularies import KINDS

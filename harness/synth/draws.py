@@ -26,9 +26,9 @@ def raw(seed: int, name: str, n: int) -> NDArray[np.uint64]:
 
 
 def begin_stream(seed: int, name: str) -> Philox:
-    """Begin such a stream, until this thread begins another one. A new generator asks the system
-    for randomness that a key makes needless, which takes longer than a thousand numbers. So one
-    generator begins again."""
+    """Return a thread's stream, valid until the thread begins another one. A new generator asks the
+    system for randomness that a key makes needless, which takes longer than a thousand numbers. So
+    one generator begins again."""
     if not hasattr(AGAIN, "bits"):
         AGAIN.bits = Philox(key=0)
         AGAIN.state = AGAIN.bits.state
@@ -65,6 +65,7 @@ def scales(bits: Philox, n: int, largest: float) -> NDArray[np.float16]:
 
 
 def between(bits: Philox, n: int, largest: float) -> NDArray[np.float32]:
-    """Return the same as float32. Their root mean square is 0.764 of the largest."""
+    """Return uniform float32 numbers. Their root mean square is 0.764 of the largest. Their root
+    mean square is 0.764 of the largest."""
     grid = (bits.random_raw(n) >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
     return (grid + 1) * np.float32(largest / 2)

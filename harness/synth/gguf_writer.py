@@ -1,4 +1,4 @@
-"""Writes GGUF files: typed metadata and streamed tensor data in, the same bytes every time out.
+"""Writer of GGUF files: typed metadata and streamed tensor data, with the same bytes every time.
 
     write_gguf(
         path,
@@ -90,7 +90,8 @@ def write_gguf(
 
 
 def check_output(path: Path, model: Path | None = None) -> None:
-    """Check that a file can be written at the path.
+    """Check that a file can be written at the path. Raises OSError if not, and InvalidModel if it
+    is one of the model's own files.
 
     Raises OSError if not, and InvalidModel if it is one of the model's own files, which it would
     replace. A split model has several.
@@ -113,7 +114,7 @@ def gguf_bytes(
     version: int = 3,
     alignment: int = DEFAULT_ALIGNMENT,
 ) -> bytes:
-    """Return the same file in memory, for small ones."""
+    """Return a small file's bytes in memory."""
     out = io.BytesIO()
     _write(out, metadata, tensors, version, alignment)
     return out.getvalue()

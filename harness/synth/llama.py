@@ -173,14 +173,14 @@ def norm(r: LlamaRecipe, name: str) -> TensorRow:
 
 
 def rope_factors(r: LlamaRecipe) -> bytes:
-    """Return factors of 1 to 8 in steps of an eighth, as long-context models stretch slow pairs."""
+    """Return factors of 1 to 8 in steps of an eighth, as in long-context models."""
     steps = integers(stream(r.seed, "rope_freqs.weight"), r.head_size // 2, 57)
     return (1 + steps / 8).astype("<f4").tobytes()
 
 
 @dataclass(frozen=True)
 class Lazy:
-    """An iterable that draws only when the writer asks."""
+    """An iterable that draws only on iteration."""
 
     make: Callable[[], Iterator[bytes]]
 

@@ -1,4 +1,4 @@
-"""Tensors that no product reads: drawn about the values that architectures begin training with.
+"""Tensors outside of products: drawn from the initial ranges of their architectures.
 
 A factor near zero, where real files have ones, hides everything before it: the layer adds nothing
 that shows beside what passes it by, and a fault in it is below the noise of the rest.
@@ -37,9 +37,8 @@ def decay(bits: Philox, n: int, row: int) -> Values:
 
 
 def step(bits: Philox, n: int, row: int) -> Values:
-    """Return inputs whose softplus is a time step from 0.001 to 0.1, with an even logarithm:
-    -6.9 to -2.3. So small a number is nearly its own softplus, so the bytes depend on no
-    machine's exp."""
+    """Return values whose softplus is a time step from 0.001 to 0.1, uniform in logarithm: -6.9 to
+    -2.3. So small a number is nearly its own softplus, so the bytes depend on no machine's exp."""
     return np.float32(-4.6) + between_ends(bits, n) * np.float32(2.3)
 
 

@@ -21,7 +21,8 @@ Keys = dict[str, tuple[str, Any]]
 
 @dataclass(frozen=True)
 class Drawn:
-    """A tensor with weights from a seeded stream: a spread, or a norm's weights around one."""
+    """A tensor with weights from a seeded stream: a distribution, or a norm's weights around
+    one."""
 
     name: str
     ne: tuple[int, ...]
@@ -43,7 +44,8 @@ def norm(name: str, size: int = WIDTH) -> Drawn:
 
 
 def write_window(path: Path, seed: int = 1) -> None:
-    """Write a gemma3: a layer that sees the last WINDOW positions, then one that sees all."""
+    """Write a gemma3 with a window of WINDOW positions in one layer, and full attention in the
+    next."""
     arch = "gemma3"
     keys = common(arch) | {
         f"{arch}.feed_forward_length": ("U32", FF),

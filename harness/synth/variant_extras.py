@@ -1,4 +1,4 @@
-"""Keys that single architectures want besides `variants.common`, and the forms they have.
+"""Keys of single architectures in addition to `variants.common`, and their layouts.
 
 Source: `load_arch_hparams` and `load_arch_tensors` of each file in src/models of llama.cpp, as in
 llama-cpp-python 0.3.36.
@@ -118,7 +118,7 @@ def bert(s: Sizes) -> Keys:
 
 
 def heads(s: Sizes) -> Keys:
-    """Return keys of real files; engines assume heads of 128 or 256 without them, and no base."""
+    """Return keys of real files; without them engines assume heads of 128 or 256, and no base."""
     return {
         ".attention.key_length": u32(s.head),
         ".attention.value_length": u32(s.head),
@@ -127,7 +127,7 @@ def heads(s: Sizes) -> Keys:
 
 
 def gemma2(s: Sizes) -> Keys:
-    """Return keys for heads that are no share of the width, and caps that scores come near."""
+    """Return keys for heads whose size is no fraction of the width, and caps near the scores."""
     return {
         ".attention.key_length": u32(2 * s.head),
         ".attention.value_length": u32(2 * s.head),

@@ -34,7 +34,7 @@ def yes(value: bool) -> Typed:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """The sizes that others are derived from, in ggml's names."""
+    """The basic sizes of a model, in ggml's names; all others follow."""
 
     n_layer: int = 2
     n_embd: int = 64

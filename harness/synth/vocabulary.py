@@ -39,8 +39,8 @@ def sentencepiece(n_vocab: int, seed: int) -> Mapping[str, tuple[str, Any]]:
 
 
 def glued_pieces(n: int, seed: int) -> list[str]:
-    """Return the characters, then pieces made of two earlier ones: so every piece can be
-    reached."""
+    """Return the characters, then pieces made of two earlier ones, so that merging reaches every
+    piece."""
     pieces = list(CHARACTERS)
     known = set(pieces)
     bits = stream(seed, "tokenizer.ggml.tokens")

@@ -71,7 +71,7 @@ def checked() -> Checked:
 
 @pytest.fixture(scope="session")
 def namer() -> Iterator[Session]:
-    """Yield the session that names the tensors of models that are made."""
+    """Yield the session that names the tensors of made models."""
     with open_for_variants() as session:
         yield session
 

@@ -1,4 +1,4 @@
-"""llama.cpp's graph of a model, and what an engine's tensors are accused of along it."""
+"""llama.cpp's graph of a model, and the findings on an engine's tensors along it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class Recorded:
         return cls(path, settings, batches, program, build)
 
     def shown_by(self, make: Any, replace: Values | None = None) -> Values:
-        """Return every tensor of an engine's own run, or of one with values put in."""
+        """Return every tensor of an engine's own run, or of one with replaced values."""
         engine = make(self.path, self.settings)
         request = Request(batches=self.batches, capture=True, replace=replace or {})
         values: Values = engine.evaluate(request).trace.values()
@@ -51,7 +51,8 @@ class Recorded:
         return values
 
     def findings(self, shown: Values, given: Values | None = None) -> list[SiteFinding]:
-        """Return the findings. given: values that the engine continued with at some sites."""
+        """Return the findings. given: replacement values at some sites. given: values that the
+        engine continued with at some sites."""
         wires = wires_of(self.program)
         places = places_by_site(self.program, wires)
 

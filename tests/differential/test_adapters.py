@@ -201,7 +201,8 @@ def test_known_divergence_of_a_lora_file_is_still_true(
 
 
 def logits_with(model: Path, calls: Sequence[int]) -> np.ndarray:
-    """Return logits behind control vectors for so many layers, set one after the other."""
+    """Return logits after setting control vectors for these numbers of layers, one after the
+    other."""
     loaded = LlamaModel(library(), model, EXACT, vocab_only=False)
     context = LlamaContext(loaded, EXACT)
     width = loaded.lib.llama.llama_model_n_embd(loaded.pointer)

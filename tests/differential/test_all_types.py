@@ -1,4 +1,4 @@
-"""Every type of matrix that llama.cpp takes, from a seeded model to the exit code of a check."""
+"""Every matrix type that llama.cpp accepts, from a seeded model to the exit code of a check."""
 
 from pathlib import Path
 from typing import Any

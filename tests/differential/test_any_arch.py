@@ -1,4 +1,4 @@
-"""llama.cpp names the tensors of every architecture, and loads what is made of them."""
+"""llama.cpp names the tensors of every architecture, and loads the models made from them."""
 
 import json
 from collections.abc import Callable
@@ -98,7 +98,7 @@ def test_synth_sets_sizes_and_a_usual_vocabulary(arch: str, kind: str, tmp_path:
 
 @pytest.mark.parametrize("entry", entries("load"), ids=lambda entry: str(entry["id"]))
 def test_a_known_refusal_is_still_one(entry: dict[str, Any], tmp_path: Path) -> None:
-    """The same file with the token that llama.cpp looks for is loaded."""
+    """The same file is loaded once it has the token that llama.cpp looks for."""
     said = []
     for last in ("", entry["token"]):
         path = tmp_path / f"{bool(last)}.gguf"
@@ -203,7 +203,7 @@ def test_cogvlm_returns_logits_of_the_first_token_twice(
 def test_replay_and_oracle_use_different_workers(
     suite: str, name: str, tmp_path: Path, plan_for: Callable[..., Plan], checked: Checked
 ) -> None:
-    """The replay is of llama.cpp's graph, on a model of which nothing was recorded before."""
+    """The replay uses llama.cpp's graph, on a model without an earlier recording."""
     path = tmp_path / "m.gguf"
     variant_of(name, path)
     for seed in range(2):

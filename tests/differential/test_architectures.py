@@ -1,4 +1,4 @@
-"""Graphs of our own against llama.cpp: a right one agrees, a wrong one is found where it is."""
+"""Our own graphs against llama.cpp: a right one agrees, a wrong one is located."""
 
 import tracemalloc
 from collections.abc import Callable
@@ -203,7 +203,7 @@ def test_every_product_of_our_graph_is_judged_on_nearly_empty_inputs(
 
 
 def test_window_hides_older_tokens(made: Callable[..., Path]) -> None:
-    """Layers of a made gemma3 see 16 tokens, the last of six all of them."""
+    """Layers of a made gemma3 see 16 tokens, except the last of six, which sees all."""
     model = Model(made("gemma3", "F32"), Ops())
     try:
         hp = model.graph.hparams

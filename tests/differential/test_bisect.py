@@ -79,7 +79,7 @@ def test_one_changed_weight_is_found_down_to_its_row(
 def test_tiny_change_is_found(
     five_layers: Path, plan_for: PlanFor, bisected: Bisect, tmp_path: Path
 ) -> None:
-    """One that no look at the text, and hardly one at the logits, would show."""
+    """No text, and hardly any logit, would show such a change."""
     wrong = changed(five_layers, tmp_path, ("blk.3.ffn_down.weight", ROW, 1e-3))
     result = bisected(plan_for(five_layers, subject_model=wrong))
     assert_only(result, 3, "ffn_out", "blk.3.ffn_down.weight", ROW)

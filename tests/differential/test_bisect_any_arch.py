@@ -1,4 +1,4 @@
-"""Models without a graph of ours: a wrong op, or one changed weight, is found at its node."""
+"""Models without our own graph: a wrong op, or one changed weight, is found at its node."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -203,7 +203,7 @@ def test_window_in_the_subjects_file_is_found_at_the_mask(variant: Models, tmp_p
 def test_layers_with_windows_in_the_subjects_file_are_found_at_their_masks(
     variant: Models, tmp_path: Path
 ) -> None:
-    """Both graphs have both masks, and every op is the same."""
+    """Both graphs have both masks, and all ops are equal."""
     key, window = "olmo2.attention.sliding_window_pattern", "olmo2.attention.sliding_window"
     small = with_key(variant("olmo2"), window, (3).to_bytes(4, "little"), tmp_path / "small.gguf")
     other = with_key(small, key, (3).to_bytes(4, "little"), tmp_path / "other.gguf")
@@ -244,7 +244,7 @@ def test_engine_with_its_own_graph_needs_no_single_ops(variant: Models) -> None:
 def test_other_number_of_experts_in_the_subjects_file_shows_as_a_shape(
     variant: Models, tmp_path: Path
 ) -> None:
-    """The file's own graph shows it, which our engine builds from the subject's file."""
+    """The graph of the subject's own file shows it."""
     key, raw = "qwen3moe.expert_used_count", (3).to_bytes(4, "little")
     other = with_key(variant("qwen3moe"), key, raw, tmp_path / "other.gguf")
     result, verdicts = asked(plan_for(variant("qwen3moe"), "reference", other))

@@ -33,8 +33,8 @@ def test_slices_load_and_our_engine_gives_the_same_logits(arch: str, tmp_path: P
 
 
 def test_slice_keeps_the_role_of_a_layer(tmp_path: Path) -> None:
-    """The sixth of gemma3 has no window and another base of its rotation, the second of gemma2 no
-    window; both have the same names of tensors as their neighbours."""
+    """The sixth layer of gemma3 has no window and another rope base, the second of gemma2 no
+    window; both have the same tensor names as their neighbours."""
     sixth, second = asker_for("gemma3", tmp_path), asker_for("gemma2", tmp_path)
     assert (sixth.role(4), sixth.role(5)) == ({}, {WINDOW: 0})
     assert (second.role(0), second.role(1)) == ({}, {WINDOW: NO_END})
@@ -65,7 +65,7 @@ def test_llama_cpp_shows_every_weight_through_a_lens(arch: str, quant: str, tmp_
 def test_model_refused_by_llama_cpp_accuses_neither_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """gemma2 never has a head of its own."""
+    """gemma2 never has an output matrix."""
     monkeypatch.setattr(tied_lenses, "ARCHITECTURES", ())
     asker = asker_for("gemma2", tmp_path, quant="Q8_0")
     first, *_ = lenses_of(asker.file)[0]

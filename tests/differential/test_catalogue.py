@@ -1,4 +1,4 @@
-"""A handful of wrong engines as the whole catalogue is tried: all tensors shown, logits, text."""
+"""A few wrong engines under the views of the catalogue: all tensors, logits, text."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Random models in which nothing is wrong, and which were accused once."""
+"""Random models without a fault that were accused once."""
 
 import pytest
 

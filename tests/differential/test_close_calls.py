@@ -1,4 +1,5 @@
-"""An engine off by some 1e-4 of the largest logit is found by its tokens, or by its text, alone."""
+"""An engine off by about 1e-4 of the largest logit is found by its tokens, or by its text,
+alone."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Engines that keep keys and values in blocks are compared, or refused at the start."""
+"""Engines with quantised caches are compared, or refused at the start."""
 
 from pathlib import Path
 

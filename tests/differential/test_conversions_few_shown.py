@@ -1,4 +1,4 @@
-"""An engine that converts activations otherwise, and shows one product alone besides whole layers.
+"""An engine that converts activations differently, and shows one product besides whole layers.
 
 Whole layers agree with either format, as a rounding that tips moves them by more: the head alone
 had been accused.

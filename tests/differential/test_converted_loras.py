@@ -1,4 +1,4 @@
-"""LoRA files that llama.cpp's convert_lora_to_gguf.py makes of PEFT's: what they add to a model.
+"""LoRA files converted from PEFT by llama.cpp's convert_lora_to_gguf.py: their effect on a model.
 
 It runs where `lockstep engine add transformers` made an environment, and LLAMA_CPP_SOURCE names a
 folder of llama.cpp's source.
@@ -110,7 +110,7 @@ def test_a_converted_file_adds_what_peft_adds(
 
 
 def test_the_converter_drops_use_rslora(python: Path, source: Path, tmp_path: Path) -> None:
-    """PEFT then divides alpha by the root of the rank, and the file says nothing of it."""
+    """PEFT then divides alpha by the root of the rank, and the file does not say so."""
     model = builtin_model("f32", tmp_path)
     file, logits = converted(python, source, model, use_rslora=True)
     assert off(model, logits, AdapterFile(kind=LORA, path=str(file))) > 0.1

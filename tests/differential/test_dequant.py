@@ -48,8 +48,7 @@ def random_blocks(kind: type[WeightFormat], n: int, seed: int = 11) -> NDArray[n
 
 
 def with_scales(kind: type[WeightFormat], blocks: NDArray[np.void]) -> NDArray[np.void]:
-    """Return the blocks with every pair of awkward halves where the format has halves, if it has
-    any.
+    """Return the blocks with every pair of awkward half-precision scales, if the format has any.
 
     IQ1_M keeps the four quarters of its scale in the upper bits of four numbers.
     """

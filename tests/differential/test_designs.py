@@ -140,7 +140,7 @@ def test_wrong_engine_near_an_honest_one_is_located(
 
 
 def with_equal_experts(model: Path, copy: Path) -> Path:
-    """Return a copy whose router cannot tell the first two experts, nor the last two."""
+    """Return a copy whose router cannot distinguish the first two experts, nor the last two."""
     raw = bytearray(model.read_bytes())
     with GgufFile.open(model) as file:
         for name, info in file.tensors.items():

@@ -1,4 +1,4 @@
-"""Tokens whose text a binding does not give, by harness/known/divergences.toml, still lose it."""
+"""Tokens whose text a binding loses, by harness/known/divergences.toml, still lose it."""
 
 import json
 import subprocess

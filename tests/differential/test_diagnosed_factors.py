@@ -1,4 +1,4 @@
-"""Diagnosis of engines that take one set of LongRoPE's factors whatever the context."""
+"""Diagnosis of engines that use one set of LongRoPE factors for any context."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Models whose tokens see those behind them, and of which nothing is kept between batches."""
+"""Models whose tokens see later ones, and that keep nothing between batches."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -46,7 +46,7 @@ QUESTIONS = {
 
 
 def engine_of(folder: Path, suite: str, most: int) -> str:
-    """Return an engine that reads so many tokens of a prompt."""
+    """Return an engine that reads only so many tokens of a prompt."""
     path = folder / f"{suite}_{most}.py"
     path.write_text(dedent(ALONE.replace("MOST", str(most)) + QUESTIONS[suite]))
     return f"adapter:{path}"

@@ -1,5 +1,5 @@
-"""Engines that give embeddings alone are asked on models made of the user's as well: a quantised
-one's honest runs hide a wrong GELU, and those of any a wrong eps."""
+"""Engines that give only embeddings are also asked on made models, where a wrong GELU or eps
+shows."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,5 @@
-"""Models with an encoder, and models whose result is embeddings: compared, and wrong ones found."""
+"""Models with an encoder, and models with embeddings as their result: compared, and wrong ones
+found."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -156,7 +157,7 @@ def test_pooling_llama_is_replayed(tmp_path: Path, plan_for: PlanFor, checked: C
 
 
 class FirstForMean(ReplayEngine, name="test:first-token-for-the-mean"):
-    """An engine that takes the first token's row where the metadata says mean."""
+    """An engine that uses the first token's row where the metadata requires the mean."""
 
     def embed(self, batches: Sequence[Batch]) -> tuple[F32, ...]:
         rows = [batch.tokens[:1] for batch in batches]
@@ -190,7 +191,7 @@ def test_graph_with_layers_without_flash_attention_is_compared(name: str, made: 
 
 
 def test_embeddings_of_vocabulary_width_are_not_logits(tmp_path: Path) -> None:
-    """Rows of logits are known by their length where they have no name."""
+    """Unnamed rows of logits are recognised by their length."""
     path = tmp_path / "bert.gguf"
     wide = replace(variant_named("bert"), sizes=(("n_embd", 128), ("n_vocab", 128)))
     with open_for_variants() as session:

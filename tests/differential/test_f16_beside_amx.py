@@ -14,8 +14,8 @@ from lockstep.harness.shadow.batches import Work
 
 @pytest.mark.parametrize("variant", ["bitnet", "grovemoe"])
 def test_differences_beside_amx_are_known(variant: str, tmp_path: Path) -> None:
-    """BitNet's embeddings are its head, and GroveMoE has experts of another name: of a build with
-    AMX both were called wrong."""
+    """BitNet's output matrix is tied, and GroveMoE's experts have another name: with an AMX build
+    both were called wrong."""
     with Runner().open("llama.cpp", None, DEFAULT) as session:
         info = session.ask("describe")
     assert isinstance(info, Answered)

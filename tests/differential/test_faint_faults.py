@@ -30,7 +30,7 @@ class LogitsOfLouder(Reference, name="a feed-forward too large by a share of 3e-
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a model with rows so long that bounds of sums are far above the error of any order."""
+    """Make a model with rows so long that bounds of sums far exceed the error of any order."""
     folder = tmp_path_factory.mktemp("wide")
     return written(folder, quant="F32", n_layer=2, n_embd=512, n_ff=1024, seed=3)
 

@@ -1,4 +1,4 @@
-"""Messages about files that are not a llama: a table of files and commands.
+"""Messages about files other than llama models: a table of files and commands.
 
 Each command that takes long stands here for one or two models; test_any_arch has the rest.
 """

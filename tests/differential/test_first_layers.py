@@ -1,4 +1,5 @@
-"""The first layers of a model, as a model: each computes what it did, says llama.cpp."""
+"""The first layers of a model, as a model of their own: llama.cpp computes the same in each
+layer."""
 
 import os
 from contextlib import suppress

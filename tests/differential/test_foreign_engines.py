@@ -1,4 +1,4 @@
-"""Engines of `lockstep engine`, where they have been added: they agree but for what is known."""
+"""Engines of `lockstep engine`, if added: they agree except for known differences."""
 
 import shutil
 from ctypes.util import find_library

@@ -1,4 +1,4 @@
-"""Whole models that are a little wrong reach llama.cpp's loader, and go on to be told apart."""
+"""Whole models with a small fault reach llama.cpp's loader, and are distinguished there."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""GELU by tanh and by erf part by less than a step of ggml's table of halves: it is seen all the
-same, and who has no such table is honest."""
+"""GELU by tanh and by erf differ by less than a step of ggml's table of halves; the suites still
+find the difference."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

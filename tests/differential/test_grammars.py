@@ -1,4 +1,4 @@
-"""Grammars of ours and of llama.cpp: the same tokens at every step, and what is known to differ."""
+"""Our grammars and llama.cpp's: the same tokens at every step, and the known differences."""
 
 import json
 import subprocess

@@ -38,7 +38,7 @@ SLICE = ("gemma3", "mamba", "deepseek2", "qwen3moe", "rwkv7", *ENCODERS)
 
 @dataclass(kw_only=True, eq=False)
 class Recorded:
-    """A program, and what llama.cpp's own run gave."""
+    """A program, with the values of llama.cpp's own run."""
 
     program: Program
     shown: dict[Place, NDArray[Any]]
@@ -60,7 +60,7 @@ class Recorded:
             return replay_floor(self.program, file, self.build, seed=0).relative
 
     def theirs(self) -> list[NDArray[Any]]:
-        """llama.cpp's outputs: its logits, or what its graphs come to."""
+        """Return llama.cpp's outputs: logits, or the results of its graphs."""
         if self.program.has_result and self.logits:
             return list(self.logits)
         return [value for value in self.program.in_order(self.shown) if value is not None]
@@ -140,7 +140,7 @@ def test_replayed_graph_agrees_with_llama_cpp(name: str, recorded: Record) -> No
 
 @pytest.mark.parametrize("name", SLICE)
 def test_graph_recorded_without_values_is_equal(name: str, recorded: Record) -> None:
-    """Results come in any case, and where they are not enough all are asked for."""
+    """Results are always recorded; if they are not enough, all values are requested."""
     made = recorded(name)
     with Runner().open("llama.cpp", made.path, made.settings) as session:
         found = record(session, made.batches)
@@ -279,7 +279,7 @@ def test_nodes_after_an_unknown_op_are_unknown_and_name_it(
 
 
 def with_node(program: Program, place: Place, change: Callable[[PlannedNode], Any]) -> Program:
-    """Return a program one of whose nodes is another."""
+    """Return a program with one changed node."""
     graphs = tuple(
         replace(g, nodes=tuple(change(n) if g.place(n) == place else n for n in g.nodes))
         for g in program.graphs

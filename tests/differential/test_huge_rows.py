@@ -1,4 +1,4 @@
-"""Rows of real models: the first token's numbers are thousands of times as large as the others'.
+"""Rows of real models: the first token's numbers are thousands of times larger than the others'.
 
 SmolLM2: 24,955, and 8. So its honest error is as large as they are, and must not be theirs.
 """

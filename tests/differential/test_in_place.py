@@ -31,7 +31,7 @@ def test_right_engines_agree_and_a_scale_off_by_a_thousandth_is_named(
 
 
 def test_matrices_with_a_factor_get_exact_activations(tmp_path: Path) -> None:
-    """A conversion of what lies between its steps would hide more than a thousandth."""
+    """The conversion error of activations between its steps would exceed a thousandth."""
     (path,) = make_variants(["mistral3"], tmp_path, quant="Q8_0")
     tensor = "blk.0.attn_output.weight"
     other = copy_with(path, tmp_path / "other.gguf", tensor, scaled)
@@ -43,7 +43,7 @@ def test_matrices_with_a_factor_get_exact_activations(tmp_path: Path) -> None:
 
 
 class HeadsBySameEps(Mirror):
-    """An engine whose head norms take eps from its code, which is the file's as well."""
+    """An engine whose head norms use the eps constant of its code, which equals the file's."""
 
     def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
         return super().rms_norm(x, weight, 1e-5 if x.ndim == 3 else eps)
@@ -64,7 +64,7 @@ def test_engine_with_own_eps_for_head_norms_is_not_accused(
 
 
 class ItsGateOff(HeadsBySameEps):
-    """One tensor is wrong as it is stored, beside the gate."""
+    """The stored gate is wrong, and all other tensors are right."""
 
     def linear(self, x: F32, weight: Weight) -> F32:
         found = super().linear(x, weight)

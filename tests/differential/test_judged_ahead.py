@@ -1,4 +1,4 @@
-"""Suites that a fork judges beside other suites: the verdicts are those of a suite alone."""
+"""Suites judged in a fork beside other suites: the verdicts are those of a suite alone."""
 
 from dataclasses import replace
 from pathlib import Path

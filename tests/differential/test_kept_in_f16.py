@@ -1,5 +1,5 @@
-"""A program that keeps keys and values in F16 and does not say so is told what to say; one that is
-wrong by as little elsewhere is not."""
+"""A program with an undeclared F16 cache is told so; one with an equally small error elsewhere is
+not."""
 
 import shlex
 import sys

@@ -1,4 +1,4 @@
-"""Limits of segments that agree: how far off they may be, and what would have shown."""
+"""Limits of agreeing segments: their allowed error, and the smallest visible fault."""
 
 import numpy as np
 import pytest

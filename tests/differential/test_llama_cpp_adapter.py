@@ -1,4 +1,4 @@
-"""The oracle's adapter: what it shows is what llama.cpp computed, and showing changes nothing."""
+"""The oracle's adapter: it shows exactly llama.cpp's values, and showing changes nothing."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -145,7 +145,7 @@ def test_adapter_shows_exactly_the_sites_of_the_model(session: Session) -> None:
 
 
 def sizes(values: dict[Site, Array], step: int) -> dict[str, int]:
-    """Return the meaning of the words in SITES for a model, from sites that are independent."""
+    """Return the sizes named in SITES for a model, from independent sites."""
 
     def shape(name: str) -> tuple[int, ...]:
         return values[Site(step=step, layer=0, name=name)].shape

@@ -1,4 +1,4 @@
-"""The oracle's adapter: what it makes of files, and what it says of itself."""
+"""The oracle's adapter: its handling of files, and its description of itself."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,7 +74,7 @@ def test_a_model_without_logits_has_no_next_token(tmp_path: Path) -> None:
 def test_unknown_architecture_is_not_a_refusal(
     tmp_path: Path,
 ) -> None:
-    """An older version, held against one that knows the architecture, would otherwise diverge."""
+    """Otherwise an older version would diverge from one that knows the architecture."""
     arch = ("STR", "transistor")
     path = with_metadata(tmp_path / "arch.gguf", LlamaRecipe(), general__architecture=arch)
     with RUNNER.open("llama.cpp", path, EXACT) as session:

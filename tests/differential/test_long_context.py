@@ -1,4 +1,4 @@
-"""A window that is longer than any prompt that is asked: where it ends is seen with a short one."""
+"""A window longer than any prompt: a short replacement shows its end."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -68,7 +68,8 @@ def gemma3_in_f16(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def says(plan_for: Callable[..., Plan], open_for: OpenPlan) -> Says:
-    """Return what check says. levels: all that an engine shows, if not tensors as well."""
+    """Return the messages of check. levels: of an engine without tensors. levels: all that an
+    engine shows, if not tensors as well."""
 
     def verdicts(
         path: Path, *suites: str, levels: tuple[str, ...] = (), **plan: str
@@ -204,7 +205,7 @@ def test_report_says_window_may_be_hard_coded(
 def test_full_attention_in_the_last_layer_is_found(
     gemma3: Path, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Gemma4's last layer does so; with six layers of gemma3 it would be right by chance."""
+    """Gemma4's last layer sees all; with six layers of gemma3 it would be right by chance."""
     right_way = Gemma3.window
 
     def window(graph: Gemma3, layer: int) -> int:

@@ -1,4 +1,4 @@
-"""Prompts of more than a thousand tokens, of which nothing is asked on a whole model."""
+"""Prompts of more than a thousand tokens, which no run of a whole model has."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -37,7 +37,7 @@ class TableTooShort(Reference, name="long prompt: positions beyond a table are i
 
 
 class LeftOver(Mirror):
-    """Engine whose threads get equally many rows, and none does the rest."""
+    """An engine whose threads get equally many rows, without the remainder."""
 
     def linear(self, x: Any, weight: Any) -> Any:
         out = super().linear(x, weight)
@@ -159,7 +159,7 @@ def test_engine_that_hangs_on_a_long_prompt_is_not_taken_for_slow(
     says: Callable[..., list[Verdict]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The limit is 300 s, and what grows with the square of the length takes 34 times that."""
+    """The limit is 300 s, and quadratic work takes 34 times that."""
 
     def hangs(context: Context, question: str, request: Request) -> Any:
         if len(request.batches[0]) > ROWS:
@@ -189,7 +189,7 @@ def test_bisection_finds_the_place_in_the_shortest_wrong_prompt(
 def test_rows_that_threads_skip_are_found_at_any_length(
     model: Path, plan_for: Callable[..., Plan], says: Callable[..., list[Verdict]]
 ) -> None:
-    """One thread leaves no rows over, and `exact` uses one in all other runs."""
+    """With one thread no row remains, and `exact` uses one thread in all other runs."""
     others = says(model, "logits", "decode", engine=RowsLeftOver.name)
     found = says(model, SUITE, engine=RowsLeftOver.name)
     assert {v.status for v in others} == {"agreed"}
@@ -277,7 +277,7 @@ def test_difference_stays_if_the_engine_dies_in_the_search(
 def test_long_prompt_is_asked_of_small_models_by_default(
     engine: str, model: Path, plan_for: Callable[..., Plan], open_for: OpenPlan
 ) -> None:
-    """The first model of many engines is small: with a table of 1,024 positions they passed."""
+    """Small models are usual for a first test: with a table of 1,024 positions they passed."""
     plan = plan_for(model, engine=engine)
     with open_for(plan) as opened:
         assert not opened.context.named

@@ -1,4 +1,4 @@
-"""The keys with which a short text shows what long ones do."""
+"""The keys with which a short text shows the effects of long ones."""
 
 import math
 from pathlib import Path

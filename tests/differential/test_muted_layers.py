@@ -1,4 +1,4 @@
-"""Layers asked at their place, with the others muted, if there is no model of one layer."""
+"""Layers at their own place, with the others muted, if no model has one layer alone."""
 
 from collections.abc import Callable
 from dataclasses import replace

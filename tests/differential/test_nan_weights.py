@@ -1,5 +1,5 @@
-"""A model with one weight that is NaN: llama.cpp's trace is shown, and neither its cache nor its
-products are blamed."""
+"""A model with one NaN weight: llama.cpp's trace is shown, and neither its cache nor its products
+are blamed."""
 
 import math
 from collections.abc import Callable

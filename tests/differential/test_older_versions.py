@@ -1,4 +1,4 @@
-"""An older llama.cpp in an environment of its own: what it answers, and how it splits batches."""
+"""An older llama.cpp in its own environment: its answers, and its split of batches."""
 
 import json
 from collections.abc import Callable
@@ -30,8 +30,7 @@ PlanFor = Callable[..., Plan]
 
 @pytest.fixture(autouse=True)
 def old() -> None:
-    """Provide an older version, which tests use only if a user has built it, as that takes
-    minutes."""
+    """Provide an older version, if a user has built it, because building takes minutes."""
     try:
         python_of(OLD)
     except EngineError as error:

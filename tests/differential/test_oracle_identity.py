@@ -1,4 +1,4 @@
-"""The oracle is the pinned llama.cpp: no other build that LLAMA_CPP_LIB_PATH names is asked."""
+"""The oracle is the pinned llama.cpp: no other build in LLAMA_CPP_LIB_PATH is used."""
 
 import re
 import shutil
@@ -37,7 +37,7 @@ def installed() -> Path:
 
 
 def changed(file: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
-    """Return a copy of the installed libraries that count, one of them changed."""
+    """Return a copy of the relevant installed libraries, with one of them changed."""
 
     def make(folder: Path) -> None:
         for name in (LLAMA, GGML):
@@ -131,7 +131,7 @@ INLINE = b"_ZN14llama_kv_cache9slot_infoD1Ev"
 def test_same_commit_by_another_compiler_is_the_oracle(
     change: Callable[[bytes], bytes], tmp_path: Path
 ) -> None:
-    """The build has no backends and tools beside it."""
+    """The build lacks the backends and tools."""
     changed(LLAMA, change)(tmp_path)
     assert why_not_pinned(tmp_path) == ""
 

@@ -81,7 +81,7 @@ def test_known_differences_persist_and_our_engine_agrees_with_llama_cpp(
 
 @pytest.mark.parametrize("original", [n for n in WITH_KNOWN if n in WITH_CASES], indirect=True)
 def test_cases_of_llama_cpp_agree_with_the_original(original: Original) -> None:
-    """The original wrote these ids, so it is rightly made from the file."""
+    """The original made these ids, so the conversion of the file is right."""
     cases = own_cases(original.path)
     found = asked(original.session, [text for text, _ in cases])
     wrong = [

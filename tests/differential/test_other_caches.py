@@ -1,4 +1,4 @@
-"""A server does not say how it keeps keys and values: in F32 it is as honest as in F16."""
+"""Servers do not report their cache type: F32 is as honest as F16."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from tests.models import written
 
 
 def with_times(model: Path, name: str, factor: float) -> Path:
-    """Return the model with a weight of its first layer multiplied."""
+    """Return the model with a weight of its first layer scaled."""
     with GgufFile.open(model) as file:
         tensor = file.tensors[f"blk.0.{name}.weight"]
         at, n = file.data_offset + tensor.offset, int(np.prod(tensor.ne))

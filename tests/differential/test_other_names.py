@@ -1,4 +1,4 @@
-"""A tensor that is shown under another node's name: the verdict says which node it is."""
+"""A tensor under another node's name: the verdict names the right node."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +35,8 @@ def test_nearest_node_is_named_if_much_nearer() -> None:
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_constant_tensor_gets_no_other_name(value: float) -> None:
-    """Zeros, beside what is zero in llama.cpp by a bias of zeros, or one number everywhere."""
+    """Zeros, beside tensors that are zero in llama.cpp because of a zero bias, or one constant
+    everywhere."""
     shown = np.full(8, value, np.float32)
     assert other_name(shown, A, {A: RIGHT, B: shown.copy()}, NAMES) == ""
     assert other_name(shown[:1], A, {A: RIGHT[1:2] * 3, B: shown[:1]}, NAMES) == ""
@@ -73,7 +74,7 @@ def test_exchanged_axes_are_recognised() -> None:
 
 
 def shown_of(op: str, *sources: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return what an engine shows that rounds once, and looks nothing up."""
+    """Return the values of an engine that rounds once, without a table."""
     held = node(op, np.zeros_like(sources[0]), *sources)
     return expect(held, PLAIN).value.astype(np.float32)
 

@@ -1,4 +1,4 @@
-"""Files of architectures with a graph of ours, in forms rarer than those that synth writes."""
+"""Files of our architectures in rarer layouts than those of synth."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +40,7 @@ def one_matrix(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rewritten(path: Path, to: Path, without: str = "", **keys: tuple[str, int]) -> Path:
-    """Rewrite the file with other keys, under `deepseek2.`, and without a tensor."""
+    """Rewrite the file with changed keys, under `deepseek2.`, and without a tensor."""
     with GgufFile.open(path) as file:
         changed = {f"deepseek2.{key.replace('__', '.')}": value for key, value in keys.items()}
         rows = [
@@ -53,7 +53,7 @@ def rewritten(path: Path, to: Path, without: str = "", **keys: tuple[str, int]) 
 
 
 def test_unused_query_rank_changes_no_logits(one_matrix: Path, tmp_path: Path) -> None:
-    """llama.cpp reads models of 27 layers so, whatever rank they state."""
+    """llama.cpp ignores the stated rank in models of 27 layers."""
     said = rewritten(one_matrix, tmp_path / "said.gguf", attention__q_lora_rank=("U32", 32))
     assert np.array_equal(logits_of(said), logits_of(one_matrix))
 

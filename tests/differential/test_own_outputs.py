@@ -148,7 +148,7 @@ def test_shared_state_is_located_by_layer_and_tokens(
 def test_engine_that_ignores_replaced_values_is_not_blamed_after_them(
     tmp_path: Path,
 ) -> None:
-    """README shows a class that ignores replaced values: its norms were found wrong behind them."""
+    """README shows a class that ignores replaced values: its norms were called wrong."""
     model = builtin_model("f32", tmp_path)
     ignores = engine(tmp_path, "attn_norm", "l_out", more=", replace={}")
     found = bisected(model, ignores)
@@ -215,7 +215,7 @@ def test_dump_of_embeddings_is_compared_and_its_wrong_end_found(tmp_path: Path) 
 
 
 def taking_turns(*tokens: int) -> Batch:
-    """Return a batch of two sequences, the first of which has one token more."""
+    """Return a batch of two sequences, of which the first has one more token."""
     sequences = np.array([0, 1, 0, 1, 0], np.int32)
     positions = np.array([0, 0, 1, 1, 2], np.int32)
     outputs = np.array([True, False, True, True, True])
@@ -224,7 +224,7 @@ def taking_turns(*tokens: int) -> Batch:
 
 @pytest.mark.parametrize("last", [5, 90])
 def test_rows_of_a_batch_are_compared_with_their_ubatch(last: int, tmp_path: Path) -> None:
-    """The last token comes twice, so that its rows cannot be told apart, or is another one."""
+    """The last token is repeated, so that its rows are ambiguous, or is another one."""
     batch = taking_turns(5, 42, 79, 16, last)
     with recorded("mamba", tmp_path, batches=(batch,)) as mamba:
         assert len(mamba.program.graphs) == 2

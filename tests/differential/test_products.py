@@ -1,4 +1,4 @@
-"""The smallest error of a scale that is seen in a product with quantised weights, by row length."""
+"""The smallest visible scale error in a product with quantised weights, by row length."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,7 +44,7 @@ DENSE = {*PRODUCTS} - EXPERTS
 
 
 class Scaled(Reference, name="test: scaled products"):
-    """The reference, in which products with this weight are larger by `FAULT`."""
+    """The reference, with products of this weight scaled by `FAULT`."""
 
     weight: ClassVar[str] = ""
 
@@ -192,7 +192,7 @@ def test_products_of_experts_are_compared(preset: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("quant", ["IQ3_S", "Q4_K"])
 @pytest.mark.parametrize("threads", [1, 8])
 def test_single_product_has_memory_for_all_its_threads(quant: str, threads: int) -> None:
-    """Half a megabyte for each of them where rows make tiles, however small the matrix is."""
+    """Each thread needs half a megabyte if rows form tiles, for any size of matrix."""
     kind = WeightFormat.member(quant)
     one = MAKERS[quant](stream(0, quant), 1, 1.0)
     raw = np.tile(np.frombuffer(one, np.uint8), 32)

@@ -1,4 +1,4 @@
-"""The plugin in a repository of the user's: one test for each model and suite, and true endings."""
+"""The plugin in a user's repository: one test for each model and suite, and true results."""
 
 import json
 import shlex

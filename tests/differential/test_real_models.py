@@ -1,4 +1,4 @@
-"""Real weights, a few tokens of each: whole campaigns on them are commands."""
+"""Real weights, with a few tokens of each model; longer campaigns are separate commands."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""llama.cpp's samplers, bit for bit by our mirror; what is known of them is still true."""
+"""llama.cpp's samplers match our mirror bit for bit, and its known faults persist."""
 
 import shlex
 import shutil

@@ -1,4 +1,4 @@
-"""Engines that show tensors, and take none, are judged from their own inputs."""
+"""Engines that show tensors without replacement are judged from their own inputs."""
 
 import shlex
 import shutil
@@ -119,7 +119,7 @@ class ById(Honest):
 
 @dataclass(frozen=True)
 class OthersShares(ById):
-    """A wrong engine that gives each of the two the other's share."""
+    """A wrong engine that swaps the weights of two experts."""
 
     def result(self, node: Node, found: Expected) -> NDArray[Any]:
         value = super().result(node, found)
@@ -165,7 +165,7 @@ class TheWorst(Honest):
 def test_wrongly_chosen_experts_are_found_at_the_choice(
     only: tuple[str, ...], experts: Recorded
 ) -> None:
-    """Everything behind the experts is right for the ones chosen."""
+    """All values after the experts are right for the chosen ones."""
     found = experts.accused(experts.run(TheWorst()), only)
     assert {(str(f.site), f.layer) for f in found} == {("ffn_moe_argsort-1", 1)}
 
@@ -206,7 +206,7 @@ def test_tensor_of_only_nan_is_found(qwen3: Recorded) -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_numbers_without_a_source_are_found(bad: float, qwen3: Recorded) -> None:
-    """The values shown before them are NaN or infinite, so there is no finite bound."""
+    """The values before them are NaN or infinite, so there is no finite bound."""
     values = qwen3.run(Honest())
     place = next(p for p, w in qwen3.wires.items() if str(w.site) == "ffn_swiglu-1")
     values[place] = values[place].copy()
@@ -215,7 +215,7 @@ def test_numbers_without_a_source_are_found(bad: float, qwen3: Recorded) -> None
 
 
 def in_use(recorded: Recorded, values: dict[Any, NDArray[Any]]) -> dict[Any, NDArray[Any]]:
-    """Return the values without empty cells, as an engine shows them that has none."""
+    """Return the values without empty cells, as an engine without them shows them."""
     cells = np.cumsum([len(batch) for batch in BATCHES])
     return {
         place: value[0, :, :, : cells[place[0]]]
@@ -243,7 +243,7 @@ def test_wrong_hidden_product_of_cells_is_found_downstream(qwen3: Recorded) -> N
 
 
 def test_cells_with_weight_must_be_shown(qwen3: Recorded) -> None:
-    """Everything behind the cells is right for those that are shown."""
+    """All values after the cells are right for the shown ones."""
     values = in_use(qwen3, qwen3.run(Honest()))
     last = [p for p, w in qwen3.wires.items() if w.site.name == "kq_soft_max" and p[0] == 1]
     known: dict[Any, NDArray[Any]] = {}

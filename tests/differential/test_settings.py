@@ -1,4 +1,4 @@
-"""Settings of one's own, and quantised caches of our engine beside llama.cpp's."""
+"""User settings, and quantised caches of our engine beside llama.cpp's."""
 
 from pathlib import Path
 

@@ -63,8 +63,7 @@ def test_norm_of_one_large_value_is_reported_as_vacuous(ggml: Session, judge_of:
 
 
 def attention(tokens: int, cells: int, dims: tuple[int, int], kind: Any, seed: int) -> list[Any]:
-    """Return q, k, v and a mask that hides the cells after a token's own, and all of the first
-    row."""
+    """Return q, k, v and a mask that hides the cells after each token, and the whole first row."""
     q = normal(seed, 4, tokens, dims[0])
     k, v = (normal(seed + i, 2, cells, dim).astype(kind) for i, dim in enumerate(dims, 1))
     seen = np.arange(cells)[None, :] <= np.arange(tokens)[:, None] + cells - tokens

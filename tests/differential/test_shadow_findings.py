@@ -1,4 +1,4 @@
-"""Faults in llama.cpp's own graphs, by harness/known/divergences.toml: each is still there."""
+"""Faults in llama.cpp's own graphs, by harness/known/divergences.toml: each persists."""
 
 from dataclasses import replace
 from pathlib import Path

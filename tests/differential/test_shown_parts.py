@@ -1,4 +1,4 @@
-"""Tensors that are shown in part, or by two names: what is left out, or said otherwise."""
+"""Tensors that are shown in part, or under two names: missing and contradictory values."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from tests.recorded import BATCHES, Recorded, recorded
 
 @pytest.mark.parametrize("name", ["kq-1", "k_cache-1", "v_cache-1"])
 def test_part_without_used_cells_is_malformed(name: str, qwen3: Recorded) -> None:
-    """An engine that is wrong in all but the first, and shows that alone, would agree."""
+    """An engine with only its first expert right, which shows only that one, would agree."""
     places = {
         str(s): p for s, p in places_by_site(qwen3.program, qwen3.wires).items() if not s.step
     }
@@ -43,7 +43,7 @@ def test_part_without_used_cells_is_malformed(name: str, qwen3: Recorded) -> Non
 
 
 def test_engine_must_show_the_used_experts(tmp_path: Path) -> None:
-    """An engine whose second one is wrong, and that shows the first, would be wrong behind it."""
+    """Without it, an engine with a wrong second expert would be blamed at a later op."""
     with recorded("qwen3moe", tmp_path) as experts:
         place = next(p for p, w in experts.wires.items() if str(w.site) == "ffn_moe_argsort-0")
         for shown in (1, 2, 3):
@@ -55,7 +55,7 @@ def test_engine_must_show_the_used_experts(tmp_path: Path) -> None:
 
 
 def test_engine_may_show_its_last_layer_for_all_tokens(tmp_path: Path) -> None:
-    """llama.cpp drops those without outputs there: an honest engine was told of a wrong shape."""
+    """llama.cpp drops rows without outputs there: an honest engine was told of a wrong shape."""
     asked = replace(BATCHES[0], outputs=np.array([False, True, False, False, True]))
     with recorded("qwen3", tmp_path, batches=(asked,)) as found:
         places = places_by_site(found.program, found.wires)
@@ -86,7 +86,7 @@ def test_scalar_may_be_shown_without_an_axis(factor: float, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("wrong", [0, 1])
 def test_node_with_two_names_is_judged_under_both(wrong: int, qwen3: Recorded) -> None:
-    """One of them is not what it computed, whichever comes last."""
+    """One of the two values is wrong, in either order."""
     places = places_by_site(qwen3.program, qwen3.wires)
     values = {site: value for site, value in shown_by_llama_cpp(qwen3).items() if not site.step}
     both = [Site(step=0, layer=1, name=name) for name in ("ffn_up", "ffn_up MUL_MAT")]

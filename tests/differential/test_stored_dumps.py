@@ -1,4 +1,4 @@
-"""Dumps in half precision: the same honest engine is not accused, and a wrong one still found."""
+"""Dumps in half precision: an honest engine is not accused, and a wrong one is still found."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every layer of a synthesised model moves what the model gives, so a fault in it can be seen."""
+"""Every layer of a synthesised model affects its outputs, so a fault in it can be seen."""
 
 import re
 from collections import defaultdict
@@ -49,7 +49,7 @@ def outputs(program: Program, build: Build, path: Path) -> tuple[NDArray[Any], .
 
 
 def moved(path: Path) -> Iterator[tuple[str, float]]:
-    """Yield how far outputs move, as a share of the largest, if a mixer or network adds zero."""
+    """Yield the change of outputs, as a share of the largest, if a mixer or network adds zero."""
     with Runner().open("llama.cpp", path, EXACT) as session:
         info = session.ask("describe")
         assert isinstance(info, Answered)

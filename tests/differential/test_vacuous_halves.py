@@ -1,4 +1,5 @@
-"""Models with biases on which an engine without a half gives the right answers: none conforms."""
+"""Models with biases on which an engine without a half gives the right answers: it must not
+conform."""
 
 from pathlib import Path
 
@@ -23,7 +24,7 @@ def gpt2(tmp_path: Path) -> Path:
 
 
 def with_likeliest(path: Path, copy: Path) -> Path:
-    """Return a copy with a bias before the head by which one token is always the likeliest."""
+    """Return a copy with an output bias that makes one token always the likeliest."""
     with GgufFile.open(path) as file:
         name = HEAD if HEAD in file.tensors else "token_embd.weight"
         info = file.tensors[name]

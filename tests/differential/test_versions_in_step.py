@@ -1,4 +1,4 @@
-"""Other versions of llama.cpp, op by op: all that their graphs compute is compared, in either role.
+"""Other versions of llama.cpp, op by op: all their graphs' ops are compared, in either role.
 
 Building one takes minutes, so these tests use what somebody has built.
 """

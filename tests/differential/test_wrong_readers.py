@@ -32,8 +32,7 @@ def llama_cpp() -> Iterator[Session]:
 
 
 def findings(family: str, llama_cpp: Session) -> list[Verdict]:
-    """Return the findings against the parser in memory alone: the others are as good, and
-    slower."""
+    """Return the findings of the in-memory parser alone, as others are equivalent but slower."""
     plan = FuzzPlan(targets=(family,), cases=CASES, seed=3)
     with ExitStack() as stack:
         subject = stack.enter_context(Runner().open("reference", None, EXACT))
@@ -58,5 +57,5 @@ def test_the_right_reader_has_no_findings(llama_cpp: Session) -> None:
 
 
 def test_wrong_readers_are_tried_or_known_to_be_invisible() -> None:
-    """C interfaces do not show a text behind a NUL, so it is not compared."""
+    """C interfaces do not show text after a NUL, so it is not compared."""
     assert READERS.keys() - FOUND_BY.keys() == {"stops at the first NUL"}

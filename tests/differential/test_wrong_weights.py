@@ -30,7 +30,7 @@ RARE = "one code-book entry changed"  # one of up to 2048: not every tensor need
 
 
 class Wrong(Reference, name="test: wrong weights"):
-    """The reference with the fault that `case` names: a type, and what is wrong with it."""
+    """The reference with the fault that `case` names: a type and a mistake."""
 
     case: ClassVar[tuple[str, str]] = ("", "")
 

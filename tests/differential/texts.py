@@ -1,4 +1,4 @@
-"""Texts, and runs of ids, that tokenizers get wrong: the same every time."""
+"""Texts, and runs of ids, that tokenizers often get wrong: the same every time."""
 
 from itertools import product
 

@@ -1,4 +1,4 @@
-"""Asks llama.cpp for everything about a vocabulary, and compares it with our answers."""
+"""Asks llama.cpp everything about a vocabulary, and compares the answers with ours."""
 
 import ctypes
 import io
@@ -112,8 +112,8 @@ def piece(lib: Any, vocab: Any, token: int, special: bool) -> bytes:
 
 
 def grown(fill: Callable[[Any], int]) -> bytes:
-    """Return what `fill` writes to a buffer; for lack of room it returns minus the size it
-    needs."""
+    """Return the output of `fill` in a buffer that grows as needed; too small a buffer gives minus
+    the needed size."""
     buffer = ctypes.create_string_buffer(4096)
     n = fill(buffer)
     if n < 0:
@@ -123,7 +123,7 @@ def grown(fill: Callable[[Any], int]) -> bytes:
 
 
 def flags_of_code_points() -> None:
-    """Write what the library says of all code points: 16 bits each."""
+    """Write the library's flags of all code points: 16 bits each."""
     import ctypes
 
     import llama_cpp
@@ -137,9 +137,9 @@ def flags_of_code_points() -> None:
 
 @contextmanager
 def asking() -> Iterator[Ask]:
-    """Return llama.cpp's answer to a vocabulary, texts and ids, or None if it died. `texts` are
-    encoded without flags and `flagged` with all of them; `pieces`: the tokens whose texts are
-    wanted, all if empty."""
+    """Yield a function that returns llama.cpp's answer to a vocabulary, texts and ids, or None if
+    it died. `texts` are encoded without flags and `flagged` with all of them; `pieces`: the tokens
+    whose texts are wanted, all if empty."""
     if not hasattr(os, "fork"):
         pytest.skip("no fork: tokenizers were not compared with llama.cpp")
     server = subprocess.Popen(
@@ -253,7 +253,7 @@ def differences(
 
 
 def is_doubtful(tokenizer: Tokenizer, role: str, ours: int, expected: int) -> bool:
-    """Return True if two tokens have the role's text: llama.cpp takes whichever its hash table has
+    """Return True if two tokens have the role's text: llama.cpp uses whichever its hash table has
     first."""
     ids = tokenizer.vocabulary.ids
     candidates = {ids[text] for text in ROLE_TEXTS.get(role, "").encode().split() if text in ids}
@@ -261,7 +261,7 @@ def is_doubtful(tokenizer: Tokenizer, role: str, ours: int, expected: int) -> bo
 
 
 def check(ask: Ask, path: Path, texts: list[bytes], every: int = 1, n_pieces: int = 0) -> None:
-    """Check that every answer is llama.cpp's, and that llama.cpp does not survive what we refuse.
+    """Check that every answer is llama.cpp's, and that llama.cpp dies of texts that we refuse.
 
     every: 1 of so many texts is asked with all flags, which take some kinds a millisecond each;
     n_pieces: of so many tokens, and of 1 in `every` behind them, the pieces are asked.

@@ -1,4 +1,4 @@
-"""Keys of our graphs' architectures: what real files say is read, the absurd is refused."""
+"""Keys of our architectures: values of real files are read, absurd ones are refused."""
 
 from dataclasses import dataclass
 from math import inf
@@ -26,7 +26,7 @@ class Value:
 
 
 def read(arch: str, **changes: Any) -> Hparams:
-    """Read the hyperparameters that `synth --arch` writes, with other keys."""
+    """Read the hyperparameters of a `synth --arch` model, with changed keys."""
     keys = {key: value for key, (_, value) in metadata(variant_named(arch)).items()}
     keys |= {f"{arch}.{key}": value for key, value in changes.items()}
     kept = {key: Value(value) for key, value in keys.items() if value is not None}

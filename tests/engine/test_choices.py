@@ -1,4 +1,4 @@
-"""A name that is none is answered with what it could have been, and not with four hundred names."""
+"""An unknown name gets similar known names, and not four hundred."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Numbers of a header that are far beyond the file: refused for what is not in the file."""
+"""Header numbers far beyond the file: refused because the file lacks the tensors."""
 
 import tracemalloc
 from pathlib import Path
@@ -32,7 +32,7 @@ def file_with(folder: Path, recipe: LlamaRecipe, key: str, kind: str) -> Path:
 
 
 def taken(path: Path) -> int:
-    """Return the most that a look at the model allocates at a time, in bytes."""
+    """Return the peak allocation of opening the model, in bytes."""
     tracemalloc.start()
     try:
         with GgufFile.open(path) as file:
@@ -48,7 +48,7 @@ def taken(path: Path) -> int:
 
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory: pytest.TempPathFactory) -> int:
-    """Return the memory that a look at the right model takes, plus the size of its file."""
+    """Return the memory for opening the right model, plus the size of its file."""
     path = with_metadata(tmp_path_factory.mktemp("models") / "honest.gguf", EXPERTS)
     taken(path)  # imports and compiles
     return taken(path) + path.stat().st_size

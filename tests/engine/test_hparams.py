@@ -1,4 +1,4 @@
-"""Hyperparameters of llama: what is read, and by name each key that is missing or wrong."""
+"""Hyperparameters of llama: the values read, and each missing or wrong key by name."""
 
 from dataclasses import asdict, dataclass
 from typing import Any

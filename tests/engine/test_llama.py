@@ -1,4 +1,4 @@
-"""The llama graph: how batches relate to each other, and what each part of a model is used for."""
+"""The llama graph: relations between batches, and the use of each tensor."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -79,7 +79,7 @@ SPLITS = {
 
 
 def floor(model: Model, batch: Batch) -> float:
-    """Return the distance that two honest runs of this model may have."""
+    """Return the allowed distance between two honest runs of this model."""
     noise = noise_floor(model, [batch], EXACT, lanes=1, seed=1)
     return float(np.max(whole_run(noise.relative, largest(noise.logits[0])).allowed))
 
@@ -89,7 +89,7 @@ def floor(model: Model, batch: Batch) -> float:
 def test_fast_gives_the_same_numbers_for_any_prompt_split(
     opened: Open, recipe: LlamaRecipe, flash_attn: bool
 ) -> None:
-    """Each sum is in the order of its terms, and what a token does not see adds zeros."""
+    """Each sum is in the order of its terms, and hidden tokens add zeros."""
     model = opened(recipe, Fast(2), flash_attn=flash_attn)
     whole = logits_of(model, Batch.of(IDS))
     for batches in SPLITS.values():

@@ -15,7 +15,8 @@ AT = np.array([0, 1, 77, 4095], np.int32)
 
 
 def by_hand(n_rot: int, base: float, factor: float, n_ctx: int) -> list[float]:
-    """Return frequencies: those of pairs that turn more than 32 times in the context stay."""
+    """Return frequencies, in which pairs that turn more than 32 times in the context keep
+    theirs."""
     ends = (n_rot * math.log(n_ctx / (b * 2 * math.pi)) / (2 * math.log(base)) for b in (32, 1))
     low, high = next(ends) // 1, -(-next(ends) // 1)
     found = []

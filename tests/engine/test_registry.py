@@ -1,4 +1,4 @@
-"""Families: that a caller has imported one member says nothing of the others."""
+"""Families: importing one member loads no others."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Copies of the committed goldens to break, and the files that are not in the repository."""
+"""Copies of the committed goldens for damaging, and files outside the repository."""
 
 import importlib.util
 import json
@@ -56,14 +56,14 @@ def copied(folder: Path) -> Path:
 
 
 def edit_json(path: Path, edit: Callable[[Any], Any]) -> None:
-    """Edit a file as the generator writes it, so that only the edit is wrong."""
+    """Edit a file and write it in canonical form, so that only the edit is wrong."""
     document = json.loads(path.read_text())
     edit(document)
     path.write_bytes(canonical(document))
 
 
 def reseal(root: Path) -> None:
-    """Write a new manifest for the bytes, so that a hash finds nothing."""
+    """Write a new manifest for the bytes, so that all hashes match."""
     entries = []
     for entry in read_manifest(root):
         raw = (root / entry.path).read_bytes()

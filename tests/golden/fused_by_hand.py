@@ -101,7 +101,7 @@ def softmax(s: F32) -> F32:
 
 
 def attend(q: F32, k: F32, v: F32, at: int, scale: float, *, window: int = 0) -> F32:
-    """Attend for one query at position `at`, or behind all cells if that is negative."""
+    """Attend for one query at position `at`, or after all cells if that is negative."""
     last = len(k) if at < 0 else at + 1
     first = max(0, last - window) if window else 0
     s = np.array(
@@ -156,7 +156,7 @@ def route(i: Inputs, p: Params) -> Inputs:
 
 
 def buckets(i: Inputs, p: Params) -> Inputs:
-    """Fill the buckets with the last pair first, as the order in a bucket is free."""
+    """Fill the buckets with the last pair first, because the order in a bucket is free."""
     flat = i["selected"].reshape(-1)
     ids = np.full((p["num_experts"], flat.size), -1, np.int32)
     tpe = np.zeros(p["num_experts"], np.int32)
@@ -241,7 +241,7 @@ def sliced(i: Inputs, p: Params) -> Array:
 
 
 def rows_softmax(i: Inputs, p: Params) -> F32:
-    """Compute a softmax that is uniform where all is hidden, as a small engine's sampler has it."""
+    """Compute a softmax that is uniform if all is hidden, as in small engines' samplers."""
     out = np.empty_like(i["x"])
     for row, x in enumerate(i["x"]):
         out[row] = f(1 / len(x)) if np.isneginf(x).all() else softmax(x)

@@ -1,4 +1,4 @@
-"""Ops of ggml in float32, written down straight: what an honest engine of another kind computes."""
+"""Ops of ggml in plain float32, as an independent honest engine computes them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ def x_of(case: Case, name: str = "x") -> F32:
 
 
 def summed(x: F32) -> F32:
-    """Add one term after the other, which is the worst order."""
+    """Add one term after the other, the least accurate order."""
     total = np.zeros((*x.shape[:-1], 1), np.float32)
     for i in range(x.shape[-1]):
         total += x[..., i : i + 1]

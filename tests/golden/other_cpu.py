@@ -1,4 +1,4 @@
-"""Makes a few vectors again and says which differ from those in the tree: run as a program.
+"""Makes a few vectors again and reports the differing ones: run as a program.
 
 Alone in its process, because numpy, BLAS and numba look at the CPU once, when they are loaded. For
 the same reason it says which of numpy's features it found.
@@ -30,7 +30,7 @@ PRODUCTS = ("F32", "Q4_K")
 
 
 def features() -> tuple[list[str], list[str]]:
-    """Return the CPU features that numpy has programs for, and the features of this CPU that it
+    """Return the CPU features that numpy has code for, and the features of this CPU that it
     uses."""
     two = np.lib.NumpyVersion(np.__version__) >= "2.0.0"
     core = importlib.import_module(f"numpy.{'_core' if two else 'core'}._multiarray_umath")
@@ -38,7 +38,7 @@ def features() -> tuple[list[str], list[str]]:
 
 
 def made() -> Iterator[tuple[str, Tensors]]:
-    """Make the vectors on another CPU, except for what the oracle says."""
+    """Make the vectors on another CPU, except for the oracle's answers."""
     operations()
     session = Runner().open("reference", None, EXACT)
     source = source_of(AskedEngine(engine="reference", session=session), lambda _: None)

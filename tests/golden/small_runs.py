@@ -1,4 +1,4 @@
-"""A golden run of no model: drawn logits, and what honest and wrong engines make of them."""
+"""A golden run without a model: drawn logits, and answers of honest and wrong engines."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""`golden/acid`: what ships is what the generator writes, and every way to break it shows."""
+"""`golden/acid`: the shipped files match the generator, and any damage is found."""
 
 import shutil
 from collections.abc import Callable

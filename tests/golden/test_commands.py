@@ -1,4 +1,4 @@
-"""`golden regen` and `golden verify` on the command line: whose folder, and what exit code."""
+"""`golden regen` and `golden verify` on the command line: their folders and exit codes."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ Written = list[tuple[str, Path]]
 
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Written:
-    """Record what would be written, by whom and where; the command runs in an empty folder."""
+    """Record the writes, with model, place and oracle; the command runs in an empty folder."""
     found: Written = []
 
     def ours(root: Path, *_: Any, **__: Any) -> list[Path]:

@@ -1,4 +1,4 @@
-"""A matrix that is kept in parts is held as a whole: no wrong value is outside all of them."""
+"""A matrix in compact form is checked as a whole: no wrong value escapes all parts."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -120,7 +120,7 @@ def test_smaller_id_comes_first_among_equal_values() -> None:
 
 
 def in_python(row: list[float]) -> tuple[list[float], list[float]]:
-    """Add up as the rule says it, and as an engine in C would do it."""
+    """Add up as documented, as an engine in C would do it."""
     sums, moments = [], []
     for start in range(0, len(row), BLOCK):
         s = m = 0.0

@@ -1,4 +1,4 @@
-"""`diff` says in words what changed, and nothing where nothing did."""
+"""`diff` describes all changes, and nothing else."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""Nodes near the beginning of a run show what noise hides in the logits of a quantised model."""
+"""Nodes near the beginning of a run show faults that noise hides in the logits of a quantised
+model."""
 
 from pathlib import Path
 

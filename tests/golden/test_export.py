@@ -1,4 +1,4 @@
-"""Vectors to take away: each form has all of the vectors, and the runners in C judge as we do."""
+"""Exported vectors: each format is complete, and the runners in C judge as we do."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""`golden fetch`: the pinned archive alone, its files alone, and clear words if it fails."""
+"""`golden fetch`: only the pinned archive and its files, and a clear message on failure."""
 
 import hashlib
 import io

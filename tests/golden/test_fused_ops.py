@@ -1,4 +1,4 @@
-"""Fused operations: a second writing of each passes, the mistakes that they invite do not."""
+"""Fused operations: a second implementation of each passes, and typical mistakes do not."""
 
 from collections.abc import Callable
 from typing import Any
@@ -91,7 +91,7 @@ def nan_softmax(i: Inputs, p: Params) -> F32:
 
 
 def to_first_cell(i: Inputs, p: Params) -> Inputs:
-    """Put every new row where the first one is, so that only the last is kept."""
+    """Put every new row into the first one's place, so that only the last is kept."""
     out = {f"cache_{n}": i[f"cache_{n}"].copy() for n in "kv"}
     for name in "kv":
         for t in range(i["new_k"].shape[1]):

@@ -1,4 +1,4 @@
-"""The generator writes the same bytes again, and the oracle still says what the goldens say."""
+"""The generator reproduces the same bytes, and the oracle still agrees with the goldens."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The table of interfaces names every method, and only vectors that there are."""
+"""The table of interfaces names every method, and only existing vectors."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Vectors whose last bits depend on the CPU: what stays, and what is written anew."""
+"""Vectors whose last bits depend on the CPU: when they stay, and when they are rewritten."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -57,7 +57,7 @@ def moved(share: float) -> Change:
 
 
 def tie(margin: float) -> Change:
-    """Change the second greedy id, and all that follow it."""
+    """Change the second greedy id, and all later ones."""
 
     def change(document: dict[str, Any], tensors: dict[str, Any]) -> None:
         greedy, at = list(document["greedy"]), len(document["prompt"])
@@ -140,7 +140,7 @@ def test_changed_question_or_answer_is_rewritten_and_reported(
 
 
 def test_tokens_after_a_tie_within_the_bound_are_not_compared() -> None:
-    """Two logits of the row before are put side by side, so that either may win."""
+    """Two logits of the previous row get close values, so that either may win."""
     found = held(LOGITS)
     at, greedy = len(found.document["prompt"]), found.document["greedy"]
     logits = found.tensors["logits"].copy()

@@ -1,4 +1,4 @@
-"""Vectors of operations: honest float32 passes, the mistakes that engines make do not."""
+"""Vectors of operations: honest float32 passes, and typical mistakes do not."""
 
 from collections.abc import Callable, Iterator
 from functools import cache

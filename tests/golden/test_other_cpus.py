@@ -1,4 +1,5 @@
-"""Vectors are the same bytes on other CPUs: numpy, BLAS, numba and libm are told of lesser ones."""
+"""Vectors are the same bytes on other CPUs: numpy, BLAS, numba and libm are limited to older
+ones."""
 
 import json
 import os

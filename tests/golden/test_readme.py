@@ -1,4 +1,4 @@
-"""The examples of golden/README.md do what they say: they pass a right engine, and no wrong one."""
+"""The examples of golden/README.md work: they pass a right engine, and no wrong one."""
 
 import os
 import re

@@ -238,7 +238,7 @@ def test_engine_with_unconverted_activations_is_within_the_bound(path: str, mode
 
 @pytest.mark.parametrize("path", ["tokens/f32", "logits/f32"])
 def test_too_short_answer_is_no_proper_answer(path: str, models: Path) -> None:
-    """The other answers of such an engine are compared all the same."""
+    """The other answers of such an engine are still compared."""
     statuses = [v.status for v in held(Forgetful, path, models)]
     assert "malformed" in statuses
     assert set(statuses) <= {"malformed", "agreed"}

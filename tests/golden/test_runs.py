@@ -1,4 +1,4 @@
-"""A golden run holds every kind of engine: honest, wrong, and one that answers only some of it."""
+"""A golden run compares every kind of engine: honest, wrong, and one with few answers."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -116,7 +116,7 @@ def test_engine_without_logits_is_compared_by_greedy_ids() -> None:
 
 
 def unasked() -> Vectors:
-    """Return vectors of a node that nobody asked for."""
+    """Return vectors with an unrequested node."""
     vectors = small_run(**{NODE: HIDDEN})
     logits, node = vectors.document["shown"]
     document = {**vectors.document, "shown": [logits, {**node, "asked": False}]}
@@ -138,7 +138,7 @@ def test_node_that_an_engine_lacks_is_named() -> None:
 
 
 def beside(margin: float, place: int = 1) -> Vectors:
-    """Return logits in which the second greedy id and the next are so far apart."""
+    """Return logits with this distance between the second greedy id and the next."""
     vectors = small_run()
     tensors = {name: value.copy() for name, value in vectors.tensors.items()}
     for way in ("ggml", "plain"):
@@ -148,7 +148,7 @@ def beside(margin: float, place: int = 1) -> Vectors:
 
 
 def parted(vectors: Vectors, place: int) -> list[int]:
-    """Return greedy ids that take another way at the second, to that place of the row's top."""
+    """Return greedy ids that differ from the second on, to that place of the row's top."""
     ids = vectors.tensors["logits/ggml.ids"][len(PROMPT)]
     other = int(ids[place]) if place < len(ids) else min({*range(700)} - {*ids.tolist()})
     return [GREEDY[0], other, *GREEDY[2:]]
@@ -195,7 +195,7 @@ def test_document_that_contradicts_its_tensors_is_refused(
 def test_engine_with_another_graph_is_still_compared_in_its_outputs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A wrong file in the model's place may lack a node, which is no reason to stop."""
+    """A wrong file in the model's place may lack a node, which must not stop the comparison."""
 
     def lacks(*_: Any) -> Any:
         raise Unsupported("no node named 'Qcur-0 ROPE'")

@@ -1,4 +1,4 @@
-"""Sampler vectors find every wrong sampler, accuse no honest one, and keep clear of thresholds."""
+"""Sampler vectors find every wrong sampler, accuse no honest one, and avoid thresholds."""
 
 import json
 from functools import cache

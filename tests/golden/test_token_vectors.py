@@ -1,4 +1,4 @@
-"""The vectors of vocabularies: replayed by our engine, failed by wrong ones, made again."""
+"""The vectors of vocabularies: replayed by our engine, failed by wrong ones, reproduced."""
 
 import base64
 import json

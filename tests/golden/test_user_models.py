@@ -1,4 +1,4 @@
-"""Goldens of a user's models: any architecture, a folder of their own, wrong weights refused."""
+"""Goldens of a user's models: any architecture, in their own folder, wrong weights refused."""
 
 import json
 import os

@@ -61,7 +61,7 @@ WHATEVER = [None, True, 0, 1, -1, 1.0, 0.5, "", "x", "F32", "0f", [], {}, [1], [
 
 @pytest.mark.parametrize("name", sorted({entry.schema or "" for entry in DOCUMENTS}))
 def test_compiled_schema_and_the_draft_accept_the_same_documents(name: str) -> None:
-    """Each value of the schema's shortest document is replaced, and each of its objects gets more
+    """Each value of the schema's shortest document is replaced, and each of its objects gets extra
     keys."""
     paths = [DEFAULT_ROOT / entry.path for entry in DOCUMENTS if entry.schema == name]
     document = shortened(json.loads(min(paths, key=lambda p: p.stat().st_size).read_text()))

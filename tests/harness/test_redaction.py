@@ -1,4 +1,4 @@
-"""No secret is shown, written or logged, whoever repeats it and however it is cut or spelled."""
+"""Secrets are never shown, written or logged, in any spelling or part."""
 
 import json
 import sys

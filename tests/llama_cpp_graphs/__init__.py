@@ -1,4 +1,4 @@
-"""Graphs of llama.cpp as its versions compute them, recorded, so that tests need no build of them.
+"""Recorded graphs of llama.cpp's versions, so that tests need no build of them.
 
 Record a version again, with its own interpreter (`lockstep oracle list`), from the checkout:
 PYTHONPATH=. INTERPRETER -m tests.llama_cpp_graphs VERSION
@@ -17,7 +17,7 @@ GRAPHS = ("dense", "flash", "experts", "one expert")  # of one layer, for a prom
 
 @dataclass(frozen=True)
 class Recorded:
-    """A node of a recorded graph, or a leaf, whose op is NONE."""
+    """A node of a recorded graph, or a leaf with op NONE."""
 
     graph: "list[Recorded]"
     op: str
@@ -34,8 +34,7 @@ class Recorded:
 
 
 def recorded(version: str, kind: str) -> list[Recorded]:
-    """Return the nodes in the order in which they are computed; leaves stand where they are first
-    read."""
+    """Return the nodes in the order of computation; leaves come before their first reader."""
     rows = json.loads((HERE / f"{version}.json").read_text())[kind]
     graph: list[Recorded] = []
     graph += [Recorded(graph, op, name, tuple(sources), at) for op, name, sources, at in rows]
@@ -43,8 +42,7 @@ def recorded(version: str, kind: str) -> list[Recorded]:
 
 
 def rows_of(addresses: list[int], ggml: Any) -> Iterator[list[Any]]:
-    """Yield a row for each tensor: op, name, sources, what it is a view of; leaves before their
-    nodes."""
+    """Yield a row for each tensor: op, name, sources, viewed tensor; leaves before their nodes."""
     from lockstep.harness.adapters.llama_cpp.graph import LiveNode
 
     index: dict[int, int] = {}

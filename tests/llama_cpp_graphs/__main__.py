@@ -1,4 +1,4 @@
-"""Write the graphs of the version whose interpreter runs this."""
+"""Write the graphs of the running interpreter's version."""
 
 import json
 import sys
@@ -24,7 +24,8 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 class Nodes:
-    """An observer that asks for nothing. Addresses are good until the next graph is made."""
+    """An observer that requests nothing. Addresses are valid until the next graph. Addresses are
+    good until the next graph is made."""
 
     def __init__(self) -> None:
         self.addresses: list[int] = []
@@ -34,7 +35,7 @@ class Nodes:
         return False
 
     def sees(self, address: int) -> None:
-        """Do nothing, as no tensor was asked for."""
+        """Do nothing, because no tensor was requested."""
 
 
 def record(kind: str, path: Path) -> list[list[Any]]:

@@ -1,4 +1,4 @@
-"""The list of what only `make test-all` runs: it names tests that exist."""
+"""The list of tests that only `make test-all` runs: it names existing tests."""
 
 import pytest
 

@@ -16,7 +16,7 @@ READS = {
 
 
 def reads_words(tree: ast.AST) -> Iterator[int]:
-    """Yield lines in which a decision is taken on a summary or a message."""
+    """Yield lines with a decision on a summary or a message."""
     for node in ast.walk(tree):
         asked: list[ast.expr] = []
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):

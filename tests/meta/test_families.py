@@ -1,4 +1,4 @@
-"""One file, one member: what every family promises, over all that is registered."""
+"""One file, one member: the promises of every family, checked for all registered members."""
 
 import ast
 import importlib
@@ -187,7 +187,7 @@ def test_layouts_name_each_field_and_leave_no_gap() -> None:
 
 
 def fault_of(cls: type[Mutant]) -> str:
-    """Return what a wrong engine leaves out about itself, or names that does not exist."""
+    """Return a missing attribute of a wrong engine, or a name that does not exist."""
     if not cls.name.startswith("mutant:") or not all((cls.mistake, cls.group, cls.effect)):
         return "it lacks a name, a mistake, a group or an effect"
     if cls.site in Suite.family:

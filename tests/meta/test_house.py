@@ -1,4 +1,4 @@
-"""House rules that no reader should have to check: what the tracked files may say and how long."""
+"""House rules for the tracked files: their content and length."""
 
 import ast
 import re
@@ -25,7 +25,7 @@ HOSTS |= {"semver.org"}
 
 @cache
 def tracked() -> tuple[Path, ...]:
-    """Return every file that git knows and that is there."""
+    """Return every existing file that git tracks."""
     command = ["git", "-C", str(ROOT), "ls-files", "-z"]
     try:
         done = subprocess.run(command, capture_output=True, check=False)
@@ -109,7 +109,7 @@ def test_architecture_page_is_short() -> None:
 
 
 def test_classes_have_unique_names(files: tuple[Path, ...]) -> None:
-    """Programs that run apart from us, and examples, are no rooms of this house."""
+    """Separate programs and examples do not count."""
     apart = ("harness/foreign/programs/", "harness/examples/", "tests/")
     names = Counter(
         node.name

@@ -61,8 +61,8 @@ def test_action_keeps_the_build_of_the_pinned_version(tmp_path: Path) -> None:
 
 
 def run_check(folder: Path, code: int, summary: dict[str, Any] | None) -> tuple[int, list[str]]:
-    """Run the action's last step with a `lockstep` that ends so, and return its exit code and its
-    outputs; the program writes its arguments to a file."""
+    """Run the action's last step with a fake `lockstep` of this exit code, and return the step's
+    exit code and outputs."""
     program = folder / "lockstep" / "bin" / "lockstep"
     program.parent.mkdir(parents=True)
     (folder / "summary").write_text(json.dumps(summary) if summary else "")

@@ -1,4 +1,4 @@
-"""Compiled code is found by its function's name: kernels of one name can be given each other's."""
+"""Compiled code is found by its function's name: kernels with one name could be confused."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ print(len(names), *(".".join(name) for name, n in names.items() if n > 1))
 
 
 def test_kernels_have_unique_names() -> None:
-    """numba counts the functions of a process besides, but what is kept on disk comes from many."""
+    """numba also numbers the functions of a process, but stored code comes from many processes."""
     run = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
     )

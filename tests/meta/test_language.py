@@ -69,7 +69,7 @@ def is_wrong(name: str) -> bool:
 
 
 def text_of(inline: Token) -> str:
-    """Return the text of links and words; a piece of code is one word, a picture none."""
+    """Return the text of links and words; a piece of code counts as one word, a picture as none."""
     pieces = []
     for token in inline.children or ():
         if token.type == "code_inline":
@@ -109,7 +109,7 @@ def long_sentences(page: str) -> list[str]:
 
 
 def problems(rule: Rule, ending: str, folder: str = "") -> list[str]:
-    """Return what a rule finds in the tracked files with that ending, each with its file."""
+    """Return the findings of a rule in the tracked files with that ending, each with its file."""
     names = [named(path) for path in tracked()]
     names = [name for name in names if name.endswith(ending) and name.startswith(folder)]
     if not names:

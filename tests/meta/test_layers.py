@@ -1,4 +1,5 @@
-"""Imports point one way. A package below never knows one above, not even inside a function."""
+"""Imports point one way. A lower package never imports a higher one, not even inside a function. A
+package below never knows one above, not even inside a function."""
 
 import ast
 import subprocess
@@ -119,7 +120,7 @@ def height(unit: str) -> int:
 
 
 def violations(module: str, source: str, *, package: bool = False) -> list[str]:
-    """Return what the file does and may not do, in words."""
+    """Return the forbidden imports of the file, in words."""
     found, top, own = [], module.partition(".")[0], unit_of(module)
     tree = ast.parse(source)
     for name in imported(module, tree, package=package):
@@ -170,7 +171,7 @@ def test_imports_point_one_way() -> None:
 
 
 def circle_in(sources_of: dict[str, str]) -> list[str]:
-    """Return modules that import each other in a circle, also where only types are checked."""
+    """Return modules that import each other in a circle, including imports for type checks."""
     names = {}
     for module, source in sources_of.items():
         statements = [n for n in ast.walk(ast.parse(source)) if isinstance(n, IMPORTS)]

@@ -1,4 +1,4 @@
-"""Functions are named by what they do: a bare participle (`said`, `checked`) names nothing."""
+"""Functions are named by their action: a bare participle (`said`, `checked`) names nothing."""
 
 import ast
 
@@ -22,7 +22,7 @@ def is_participle(name: str) -> bool:
 
 
 def is_attribute(function: ast.FunctionDef) -> bool:
-    """Return True for a property, which names what an object is."""
+    """Return True for a property, which names an attribute."""
     return any("property" in ast.unparse(each) for each in function.decorator_list)
 
 

@@ -1,4 +1,4 @@
-"""Write the code books of the IQ formats into engine/quants/codebooks, by asking llama.cpp.
+"""Write the code books of the IQ formats into engine/quants/codebooks, as decoded by llama.cpp.
 
     python tests/scripts/make_codebooks.py          # writes the files and SHA256SUMS
     python tests/scripts/make_codebooks.py --check  # writes nothing, fails if they would differ

@@ -1,5 +1,4 @@
-"""Writes tests/catalogue_rates.json and the tables of README.md and reports/TRUST.md of what
-`selftest` found.
+"""Writes tests/catalogue_rates.json, and the `selftest` tables of README.md and reports/TRUST.md.
 
 lockstep selftest --catalogue --json found.jsonl -j 2
 lockstep selftest --honest 100 --json honest.jsonl -j 2

@@ -1,4 +1,4 @@
-"""Replay a small model of every architecture, and hold its outputs against llama.cpp's.
+"""Replay a small model of every architecture, and compare its outputs with llama.cpp's.
 
     python tests/scripts/replay_architectures.py                  # all variants, preset exact
     python tests/scripts/replay_architectures.py -p default t5 bert

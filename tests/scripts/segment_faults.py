@@ -1,4 +1,4 @@
-"""Measures what judging by segments finds: engines that are wrong in one op, and honest ones.
+"""Measures the judgement by segments: engines with one wrong op, and honest ones.
 
     python tests/scripts/segment_faults.py --faults 100 --honest 100
 
@@ -83,7 +83,7 @@ class InAnyOrder(Noisy):
 
 
 def shown_by(program: Program, file: GgufFile, build: Build, way: Honest) -> dict[Place, Any]:
-    """Return every result of an engine's own run, in the type of its tensor."""
+    """Return every result of an engine's own run, in its tensor's type."""
     found: dict[Place, Any] = {}
 
     def see(graph: Any, node: Any, value: NDArray[Any]) -> None:
@@ -191,7 +191,7 @@ def moved(
 
 
 def ending(kind: str, wire: Wire, found: list[Any], judge: SegmentJudge) -> str:
-    """Say if the fault, and nothing else, is found where it was put."""
+    """Describe whether the fault, and nothing else, is found at its place."""
     if not found:
         return "below the noise"
     if kind == "logits":

@@ -1,4 +1,4 @@
-"""The text that an engine of any level writes behind a prompt, or its other answers as text."""
+"""The text of an engine at any level after a prompt; its other answers are converted to text."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ FLAGS = {"remove_special": True, "unparse_special": False}
 
 @dataclass(frozen=True)
 class WrittenText:
-    """A text that was written. given_ids: the prompt's ids are the oracle's, for want of a
-    tokenizer."""
+    """A text from an engine. given_ids: the prompt's ids come from the oracle, because the engine
+    lacks a tokenizer. given_ids: the prompt's ids are the oracle's, for want of a tokenizer."""
 
     text: str
     given_ids: bool = False
@@ -28,8 +28,8 @@ Way = Callable[[Context, Session, str, int], WrittenText | None]
 
 
 def text_behind(context: Context, session: Session, prompt: str, n: int) -> WrittenText:
-    """Return the text of n greedy tokens. Raises NoAnswer if the engine offers nothing that shows
-    them."""
+    """Return the text of n greedy tokens. Raises NoAnswer if the engine has no level for it. Raises
+    NoAnswer if the engine offers nothing that shows them."""
     for way in (by_text, by_tokens, by_logits, by_lists):
         if (found := way(context, session, prompt, n)) is not None:
             return found
@@ -62,8 +62,8 @@ def by_tokens(context: Context, session: Session, prompt: str, n: int) -> Writte
 
 
 def by_logits(context: Context, session: Session, prompt: str, n: int) -> WrittenText | None:
-    """Return the likeliest token behind each of the oracle's: all answers of a test lead to the
-    next one, so that a wrong one changes nothing in the others."""
+    """Return the likeliest token after each of the oracle's: all answers of a test lead to the next
+    test, so a wrong one does not affect the others."""
     if not may_have(context, session, "logits"):
         return None
     ids, given = ids_of(context, session, prompt)
@@ -76,7 +76,7 @@ def by_logits(context: Context, session: Session, prompt: str, n: int) -> Writte
 
 
 def by_lists(context: Context, session: Session, prompt: str, n: int) -> WrittenText | None:
-    """Return the first candidate behind each of the oracle's tokens: an id, or its text."""
+    """Return the first candidate after each of the oracle's tokens: an id, or its text."""
     ids, given = ids_of(context, session, prompt)
     new = context.ask(context.oracle, "greedy", ids, n)
     lists = ask_if_offered(context, session, "logprobs", [[*ids, *new[:i]] for i in range(n)], 1)
@@ -98,8 +98,8 @@ def may_have(context: Context, session: Session, level: str) -> bool:
 
 
 def ids_of(context: Context, session: Session, prompt: str) -> tuple[list[int], bool]:
-    """Return the ids by the engine's own tokenizer, if it has one; and whether they are the
-    oracle's instead."""
+    """Return the ids by the engine's own tokenizer, if it has one; and whether they come from the
+    oracle instead."""
     own = ask_if_offered(context, session, "tokenize", [prompt.encode()])
     found = own or context.ask(context.oracle, "tokenize", [prompt.encode()])
     return found[0], not own

@@ -1,5 +1,5 @@
-"""Several prompts before any of them is answered: of a server that keeps one cache, or one buffer,
-for all that it is asked, each answer alone is right.
+"""Concurrent prompts: a server with one cache or buffer for all requests is right only if they come
+one by one.
 
 Servers put such prompts in one batch, whose sums may be others by roundings: a text that is not the
 one that comes alone is held against the oracle like any other, and ties are excused.
@@ -30,7 +30,7 @@ ROUNDS = 3  # which of them meet is a matter of microseconds
 
 @dataclass(frozen=True, kw_only=True)
 class TextByItself:
-    """A text of n tokens behind a prompt that was asked alone."""
+    """A text of n tokens after a prompt that was asked alone."""
 
     prompt: bytes
     n: int
@@ -39,8 +39,9 @@ class TextByItself:
 
 
 def asked_at_once(judge: Judge, context: Context) -> Iterator[Verdict]:
-    """Ask a server several questions at once. judge: verdicts on a text of so many tokens behind a
-    prompt. It comes last, since it may end the server. Other engines are not asked."""
+    """Ask a server several questions concurrently. judge: returns verdicts on a text of so many
+    tokens after a prompt. judge: verdicts on a text of so many tokens behind a prompt. It comes
+    last, since it may end the server. Other engines are not asked."""
     every = list(asked_alone(context)) if context.subject.takes_several else []
     if len(every) < 2:  # why it does not answer the others has been said
         return
@@ -85,9 +86,7 @@ def still_there(context: Context, outcomes: Sequence[Outcome], one: TextByItself
 def held_against(
     judge: Judge, context: Context, one: TextByItself, outcome: Outcome
 ) -> Verdict | None:
-    """Return a verdict if an answer given beside others is wrong; None if it is right or
-    missing.
-    """
+    """Return a verdict if a concurrent answer is wrong; None if it is right or missing."""
     if not isinstance(outcome, Answered) or outcome.value == one.text:
         return None
     said = outcome.value

@@ -1,4 +1,4 @@
-"""Logits position by position, for a report: how far off, and how clear each choice is."""
+"""Logits position by position, for a report: the error, and the margin of each choice."""
 
 from typing import Any
 

@@ -1,8 +1,7 @@
-"""Does an engine choose a control token where it is the likeliest? Text seldom ends within a few
+"""Control tokens: does an engine choose one if it is the likeliest? Text seldom ends within a few
 tokens, and some engines leave these out of what they choose from: all of them, or the one that they
 take for none, which may be the first or the last id of any type. And does it read other prompts?
-One that keeps the first may take that for theirs, or for their beginning.
-"""
+One that keeps the first may take that for theirs, or for their beginning."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -65,8 +64,8 @@ Ids = NDArray[np.intp]
 
 
 def control_token(context: Context, first: int, *, may_refuse: bool = False) -> Iterator[Verdict]:
-    """Return a prompt after which the oracle likes a control token best, by far, for each of a few
-    tokens."""
+    """Yield verdicts on prompts after which a control token is by far the oracle's likeliest, for a
+    few such tokens."""
     controls = ids_of_control(context)
     ends = lengths_asked(context, first)
     if context.facts.decoder_start is not None or not ends:
@@ -122,13 +121,13 @@ def control_token(context: Context, first: int, *, may_refuse: bool = False) -> 
 
 
 def shows_logits_behind(context: Context, ids: list[int]) -> bool:
-    """Return True if the engine shows logits behind these ids, and so has room for that many."""
+    """Return True if the engine shows logits after these ids, so that it has room for as many."""
     request = Request(batches=(Batch.for_next(ids),))
     return isinstance(context.subject.ask("evaluate", request), Answered)
 
 
 def lengths_asked(context: Context, first: int) -> list[int]:
-    """Return the lengths of the prefixes whose next token is looked at: all, or for a large
+    """Return the lengths of the prefixes whose next tokens are searched: all, or for a large
     vocabulary as many as fit in memory, spread over each asked length and short ones."""
     n, room = n_cells(context) - 1, ROWS // max(1, context.facts.n_vocab)
     if n <= room:
@@ -182,10 +181,10 @@ def firsts_of(logits: F32, wanted: Ids, allowed: float) -> list[int]:
 def other_prompts(
     clear: Ids, telling: NDArray[np.bool_], ends: Sequence[int], first: int
 ) -> list[int]:
-    """Return one as long as the first, or what is kept of that may be found by its length and be
-    this one's, and one of more tokens than a tile or a small ubatch, behind which another token
-    comes with another beginning, if there is one; else the next longer that is clear, so that all
-    of the first may be its beginning, else the longest. ends: as `lengths_asked`."""
+    """Return the lengths of further prompts. One is as long as the first prompt, to find a cache
+    that is looked up by length. Another has more tokens than a tile or a small ubatch, and a next
+    token that depends on its beginning, if possible; else the next longer clear one, else the
+    longest. ends: as `lengths_asked`."""
     if not len(clear):
         return []
     long = [at for at in clear.tolist() if ends[at] >= PROMPT]
@@ -195,7 +194,7 @@ def other_prompts(
 
 
 def clear_places(logits: F32, allowed: float) -> Ids:
-    """Return the places behind which one token is likelier than any other by more than that."""
+    """Return the places after which one token is likelier than any other by more than that."""
     if not np.isfinite(logits).all() or logits.shape[1] < 2:
         return np.zeros(0, np.intp)
     first, second = np.partition(logits, (-2, -1), axis=1)[:, :-3:-1].T

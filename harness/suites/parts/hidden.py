@@ -1,4 +1,4 @@
-"""Faults that logits which agree may hide: tokens that are too small, GELU by erf.
+"""Faults that agreeing logits may hide: tokens with small logits, GELU by erf.
 
 Tokens whose logits are smaller than their allowed error agree with any small ones.
 """
@@ -34,8 +34,8 @@ def hidden_tokens(expected: F32, allowed: float) -> int:
 
 
 def most_are_hidden(detail: Mapping[str, Any]) -> bool:
-    """Return True if most rows are hidden: the few that agree are then no agreement of the model.
-    detail: of a verdict."""
+    """Return True if most rows are hidden, so that agreement of the others says little. detail: of
+    a verdict. detail: of a verdict."""
     return 2 * int(detail.get("hidden_tokens", 0)) > int(detail.get("vocabulary", 0))
 
 
@@ -45,7 +45,7 @@ def in_words(detail: Mapping[str, Any]) -> str:
 
 
 def hidden_by_the_table(context: Context) -> list[str]:
-    """Return HIDDEN for a subject without tensors, on a model whose graph has such a node.
+    """Return HIDDEN for a subject without tensors, on a model whose graph has a GELU table.
     llama.cpp's graph of the usual run is known by now."""
     along = context.honest
     if shows_tensors(context) or not isinstance(along, AlongLlamaCpp):

@@ -1,6 +1,6 @@
-"""Keys and values in F16 of a program that says they are in F32, or says nothing: what its logits
-are then, in words. It is no fault of an op, and is not excused either: llama.cpp is run with the
-same cache as soon as the program says which."""
+"""Undeclared F16 caches: a note for a program that declares F32 for keys and values, or nothing. It
+is no fault of an op, and is not excused either: llama.cpp is run with the same cache as soon as the
+program says which."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -30,8 +30,8 @@ WORDS = (
 def with_f16_cache(
     context: Context, batches: Sequence[Batch], got: F32, detail: Mapping[str, Any], what: str
 ) -> str:
-    """Return what to add to a difference with this detail. A caller that asks many made models of a
-    wrong engine need not wait for two runs of each."""
+    """Return a note to add to a difference with this detail. A caller that asks many made models of
+    a wrong engine need not wait for two runs of each."""
     small = detail["worst_relative_to_largest_logit"] <= AT_MOST
     if detail["at_fault"] != "subject" or not small:
         return ""
@@ -41,8 +41,9 @@ def with_f16_cache(
 
 def kept_in_f16(context: Context, batches: Sequence[Batch], got: F32, what: str) -> str:
     """Return a note if the engine seems to keep numbers in F16. got: the subject's logits,
-    (outputs, vocabulary). "": the engine says otherwise, tells nothing, or is no nearer to such a
-    run."""
+    (outputs, vocabulary). "" if the engine declares otherwise, or is no nearer to such a run. got:
+    the subject's logits, (outputs, vocabulary). "": the engine says otherwise, tells nothing, or is
+    no nearer to such a run."""
     settings = context.settings
     in_full = (settings.type_k, settings.type_v) == ("F32", "F32")
     if not in_full or not isinstance(context.subject, ProgramSession):

@@ -1,4 +1,4 @@
-"""Lists of candidates: those that become right all at once, those of nothing, two alike.
+"""Lists of candidates: a common scale of wrong values, empty lists, and equal ones.
 
 Values may be probabilities, or other logarithms. Where the text ends a list may be empty, and else
 that agrees with anything.
@@ -47,13 +47,13 @@ class ListScale:
         return f"all values are right except for a factor of {self.by:.4g}, as with {what}"
 
     def facts(self) -> dict[str, str]:
-        """Return the facts that a verdict keeps: none of a temperature, which a matrix can make as
-        well."""
+        """Return the facts that a verdict stores: none for a temperature, which a wrong matrix can
+        also cause."""
         return {} if self.kind is ScaleKind.TEMPERATURE else {LOGARITHMS: self.describe()}
 
 
 def first_off(listed: Sequence[Listed], logits: F32, allowed: float) -> tuple[int, Off] | None:
-    """Return the first wrong list, which may cause the wrong lists behind it."""
+    """Return the first wrong list, which may cause the later wrong ones."""
     for row, (each, expected) in enumerate(zip(listed, logits, strict=True)):
         if (off := off_from(each, expected, allowed)) is not None:
             return row, off
@@ -109,7 +109,7 @@ def is_empty(listed: Listed) -> bool:
 
 
 def left_open(listed: Sequence[Listed], ended: Sequence[int]) -> str:
-    """Describe lists that could not be compared: empty ones, and texts that no token has.
+    """Describe lists that could not be compared: empty ones, and texts without a token.
 
     "" if there are none. ended: the lists that may be empty.
     """

@@ -1,4 +1,4 @@
-"""Suites that ask on models which are made of the user's, as harness.blackbox.in_check says."""
+"""Suites on models made of the user's, as in harness.blackbox.in_check."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Texts made of a vocabulary's own tokens, which no fixed text has of every vocabulary.
+"""Texts made of a vocabulary's own tokens, as opposed to fixed texts.
 
 Tokens that no merge makes (control, user-defined, byte, unused and unknown ones) in many places: an
 engine that splits `<think>`, or reads the text `<0x41>` as a byte, is right on all other texts. And
@@ -42,7 +42,7 @@ CONTRACTIONS = ("s", "t", "re", "ve", "m", "ll", "d")
 
 
 def special_texts(tokenizer: Tokenizer, seed: int) -> list[bytes]:
-    """Return UTF-8 texts without repeats: tokens of each kind in each place, and side by side."""
+    """Return distinct UTF-8 texts: tokens of each kind in each place, and side by side."""
     kinds = {name: tokens_of_kind(tokenizer, kind) for name, kind in KINDS.items()}
     tokens = {name: texts_of(tokenizer, own) for name, own in kinds.items()}
     found = [text for name, own in tokens.items() for text in place_tokens(own, seed, name)]
@@ -54,7 +54,8 @@ def special_texts(tokenizer: Tokenizer, seed: int) -> list[bytes]:
 
 
 def place_tokens(tokens: list[str], seed: int, name: str) -> Iterator[str]:
-    """Yield some tokens in each place, with their first character twice and in other case."""
+    """Yield some tokens in each place, also with their first character doubled and in the other
+    case."""
     for number, place in enumerate(PLACES):
         chosen = spread(tokens, seed, f"{name} in place {number}")[:TOKENS_PER_PLACE]
         for token in dict.fromkeys((*ends_of(tokens), *chosen)):
@@ -110,7 +111,7 @@ def texts_of(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
 
 
 def together(tokens: list[str]) -> Iterator[str]:
-    """Yield texts that each hold a token once, behind a letter."""
+    """Yield texts that each contain a token once, after a letter."""
     for start in range(0, min(len(tokens), MAX_TOGETHER), TOKENS_PER_TEXT):
         yield "".join(f"a{token}" for token in tokens[start : start + TOKENS_PER_TEXT])
 
@@ -154,7 +155,8 @@ def ordinary(tokenizer: Tokenizer) -> list[str]:
 
 
 def overlapping(pieces: Sequence[str]) -> Iterator[str]:
-    """Yield texts of three halves of a piece that is the same text twice: two merges compete."""
+    """Yield texts of one and a half copies of a piece that consists of equal halves: two merges
+    compete."""
     known = set(pieces)
     for piece in pieces:
         half = piece[: len(piece) // 2]
@@ -163,8 +165,8 @@ def overlapping(pieces: Sequence[str]) -> Iterator[str]:
 
 
 def contracted_pieces(pieces: Sequence[str]) -> Iterator[str]:
-    """Yield pieces that begin with the end of a contraction and go on with letters, in both cases:
-    an engine that cuts there cannot merge them."""
+    """Yield pieces that begin with the end of a contraction and continue with letters, in both
+    cases: an engine that splits there cannot merge them."""
     by_first: dict[str, list[str]] = defaultdict(list)
     for piece in pieces:
         if len(piece) > 1 and piece.isalpha():
@@ -183,7 +185,7 @@ def glue_pieces(pieces: Sequence[str], seed: int) -> Iterator[str]:
 
 
 def spread(texts: Sequence[str], seed: int, name: str) -> list[str]:
-    """Return all items, or as many as asked for, spread over the whole list."""
+    """Return all items, or as many as requested, spread over the whole list."""
     if len(texts) <= OF_A_KIND:
         return list(texts)
     drawn = integers(stream(seed, f"{name} texts"), OF_A_KIND, len(texts))

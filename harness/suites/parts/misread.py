@@ -1,4 +1,4 @@
-"""Prompts that tell whether an engine reads characters as they are.
+"""Prompts that reveal if an engine misreads characters.
 
 What it takes a character for matters to the next token behind few prompts: for each known way to
 read a text otherwise one is looked for behind which the oracle chooses another token than behind
@@ -58,8 +58,8 @@ READINGS: tuple[Callable[[str], bytes], ...] = (
 
 
 def misread_prompts(context: Context) -> list[bytes]:
-    """Yield the prompts: FOREIGN, and others for readings that it does not show. A reading with
-    characters outside of the vocabulary is left out, as engines may choose."""
+    """Yield the prompts: FOREIGN, and others for readings that FOREIGN does not reveal. A reading
+    with characters outside of the vocabulary is left out, as engines may choose."""
     behind = Behind(context=context, pieces=Pieces.of(context))
     found = [FOREIGN.decode()] if behind.keeps(FOREIGN.decode()) else []
     usual = [before + characters for before in BEFORE for characters in CHARACTERS]
@@ -77,7 +77,7 @@ def misread_prompts(context: Context) -> list[bytes]:
 
 @dataclass(frozen=True, kw_only=True)
 class Behind:
-    """The tokens that the oracle chooses behind each prompt."""
+    """The oracle's choices of tokens after each prompt."""
 
     context: Context
     pieces: Pieces
@@ -94,7 +94,7 @@ class Behind:
             return ()
 
     def tells(self, text: str, read: Callable[[str], bytes]) -> bool:
-        """Return True if that reading changes the text's first token by more than honest runs
+        """Return True if that reading changes the token after the text by more than honest runs
         differ."""
         if (as_read := read(text)) == text.encode():
             return False
@@ -108,7 +108,7 @@ class Behind:
         return shown and margin > ROOM * allowed_in(self.context, right)
 
     def row(self, prompt: bytes) -> F32 | None:
-        """Return the oracle's logits; None: it does not answer, or they are no numbers."""
+        """Return the oracle's logits; None without an answer, or if they are not finite."""
         if prompt not in self.rows:
             self.rows[prompt] = self.compute(prompt)
         return self.rows[prompt]

@@ -1,4 +1,5 @@
-"""The next token behind beginnings, of an engine that says no more: many, and where two are alike.
+"""The next token after many prefixes, for an engine that shows nothing else, and close calls
+between two tokens.
 
 Greedy tokens of an engine that is a little wrong are right for a long way. But of some thousand
 beginnings a few have a margin hundreds of times smaller than most: of those whose margin is beyond
@@ -79,7 +80,7 @@ def seeded_runs(context: Context) -> Iterator[tuple[list[int], list[int]]]:
 
 
 def texts_of(context: Context, text: bytes) -> Iterator[bytes]:
-    """Yield the text with its words in another order, each of a length that is read quickly."""
+    """Yield the text with its words in another order, in lengths that are read quickly."""
     words = text.split()
     for number in range(RUNS if context.facts.is_small else 1):
         first = number * len(words) // RUNS
@@ -87,7 +88,7 @@ def texts_of(context: Context, text: bytes) -> Iterator[bytes]:
 
 
 def beginnings_of(context: Context, text: bytes) -> tuple[list[int], dict[int, bytes]]:
-    """Return the prompt's ids, and the lengths of its beginnings whose own ids begin them."""
+    """Return the prompt's ids, and the prefix lengths whose texts have the same ids."""
     every = [text[:n] for n in range(1, len(text) + 1)]
     *rest, ids = context.ask(context.oracle, "tokenize", every)
     lengths = {
@@ -99,8 +100,8 @@ def beginnings_of(context: Context, text: bytes) -> tuple[list[int], dict[int, b
 
 
 def closest(context: Context, runs: Iterable[tuple[list[int], list[int]]]) -> list[Beginning]:
-    """Return the closest calls. runs: ids, and the lengths of the beginnings that can be asked
-    for."""
+    """Return the closest calls. runs: ids, and the prefix lengths that can be asked for. runs: ids,
+    and the lengths of the beginnings that can be asked for."""
     found: list[tuple[float, int, Beginning]] = []
     number = count()  # no two beginnings are compared themselves
     for ids, ends in runs:
@@ -134,7 +135,7 @@ def allowed_in(context: Context, row: F32) -> float:
 def said_behind(
     context: Context, close: Sequence[Beginning], question: str, given: Callable[[Beginning], Any]
 ) -> tuple[list[tuple[Beginning, Any]], LeftOut | None]:
-    """Return the subject's next token behind each prefix, and why longer prefixes have none."""
+    """Return the subject's next token after each prefix, and why longer prefixes have none."""
     answers, left = [], None
     for one in close:
         outcome = context.subject.ask(question, given(one), 1)
@@ -149,7 +150,8 @@ def said_behind(
 def said_of(
     context: Context, suite: str, n: int, same: Sequence[Beginning], ties: int
 ) -> Iterator[Verdict]:
-    """Yield the verdict on an engine without a fault. n: answers; those that differ beyond ties are
+    """Yield the verdict on an engine without a fault. n: answers; those that differ, except for
+    ties, are explained by one honest design. n: answers; those that differ beyond ties are
     explained by one honest design."""
     if not n:
         text = "no two tokens are close and still further apart than the noise of honest runs"
@@ -174,7 +176,7 @@ def in_words(close: Sequence[Beginning]) -> str:
 
 
 def next_tokens(context: Context) -> Iterator[Verdict]:
-    """Yield verdicts on the next token behind each prefix of seeded tokens, for an engine without
+    """Yield verdicts on the next token after each prefix of seeded tokens, for an engine without
     lists. A greedy text alone stays right despite large errors."""
     if context.facts.decoder_start is not None or "logprobs" in (context.subject_info.levels or ()):
         return
@@ -223,8 +225,8 @@ def next_tokens(context: Context) -> Iterator[Verdict]:
 
 
 def of_one_choice(chosen: Sequence[int]) -> str:
-    """Return True if the model's next token is the same whatever it reads, as with random weights
-    and large biases. Its tokens do not show if prompts are read."""
+    """Return a note if the model's next token is the same for any input, as with random weights and
+    large biases. Its tokens do not show if prompts are read."""
     if len(chosen) < 2 or len(set(chosen)) > 1:
         return ""
     return f": always {chosen[0]}, whatever the prompt, so this shows little"

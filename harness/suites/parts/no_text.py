@@ -1,4 +1,4 @@
-"""Verdicts on an engine that writes nothing: could an honest one have written nothing?
+"""Verdicts on an engine that writes nothing: is an empty text possible in an honest run?
 
 Behind one prompt it may end, or keep back what is no whole character, so an empty text accuses
 nobody. Behind several prompts any honest run begins with characters: there the engine has chosen
@@ -22,8 +22,8 @@ FEWEST = 3
 
 
 def no_text_at_all(context: Context) -> Verdict | None:
-    """Return the verdict on an engine that writes nothing behind any prompt, if honest runs begin
-    at least FEWEST texts there."""
+    """Return the verdict on an engine that writes nothing after any prompt, if honest runs write at
+    least FEWEST texts there."""
     n, had_to = min(N_OTHERS, context.n_steps), {}
     for prompt in (context.prompt, *OTHERS):
         try:

@@ -1,5 +1,5 @@
-"""Differences in several batches that one batch does not have: in what later ones are given, in
-their size, or in what is kept of calls before."""
+"""Differences in several batches that a single batch does not show: in the content of later ones,
+in their size, or in state from earlier calls."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,7 +27,7 @@ def with_one_batch(
     *,
     usual: bool = False,
 ) -> Verdict:
-    """Add a note to a run that agrees once the same tokens come in one batch."""
+    """Add a note to a run that agrees if the same tokens come in one batch."""
     if verdict.detail.get("at_fault") != "subject" or len(batches) < 2 or context.given:
         return verdict
     if any(batch.encoder or batch.seq_ids.any() for batch in batches):
@@ -55,8 +55,8 @@ def with_one_batch(
 def by_size_or_place(
     context: Context, batches: Sequence[Batch], wrong: int
 ) -> tuple[str, bool | None]:
-    """Say what a wrong batch was given wrongly, and whether its size is the reason; None: nobody
-    knows. wrong: the number of the first such batch."""
+    """Describe a wrong batch, and say whether its size is the reason; None if unknown. wrong: the
+    number of the first such batch."""
     n, first = len(batches[wrong]), len(batches[0])
     size = "the kernels for this many rows" if n > 1 else "the kernels for a single row"
     place = f"the inputs of a batch after the first {first} tokens: {what_it_keeps(context.file)}"

@@ -1,5 +1,4 @@
-"""Logits that tokens and texts are held against: the oracle's, if they are right, and honest
-runs.
+"""Reference logits for tokens and texts: the oracle's, if they are right, and honest runs.
 
 One rule for all suites: a design explains an engine if one run of it comes to all of its
 answers.
@@ -39,7 +38,7 @@ def oracles_logits(context: Context, batches: Sequence[Batch]) -> F32 | None:
 
 
 def why_any_choice_agrees(context: Context, logits: F32) -> str:
-    """Return why no greedy token behind any of these rows can be wrong; "": one can.
+    """Return why no greedy token after any of these rows can be wrong; "" if one can.
 
     logits: (outputs, vocabulary).
     """
@@ -68,8 +67,8 @@ def in_one(context: Context, batches: Sequence[Batch]) -> tuple[Batch, ...]:
 def honest_runs(
     context: Context, batches: Sequence[Batch], among: Sequence[int] | None = None
 ) -> Iterator[tuple[int, F32]]:
-    """Yield a run of each design with its number: 0 as llama.cpp converts activations, 1 without,
-    then in other formats. among: of these designs alone."""
+    """Yield a run of each design with its number: 0 with llama.cpp's conversions of activations, 1
+    without any, then other formats. among: of these designs alone."""
     numbers = range(2) if among is None else [n for n in among if n < 2]
     first = context.honest_runs(batches) if numbers else ()
     yield from ((n, first[n]) for n in numbers)
@@ -82,8 +81,8 @@ def honest_runs(
 def designs_that_say(
     context: Context, batches: Sequence[Batch], fits: Fits, among: Sequence[int] | None = None
 ) -> Iterator[int]:
-    """Yield the numbers of the designs whose runs agree with the subject, as they are computed: an
-    engine has one design for all answers."""
+    """Yield the numbers of the designs whose runs agree with the subject, one after the other. An
+    engine must have the same design in all answers."""
     noise = context.noise_on(batches)
     for number, run in honest_runs(context, batches, among):
         if fits(run, between_two_in_rows(noise, run)):
@@ -104,8 +103,8 @@ def is_honest(context: Context, batches: Sequence[Batch], fits: Fits) -> bool:
 def nearly_chosen(
     tokens: Sequence[int], run: F32, allowed: NDArray[np.float64], first: int = 0
 ) -> bool:
-    """Return True if each chosen token is nearly the largest. tokens: one behind each row from
-    `first` on; allowed: in each row."""
+    """Return True if each chosen token nearly has the largest logit. tokens: one behind each row
+    from `first` on; allowed: in each row."""
     rows, limits = run[first:][: len(tokens)], allowed[first:][: len(tokens)]
     return bool((rows.max(axis=1) - rows[np.arange(len(rows)), list(tokens)] <= limits).all())
 
@@ -113,7 +112,7 @@ def nearly_chosen(
 def other_choice(
     row: F32, actual: int, allowed: float, what: str = "token "
 ) -> tuple[str, dict[str, Any]]:
-    """Return the words and the detail for a token chosen instead of the likeliest. what: the
+    """Return the description and the detail of a token chosen instead of the likeliest. what: the
     likeliest token's kind, followed by a space."""
     wanted = int(row.argmax())
     margin = float(row[wanted]) - float(row[actual])

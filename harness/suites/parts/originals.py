@@ -20,7 +20,7 @@ SHOWN = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Original:
-    """One [[tokens]] entry: a text, shrunk, that the two sides turn into different ids."""
+    """One [[tokens]] entry: a shrunk text with different ids on the two sides."""
 
     id: str
     original: str  # the library, which is the name of its adapter
@@ -55,8 +55,7 @@ def known_originals() -> tuple[Original, ...]:
 
 
 def originals_of(metadata: Mapping[str, Any]) -> list[Original]:
-    """Return the entries that hold for a file with this metadata; only BPE goes by the
-    pre-tokenizer."""
+    """Return the entries for a file with this metadata; only BPE depends on the pre-tokenizer."""
     model, pre = (
         str(metadata[key].data) if key in metadata else ""
         for key in ("tokenizer.ggml.model", "tokenizer.ggml.pre")
@@ -76,8 +75,8 @@ def repaired_tokens(vocabulary: Vocabulary) -> list[int]:
 
 
 def named_among(context: Context, wrong: Iterable[tuple[Any, Sequence[Any], Sequence[Any]]]) -> str:
-    """Return a clause if each difference has such a token on one of its sides; else "". wrong: the
-    question, and the expected and the given ids."""
+    """Return a clause if each difference involves such a token; else "". wrong: the question, and
+    the expected and the given ids."""
     try:
         vocabulary = context.tokenizer.vocabulary
     except EngineError:

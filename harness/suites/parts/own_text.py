@@ -1,4 +1,4 @@
-"""Are the greedy tokens of an engine those of its own logits, also behind a tie?
+"""Consistency of an engine: its greedy tokens must follow from its own logits, also after a tie.
 
 Behind a tie the texts are two, and the oracle's logits say nothing of the engine's own. An engine
 that shows logits is asked for those of its own text: a loop that counts positions otherwise than
@@ -22,8 +22,9 @@ from lockstep.harness.records import Answered, Request, Verdict
 def held_to_its_own(
     context: Context, tie: Verdict, batches: Sequence[Batch], text: Sequence[int]
 ) -> Verdict:
-    """Judge a text by the engine's own logits. tie: what was excused; batches: the prompt and all
-    but the last token of the text."""
+    """Judge a text by the engine's own logits. tie: the excused tie; batches: the prompt and all
+    but the last token of the text. tie: what was excused; batches: the prompt and all but the last
+    token of the text."""
     context.progress("the logits of the engine's own text")
     outcome = context.subject.ask("evaluate", Request(batches=tuple(batches)))
     if not isinstance(outcome, Answered):

@@ -1,4 +1,4 @@
-"""Texts of ids for a report, by our own tokenizer: what a reader needs to see what differs."""
+"""Texts of ids for a report, from our own tokenizer."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Texts behind which an engine is asked to go on."""
+"""Prompts for text generation."""
 
 # Behind one prompt a wrong engine may well go on rightly: with BOS put in twice a model of stories
 # does so for 32 tokens behind "Once upon a time", and for 0 to 6 behind these.

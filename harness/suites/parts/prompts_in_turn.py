@@ -1,4 +1,4 @@
-"""Does an engine read each prompt for itself, and all of it?
+"""Prompts in turn: does an engine read each prompt independently and completely?
 
 It is asked for prompts in turn, of which the oracle's answer depends on their beginning and on
 which one is asked: who cuts a prompt, takes one for another that is as long or ends alike, or keeps
@@ -42,8 +42,7 @@ class Turn:
 
     @property
     def n_tried(self) -> int:
-        """Return the number of prompts to try: more if few are telling, for long prompts, for two
-        new tokens (the last matters most), and for none at the end."""
+        """Return the number of prompts to try: more for rare kinds."""
         few_new = self.n - self.begin <= 2 or self.is_between
         return MORE if self.n > LONG or few_new else TRIED
 
@@ -79,8 +78,9 @@ PLURAL = {BEGINS: "begin like the one before"}
 
 @dataclass(frozen=True, kw_only=True)
 class TellingPrompt:
-    """A prompt that shows a wrong cache hit. logits: the oracle's behind it; like: words for what
-    it shares with the prompt before."""
+    """A prompt that reveals a wrong cache hit. logits: the oracle's after it; like: a description
+    of the part shared with the previous prompt. logits: the oracle's behind it; like: words for
+    what it shares with the prompt before."""
 
     ids: list[int]
     logits: F32
@@ -134,8 +134,8 @@ def the_same(asked: Sequence[TellingPrompt], ties: int) -> str:
 
 
 def chosen_behind(context: Context, ids: Sequence[int]) -> int | None:
-    """Return the token that the subject chooses behind the ids; None if it refuses them, as it may
-    if no text has them, or if they are many. Raises NoAnswer for a failure."""
+    """Return the subject's token after the ids; None if it refuses them, as it may for ids without
+    a text, or for many. Raises NoAnswer for a failure."""
     outcome = context.subject.ask("greedy", list(ids), 1)
     if isinstance(outcome, Unanswerable | Rejected):
         return None
@@ -151,7 +151,7 @@ def differing(
     where: str,
     before: TellingPrompt | None,
 ) -> Iterator[Verdict]:
-    """Return the differing prompts, also of an engine that dies when it is asked for more."""
+    """Yield the verdict on a differing prompt, also if the engine dies at the next question."""
     alone, steady = None, True
     try:
         alone = is_right_alone(context, prompt)
@@ -167,8 +167,8 @@ def differing(
 
 
 def is_right_alone(context: Context, prompt: TellingPrompt) -> bool:
-    """Return True if the prompt is right behind its own first token, or behind another one, where
-    nothing else can be kept."""
+    """Return True if the answer is right after the prompt's own first token, or after another one,
+    where no other cached data exists."""
     first = prompt.ids[0]
     before = (first, (first + 1) % len(prompt.logits))
     return any(
@@ -197,8 +197,9 @@ def another(
     *,
     steady: bool = True,
 ) -> Verdict:
-    """Return the verdict on another prompt. alone: None if the engine does not answer there;
-    steady: wrong again behind the one before it."""
+    """Return the verdict on another prompt. alone: None without an answer there; steady: wrong
+    again after the previous prompt. alone: None if the engine does not answer there; steady: wrong
+    again behind the one before it."""
     how = {True: "right", False: "wrong as well", None: "not answered"}[alone]
     look = "prompts that are cut, or mistaken for one of the same length"
     if alone:
@@ -223,8 +224,8 @@ def another(
 
 
 def telling_prompts(context: Context) -> list[TellingPrompt]:
-    """Return prompts whose likeliest next token differs by far from that behind the prompt before,
-    behind that one with this one's last token, and behind what a cut would leave."""
+    """Return prompts whose likeliest next token clearly differs from that of the previous prompt,
+    of that prompt with this one's last token, and of a truncated one."""
     room = n_cells(context) - 1
     found: list[TellingPrompt] = []
     sizes = [turn.n * turn.n_tried for turn in PROMPTS if not turn.is_between]
@@ -250,7 +251,7 @@ def telling_prompts(context: Context) -> list[TellingPrompt]:
 def best_of(
     context: Context, telling: Iterator[TellingPrompt], turn: Turn, before: Sequence[TellingPrompt]
 ) -> list[TellingPrompt]:
-    """Return the first prompt. Of prompts that share a beginning with the one before, take the
+    """Return the best prompts. Of prompts that share a beginning with the one before, take the
     first whose token changes if one cached token too many is kept. The cache of the prompt before
     may compensate, so one such prompt is not enough."""
     if not (turn.begin and before):
@@ -276,7 +277,7 @@ def tells_of_one_more(context: Context, one: TellingPrompt, before: TellingPromp
 def candidates(
     context: Context, turn: Turn, before: Sequence[TellingPrompt], ids: Iterator[int]
 ) -> Iterator[TellingPrompt]:
-    """Yield prompts that may tell; none if the oracle does not answer."""
+    """Yield prompts that may reveal a fault; none without the oracle's answer."""
     n, last = turn.n, before[0].ids if before else []
     begin, end = last[: turn.begin], last[len(last) - min(turn.end, len(last)) :]
     ends = range(n - ENDS + 1, n + 1) if n > LONG else (n,)
@@ -313,6 +314,6 @@ def tells(context: Context, one: TellingPrompt, before: Sequence[TellingPrompt])
 
 
 def logits_behind(context: Context, ids: Sequence[int], ends: Sequence[int]) -> F32 | None:
-    """Return the logits behind each end: (ends, vocabulary); None: the oracle does not answer."""
+    """Return the logits after each end: (ends, vocabulary); None without the oracle's answer."""
     outcome = context.oracle.ask("evaluate", Request(batches=batches_behind(context, ids, ends)))
     return np.concatenate(outcome.value.logits) if isinstance(outcome, Answered) else None

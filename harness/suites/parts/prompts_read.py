@@ -1,4 +1,5 @@
-"""Changes that an engine makes to a prompt before it reads it, and the length of text it writes."""
+"""Changes that an engine makes to a prompt before reading it, and the length of text that it
+writes."""
 
 from lockstep.harness.context.further_runs import LeftOut
 from lockstep.harness.context.suite import Context, NoAnswer
@@ -14,7 +15,7 @@ READ_OTHERWISE = (
 
 
 def cut_off(context: Context) -> str:
-    """Return a clause if the text is the right one behind the prompt without its spaces."""
+    """Return a clause if the text is the right one for the prompt without its spaces."""
     n = min(N_OTHERS, context.n_steps)
     texts = {}
     for name, prompt in {
@@ -36,9 +37,8 @@ def cut_off(context: Context) -> str:
 
 
 def counted_otherwise(context: Context, prompt: bytes, n: int) -> str:
-    """Return a clause if the subject counts another number of prompt tokens than n, as servers
-    report it: that is a nearer cause of a wrong text than any op. "": it reports none, or the same
-    number, which proves nothing."""
+    """Return a clause if a server reports another number of prompt tokens than n, which is a likely
+    cause of a wrong text. "": it reports none, or the same number, which proves nothing."""
     said = context.subject.counted.get(prompt)
     if said is None or said == n:
         return ""

@@ -37,7 +37,7 @@ def explain_by_factors(
     float32: Sequence[F32],
     rounded: NDArray[np.float64],
 ) -> FactorDesign | None:
-    """Return the design that gives the subject's logits, (outputs, vocabulary).
+    """Return the design that explains the subject's logits, (outputs, vocabulary).
 
     float32: honest runs in float32, of which none gives them; rounded: how far logits may be off
     besides. An engine has one design for all runs: once some gave its logits, others are not tried.
@@ -76,7 +76,7 @@ def nearer_designs(
     context: Context, batches: Sequence[Batch], logits: F32, float32: Sequence[F32]
 ) -> Iterator[Sequence[FactorDesign]]:
     """Yield designs whose runs are nearer than float32: of one part, or one format throughout, and
-    then of several parts in formats of their own.
+    then of several parts with different formats.
 
     The nearest need not be the engine's: where one rounding that goes the other way moves all that
     follow, a run that leaves them out is nearer than one that draws them anew.

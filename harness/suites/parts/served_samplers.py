@@ -1,4 +1,4 @@
-"""Samplers of an engine that is a server: asked by lists behind its samplers, and by many draws."""
+"""Samplers of a server: tested by the lists after its samplers, and by many draws."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -51,7 +51,7 @@ LEFT_OUT = {
 
 
 def compare_served(context: Context, suite: str) -> Iterator[Verdict]:
-    """Yield a verdict for each sampler that the server's interface can say."""
+    """Yield a verdict for each sampler that the server's interface can express."""
     run = begin_run(context)
     results = list[ServedPart]()
     for found in run.results():
@@ -137,7 +137,7 @@ def begin_run(context: Context) -> ServedRun:
 
 
 def choose_prompt(context: Context) -> tuple[tuple[int, ...] | bytes, list[int]]:
-    """Return a prompt as the server takes it, and its ids."""
+    """Return a prompt in the server's form, and its ids."""
     if not context.subject_info.text_only:
         ids = max(prompts_of(context.tokens), key=lambda ids: repeated_share(context, ids))
         return tuple(ids), ids
@@ -167,8 +167,9 @@ def row_of_server(
     row: F32,
     allowed: float,
 ) -> F32:
-    """Return the logits that the server's list agrees with: the oracle's, or of an honest run of
-    another design. Raises NoAnswer if there are none: then draws tell nothing of samplers."""
+    """Return the logits that match the server's list: the oracle's, or of an honest run of another
+    design. Raises NoAnswer if none match, because draws would then say nothing of samplers. Raises
+    NoAnswer if there are none: then draws tell nothing of samplers."""
     if "logprobs" not in (context.subject_info.levels or ()):
         return row
     prefix = prompt if isinstance(prompt, bytes) else list(prompt)
@@ -191,8 +192,8 @@ def words_of(context: Context) -> TokenizerWords | None:
 
 
 def labels_for(context: Context, n: int, words: TokenizerWords | None) -> Labels:
-    """Return the labels to ask for, without control tokens and ends of text, which some servers
-    hide."""
+    """Return the labels of tokens to test, without control tokens and ends of text, which some
+    servers hide."""
     if words is None:
         return Labels.by_id(n, ())
     unseen: Sequence[int] = sorted({*words.ends, *ids_of_control(context).tolist()})

@@ -1,4 +1,4 @@
-"""Blocks whose scales are subnormal halves: some files have such, others have none.
+"""Blocks with subnormal scales: some files have them, others none.
 
 A reader of half precision that takes them for zero is right on the rest. As weights all of them are
 ordinary floats, so that nobody may flush them to zero.
@@ -25,8 +25,8 @@ def has_half_scales(kind: str) -> bool:
 def with_small_scales(
     kind: str, raw: NDArray[np.uint8], n: int = BLOCKS
 ) -> NDArray[np.uint8] | None:
-    """Return the first n of these blocks with such scales, of all sizes; None: the type has no
-    halves."""
+    """Return the first n of these blocks with such scales, of all sizes; None for a type without
+    half-precision scales."""
     layout = WeightFormat.member(kind).layout
     blocks: NDArray[Any] = raw[: n * layout.itemsize].view(layout).copy()
     names = [name for name in layout.names or () if layout[name].base == HALF]

@@ -1,4 +1,5 @@
-"""The products of two engines on nearly empty inputs: put into a run, or each alone.
+"""The products of two engines on nearly empty inputs: as replaced values in a run, or as single
+ops.
 
 What lies between an input and the next shown node of an engine that shows tensors is a segment of
 llama.cpp's graph. In the same run gates get larger inputs than small models have, where they clamp,
@@ -87,9 +88,9 @@ def sparse_run(context: Context, keep: Keep) -> SparseRun:
 
 
 def up_to_one_token(batches: tuple[Batch, ...]) -> tuple[Batch, ...]:
-    """Return the prompt and one token behind it, because engines have another kernel for a
-    single row. In `trace` a few rows may be off by two activation steps, and a single row is
-    always few."""
+    """Return the prompt and one token after it, because engines have another kernel for a single
+    row. In `trace` a few rows may be off by two activation steps, and a single row is always few.
+    """
     alone = (number for number, batch in enumerate(batches, start=1) if len(batch) == 1)
     return batches[: next(alone, 1)]
 
@@ -257,7 +258,7 @@ def operand(view: TensorView, value: NDArray[np.float32] | NDArray[np.int32]) ->
 
 
 def few(view: TensorView, seed: int) -> NDArray[np.float32]:
-    """Return zeros, and in each row a run of `KEPT` seeded values, spread over the width."""
+    """Return zeros, with a run of `KEPT` seeded values in each row, spread over the width."""
     out = np.zeros(tuple(reversed(view.ne)), np.float32)
     rows = out.reshape(-1, out.shape[-1])
     raw = stream(seed, f"sparse {view.name}").random_raw(len(rows) * KEPT) >> np.uint64(40)
@@ -270,7 +271,7 @@ def few(view: TensorView, seed: int) -> NDArray[np.float32]:
 
 
 def in_turn(view: TensorView, n_expert: int) -> NDArray[np.int32]:
-    """Return ids of experts in turn, so that no token has one of them twice."""
+    """Return expert ids in cyclic order, so that no token has one twice."""
     shape = tuple(reversed(view.ne))
     rows = np.arange(np.prod(shape[:-1]))[:, None] + np.arange(shape[-1])
     found: NDArray[np.int32] = (rows % n_expert).astype(np.int32).reshape(shape)

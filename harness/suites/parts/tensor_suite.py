@@ -1,5 +1,4 @@
-"""Parts that the suites which judge tensors share: verdicts on what is wrong or was not
-compared.
+"""Parts shared by the suites that judge tensors: verdicts on wrong or missing tensors.
 
 Tensors that an engine shows of a large model are judged in a fork, while engines are asked other
 things.
@@ -22,7 +21,8 @@ from lockstep.harness.report.text import explain_finding
 
 @dataclass(frozen=True, kw_only=True)
 class NotAnswered:
-    """The result of a fork whose engine crashed or hung. The same is not asked again."""
+    """The result of a fork whose engine crashed or hung. The question is not repeated. The same is
+    not asked again."""
 
     error: NoAnswer
 
@@ -32,7 +32,8 @@ class NotAnswered:
 
 class TensorSuite(Suite):
     def ask(self, context: Context) -> Any:
-        """Return what an engine with tensors shows, as `judge` wants it. Raises NoAnswer."""
+        """Return an engine's tensors in the form that `judge` takes. Raises NoAnswer. Raises
+        NoAnswer."""
         raise NotImplementedError
 
     def judge(self, context: Context, shown: Any) -> Findings:
@@ -40,8 +41,8 @@ class TensorSuite(Suite):
         raise NotImplementedError
 
     def locate(self, context: Context) -> Findings:
-        """Locate by nodes and by segments, and ask for what else a sentence needs. Raises
-        NoAnswer."""
+        """Locate by nodes and by segments, and ask for further facts of the report. Raises
+        NoAnswer. Raises NoAnswer."""
         raise NotImplementedError
 
     def verdicts(self, context: Context, found: Findings) -> Iterator[Verdict]:
@@ -97,7 +98,7 @@ class TensorSuite(Suite):
 
 
 def left_out(context: Context, suite: str, found: Findings) -> Iterator[Verdict]:
-    """Yield verdicts on tensors that the engine does not show, or shows on inputs that the other
+    """Yield verdicts on tensors that the engine does not show, or shows with inputs that the other
     engine lacks. They accuse neither."""
     who, oracle = context.subject.name, context.oracle.name
     empty = [f.site for f in found.all if f.mismatch is None and not f.compared]

@@ -1,4 +1,4 @@
-"""Could greedy tokens of the oracle's model have made a text?
+"""Judgement of a text: could greedy tokens of the oracle's model have produced it?
 
 A text does not say where its tokens end, and the same bytes may be several tokens. So nothing is
 accused unless no token that fits the text is within the noise of the oracle's largest logit.
@@ -38,8 +38,9 @@ def judge_text(
     *,
     whole: bool = False,
 ) -> Iterator[Verdict]:
-    """Judge a text. logits: the oracle's before each of its tokens; free: those of them that have a
-    text; whole: it may end or go on only as an honest run does."""
+    """Judge a text. logits: the oracle's before each of its tokens; free: its tokens with a text;
+    whole: the text must end as an honest run's may. logits: the oracle's before each of its tokens;
+    free: those of them that have a text; whole: it may end or go on only as an honest run does."""
     if why := why_any_choice_agrees(context, logits):
         yield context.verdict("text", "not-compared", why)
         return
@@ -104,7 +105,7 @@ def same(found: Reading) -> str:
 def why_not_compared(
     best: Reading, free: Sequence[int], pieces: Pieces, *, whole: bool = False
 ) -> str:
-    """Say where the subject's text ends or is no text any more; "": it continues with other
+    """Describe where the subject's text ends or stops being text; "" if it continues with other
     text."""
     of = f"of the {len(free)} tokens of the oracle's text"
     piece = pieces[free[best.end]]
@@ -135,8 +136,8 @@ def is_replaced(rest: bytes, piece: bytes) -> bool:
 def first_tie(
     noise: float, logits: F32, free: Sequence[int], best: Reading, pieces: Pieces
 ) -> tuple[int, dict[str, Any]] | None:
-    """Return the first token that another honest engine may choose otherwise and still write this
-    text."""
+    """Return the first token where another honest engine may choose differently and still write
+    this text."""
     rest = b"".join(pieces[token] for token in free[: best.end]) + best.rest
     for step in range(best.end + 1):
         row, chosen = logits[step], free[step]
@@ -166,8 +167,8 @@ def fits(piece: bytes, rest: bytes, pieces: Pieces) -> bool:
 def divergence(
     context: Context, logits: F32, free: Sequence[int], best: Reading, pieces: Pieces
 ) -> Verdict:
-    """Return the verdict on a text. It names the likeliest of all tokens that fit the text
-    there."""
+    """Return the verdict on a text, with the likeliest token that fits the text there. It names the
+    likeliest of all tokens that fit the text there."""
     row, chosen = logits[best.end], free[best.end]
     order = np.argsort(-row, kind="stable").tolist()
     fitting = (t for t in order if pieces[t] and fits(pieces[t], best.rest, pieces))

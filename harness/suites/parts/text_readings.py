@@ -1,4 +1,4 @@
-"""An engine's text beside the tokens of the oracle's, in each honest way to write these."""
+"""An engine's text compared with the oracle's tokens, in each honest way to display them."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +14,7 @@ REPLACED = "\ufffd".encode()  # what bytes that are no UTF-8 are shown as
 
 @dataclass(frozen=True, kw_only=True)
 class Pieces:
-    """The bytes of each token, by our own reader."""
+    """The bytes of each token, from our own tokenizer."""
 
     tokenizer: Tokenizer
 
@@ -33,8 +33,8 @@ class Pieces:
         return self.tokenizer.piece(token, special=False)
 
     def count_shown(self, ids: Sequence[int]) -> int:
-        """Count the tokens before the first without a text. There engines may end, or show a
-        name."""
+        """Count the tokens before the first one without a text. There engines may end, or show a
+        name. There engines may end, or show a name."""
         return next((i for i, token in enumerate(ids) if not self[token]), len(ids))
 
     @property
@@ -44,7 +44,7 @@ class Pieces:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """The subject's text and the ends of the oracle's tokens, read in one honest way. end: the
+    """The subject's text matched with the oracle's tokens, under one honest reading. end: the
     number of the oracle's tokens that fit; rest: the subject's text behind them; drops: bytes that
     are no characters are left out."""
 
@@ -55,9 +55,9 @@ class Reading:
 
 
 def readings(said: bytes, free: Sequence[int], pieces: Pieces) -> Iterator[Reading]:
-    """Yield the text as it is; with the spaces that some engines take from its beginning, or
-    without those that they put before it; without the spaces that llama.cpp takes out where the
-    vocabulary says so; as JSON has it; without bytes that are no characters."""
+    """Yield the readings of a text: unchanged; with or without leading spaces that some engines
+    drop or add; without the spaces that llama.cpp removes for some vocabularies; as a JSON string;
+    without invalid bytes."""
     yield reading(said, free, pieces, bytes)
     spaces = leading(b"".join(pieces[token] for token in free))
     # of one token with a space, and one without, each may be wrong
@@ -78,8 +78,8 @@ def readings(said: bytes, free: Sequence[int], pieces: Pieces) -> Iterator[Readi
 
 
 def ends_a_character(rest: bytes, free: Sequence[int], pieces: Pieces) -> bool:
-    """Return True if the tokens end within a character, with no more tokens behind than some
-    engines write until it is whole: one for each missing byte. llama-cpp-python counts by the last
+    """Return True if the tokens end within a character, followed by no more tokens than some
+    engines write to complete it: one for each missing byte. llama-cpp-python counts by the last
     first byte, whatever follows it."""
     text = b"".join(pieces[token] for token in free)
     if not whole_characters(text).strip():
@@ -112,8 +112,8 @@ def without_prompt(said: bytes, prompt: bytes, text: bytes) -> bytes:
 
 
 def in_characters(text: bytes) -> bytes:
-    """Replace each run of U+FFFD by one: how many stand for bytes that are no characters is each
-    engine's own choice."""
+    """Replace each run of U+FFFD by one, because engines show different numbers of them for invalid
+    bytes."""
     return re.sub("\ufffd+", "\ufffd", text.decode("utf-8", "replace")).encode()
 
 

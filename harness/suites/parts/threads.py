@@ -1,4 +1,4 @@
-"""Answers of several threads, of an engine that shows nothing that would say more of them."""
+"""Answers of several threads, for an engine whose other answers do not reveal their effects."""
 
 from collections.abc import Collection, Iterator
 
@@ -9,7 +9,7 @@ from lockstep.harness.records import Verdict
 def several_threads(
     context: Context, asked: str, besides: Collection[str] = ()
 ) -> Iterator[Verdict]:
-    """Check several threads on a small model, which soon answers
+    """Check several threads on a small model, which answers quickly
     (harness.blackbox.answers_of_threads). besides: levels that are asked for instead if an engine
     has one."""
     if context.facts.is_small and not {*besides} & {*(context.subject_info.levels or besides)}:

@@ -1,4 +1,4 @@
-"""Logits of a run that differ: their tokens and batches."""
+"""Description of differing logits: their tokens and batches."""
 
 from collections.abc import Sequence
 

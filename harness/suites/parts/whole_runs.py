@@ -1,4 +1,4 @@
-"""Whole runs of both engines compared, and who is wrong where they differ."""
+"""Whole runs of both engines compared, and the engine at fault."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -130,7 +130,7 @@ def who_is_at_fault(
     bound: Bound,
     detail: dict[str, Any],
 ) -> tuple[str, str]:
-    """Return why runs that differ are right nevertheless, and who is wrong: "" if neither.
+    """Return why differing runs may still be right, and the engine at fault: "" if neither.
 
     sides: logits of the oracle and of the subject; detail: what a design is written into.
     """
@@ -150,7 +150,7 @@ def who_is_at_fault(
 def difference(
     expected: F32, got: F32, truth: F32, bound: Bound, rounded: NDArray[np.float64]
 ) -> Mismatch | None:
-    """Return the difference between the engines, or between the truth and what both agree on."""
+    """Return the difference between the engines, or between the truth and their common answer."""
     between = mismatch_between(expected, got, bound.allowed + rounded)
     return between or mismatch_between(truth, expected, bound.allowed)
 

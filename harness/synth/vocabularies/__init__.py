@@ -1,4 +1,4 @@
-"""Small seeded vocabularies of every tokenizer model that llama.cpp has.
+"""Small seeded vocabularies for every tokenizer model of llama.cpp.
 
 Source of what each needs: llama_vocab::impl::load in src/llama-vocab.cpp of llama-cpp-python
 0.3.36.

@@ -1,4 +1,4 @@
-"""A seeded WordPiece vocabulary: every letter as the beginning of a word and as its middle."""
+"""A seeded WordPiece vocabulary: every letter as the beginning of a word and as a continuation."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,5 @@
-"""A precompiled character map as SentencePiece has it: a trie in a double array, and replacements.
+"""A precompiled character map in SentencePiece's format: a trie in a double array, and
+replacements.
 
 A node is 32 bits: the byte that leads to it in the low 8, in bit 8 whether a sequence ends there,
 from bit 10 on the distance (by exclusive or) to its children. The leaf below an end holds bit 31
@@ -27,8 +28,8 @@ def charsmap(replacements: Mapping[str, str]) -> bytes:
 
 
 def double_array(values: Mapping[bytes, int]) -> list[int]:
-    """Return the nodes; number 0 is the root. Its length is a multiple of 256: any byte stays
-    inside."""
+    """Return the nodes; number 0 is the root. The length is a multiple of 256, so that any byte
+    stays inside. Its length is a multiple of 256: any byte stays inside."""
     trie: dict[bytes, set[int]] = {b"": set()}  # beginning -> bytes that go on
     for key in values:
         for at in range(len(key)):
@@ -55,7 +56,7 @@ def double_array(values: Mapping[bytes, int]) -> list[int]:
 
 
 def free_offset(nodes: Mapping[int, int], place: int, children: list[int]) -> int:
-    """Return the smallest distance that puts every child into a free place, never onto the root."""
+    """Return the smallest offset that puts every child into a free place, never onto the root."""
     offset = 1
     while any((place ^ offset ^ byte) in nodes for byte in children):
         offset += 1

@@ -1,4 +1,4 @@
-"""A seeded SentencePiece vocabulary: scores not in the order of the ids, and many of them equal."""
+"""A seeded SentencePiece vocabulary: scores not in the order of the ids, and many equal ones."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,8 +14,8 @@ SMALLEST = vocabulary.SMALLEST + len(SHOWN)
 
 
 def keys(n_vocab: int, seed: int) -> Mapping[str, tuple[str, Any]]:
-    """Return bytes, characters and pieces as in a vocabulary of kind llama, and an EOS that is
-    added."""
+    """Return bytes, characters and pieces as in a vocabulary of kind llama, with
+    `add_eos_token`."""
     made = dict(vocabulary.sentencepiece(n_vocab - len(SHOWN), seed))
     tokens = [*made["tokenizer.ggml.tokens"][1], *SHOWN]
     pieces = n_vocab - len(SHOWN) - vocabulary.SMALLEST

@@ -1,4 +1,4 @@
-"""A seeded unigram vocabulary with a character map of its own."""
+"""A seeded unigram vocabulary with its own character map."""
 
 from collections.abc import Mapping
 from typing import Any

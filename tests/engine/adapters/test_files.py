@@ -1,4 +1,4 @@
-"""Files of adapters: what is read, and what is refused with one error."""
+"""Files of adapters: successful reading, and refusals with one error."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The table of tensor types says what the installed ggml says."""
+"""The table of tensor types matches the installed ggml."""
 
 import ctypes
 import importlib.util

@@ -1,4 +1,4 @@
-"""GGUF files that other projects test their readers with: our verdict, and llama.cpp's beside it.
+"""GGUF files from other projects' reader tests: our verdict, beside llama.cpp's.
 
 The files lie in the optional sibling folder `shared`. On these 25 files the two readers agree,
 though not always on the reason. Where they differ on purpose (engine/gguf/file.py has the list),

@@ -56,8 +56,7 @@ def array(element: int, n: int, data: bytes = b"") -> bytes:
 
 
 def nested(depth: int) -> bytes:
-    """Return the value of an array of arrays: `depth` levels with one element each, then three
-    bytes."""
+    """Return an array of arrays: `depth` levels with one element each, then three bytes."""
     inner = array(U8, 3, b"\1\2\3")
     for _ in range(depth - 1):
         inner = array(ARR, 1, inner)

@@ -1,4 +1,4 @@
-"""Reading takes no multiple of a file, whatever it holds: files made to cost the most."""
+"""Reading needs no multiple of a file's size, for any content: files with the highest cost."""
 
 import tracemalloc
 from struct import pack
@@ -44,7 +44,7 @@ DEAR = {
 
 
 def taken(data: bytes) -> int:
-    """Return the most that reading it has allocated at a time, in bytes."""
+    """Return the peak allocation while reading, in bytes."""
     tracemalloc.start()
     try:
         GgufFile.from_bytes(data)
@@ -77,7 +77,7 @@ def test_truncated_files_take_no_more_memory(name: str) -> None:
 
 
 def test_claimed_size_is_not_allocated_ahead() -> None:
-    """The file claims as many pairs as its bytes could hold, and has not one."""
+    """The file claims as many pairs as its bytes could hold, but has none."""
     n = 16 * N
     data = b"GGUF" + pack("<IQQ", 3, 0, n // 14) + bytes(n)
     assert taken(data) < ROOM

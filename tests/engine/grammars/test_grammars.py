@@ -1,4 +1,4 @@
-"""Grammars by hand: what is a grammar, which tokens may come, and limits for hostile ones."""
+"""Hand-written grammars: valid ones, allowed tokens, and limits for hostile ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Compiled kernels: when the ones kept on disk are used, and what other processors do with them."""
+"""Compiled kernels: reuse of those on disk, and use by other processors."""
 
 import importlib.util
 import json
@@ -25,7 +25,7 @@ def decode(raw, out):
 
 
 def hits(path: Path) -> int:
-    """Return how often the kernel of that file came from disk when it was needed."""
+    """Return how often the kernel of that file was loaded from disk."""
     kernel = compiled_in(path)
     kernel(np.zeros(8, np.uint8), np.empty(8, np.float32))
     return sum(kernel.stats.cache_hits.values())
@@ -57,7 +57,8 @@ def test_compiled_kernel_is_kept_until_its_sources_change(
 def test_kernels_compiled_at_once_stay_separate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each process looks before the other one has written; numba would number both the same."""
+    """Each process looks before the other one has written; numba would give both the same
+    number."""
     path = tmp_path / "both.py"
     path.write_text(SOURCE)
     hits(path)
@@ -107,7 +108,7 @@ TYPICAL = ["F16", "Q4_0", "Q5_1", "Q2_K", "MXFP4", "TQ1_0"]
 
 
 def decoded_there(processor: str | None) -> dict[str, list[int]]:
-    """Return what is decoded with another processor's code, which numba keeps by the processor's
+    """Return the decoding by another processor's code, which numba stores under that processor's
     name."""
     there = {"NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": ""} if processor else {}
     done = subprocess.run(

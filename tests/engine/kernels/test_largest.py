@@ -1,4 +1,4 @@
-"""The largest of each row, as numpy finds it, and what a NaN does."""
+"""The largest of each row, compared with numpy, and the effect of a NaN."""
 
 import numpy as np
 import pytest

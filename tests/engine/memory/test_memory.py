@@ -1,4 +1,5 @@
-"""Memories as machines: what operations leave, where tokens go, and what a refusal leaves alone."""
+"""Memories as machines: the effects of operations, the places of tokens, and refusals without
+effects."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Splits of a batch: llama.cpp's own examples in our words, and what every split must keep."""
+"""Splits of a batch: llama.cpp's own examples, and properties of every split."""
 
 from collections.abc import Callable, Sequence
 

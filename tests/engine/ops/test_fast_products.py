@@ -109,7 +109,7 @@ def test_wrong_product_is_out_of_bound(wrong: type[Fast], type_name: str) -> Non
 def test_every_bit_pattern_of_weights_is_multiplied_as_mirror_does(
     type_name: str,
 ) -> None:
-    """One weight or block per output: the sum has one term, and what it is must match exactly."""
+    """Each output has one weight or block: the sum has one term, which must match exactly."""
     kind = WeightFormat.member(type_name)
     codes = np.arange(65536, dtype=np.uint16)
     blocks = np.zeros(65536, kind.layout if kind.weights > 1 else Q4_0.layout)
@@ -156,7 +156,7 @@ def test_weights_at_an_odd_address_are_read_as_well(type_name: str) -> None:
 def test_threads_and_neighbours_change_no_bit(
     type_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Five tokens are multiplied by rows as they lie in the file, and many by panels of them."""
+    """Five tokens are multiplied row by row from the file, and many by panels."""
     columns = 3 * block_of(type_name)
     weight, x = weight_of(type_name, (37, columns)), floats(6, 21, columns)
     alone = np.concatenate([Fast(1).linear(row[None], weight) for row in x])
@@ -188,7 +188,7 @@ def test_nan_and_infinity_give_equal_products_in_rows_and_panels(
 
 
 class SignLeft(Fast):
-    """An engine that leaves the sign of a NaN's step of -128, so that no product is positive."""
+    """An engine that keeps the sign of a NaN's step of -128, so that no product is positive."""
 
     def linear(self, x: Any, weight: Weight) -> Any:
         return -np.abs(super().linear(x, weight))
@@ -215,7 +215,7 @@ EXTREMES = (*K_FORMATS, "Q5_1", "Q8_0", "IQ4_NL", "IQ4_XS")
 
 
 def largest(type_name: str, rows: int, columns: int) -> Weight:
-    """Return rows in which every step is the largest, and so are the scales of groups."""
+    """Return rows in which all steps and group scales have their largest values."""
     kind = WeightFormat.member(type_name)
     blocks = np.zeros(rows * columns // kind.weights, kind.layout)
     blocks.view(np.uint8)[:] = 128 if type_name == "Q8_0" else 255  # -128, which has no opposite
@@ -226,7 +226,7 @@ def largest(type_name: str, rows: int, columns: int) -> Weight:
 
 
 class OneLess(Fast):
-    """A wrong engine whose largest step is one too small, as if the sum of a few had not fitted."""
+    """A wrong engine whose largest step is one too small, as if a sum of a few had overflowed."""
 
     def linear(self, x: Any, weight: Weight) -> Any:
         blocks = weight.raw.view(weight.format.layout).copy()
@@ -247,8 +247,8 @@ def test_four_largest_products_fit_into_the_accumulator(type_name: str, sign: in
 
 
 def of_some_formats() -> dict[str, str]:
-    """Return a digest of what each comes to, by rows, by panels and by rows in float64; of formats
-    with every instruction."""
+    """Return a digest of each result, by rows, by panels and by rows in float64; for formats with
+    every instruction."""
     found = {}
     for name in ("F32", *EXTREMES):
         columns = 2 * block_of(name)

@@ -1,4 +1,4 @@
-"""Mirrored flash attention: its halves are halves, and its radius holds what honest runs do."""
+"""Mirrored flash attention: exact halves, and a radius that covers honest runs."""
 
 from typing import Any
 from unittest.mock import patch
@@ -133,7 +133,7 @@ def test_radius_covers_the_rounding_of_cancelled_values() -> None:
 def test_queries_moved_by_one_bit_stay_within_the_radius(
     kind: type[Any], tokens: int, seed: int
 ) -> None:
-    """The run is within the score's limit, so what follows from it must be as well."""
+    """The run is within the score's limit, so later values must be as well."""
     q, k, v, visible = inputs(seed, tokens, 70, kind)
     wide = q.astype(kind).astype(np.float32)
     before = attend((wide, k, v, visible))

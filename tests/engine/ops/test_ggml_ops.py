@@ -30,7 +30,7 @@ def agrees(found: Expected, result: Any) -> bool:
 
 
 def test_scores_beyond_float32_lift_the_limit_of_their_row_only() -> None:
-    """Honest engines part where one overflows: each element of that row may be anything."""
+    """Honest engines diverge where one overflows: each element of that row may be anything."""
     x = X.copy()
     x[1, 0] = 3e38
     found = expected("SOFT_MAX", x, x, None, held=params(2.0))
@@ -39,8 +39,8 @@ def test_scores_beyond_float32_lift_the_limit_of_their_row_only() -> None:
 
 
 def test_hidden_nan_score_lifts_the_limit_of_its_row() -> None:
-    """llama.cpp adds minus infinity to it, and who leaves the cell out has a number; one that is
-    shown is no number for anybody."""
+    """llama.cpp adds minus infinity to it, and an engine that skips the cell has a number; a
+    visible one is NaN for every engine."""
     x = X.copy()
     x[1, 23] = x[2, 0] = np.nan
     found = expected("SOFT_MAX", x, x, MASK, held=params(1.0))
@@ -138,7 +138,7 @@ def test_input_without_rows_gives_no_rows(small: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("ids", [[-1], [-7], [4], [-1, 3], [3, 9]])
 def test_invalid_ids_are_not_a_top_k_choice(ids: list[int]) -> None:
-    """One taken modulo the columns, or clipped to them, may be right."""
+    """An id taken modulo the columns, or clipped to them, might be right."""
     x = np.array([[5.0, 1.0, 2.0, 5.0]], np.float32)
     chosen = np.array([ids], np.int32)
     assert not agrees(expected("TOP_K", chosen, x), chosen)

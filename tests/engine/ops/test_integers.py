@@ -1,4 +1,4 @@
-"""Products by integers are those of decoded numbers, and what is none is left to these."""
+"""Integer products equal those of decoded numbers, and unsuitable ones are left to these."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ Found = tuple[NDArray[np.float64], NDArray[np.float64]]  # the product and its s
 
 
 def seen(x: F32, weight: Weight) -> tuple[F64, F64 | None]:
-    """Return the activations as the product sees them, and their sums."""
+    """Return the activations as the product reads them, and their sums."""
     return Mirror().activations(x, weight), Mirror().sums(x, weight)
 
 
@@ -59,7 +59,7 @@ def test_formats_with_one_scale_are_multiplied_by_integers() -> None:
 
 
 def test_wrong_decoder_is_not_replaced_by_a_right_one() -> None:
-    """The wrong decoder takes the scale of the block before, which is right where all scales are
+    """The wrong decoder uses the scale of the previous block, which is right if all scales are
     one."""
 
     class Late(WeightFormat.member("Q8_0")):  # type: ignore[misc]

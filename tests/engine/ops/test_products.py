@@ -1,4 +1,4 @@
-"""Products taken apart: exact in float64, and a size that no honest rounding can exceed."""
+"""Products split into parts: exact in float64, with a bound that no honest rounding exceeds."""
 
 import numpy as np
 import pytest
@@ -49,7 +49,7 @@ def test_size_covers_all_terms_and_hardly_more(kind: type[WeightFormat]) -> None
 
 @pytest.mark.parametrize("name", UNSIGNED)
 def test_offset_equals_decoded_zero_codes(name: str) -> None:
-    """Unsigned codes up to twice the offset: with it, no code is larger than the three of them."""
+    """Unsigned codes go up to twice the offset: after subtracting it, none exceeds it."""
     weight = weight_of(name, (4, COLUMNS))
     acts = np.ones((1, COLUMNS))
     ((_, twice),) = offsets(acts, weight, slice(0, 4), Build(lanes=1))

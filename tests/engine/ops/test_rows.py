@@ -1,4 +1,4 @@
-"""Products of few tokens, row by row, are those of decoded weights: in value, and in size."""
+"""Products of few tokens, row by row, equal those of decoded weights: in value, and in size."""
 
 import numpy as np
 import pytest
@@ -151,7 +151,7 @@ def test_minima_are_multiplied_by_the_sums_of_the_engine(
 def test_activations_without_carried_sums_use_the_sums_of_their_values(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine has one scale for each row, which here is that of each block."""
+    """The engine has one scale for each row, which here equals that of each block."""
     weight, x = weight_of(name, (9, COLUMNS), seed=3), np.zeros((2, COLUMNS), np.float32)
     x[:, 5], x[:, -3] = 1, -1
     expected = by_decoding(InInt8Rows, x, weight, monkeypatch)
@@ -160,7 +160,7 @@ def test_activations_without_carried_sums_use_the_sums_of_their_values(
 
 
 def test_wrong_decoder_decodes_itself() -> None:
-    """The kernel would leave out what such a decoder does to weights after they are unpacked."""
+    """The kernel would skip what such a decoder changes after unpacking."""
 
     class Doubled(WeightFormat.member("Q8_0")):  # type: ignore[misc]
         @classmethod

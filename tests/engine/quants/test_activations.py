@@ -37,8 +37,7 @@ N = 40 * 256
 
 
 def by_the_library(kind: type[ActivationFormat], variant: str, x: F32) -> NDArray[np.uint8]:
-    """Return the bytes that llama.cpp makes of x, with the code of this processor or with plain
-    C."""
+    """Return llama.cpp's bytes of x, by the code of this processor or by plain C."""
     pytest.importorskip("llama_cpp", reason=ABSENT)
     from lockstep.harness.adapters.llama_cpp.activations import convert_by_library
     from lockstep.harness.adapters.llama_cpp.lib import library

@@ -1,4 +1,4 @@
-"""Code books as data, and the formats that look into them, against the library's own decoder."""
+"""Code books as data, with the formats that use them, against the library's own decoder."""
 
 import hashlib
 import importlib.util
@@ -166,7 +166,7 @@ def set_d(blocks: NDArray[np.void], halves: Any) -> NDArray[np.void]:
 
 
 def entries_and_signs(kind: type[WeightFormat], count: int) -> NDArray[np.void]:
-    """Return random indices and signs, and such scales that weights are entries (IQ1: + or -
+    """Return random indices and signs, with scales for which weights are entries (IQ1: + or -
     1/8)."""
     blocks = random_blocks(kind, count, seed=11)
     names = blocks.dtype.names or ()

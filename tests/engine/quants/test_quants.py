@@ -1,4 +1,4 @@
-"""Weight formats against gguf-py's tables and decoders, and what they refuse."""
+"""Weight formats against gguf-py's tables and decoders, and their refusals."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

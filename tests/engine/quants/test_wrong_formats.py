@@ -1,4 +1,4 @@
-"""Wrong engines for each weight format: all of them, or a reason why one cannot be.
+"""Wrong engines for each weight format: all of them, or a reason for each missing one.
 
 tests/differential/test_wrong_weights.py runs every cell that has no reason, against llama.cpp.
 """

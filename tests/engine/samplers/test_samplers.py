@@ -1,4 +1,4 @@
-"""Samplers by their definitions: small lists whose answers can be seen."""
+"""Samplers by their definitions: small lists with obvious answers."""
 
 from dataclasses import dataclass, fields
 from typing import Any
@@ -35,7 +35,7 @@ class Words:
 
 
 def stage(sampler: str, **given: Any) -> dict[str, Any]:
-    """Describe a stage; a parameter that is not given has a value that does little."""
+    """Describe a stage; a missing parameter gets a value with little effect."""
     plain = {"seed": 1, "min_keep": 1, "tau": 5.0, "eta": 0.1, "m": 100, "seq_breakers": ()}
     plain |= {"penalty_last_n": 64, "penalty_repeat": 1.0, "penalty_freq": 0.0}
     plain |= {"penalty_present": 0.0, "dry_multiplier": 1.0, "dry_base": 2.0}

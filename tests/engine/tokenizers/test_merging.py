@@ -1,4 +1,4 @@
-"""Compiled merging is that of a few plain lines, whatever the vocabulary, and takes long words."""
+"""Compiled merging equals a few plain lines, for any vocabulary, and handles long words."""
 
 from collections.abc import Iterator
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Pre-tokenizers: how each kind cuts, which kind would cut otherwise, and the tables beneath."""
+"""Pre-tokenizers: the splits of each kind, and the tables they use."""
 
 import re
 import sys

@@ -143,7 +143,7 @@ def test_unreachable_token_costs_more_than_any_text() -> None:
 
 
 class EveryState(Plamo2Tokenizer):
-    """A tokenizer that goes through all endings at each character."""
+    """A tokenizer that visits all endings at each character."""
 
     looked = 0
 

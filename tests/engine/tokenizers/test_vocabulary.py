@@ -1,4 +1,4 @@
-"""Loading a vocabulary: which tokens are special, what is repaired, what is refused."""
+"""Loading a vocabulary: special tokens, repairs and refusals."""
 
 from typing import Any
 

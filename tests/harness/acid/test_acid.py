@@ -1,4 +1,4 @@
-"""Acid models without llama.cpp: bytes, margins, reports of our engines, what is read of a text."""
+"""Acid models without llama.cpp: bytes, margins, reports of our engines, and their reading."""
 
 import hashlib
 import json

@@ -62,7 +62,7 @@ def tried(kind: str, folder: Path, prefix: str = "", arch: str = "llama") -> lis
 
 
 def check_first_names(wrote: list[SeenReport], arch: str, kind: str) -> None:
-    """Assert that the first cause named is true, of each engine and of the NOs of any two."""
+    """Assert that the first named cause is true, for each engine and for the NOs of any two."""
     tests = {test.name: test for test in report_for(arch, kind).tests}
     for pair in combinations_with_replacement(wrote, 2):
         for readings in zip(*(each.readings for each in pair), strict=True):

@@ -1,4 +1,4 @@
-"""Acid tests of a SentencePiece tokenizer: each wrong one of ours is named, and nothing else is."""
+"""Acid tests of a SentencePiece tokenizer: each wrong one is named, and nothing else."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""Many files to a parser that dies of some: every other file is answered, and the death is told."""
+"""Many files for a parser that dies of some: every other file is answered, and the death
+reported."""
 
 import os
 import signal
@@ -22,7 +23,7 @@ LIMITS = CostLimits(seconds=0.2)
 
 
 def read(raw: bytes) -> tuple[str, int, str]:
-    """Do what the file says."""
+    """Behave as the file's content says."""
     if raw == b"dies":
         os.write(2, b"assertion of the parser\n")
         os.kill(os.getpid(), signal.SIGSEGV)

@@ -71,7 +71,7 @@ def test_site_computed_in_another_way_is_refused() -> None:
 
 
 class Tensors:
-    """Tensors in our own memory, with the two functions of ggml that a Node calls."""
+    """Tensors in our own memory, with the two ggml functions that a Node calls."""
 
     def __init__(self) -> None:
         self.held: list[GgmlTensor] = []

@@ -1,4 +1,4 @@
-"""Names of llama.cpp in other versions: what one lacks is unanswerable, never a crash."""
+"""Names of llama.cpp in other versions: a missing one is unanswerable, never a crash."""
 
 import ctypes
 from types import SimpleNamespace

@@ -44,7 +44,7 @@ def writes_unseen(address: int) -> bool:
 def test_node_shows_its_destination_if_no_source_does(
     sources: list[int], view_of: int | None, unseen: bool
 ) -> None:
-    """Tensors: the cache, two others, a view of the cache, the node."""
+    """The tensors are the cache, two others, a view of the cache, and the node."""
     held = np.zeros(5, TENSOR)
     at = [held.ctypes.data + i * TENSOR.itemsize for i in range(5)]
     held["view_src"][3] = at[0]

@@ -1,4 +1,4 @@
-"""A Python class of the user's is an engine, run in a process of its own, believed in nothing."""
+"""A user's Python class is an engine, run in its own process and never trusted."""
 
 import importlib
 import shutil
@@ -206,7 +206,7 @@ def test_engine_output_goes_to_its_log(model: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Provide a package that registers two names, one of them ours."""
+    """Provide a package that registers two names, one of which is ours."""
     written(tmp_path, HONEST, "their_engine.py")
     info = tmp_path / "their_engine-1.dist-info"
     info.mkdir()

@@ -1,4 +1,4 @@
-"""Other versions of an engine: environments are built whole or not at all, and say why not."""
+"""Other versions of an engine: environments are built completely or not at all, with the reason."""
 
 import io
 import re
@@ -62,7 +62,7 @@ Sdist = Callable[..., None]
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return an empty cache, and a pip that sees nothing but a folder of ours."""
+    """Return an empty cache, with a pip that sees only our folder."""
     monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
@@ -97,7 +97,7 @@ def sdist(tmp_path: Path) -> Sdist:
 def test_builds_avoid_amx_on_processors_that_have_it(
     has_amx: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """GCC 12 leaves out what sets it up, and llama.cpp dies at its first product."""
+    """GCC 12 omits the setup of AMX, and llama.cpp then dies at its first product."""
     cpu = tmp_path / "cpuinfo"
     cpu.write_text(f"model : 1\nflags\t: fpu {'amx_tile ' * has_amx}sse2\n")
     monkeypatch.setattr(environments, "CPU", cpu)
@@ -200,7 +200,7 @@ def test_a_version_is_asked_through_the_same_adapter() -> None:
 
 
 def test_worker_prefers_the_packages_of_its_environment(cache: Path) -> None:
-    """`describe` says which llama_cpp was loaded: a stand-in, though another one is installed."""
+    """`describe` reports the loaded llama_cpp: a stand-in, though another one is installed."""
     folder = folder_of(NAME)
     make = [sys.executable, "-m", "venv", "--without-pip", str(folder)]
     subprocess.run(make, check=True)

@@ -1,4 +1,5 @@
-"""A model that is no file any more is not opened: a pipe would block an engine past any limit."""
+"""A model path that is no longer a file is not opened: a pipe would block an engine past any
+limit."""
 
 import os
 from pathlib import Path

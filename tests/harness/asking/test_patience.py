@@ -1,4 +1,4 @@
-"""Engines that do not answer in time, or do not come to their start: verdicts, and what to do."""
+"""Engines that time out, or do not start: verdicts, and advice."""
 
 import json
 import shlex

@@ -1,4 +1,4 @@
-"""Process that forks workers: what it has loaded, and how; and workers without it."""
+"""The process that forks workers: its loaded modules; and workers without it."""
 
 import os
 import re

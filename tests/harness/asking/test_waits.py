@@ -1,4 +1,4 @@
-"""Messages about a question not answered in time, and the engines that are asked it again."""
+"""Messages about questions that timed out, and the rule for repeating them."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -79,7 +79,7 @@ def test_other_run_and_a_run_late_once_are_asked_again() -> None:
 def beside(
     seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[tuple[Outcome, Outcome], list[str]]:
-    """Ask an oracle that took so many seconds, and a subject that is late once."""
+    """Ask an oracle that takes so many seconds, and a subject that is late once."""
     asked: list[str] = []
 
     def ask(who: str, *outcomes: Outcome) -> Callable[[], Outcome]:

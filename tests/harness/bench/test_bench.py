@@ -1,4 +1,4 @@
-"""Benchmarks: what is measured, by whom, in turns, and what is made of it. Never how fast."""
+"""Benchmarks: measured engines, turns and results. Never the speed itself. Never how fast."""
 
 import json
 import math
@@ -133,7 +133,7 @@ def test_the_first_call_warms_up_and_another_is_always_timed() -> None:
 
 
 def test_rate_counts_the_calls_of_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wrong would be the time of a call, which is as long with two threads as with one."""
+    """The time of a call would be wrong, because it is the same with two threads as with one."""
     turns = [(0.0, 1.0, 3), (0.5, 2.0, 5)]
     monkeypatch.setattr(_timing, "repeat_work", lambda work, seconds: turns.pop())
     pieces = pieces_of(np.zeros(8, np.uint8), (1, 1), 2)

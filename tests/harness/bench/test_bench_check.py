@@ -1,4 +1,4 @@
-"""`bench check`: where the time of a check goes, of our own engine or of another."""
+"""`bench check`: the distribution of a check's time, for our own engine or another."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""`bisect` finds what `check` finds, or says that no op is guilty of it."""
+"""`bisect` finds the faults of `check`, or reports that no op is guilty."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_fault_after_64_cells_is_found_in_a_longer_run_and_confirmed(tmp_path: P
 def test_op_wrong_only_after_the_prompt_is_in_the_list_of_layers(
     tmp_path: Path,
 ) -> None:
-    """The list said of every layer that no op was wrong, but an op was named below the list."""
+    """The list once called every layer right, though an op was named below it."""
     found, words = bisected("mutant:cache-batch-sees-itself-alone", tmp_path)
     assert found.first is not None
     assert found.first.site.step == 1
@@ -83,7 +83,7 @@ def test_bisect_reports_a_wrong_tokenizer(tmp_path: Path) -> None:
 
 
 def test_text_beyond_unicode_is_named_with_its_flags(tmp_path: Path) -> None:
-    """The text was once called one without flags, for which a BOS was expected."""
+    """The message once named no flags, and expected a BOS."""
     found, words = bisected("mutant:bos-missing", tmp_path)
     assert found.exit_code == NO_OP
     assert "encode_beyond_unicode (add_special): 1 of 1 inputs differ" in words

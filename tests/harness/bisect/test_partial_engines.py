@@ -1,5 +1,5 @@
-"""Engines that show some of their tensors, and can be given other values at some: what is not shown
-is not compared, and nobody is accused of it."""
+"""Engines that show and replace only some tensors: hidden ones are not compared, and accuse no
+engine."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +23,7 @@ FUSED = ("Qcur_rope", "Kcur_rope", "kq", "kq_soft_max", "kqv_out", "attn_out", "
 
 
 class Partial(Reference):
-    """An engine that shows only what it says, and takes replaced values only there."""
+    """An engine that shows and replaces only some tensors."""
 
     shown: ClassVar[tuple[str, ...]]
     withheld: ClassVar[tuple[str, ...]] = ()

@@ -1,5 +1,5 @@
-"""The rest must be right with the oracle's tensors at the culprits: as the oracle's, or as that of
-an honest engine of another design."""
+"""The rest must be right with the oracle's tensors at the culprits: as the oracle's, or as an
+honest engine's of another design."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from tests.models import written
 
 
 class OneRopeBase(ReferenceOps):
-    """An engine in float64 without ggml's table of GELU; each layer has the rope base 500."""
+    """An engine in float64 without ggml's GELU table, with the rope base 500 in each layer."""
 
     def rope(self, x: F32, positions: I32, params: RopeParams) -> F32:
         return super().rope(x, positions, replace(params, base=500.0))
@@ -55,8 +55,9 @@ def gemma2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def proof_of(model: Path, engine: str, *, site: str = "Qcur_rope", lucky: bool = False) -> Patched:
-    """Return the proof. lucky: the first honest runs happen to differ less than the oracle's table
-    and a formula."""
+    """Return the proof. lucky: the first honest runs differ less than the oracle's table and a
+    formula. lucky: the first honest runs happen to differ less than the oracle's table and a
+    formula."""
     with context_of(model, engine=engine, oracle="llama.cpp", n_tokens=12) as context:
         if lucky:
             small = context.noise.relative / 100

@@ -1,5 +1,4 @@
-"""Programs of greedy tokens, lists of likely tokens or text alone that answer otherwise with
-several threads."""
+"""Programs of greedy tokens, lists or text alone that answer differently with several threads."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Engines without tensors: which layer and which part is at fault, from logits alone."""
+"""Engines without tensors: the faulty layer and part, from logits alone."""
 
 from dataclasses import replace
 from itertools import count
@@ -312,8 +312,7 @@ def test_engine_with_lists_is_bisected_by_them(tmp_path: Path) -> None:
 
 
 def test_untested_weights_are_not_reported_as_agreeing(tmp_path: Path) -> None:
-    """An engine that shows only tokens has no matrix looked at in place, as the line before
-    says."""
+    """The summary of an engine with only tokens had claimed agreeing weights."""
     path = builtin("f32", tmp_path)
     of_tokens = made("greedy: honest", levels=("greedy",))
     for engine, weights in ((of_tokens, False), ("reference", True)):

@@ -46,7 +46,7 @@ def verdicts(
     named: bool = False,
     shows: tuple[str, ...] | None = None,
 ) -> Iterator[Verdict]:
-    """Yield the verdicts on the plan's engine as if it showed no more than these."""
+    """Yield the verdicts on the plan's engine, restricted to these levels."""
     with closing(open_plan(plan, lambda _: None)) as opened:
         info = replace(opened.context.subject_info, levels=levels)
         info = replace(info, computes_nodes=False, shows_nodes=False, shows=shows)

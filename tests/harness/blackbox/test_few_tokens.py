@@ -1,4 +1,4 @@
-"""Slices of one layer have the first tokens of a large vocabulary and its special ones."""
+"""Slices of one layer have only the first tokens of a large vocabulary and its special ones."""
 
 from contextlib import closing
 from dataclasses import replace

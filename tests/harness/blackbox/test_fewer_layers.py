@@ -1,4 +1,4 @@
-"""Extra runs of a large model: on its first layers, in its own types."""
+"""Further runs of a large model, on its first layers, with its own types."""
 
 import errno
 from contextlib import closing
@@ -151,7 +151,7 @@ def test_two_layer_model_is_asked_whole(tmp_path: Path) -> None:
 
 
 class Pipeline(Reference, name="fewer layers: four stages"):
-    """An engine that computes long batches in as many stages, of a layer at least."""
+    """An engine that computes long batches in several stages of at least one layer."""
 
     why: type[Exception] = RuntimeError
 
@@ -166,7 +166,7 @@ class RefusingPipeline(Pipeline, name="fewer layers: four stages, or it refuses"
 
 
 class BySize(Reference, name="fewer layers: has a table by their number"):
-    """An engine that looks the model's size up by its number of layers."""
+    """An engine that identifies the model's size by its number of layers."""
 
     def make_model(self) -> Model:
         model = super().make_model()
@@ -206,7 +206,7 @@ def test_known_list_of_one_run_does_not_excuse_another(tmp_path: Path) -> None:
 
 
 class FromTheFourthLayer(Mirror):
-    """Engine that loses the last row of few tokens at once, in layers that lie elsewhere."""
+    """An engine that loses the last row of small batches, in layers from the fourth on."""
 
     def linear(self, x: F32, weight: Weight) -> F32:
         out = super().linear(x, weight)

@@ -1,4 +1,5 @@
-"""Norms of heads read what a layer's norm made large: a wrong eps shows where heads are small."""
+"""Norms of heads read values that a layer's norm made large: a wrong eps shows if heads are
+small."""
 
 from contextlib import closing
 from pathlib import Path

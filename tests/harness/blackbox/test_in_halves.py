@@ -1,5 +1,4 @@
-"""Engines that compute in F16 or BF16 are accused of nothing on a model that is made in F32, and
-those that are wrong by more than that are."""
+"""Half-precision engines are not accused on made F32 models, except for larger faults."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -114,7 +113,7 @@ class LogitsInF32(InF16, name="in halves: BF16, but for the product of the head"
 
 
 class WeightsInBF16(InF16, name="in halves: weights alone are kept in BF16"):
-    """Engine that converts quantised weights, and F32 as well."""
+    """An engine that rounds weights to BF16, both quantised and F32 ones."""
 
     ops = Mirror
 
@@ -237,7 +236,7 @@ def test_weights_are_not_blamed_if_the_engine_is_wrong_elsewhere(engine: str, mo
 
 
 def test_far_off_weights_are_found_in_half_precision(model: Path) -> None:
-    """An earlier version looked through no lens, as if halves hid everything."""
+    """An earlier version skipped all lenses, as if half precision hid everything."""
     found = verdicts(model, SwapsCodes.name)
     assert of_twin(found).status == "not-applicable"
     assert through_lenses(found)
@@ -272,7 +271,7 @@ def test_engine_is_asked_in_its_own_number_format(
 def test_bisect_names_only_the_fault_of_an_engine_in_half_precision(
     engine: str, places: list[str], model: Path
 ) -> None:
-    """Embeddings that are rounded to F16 were no copy, and each layer was wrong on the twin."""
+    """Embeddings rounded to F16 were not exact, so each layer was wrong on the twin."""
     plan = plan_for(model, engine=engine, oracle="llama.cpp", n_tokens=16, n_steps=2)
     said: list[Any] = []
     bisect_one(plan, said.append)
@@ -283,7 +282,7 @@ def test_bisect_names_only_the_fault_of_an_engine_in_half_precision(
 
 
 def test_black_box_blames_no_weight_for_half_precision_logits(model: Path, tmp_path: Path) -> None:
-    """Each lens was wrong, and each matrix in its place."""
+    """Each lens was called wrong, and each matrix in its place."""
     found = bisected(model, tmp_path / "made", engine=InF16.name)
     assert (found.exit_code, found.guilty, found.lenses, found.places) == (3, (), (), ())
     assert NOT_WEIGHTS in found.left_out

@@ -1,4 +1,4 @@
-"""A fault of one tensor in its place: slices, lenses and the F32 twin are blind to it."""
+"""A fault of one tensor in its place: slices, lenses and the F32 twin do not show it."""
 
 import sys
 from collections.abc import Iterator
@@ -149,7 +149,7 @@ def test_check_finds_a_tensor_off_in_its_place(
 
 
 def verdicts(path: Path, engine: str) -> Iterator[Verdict]:
-    """Yield the verdicts on the engine as if it showed logits alone."""
+    """Yield the verdicts on the engine, restricted to logits."""
     plan = plan_for(path, n_tokens=8, engine=engine)
     with closing(open_plan(plan, lambda _: None)) as opened:
         info = replace(opened.context.subject_info, levels=("logits",), shows_nodes=False)

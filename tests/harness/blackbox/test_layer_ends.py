@@ -1,4 +1,4 @@
-"""Engines that show what comes between layers and nothing of what is in them, of quantised models.
+"""Engines that show layer outputs and no tensors within layers, on quantised models.
 
 Honest runs of one such layer part by a percent, and more where they choose other experts. The F32
 twin shows what that hides.
@@ -66,7 +66,7 @@ class BothOfThem(HalfAsMuchMoreOfQ8, name="layer ends: wrong in its graph and in
 
 
 class SecondLayerAlone(Ends, name="layer ends: shows those of its second layer alone"):
-    """An engine that says that it shows the layers, and shows the second alone."""
+    """An engine that declares all layer outputs, and shows only the second."""
 
     def evaluate(self, request: Request) -> Evaluation:
         found = super().evaluate(request)
@@ -120,7 +120,7 @@ def test_twin_does_not_accuse_an_honest_engine(models: dict[str, Path]) -> None:
 def test_fault_in_weight_types_is_reported_beside_the_twins(
     models: dict[str, Path],
 ) -> None:
-    """The twin has no such weights, and a proof on it says nothing of them."""
+    """The twin has no such weights, and a proof on it does not cover them."""
     found, text = bisected(models["Q8_0"], BothOfThem.name)
     assert found.asked == OF_TWIN
     ((left, there),) = found.as_stored
@@ -184,7 +184,7 @@ def test_check_asks_for_the_twin_if_tensors_show_only_the_logits(
 def test_engine_with_layer_tensors_is_not_asked_for_layer_outputs(
     engine: str, models: dict[str, Path]
 ) -> None:
-    """Neither is an engine asked that computes single ops, and shows none in a run."""
+    """An engine with single ops and without shown tensors is not asked either."""
     (found,) = with_made_models(plan_of(models["Q8_0"], engine, "black-box"))
     assert (found.status, found.summary) == (
         "not-applicable", f"{engine} shows tensors, which show more",
@@ -192,7 +192,7 @@ def test_engine_with_layer_tensors_is_not_asked_for_layer_outputs(
 
 
 def test_subject_with_a_file_in_f32_is_its_own_twin(models: dict[str, Path]) -> None:
-    """The twin was not asked, and nothing said of the graph."""
+    """The twin was once not asked, so the graph was not compared."""
     plan = replace(plan_of(models["Q8_0"], Ends.name, "black-box"), subject_model=models["F32"])
     first, *_ = with_made_models(plan)
     assert first.status == "diverged"  # the weights are others, by what Q8_0 makes of them

@@ -1,4 +1,4 @@
-"""Roundings of activations and subnormal scales, of engines that show logits alone."""
+"""Conversions of activations and subnormal scales, for engines that show only logits."""
 
 from contextlib import closing
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""A lens puts rows of any matrix into the place of the head: where all are wrong, it may be the
-head's product alone, and no decoder."""
+"""A lens puts rows of any matrix into the output matrix: if all are wrong, the product may be at
+fault, and no decoder."""
 
 from contextlib import closing
 from pathlib import Path

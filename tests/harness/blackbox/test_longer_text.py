@@ -1,4 +1,4 @@
-"""Lengths of generated texts: few tokens of a large model, many of its first layer, soon read."""
+"""Lengths of generated texts: few tokens from a large model, many from its first layer."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -38,7 +38,7 @@ FEW = 18
 
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Treat every model as one that takes long to read."""
+    """Treat every model as large."""
     monkeypatch.setattr(facts, "SMALL", 0)
     monkeypatch.setattr(decode, "LEAST", FEW)
     monkeypatch.setattr(decode, "READ", 0)
@@ -51,7 +51,7 @@ class WrongLater(Reference, name="longer text: wrong from token 30 on"):
 
 
 class OneModelAlone(Reference, name="longer text: takes no other model"):
-    """Engine that reads only the model q4_0, which has two layers."""
+    """An engine that reads only the model q4_0, which has two layers."""
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         if self.file.metadata["llama.block_count"].data != 2:
@@ -66,14 +66,14 @@ class OneModelWrongLater(OneModelAlone, name="longer text: takes no other, wrong
 
 
 class OnePositionOn(Mirror):
-    """Engine that counts the next token's place twice for written tokens, not for the prompt."""
+    """An engine that counts positions twice for generated tokens, but not for the prompt."""
 
     def rope(self, x: F32, positions: I32, params: RopeParams) -> F32:
         return super().rope(x, positions + np.int32(len(positions) == 1), params)
 
 
 class LoopOfItsOwn(Reference, name="longer text: a loop with other positions"):
-    """An engine whose shown logits are right, and which writes by others."""
+    """An engine with right logits that chooses by other ones."""
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         assert self.model is not None
@@ -122,7 +122,7 @@ def wrong(found: list[Verdict]) -> set[str]:
 
 
 def test_loop_with_other_positions_than_logits_is_found(tmp_path: Path) -> None:
-    """The text diverges from the oracle's in a tie, and is not what its own logits say."""
+    """The text diverges from the oracle's at a tie, and contradicts its own logits."""
     found = asked(builtin("q8_0", tmp_path), LoopOfItsOwn.name)
     assert wrong(found) == {"decode/own text"}, text(found)
 
@@ -145,7 +145,7 @@ def test_first_layer_in_f32_shows_a_loop_hidden_by_the_models_limit(
 def test_ties_on_the_first_layer_are_no_gap_in_a_small_model(
     tmp_path: Path,
 ) -> None:
-    """An honest engine would be told that something is missing, of what nobody asked for."""
+    """An honest engine would be told that a comparison is missing."""
     found = asked(with_each_token_twice(builtin("q8_0", tmp_path)), LastOfEqualOnes.name)
     assert {verdict.status for verdict in found} == {"agreed", "excused", "not-applicable"}
     assert f"{WHERE}the 56 tokens after 8 ties were not compared" in text(found)

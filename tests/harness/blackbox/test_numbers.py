@@ -1,4 +1,4 @@
-"""Faults of a layer by its number: no slice has the number, and a slice has the number 0."""
+"""Faults that depend on a layer's number: no slice has that number, and all have the number 0."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -69,7 +69,7 @@ class LastLayer(Reference, name="numbers: the last layer does not turn queries")
 
 @pytest.mark.parametrize("quant", ["F32", "Q8_0"])
 def test_fault_of_the_last_layer_is_not_blamed_on_other_slices(quant: str, tmp_path: Path) -> None:
-    """Each slice of another layer has it as the last layer of its model."""
+    """Each slice of another layer has this layer as the last of its model."""
     path = written(tmp_path, n_layer=3, quant=quant)
     found = bisected(path, tmp_path / "made", engine=LastLayer.name)
     assert faults(found) == {2: ["attention: rotation, by its number"]}

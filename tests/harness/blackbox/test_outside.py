@@ -1,4 +1,4 @@
-"""Faults outside the layers, of models with capped logits whose head is the table.
+"""Faults outside the layers, in models with capped logits and tied embeddings.
 
 Gemma 2 has both. llama.cpp refuses a model of it with a head of its own, so it answers no question
 with one. That was taken for agreement, and the embedding was named.
@@ -46,7 +46,7 @@ def test_model_refused_by_llama_cpp_is_no_agreement(engine: str, part: str, tmp_
 
 
 class WrongForOneRow(Mirror):
-    """An engine whose decoding kernel, which prompts never meet, is wrong."""
+    """An engine with a wrong kernel for single rows, which prompts never use."""
 
     def linear(self, x: F32, weight: Weight) -> F32:
         out = super().linear(x, weight)
@@ -56,7 +56,7 @@ class WrongForOneRow(Mirror):
 
 
 class WrongForEightRows(Mirror):
-    """Engine that is wrong for eight rows, as the first batch of such a run has."""
+    """An engine that is wrong for eight rows, the first batch of such a run."""
 
     def linear(self, x: F32, weight: Weight) -> F32:
         out = super().linear(x, weight)
@@ -131,7 +131,7 @@ class WithLastIdLost(Reference, name="test:the-table-loses-its-last-id"):
 def test_head_fault_is_not_blamed_on_the_embedding_table(
     tmp_path: Path,
 ) -> None:
-    """Models with embeddings of another kind have a head apart, and agree for that alone."""
+    """Models with separate embeddings and output matrix agree only for that reason."""
     path = builtin("f16", tmp_path)
     found = bisected(path, tmp_path / "made", engine="test:the-table-loses-its-last-id")
     assert faults(found) == {None: [TIED]}

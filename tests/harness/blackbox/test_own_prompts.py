@@ -1,5 +1,4 @@
-"""Prompts in turn, on the first layer of a model that says nothing of them itself: of a real
-quantised one no token is so much likelier than another that a wrong one proved anything."""
+"""Prompts in turn, on the first layer of a model whose own prompts prove nothing."""
 
 from collections.abc import Sequence
 from contextlib import closing

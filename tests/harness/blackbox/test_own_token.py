@@ -1,4 +1,4 @@
-"""Ids that are the likeliest nowhere on a user's model: an engine may never choose them."""
+"""Ids that are never the likeliest on a user's model, so that an engine may never choose them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ VOCABULARY = 2000  # of so many ids few are the likeliest behind some hundreds o
 
 
 def without(first: int, last: int) -> Any:
-    """Return a greedy search that ends so many ids early, or begins late."""
+    """Return a greedy search that omits so many ids at either end."""
 
     def greedy(self: Any, prompt: Sequence[int], n: int) -> list[int]:
         ids: list[int] = []
@@ -47,7 +47,7 @@ def of_own_tokens(found: list[Verdict]) -> list[Verdict]:
 def test_greedy_search_that_loses_an_id_is_found_though_id_is_never_top(
     first: int, last: int, id: int, levels: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """No beginning that is asked for ends in the id by far, so all else agrees."""
+    """No tested prefix ends in the id, so all other answers agree."""
     model = written(tmp_path, n_layer=1, n_vocab=VOCABULARY)
     greedy = without(first, last)
     name = made(f"own token: {first}, {last}, {levels}", Quiet, levels=levels, greedy=greedy)
@@ -59,7 +59,7 @@ def test_greedy_search_that_loses_an_id_is_found_though_id_is_never_top(
 
 
 def by_text(self: Any, prompt: Sequence[int], n: int) -> list[int]:
-    """Choose as JavaScript sorts numbers without a comparison: as texts."""
+    """Choose as JavaScript sorts numbers by default: as texts."""
     ids: list[int] = []
     while len(ids) < n:
         row = self.evaluate(Request(batches=(Batch.of([*prompt, *ids]),))).logits[0][-1]
@@ -103,7 +103,7 @@ def test_vocabulary_reduced_for_its_size_is_reported(
 
 @pytest.mark.parametrize("arch", ["llama", "gemma2", "gpt2", "rwkv6", "mamba", "deepseek2"])
 def test_a_right_engine_chooses_the_first_and_the_last_id(arch: str, tmp_path: Path) -> None:
-    """gemma2 caps its logits, and its head is the table; gpt2 has positions that are learned."""
+    """gemma2 caps its logits and has tied embeddings; gpt2 has learned positions."""
     model = one_layer_of(arch, tmp_path)
     found = of_own_tokens(decoded(model, "replay", oracle="llama.cpp"))
     assert [verdict.status for verdict in found] == ["agreed"]

@@ -1,4 +1,4 @@
-"""Models that are made of the user's: slices, and what is changed on the way from file to file."""
+"""Made models: slices, and changes on the way from file to file."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -169,7 +169,7 @@ def slice_of_one(model: GgufFile, change: Change) -> Recipe:
 def test_larger_tensors_give_the_same_logits_except_for_eps(
     arch: str, muted: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """A fault that the size of computed values hides would otherwise be named as eps."""
+    """Otherwise a fault that large values hide would be named as eps."""
     with GgufFile.open(one_layer_of(arch, tmp_path)) as model:
         changes, logits = without(model, 0, muted), []
         for number, own in enumerate((Neutral(), larger(model, 0))):

@@ -1,4 +1,4 @@
-"""Programs that are right with one thread, and not with several: on models of any size."""
+"""Programs that are right with one thread, and wrong with several: on models of any size."""
 
 import sys
 from pathlib import Path
@@ -82,7 +82,7 @@ def test_engine_that_reports_its_threads_is_not_said_to_have_three(
 def test_engine_that_does_not_start_with_several_threads_is_reported(
     ends: str, tmp_path: Path
 ) -> None:
-    """The engine runs already, and may hold something that only one process can hold."""
+    """The engine already runs, and may hold an exclusive resource."""
     with_three = f'if question["settings"]["n_threads"] == 3:\n            {ends}'
     dies = f'if question["ask"] == "start":\n        {with_three}\n        can'
     (found,) = logits_of(program(tmp_path, {START: dies}), builtin("f32", tmp_path))

@@ -1,5 +1,5 @@
-"""A kernel for one row of a quantised matrix: no slice in F32 has it, and no lens gives it one row.
-The whole model differs, and its runs say which batches do."""
+"""A kernel for one row of a quantised matrix, which no slice in F32 and no lens uses. The whole
+model differs, and its runs say which batches do."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Lenses of models whose head is always the table of embeddings, as gemma2's is."""
+"""Lenses of models with tied embeddings, such as gemma2."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,7 @@ WRONG = ("q4-0-nibbles-in-order", "q4-0-scale-bf16", "q4-0-offset")
 
 
 def asker_of(path: Path, folder: Path, **changes: Any) -> SliceAsker:
-    """Open an asker whose oracle shows a graph, which says what a layer without a window is."""
+    """Open an asker whose oracle shows a graph, which reveals a layer without a window."""
     return any_asker_of(path, folder, oracle="llama.cpp", **changes)
 
 
@@ -116,7 +116,7 @@ def test_equal_rows_are_not_compared_and_named(tmp_path: Path) -> None:
 
 
 def test_weights_hidden_by_a_cap_are_reported_as_not_compared(tmp_path: Path) -> None:
-    """A wrong one is not seen there, so that nothing agrees."""
+    """A wrong weight is invisible there, so the weights do not count as agreeing."""
     path = tmp_path / "capped.gguf"
     with_keys(gemma2(tmp_path, "Q4_0"), path, {"gemma2.final_logit_softcapping": ("F32", 1e-3)})
     tensor = "blk.0.attn_k.weight"

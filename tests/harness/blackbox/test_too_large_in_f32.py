@@ -1,5 +1,5 @@
-"""A model that is too large in F32: some layers at a time are, at their places, with the others as
-they are stored; and it is said what nobody looked for."""
+"""A model too large in F32: some layers at a time are tested at their places, and the untested
+parts are named."""
 
 from contextlib import closing
 from dataclasses import replace

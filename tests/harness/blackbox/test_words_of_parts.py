@@ -1,4 +1,4 @@
-"""Words about a part besides its name: in which batches, whose bias, what was not looked at."""
+"""Descriptions of a part besides its name: its batches, its bias, and untested parts."""
 
 from collections.abc import Callable
 from math import exp, log
@@ -49,7 +49,8 @@ ALL_ALIKE = "experts that are all alike"
 def test_router_wrong_in_every_layer_is_asked_about_once(
     tmp_path: Path,
 ) -> None:
-    """Each question writes all experts of a layer in F32: of a real model some seconds."""
+    """Each question rewrites all experts of a layer in F32, which takes seconds for a real
+    model."""
     path = model_of_arch("qwen3moe", tmp_path, {})
     found = bisected(path, tmp_path / "made", engine=NEXT_EXPERT)
     wrong = faults(found)

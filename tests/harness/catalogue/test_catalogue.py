@@ -1,5 +1,4 @@
-"""The catalogue of wrong engines: what fixed limits pass, what is counted, and what is not run
-again."""
+"""The catalogue of wrong engines: fixed limits, counts, and cached results."""
 
 import json
 from collections.abc import Iterator
@@ -86,7 +85,7 @@ def test_fixed_limits_find_another_token_and_another_direction() -> None:
 
 
 def test_check_nmse_divides_by_the_variance_and_uses_the_last_token() -> None:
-    """People apply it so: logits that all lie far from 0 make a difference no smaller."""
+    """Limits in common use work so: a constant offset of logits does not shrink a difference."""
     right = logits([1, 2, 3], [101, 102, 103])
     found = on_short(right, right + logits([9, 0, 0], [0, 0.3, 0]))
     assert not found[WIDE]

@@ -1,4 +1,4 @@
-"""The tables of README.md and reports/TRUST.md say what was found of the engines that there are."""
+"""The tables of README.md and reports/TRUST.md match the results for the current engines."""
 
 import pytest
 

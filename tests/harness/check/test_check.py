@@ -1,4 +1,4 @@
-"""A check: what is refused at the start, which suites run, and what their verdicts add up to."""
+"""A check: refusals at the start, the suites that run, and the sum of their verdicts."""
 
 import shlex
 import sys
@@ -192,7 +192,7 @@ def test_choices_in_the_text_of_the_other_engine_are_counted() -> None:
 
 
 class Failing(LocalSession):
-    """An engine that answers all questions but one as it should."""
+    """An engine with one failing question."""
 
     def __init__(self, plan: Plan, question: str, outcome: Outcome) -> None:
         super().__init__(Reference, plan.model, settings_for(plan))
@@ -229,7 +229,7 @@ def test_question_without_an_answer_is_a_verdict_and_other_suites_run(
 
 
 class Outgrown(LocalSession):
-    """An engine that accepts everything and computes something else."""
+    """An engine that accepts everything and computes wrong results."""
 
     def _ask(self, question: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome:
         outcome = super()._ask(question, args, kwargs)

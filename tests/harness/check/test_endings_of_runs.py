@@ -1,4 +1,4 @@
-"""Words at the end of a run: whom it is about, and who was not asked."""
+"""The last lines of a run: the engines that it is about, and unasked ones."""
 
 import json
 from dataclasses import replace

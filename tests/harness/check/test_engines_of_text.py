@@ -1,5 +1,5 @@
-"""Engines whose texts are UTF-8 alone, and engines that lack flags: what they cannot be asked is
-not compared, and what they answer wrongly is found nevertheless."""
+"""Engines with UTF-8 texts only, and engines without flags: impossible questions are not compared,
+and wrong answers are still found."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from tests.models import builtin
 
 
 class OfText(Reference, name="test:of-text"):
-    """An engine of text that dies of other bytes, and shows U+FFFD for what is no text."""
+    """An engine of text that dies of other bytes, and shows U+FFFD for invalid ones."""
 
     def describe(self) -> EngineInfo:
         return replace(super().describe(), utf8_only=True)

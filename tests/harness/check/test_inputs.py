@@ -1,4 +1,4 @@
-"""Inputs that are no regular files are refused at once, in every command: nobody waits for a
+"""Inputs other than regular files are refused at once, in every command: no command waits for a
 writer."""
 
 import io

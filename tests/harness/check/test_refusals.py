@@ -1,4 +1,4 @@
-"""Refusals of an engine, and models that lack something: whom that accuses, and what it spoils."""
+"""Refusals of an engine, and models without a part: the accused engine, and the exit code."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -191,7 +191,7 @@ def test_model_without_our_graph_is_checked_in_other_suites(
 
 @pytest.mark.parametrize("bad", [missing, text_file, partial_block])
 def test_a_process_ends_as_the_command_does(bad: Callable[[Path], Path], tmp_path: Path) -> None:
-    """A shell sees this: the in-process tests leave out the interpreter's own ending."""
+    """The in-process tests omit the interpreter's own ending, which a shell sees."""
     ending = in_a_process("check", str(bad(tmp_path)), *OURSELVES, "--quiet")
     assert_refused(ending)
 

@@ -1,4 +1,4 @@
-"""Words of `bisect` about one fault in several layers, and about tokens in later batches."""
+"""Messages of `bisect` about one fault in several layers, and about tokens in later batches."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""`lockstep fuzz gguf` on the command line: what is asked for is done, and bad input is said."""
+"""`lockstep fuzz gguf` on the command line: requests and bad input."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A command that is asked to end removes what it has put into temporary folders."""
+"""A command that is asked to end removes its temporary files."""
 
 import os
 import shlex
@@ -18,7 +18,7 @@ PATIENCE = 120.0  # seconds: for a machine that does much else
 
 
 def ended_by(number: int, args: Sequence[str], folder: Path, pattern: str) -> tuple[int, str]:
-    """Send the signal once a temporary file of that pattern exists; return exit code and words."""
+    """Send the signal once a temporary file of that pattern exists; return exit code and output."""
     temporary = folder / "tmp"
     temporary.mkdir()
     variables = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": PYTHONPATH}
@@ -81,7 +81,7 @@ os.execv(sys.executable, [sys.executable, "-P", "-m", "lockstep.harness.cli", *s
 
 
 def test_a_folder_that_has_been_deleted_is_no_divergence(tmp_path: Path) -> None:
-    """Exit code 1, with a traceback, which a CI takes for one."""
+    """A traceback with exit code 1 would read as a divergence in a CI."""
     folder = tmp_path / "gone"
     folder.mkdir()
     command = [sys.executable, "-c", GONE, "check", "builtin:f32", "--report", str(tmp_path)]

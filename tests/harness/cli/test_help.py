@@ -19,7 +19,7 @@ GOLDEN_COMMANDS = sorted(get_command(golden.app).commands)  # type: ignore[attr-
 def test_product_uses_one_thread_by_default(
     given: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Threads of small products only wait for each other on a busy machine."""
+    """Threads of small products mostly wait for each other on a busy machine."""
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
     if given:
         monkeypatch.setenv("OPENBLAS_NUM_THREADS", given)

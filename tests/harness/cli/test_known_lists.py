@@ -1,4 +1,4 @@
-"""Lists of known failures as `check` writes and reads them: nothing that stands there is lost."""
+"""Lists of known failures, written and read by `check` without loss."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Names in README.md and the other pages: the commands, their options, and the files are there."""
+"""Names in README.md and the other pages: the commands, options, and files exist."""
 
 import re
 from typing import Any

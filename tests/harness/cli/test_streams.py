@@ -1,4 +1,4 @@
-"""A command whose stream fails does not end with 1, which is the code of a divergence."""
+"""A command whose stream fails does not end with 1, the code of a divergence."""
 
 import os
 import subprocess
@@ -72,7 +72,7 @@ def test_command_ends_with_its_code_or_2_if_a_stream_fails(
 
 
 def test_check_writes_no_report_into_a_closed_stream(tmp_path: Path) -> None:
-    """The first file that was opened had the number of standard output, and what was printed."""
+    """The first opened file once got the number of standard output, and the printed text."""
     assert run_in_shell(f"{CHECK} <&- >&- 2>&-", tmp_path) == (0, "")
     (report,) = tmp_path.rglob("report.jsonl")
     assert all(line.startswith('{"kind":') for line in report.read_text().splitlines())

@@ -102,7 +102,7 @@ def test_closed_pipe_is_no_divergence() -> None:
 def test_ci_output_has_commands_only_on_request(
     word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Lines are for people, and have names of engines in them; data is for programs."""
+    """Lines are for people, and contain names of engines; data is for programs."""
     with Terminal(quiet=True) as out:
         out.line(word)
         assert word not in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""`lockstep trace -o FOLDER`: what another program wrote there is not lost."""
+"""`lockstep trace -o FOLDER` keeps files of other programs."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""More honest runs are made before an engine is blamed, but where they could say nothing else."""
+"""More honest runs are made before an engine is blamed, unless they cannot matter."""
 
 from collections.abc import Sequence
 from pathlib import Path

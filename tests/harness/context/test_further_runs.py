@@ -1,4 +1,4 @@
-"""Engines that are right on a prompt of 32 tokens and single ones, and wrong further on."""
+"""Engines that are right on a prompt of 32 tokens and single ones, and wrong in longer runs."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -35,7 +35,7 @@ ASKED = (LONG, EDGE, JOINED, FIRST, MIDDLE, LAST, ALONE)
 
 
 class RowsBehind64(Mirror):
-    """Engine that computes rows behind two tiles of 32 from the last row of those."""
+    """An engine that computes rows after two tiles of 32 from their last row."""
 
     def linear(self, x: F32, weight: Weight) -> F32:
         rows = np.minimum(np.arange(len(x)), 63)
@@ -112,13 +112,13 @@ def no_more_than_256_cells(visible: Bools, _: Batch) -> Bools:
 
 
 def causal_by_row(visible: Bools, batch: Batch) -> Bools:
-    """Let a token of several of one sequence see as many cells as there are rows up to its own."""
+    """Let a token in a batch of one sequence see as many cells as there are rows up to its own."""
     alone = len(batch) == 1 or batch.seq_ids.any() != batch.seq_ids.all()
     return visible if alone else visible & np.tri(*visible.shape, dtype=np.bool_)
 
 
 def later_sequences_leak(visible: Bools, batch: Batch, first: int = 0) -> Bools:
-    """Keep sequences up to the first apart; let any other see whatever lies before it."""
+    """Keep sequences up to the first apart; let any other see all earlier cells."""
     own = visible | np.tri(*visible.shape, visible.shape[1] - len(batch), dtype=np.bool_)
     return np.where(batch.seq_ids[:, None] > first, own, visible)
 
@@ -128,19 +128,19 @@ def ids_of_one_bit(visible: Bools, batch: Batch) -> Bools:
 
 
 def splits_of_128(visible: Bools, batch: Batch, n: int = 128) -> Bools:
-    """Let one token alone take cells in splits, and lose a last one of one cell."""
+    """Let a single token process cells in splits of 128, and lose a last one of one cell."""
     if len(batch) == 1 and visible.shape[1] % n == 1 < visible.shape[1]:
         visible[:, -1] = False
     return visible
 
 
 def splits_of_256(visible: Bools, batch: Batch) -> Bools:
-    """Split twice as many cells, which several tokens at once fill."""
+    """Use splits of 256 cells, which several tokens fill."""
     return splits_of_128(visible, batch, n=256)
 
 
 class Wrong(Reference):
-    """An engine that is wrong in what is visible."""
+    """An engine with a wrong mask."""
 
     model_class: type[Model] = Model
 
@@ -151,7 +151,8 @@ class Wrong(Reference):
 
 
 class LastRowsOfLater(Reference, name="further: last rows"):
-    """Engine that gives the last rows of batches on a filled cache, whichever were asked for."""
+    """An engine that gives the last rows of batches on a filled cache, instead of the requested
+    ones."""
 
     def evaluate(self, request: Request) -> Evaluation:
         every = [replace(b, outputs=np.ones(len(b), np.bool_)) for b in request.batches]
@@ -164,7 +165,7 @@ class LastRowsOfLater(Reference, name="further: last rows"):
 
 
 class AloneOnAnEmptyCache(Reference, name="further: alone on an empty cache"):
-    """Engine that is wrong for a prompt of one token, which has an empty cache to attend to."""
+    """An engine that is wrong for a prompt of one token, on an empty cache."""
 
     def evaluate(self, request: Request) -> Evaluation:
         found = super().evaluate(request)
@@ -176,7 +177,7 @@ class AloneOnAnEmptyCache(Reference, name="further: alone on an empty cache"):
 
 
 class SkipsWhatNobodyAsksFor(Reference, name="further: skips"):
-    """An engine in which a batch without outputs leaves something else in the cache."""
+    """An engine in which a batch without outputs corrupts the cache."""
 
     def evaluate(self, request: Request) -> Evaluation:
         batches = (
@@ -236,7 +237,7 @@ WRONG = {
 
 
 class OneBatchOfSeveral(Reference, name="further: one batch of several"):
-    """An honest engine that takes one prompt, and then single tokens of its sequence."""
+    """An honest engine that accepts one prompt, and then single tokens of its sequence."""
 
     def evaluate(self, request: Request) -> Evaluation:
         if any(len(b) > 1 for b in request.batches[1:]) or request.batches[0].seq_ids.any():
@@ -290,7 +291,7 @@ def test_missing_answer_is_named_and_accuses_nobody(model: Path) -> None:
 
 
 class RefusesWhatIsMore(Reference, name="further: refuses what is more"):
-    """An engine that fails in these runs without saying that it lacks them."""
+    """An engine that fails in these runs without declaring it."""
 
     def evaluate(self, request: Request) -> Evaluation:
         if any(len(b) > 1 for b in request.batches[1:]) or request.batches[0].seq_ids.any():

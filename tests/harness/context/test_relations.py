@@ -1,4 +1,4 @@
-"""Logits do not depend on how they are asked for, and engines whose do are found.
+"""Logits must not depend on the form of the question, and engines that differ are found.
 
 Twice as many tokens take another path of flash attention, which honest runs take as well.
 """
@@ -97,8 +97,7 @@ def test_other_sequence_is_given_only_if_the_cache_has_room(model: Path) -> None
 def test_wrong_choice_of_experts_is_found_by_any_relation(
     tmp_path: Path,
 ) -> None:
-    """Honest runs are asked if they choose the same way when few rows differ; they have more rows
-    if only some tokens have outputs."""
+    """Honest runs are made if few rows differ, to see if they choose the same experts."""
     model = builtin_model("moe", tmp_path)
     found = logits_of(model, "mutant:experts-of-limited-capacity", n_tokens=32)
     asked = {verdict.detail.get("asked") for verdict in found if verdict.status == "diverged"}
@@ -107,7 +106,7 @@ def test_wrong_choice_of_experts_is_found_by_any_relation(
 
 
 def with_large_scores(folder: Path) -> Path:
-    """Return a model whose queries are 60 times as large, and whose keys are 10 times."""
+    """Return a model whose queries are 60 times as large, and whose keys are 10 times as large."""
     path = written(folder, n_layer=4)
     for layer in range(4):
         for name, factor in (("attn_q", 60), ("attn_k", 10)):
@@ -127,7 +126,7 @@ def found_beside(engine: str, path: Path) -> Verdict | str:
 
 
 class WrongBeside(Reference, name="paths: wrong beside another sequence"):
-    """An engine that reads another first token where there are two sequences."""
+    """An engine that reads another first token if there are two sequences."""
 
     def evaluate(self, request: Request) -> Evaluation:
         batches = deepcopy(request.batches)

@@ -1,4 +1,5 @@
-"""Engines whose answers to one question differ: it is said how often, and from where on."""
+"""Engines with different answers to one question: the rate and the first difference are
+reported."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,7 +33,7 @@ from tests.quiet_engines import made
 
 
 class Racing(Reference):
-    """An engine with one wrong logit of the first batch every so many runs."""
+    """An engine with one wrong logit in the first batch of every n-th run."""
 
     every: int
     by: float
@@ -55,7 +56,7 @@ SELDOM = made("repeats: once wrong", Racing, every=10, by=1e-2, runs=9)
 
 
 class Kept(Mirror):
-    """An engine whose state begins where the last run ended, whatever its batches."""
+    """An engine whose state continues the last run, for any batches."""
 
     left = np.float32(0)
 
@@ -73,7 +74,7 @@ class Fading(Kept):
 
 
 class Lasting(Kept):
-    """An engine in which each run adds to what is left, differently each time."""
+    """An engine in which each run adds to the remaining state, differently each time."""
 
     def swiglu(self, gate: F32, up: F32) -> F32:
         before, self.left = self.left, self.left * np.float32(0.75) + np.float32(0.5)
@@ -96,7 +97,7 @@ LONG_UNCLEARED = made("repeats: what is left lasts", Reference, ops=Lasting)
 
 
 class Always(Racing, name="repeats: a race in every run"):
-    """A fault of threads that a new start does not change."""
+    """A fault of threads that a restart does not remove."""
 
     every = 1
 
@@ -221,7 +222,7 @@ def test_nan_with_another_sign_is_the_same_answer() -> None:
 
 
 def test_runs_with_tensors_are_compared_with_each_other_too() -> None:
-    """A dump is such an engine: it need not have logits."""
+    """A dump is such an engine: it may lack logits."""
     site = Site(step=0, layer=0, name="norm")
 
     def shown(value: float) -> Evaluation:

@@ -1,4 +1,4 @@
-"""Each thing that an engine does is an outcome, and the next question is answered."""
+"""Each behaviour of an engine is an outcome, and the next question is answered."""
 
 import os
 import signal
@@ -63,7 +63,7 @@ def does(session: Session, deed: str) -> Outcome:
 
 
 def worker_of(session: Session) -> int:
-    """Return the process that answers; also proof that one does."""
+    """Return the process that answers, which also proves that one does."""
     outcome = session.ask("greedy", [], 1)
     assert isinstance(outcome, Answered), outcome
     assert session.pid == outcome.value[0]
@@ -79,7 +79,7 @@ def is_running(pid: int) -> bool:
 
 
 def comes_true(condition: Callable[[], bool]) -> bool:
-    """Wait until it is true; the limit only bounds a test that fails."""
+    """Wait until the condition is true; the limit only bounds a failing test."""
     end = time.monotonic() + 30
     while not condition() and time.monotonic() < end:
         time.sleep(0.01)
@@ -132,7 +132,7 @@ def test_death_is_a_crash_with_last_words_and_the_next_answer_comes(
 def test_engine_may_decode_a_large_model_within_the_machines_memory(
     tmp_path: Path,
 ) -> None:
-    """A gigabyte in four bits is eight as F32: an engine that reads all of it is honest."""
+    """A gigabyte of four-bit weights is eight in F32: an engine that decodes them all is honest."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limits = []
     for size in (1 << 20, 1 << 30, 1 << 40):
@@ -269,7 +269,7 @@ def test_forgotten_session_leaves_no_worker() -> None:
 
 
 def test_independently_started_worker_is_no_fork(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Libraries read some variables when they are loaded, and a user's class may be any."""
+    """Libraries read some variables when loaded, and a user's class may use any library."""
     with PATIENT.open("fake", None, EXACT) as session:
         assert isinstance(session, IsolatedSession)
         session.start()

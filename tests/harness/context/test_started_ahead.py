@@ -1,5 +1,5 @@
-"""An engine of the user's that is opened for one model after the other has been started before it
-is wanted, and nothing about its answers tells."""
+"""A user's engine that is opened for several models in turn is started in advance, without an
+effect on its answers."""
 
 import os
 import shlex
@@ -106,7 +106,7 @@ def test_runner_replaces_a_worker_that_died_early(tmp_path: Path) -> None:
 
 
 def test_worker_that_failed_to_load_beside_another_is_started_again(tmp_path: Path) -> None:
-    """The wrong engine would be ours: it would say that the user's module cannot be imported."""
+    """Otherwise the user's module would seem impossible to import."""
     lock = tmp_path / "lock"
     adapter = engine(tmp_path, f"open({str(lock)!r}, 'x')", f"os.remove({str(lock)!r})")
     assert len(set(pids(adapter, 4))) == 4

@@ -22,7 +22,7 @@ SMALL = {"seed": 1, "n_layer": 1, "n_embd": 16, "n_ff": 16}
 
 
 def flat(folder: Path) -> Path:
-    """Return a model whose logits are all zero: the weights of its head are."""
+    """Return a model whose logits are all zero, because its output matrix is."""
     path = written(folder, **SMALL)
     return with_values(path, path, "output.weight", np.zeros_like)
 

@@ -1,4 +1,4 @@
-"""Changes of one element: what is drawn, and what counts as found."""
+"""Changes of one element: the seeded choice, and the criterion of success."""
 
 from pathlib import Path
 from typing import Any

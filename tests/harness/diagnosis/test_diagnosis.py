@@ -1,5 +1,5 @@
-"""Diagnosis by known mistakes: the right one is named, of logits and of text; of an engine that is
-right none is, and of one that is wrong in a way that nobody knows none either."""
+"""Diagnosis by known mistakes, from logits and text: the right one is named, and none for a right
+engine or an unknown fault."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -109,7 +109,7 @@ def names(found: Diagnosis) -> list[str]:
 
 
 def with_product(change: Callable[[F32], F32], *, base: str = "reference") -> type[Any]:
-    """Return an engine with something else made of the products with one weight."""
+    """Return an engine with changed products of one weight."""
     cls: Any = adapter_class(base)
 
     def make_ops(self: Any) -> Any:
@@ -132,13 +132,13 @@ class HotAttention(Mirror):
 
 
 class Hot(Reference):
-    """An engine whose softmax has scores that are three per cent too large."""
+    """An engine with softmax scores that are three per cent too large."""
 
     ops = HotAttention
 
 
 class Offers(Reference):
-    """An engine that offers only what a test gives it."""
+    """An engine that offers only the levels given by a test."""
 
     levels: tuple[str, ...] = ()
 
@@ -252,7 +252,7 @@ def test_summary_states_the_comparison_and_its_result(tmp_path: Path) -> None:
 
 
 def test_diagnosis_names_nothing_if_too_few_answers_differ(tmp_path: Path) -> None:
-    """One token of 144 is otherwise: whatever tips a near tie would make the same."""
+    """One token of 144 differs: any perturbation of a near tie would do that."""
     match = Match(engine="mutant:a", mistake="all is a bit off", effect="", source="", left=0.0)
     rows = (Rows(unit="tokens", compared=144, right=143),)
     found = Diagnosis(aspect="runs", status="few", rows=rows, named=(match,), places=1)

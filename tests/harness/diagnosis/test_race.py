@@ -20,7 +20,7 @@ OTHERS = (NO_MASK, "mutant:mask-not-itself", *LATER)
 def test_other_mistakes_are_tested_only_on_the_first_differing_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rotation is seen from the second token on, so that it takes two."""
+    """A rotation is visible from the second token on, so two are needed."""
     asked: dict[str, list[int]] = {}
     compared = race.compare_answer
 

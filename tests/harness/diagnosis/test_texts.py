@@ -1,4 +1,4 @@
-"""Texts behind texts: what is compared of one that is empty."""
+"""Texts after texts: the comparison of an empty one."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from tests.models import builtin
 
 
 class Words(dict[int, bytes]):
-    """Pieces of a vocabulary made up for a test; the first token is a control token."""
+    """Pieces of a vocabulary for a test; the first token is a control token."""
 
     cleans = False
 
@@ -54,8 +54,8 @@ def test_missing_text_is_no_difference_at_a_tie_or_half_a_character() -> None:
 
 
 def test_tokens_after_a_tie_are_counted_as_not_compared() -> None:
-    """A text of Gemma 3 with a wrong rope base parted at ties, and all of its answers were said to
-    be the right engine's."""
+    """A text of Gemma 3 with a wrong rope base diverged at ties, and its answers were all called
+    right."""
     assert compared(b"bb", [3, 1, 1], [0, 9, 0, 9]).not_compared == 2
     assert compared(b"baa", [3, 1, 1], [0, 9, 0, 9]).not_compared == 0
     assert compared(b"bb", [3, 1, 1], [0, 9, 0, 1]).not_compared == 0

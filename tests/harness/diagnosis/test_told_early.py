@@ -1,4 +1,4 @@
-"""Words of a diagnosis before its end, and about answers that no known mistake makes.
+"""Messages of a diagnosis before its end, and about unknown faults.
 
 Before its end it tells how long it takes, what differs, and the result of each aspect.
 """
@@ -24,7 +24,7 @@ from tests.models import builtin, written
 
 
 class NoLineBreaks(Reference):
-    """An engine that loses an id of some texts, as no known mistake does."""
+    """An engine that loses an id of some texts, unlike any known mistake."""
 
     def tokenize(self, texts: Sequence[bytes], **flags: bool) -> list[list[int]]:
         rows = super().tokenize(texts, **flags)

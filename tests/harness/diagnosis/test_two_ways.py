@@ -1,4 +1,4 @@
-"""Mistakes are tried as ggml rounds and without roundings: none twice that does nothing."""
+"""Mistakes are tried with ggml's roundings and without: none without an effect twice."""
 
 from pathlib import Path
 from typing import Any

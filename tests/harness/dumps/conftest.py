@@ -1,4 +1,4 @@
-"""A model, and its run as `lockstep trace` writes it."""
+"""A model, with its run as written by `lockstep trace`."""
 
 from pathlib import Path
 

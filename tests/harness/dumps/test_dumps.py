@@ -1,4 +1,4 @@
-"""A run that an engine wrote to a folder is judged like one that answers, and never believed."""
+"""A stored run is judged like an answering engine, and never trusted."""
 
 import json
 import os
@@ -222,7 +222,7 @@ def test_a_tensor_of_another_shape_is_malformed(model: Path, written: Path, tmp_
 
 
 def test_dump_of_many_batches_is_refused_at_once(written: Path, tmp_path: Path) -> None:
-    """A run of each took minutes."""
+    """Running each batch took minutes."""
 
     def many(index: dict[str, Any], _: dict[str, Any]) -> None:
         index["tokens"] = [[1]] * (MOST_BATCHES + 1)

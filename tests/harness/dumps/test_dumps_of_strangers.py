@@ -1,4 +1,4 @@
-"""A dump that somebody else sent is read in its folder alone, and ends in one clear refusal."""
+"""A dump from elsewhere is read only within its folder, and refused with one clear error."""
 
 import json
 import struct
@@ -110,7 +110,7 @@ def test_oversized_map_is_refused_at_once() -> None:
 
 
 def test_text_between_two_stars_is_not_searched_again() -> None:
-    """A name with stars that backtrack for one another takes its length to the third power."""
+    """A name with stars that backtrack for each other takes cubic time."""
     names = parsed("m", b'[nodes]\n"*a*a{layer}z" = "x-{layer}"')
     assert names.find("a0" * 250) is None
     assert "(?>" in names.rules[0].pattern.pattern
@@ -131,8 +131,8 @@ def test_layer_number_includes_all_its_digits() -> None:
 def test_map_applies_only_to_architectures_that_it_lists(
     model: Path, written: Path, tmp_path: Path
 ) -> None:
-    """Modules of another architecture have the same names and other values: a dump would be
-    accused."""
+    """Modules of another architecture have the same names and other values, which would accuse the
+    dump."""
     folder = changed(written, tmp_path / "d", lambda *_: None)
     (folder / "m.toml").write_text(f'architectures = ["qwen2"]\n{EVERYTHING}')
     say(folder, map="m.toml")
@@ -204,7 +204,7 @@ def test_dump_that_claims_a_known_engine_is_not_excused(tmp_path: Path) -> None:
 
 
 def renamed(index: dict[str, Any], tensors: dict[str, Any]) -> None:
-    """Rename tensors as another framework does, but logits as llama.cpp does."""
+    """Rename tensors as another framework does, except for the logits."""
     for key in [key for key in tensors if not key.endswith("/result_output")]:
         step, _, name = key.partition("/")
         tensors[f"{step}/model.{name}"] = tensors.pop(key)

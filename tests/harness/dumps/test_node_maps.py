@@ -1,4 +1,4 @@
-"""Dumps under other names: translated by a map, which is refused where it says nothing."""
+"""Dumps with other names: translated by a map, which is refused if it is ambiguous."""
 
 import json
 from collections.abc import Callable
@@ -37,7 +37,7 @@ HEADS = {"Qcur": 4, "Kcur": 2}  # of the built-in model
 
 
 def halves(value: Any, n_head: int) -> Any:
-    """Order rows as a library does that rotates a head's first half with its second."""
+    """Return rows in the order of a library that rotates a head's first half with its second."""
     split = value.reshape(len(value), n_head, -1, 2)
     return np.ascontiguousarray(np.swapaxes(split, 2, 3).reshape(value.shape))
 
@@ -156,7 +156,7 @@ def test_map_is_only_for_dumps(model: Path, capfd: pytest.CaptureFixture[str]) -
 def test_tensor_without_a_pattern_in_the_map_is_named(
     model: Path, written: Path, tmp_path: Path
 ) -> None:
-    """A pattern may be misspelt: its tensor is not compared, and the report says so."""
+    """A pattern may be misspelt: the tensor is then not compared, and the report says so."""
     folder = renamed(written, tmp_path / "d", as_transformers)
     own = tmp_path / "own.toml"
     text = '[nodes]\n"lm_head" = "result_output"\n"model.layers.{layer}" = "l_out-{layer}"\n'

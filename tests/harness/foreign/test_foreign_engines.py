@@ -1,4 +1,5 @@
-"""Engines from public packages: environments are built whole or not at all, and asked by name."""
+"""Engines from public packages: environments are built completely or not at all, and used by
+name."""
 
 import ast
 import base64
@@ -59,7 +60,7 @@ Wheel = Callable[[str], None]
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return an empty cache, a pip that sees nothing but a folder of ours, and one more engine."""
+    """Return an empty cache, with a pip that sees only our folder, and one more engine."""
     monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")

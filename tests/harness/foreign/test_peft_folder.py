@@ -1,4 +1,4 @@
-"""LoRA files in GGUF, as programs for Hugging Face's engines hand them on."""
+"""LoRA files in GGUF, converted for Hugging Face's engines."""
 
 import importlib
 import json
@@ -36,7 +36,7 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
 
 
 def in_halves(rows: np.ndarray, n_heads: int) -> np.ndarray:
-    """Return rows that a file of llama has in pairs as Hugging Face has them."""
+    """Return rows in Hugging Face's order, from the pairs of a llama file."""
     size = len(rows) // n_heads
     places = [
         head * size + 2 * pair + half

@@ -1,4 +1,4 @@
-"""The command that a finding of a fuzzer prints shows the finding again, of whatever kind it is."""
+"""The command in any finding of a fuzzer reproduces it."""
 
 import shlex
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A campaign that is stopped loses nothing that it found, and another goes on where it was."""
+"""A campaign that is stopped loses no finding, and another one continues it."""
 
 import json
 import os
@@ -161,7 +161,7 @@ SIDE_BY_SIDE = FuzzPlan(
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """Return the findings of a run that nobody stops."""
+    """Return the findings of an uninterrupted run."""
     folder = tmp_path_factory.mktemp("whole")
     return {str(verdict) for verdict in run_campaign("quants", SIDE_BY_SIDE, folder, []).verdicts}
 
@@ -185,7 +185,7 @@ def kill(process: "subprocess.Popen[str]") -> None:
 
 
 def kill_one_of_its_processes(process: "subprocess.Popen[str]") -> None:
-    """Kill the youngest process, which is one that fuzzes."""
+    """Kill the youngest process, which is a fuzzing one."""
     os.kill(max(children_of(process.pid)), signal.SIGKILL)
 
 

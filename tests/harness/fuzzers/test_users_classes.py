@@ -1,4 +1,4 @@
-"""A Python class under a fuzzer is given a model's path, whatever it is asked."""
+"""A Python class under a fuzzer gets a model's path for any question."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Axes named in words for what is off, whatever shape an engine shows its tensor in."""
+"""Axis names of an error, for any shape that an engine shows."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Numbers are moved by a share from -1 to 1 of what they may be off, whole ones not at all."""
+"""Numbers are moved by a share from -1 to 1 of their allowed error, integers not at all."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""An engine with one format for activations, whatever the weights are, goes through `check`."""
+"""An engine with one format for activations, for all weights, in a whole `check`."""
 
 from pathlib import Path
 

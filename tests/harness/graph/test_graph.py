@@ -1,4 +1,5 @@
-"""Programs made by hand: memory with strides, caches, and what is not known. No llama.cpp."""
+"""Programs made by hand: memory with strides, caches, and unknown values. No llama.cpp. No
+llama.cpp."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -323,7 +324,7 @@ def test_products_without_sizes_have_the_same_values() -> None:
 
 
 def test_noise_changes_nothing_in_a_node_without_rows() -> None:
-    """A batch without outputs, and a bound that is one number for all."""
+    """The batch has no outputs, and the bound is one number for all."""
     found = Expected(np.zeros((1, 1, 0, 4)), 1e-6, "")
     result = Noisy(seed=1).result(node("SQR", np.zeros((0, 4), np.float32)), found)
     assert result.shape == (1, 1, 0, 4)

@@ -1,4 +1,4 @@
-"""Ids that are looked up, not chosen: of experts that a table gives for each token."""
+"""Ids from a table, not from a choice: expert ids for each token."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -86,7 +86,7 @@ def accused_of(ids: Any, folder: Path) -> list[str]:
 
 @pytest.mark.parametrize(("moved", "accused"), [(0, []), (1, ["ffn_moe_topk-0"])])
 def test_wrong_looked_up_ids_are_located(moved: int, accused: list[str], tmp_path: Path) -> None:
-    """Everything behind the ids is right for them."""
+    """All later values are right for these ids."""
     assert accused_of(TABLE[(TOKENS + moved) % 10], tmp_path) == accused
 
 
@@ -100,7 +100,7 @@ def test_invalid_expert_id_is_a_fault_and_later_nodes_are_judged(
 
 
 def test_ids_of_a_hidden_choice_are_reported_as_not_judged(tmp_path: Path) -> None:
-    """The ids are wrong, and what is shown behind them would be right for them."""
+    """The ids are wrong, and all later shown values are right for them."""
     (graph,) = program().graphs
     order = replace(view(0), name="order", root=5)
     sort = replace(graph.nodes[0], op="ARGSORT", name="order", result=order)

@@ -1,5 +1,5 @@
-"""Floors that tests share. One is reused only if all that it is computed from is the same, or a
-wrong op of a test would be judged by the right op's noise."""
+"""Noise floors shared by tests. One is reused only if all that it is computed from is the same, or
+a wrong op of a test would be judged by the right op's noise."""
 
 from collections.abc import Iterator
 from dataclasses import replace

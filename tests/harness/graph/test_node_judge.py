@@ -1,4 +1,4 @@
-"""Two engines judged on one node after the other: by hand, without llama.cpp."""
+"""Two engines judged on one node after the other: hand-made, without llama.cpp."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -303,8 +303,7 @@ def test_operands_without_weights_come_from_the_oracle() -> None:
 
 
 def chain(folder: Path, *, right: bool, limit: int = 1 << 20) -> NodeJudge:
-    """Return three products, each of which reads the one before, by an engine that is right or is
-    not."""
+    """Return three products in a chain, by an engine that is right or wrong."""
     names = [replace(SITE, name=name) for name in ("a", "b", "c")]
     reads: list[tuple[Site, ...]] = [(), (names[0],), (names[1],)]
     made = judge(folder, engine=compute if right else lambda node: compute(node) + 1)

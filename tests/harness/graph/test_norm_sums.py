@@ -23,7 +23,7 @@ def norm(x: Rows, op: str = "RMS_NORM") -> Node:
 
 
 def massive(x: Rows, times: float) -> Rows:
-    """Make one channel thousands of times larger than others, as real models have it."""
+    """Make one channel thousands of times larger than others, as in real models."""
     x = x.copy()
     x[:, 7] = times
     return x

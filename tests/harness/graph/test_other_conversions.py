@@ -1,4 +1,4 @@
-"""Number of segments that tell that a format of activations is not an engine's."""
+"""The number of segments that refute a format of activations."""
 
 from collections.abc import Iterable
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Results of ggml on processors not the oracle's: honest, and nothing near them is."""
+"""Results of ggml on other processors: honest, and nothing near them is."""
 
 from dataclasses import replace
 from functools import partial

@@ -1,4 +1,4 @@
-"""Probable errors of a sum of products: those of scalar loops, and not much more."""
+"""Probable errors of a sum of products: those of scalar loops, and slightly more."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def product(weights: Matrix, x: Matrix) -> Node:
 
 
 def of(made: Node, build: Build = SCALAR) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Return the value, the error that is probable, and the bound; without leading axes."""
+    """Return the value, the probable error, and the bound; without leading axes."""
     found = expect(made, build)
     error = error_of_product(made, found.value)
     return found.value[0, 0], error[0, 0], np.asarray(found.allowed)[0, 0]
@@ -169,7 +169,7 @@ def test_infinite_input_changes_no_other_row() -> None:
 @pytest.mark.parametrize("wrong", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("row", [0, 5])  # the first is one of the sample
 def test_infinite_weight_does_not_measure_other_rows(wrong: float, row: int) -> None:
-    """Nor may its own sum be anything else: it would be said that honest runs overflow."""
+    """The row's own sum must not be anything else either: honest runs would seem to overflow."""
     weights, x = normal(1, ROWS, 32), normal(2, TOKENS, 32)
     _, error, _ = of(product(weights, x))
     weights[row, 7] = wrong

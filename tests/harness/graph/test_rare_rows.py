@@ -1,4 +1,4 @@
-"""A row of a segment with experts that only few honest runs choose is nobody's fault."""
+"""A row of a segment with experts that only few honest runs choose is no fault."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,7 +40,7 @@ def seen(values: F32) -> Mapping[Place, Seen]:
 
 @dataclass(kw_only=True)
 class Runs:
-    """A judge whose noisy runs give these in turn, the truth after the last."""
+    """A judge whose noisy runs return these in turn, and finally the truth."""
 
     engine: F32
     runs: Sequence[F32]
@@ -86,7 +86,7 @@ def test_two_choices_may_occur_in_two_runs() -> None:
 
 @pytest.mark.parametrize("wrong", [1.1, np.nan, np.inf])
 def test_row_found_in_no_run_is_a_fault(wrong: float) -> None:
-    """The row is a fault however far honest runs are off in it."""
+    """The row is a fault for any error of honest runs."""
     judge = Runs(engine=with_rows(r2=wrong), runs=[with_rows(r2=1.0), with_rows(r2=9.0)])
     assert not is_explained(judge)
     assert len(judge.asked) == RARE_RUNS

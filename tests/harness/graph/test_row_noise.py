@@ -1,4 +1,4 @@
-"""Noise of honest runs, known for each row by the row's own size."""
+"""Noise of honest runs, for each row by its own size."""
 
 from typing import Any
 
@@ -67,14 +67,14 @@ def test_column_with_one_overflow_may_overflow_anywhere() -> None:
 
 
 def test_rows_of_one_number_share_the_scale_of_the_largest() -> None:
-    """One of them may be nearly zero by chance: no honest run need have met its error."""
+    """One of them may be nearly zero by chance, and no honest run needs to show its error."""
     column, off = np.array([[4.0], [1e-9]]), np.array([[4.5], [1e-9]])
     assert noise_between(column, off) == Noise(worst=0.5, share=0.125)
     assert noise_between(column, off).room(column).tolist() == [[1.0]]
 
 
 def test_overflowing_row_explains_no_other_wrong_row() -> None:
-    """Two rows of an honest run are off by much, fourteen by little, and one overflows."""
+    """One honest run has two rows with large errors, fourteen with small ones, and one overflow."""
     truth = np.ones((40, 2))
     honest, wrong = truth.copy(), truth.copy()
     honest[0, 0] = np.inf

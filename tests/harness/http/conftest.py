@@ -1,4 +1,4 @@
-"""The model that most servers of these tests hold, and what is found of one."""
+"""The model of most servers in these tests, and the findings on one."""
 
 from pathlib import Path
 

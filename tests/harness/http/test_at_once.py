@@ -1,5 +1,4 @@
-"""Several requests at a time: an engine with one buffer for all is right as long as each comes
-alone."""
+"""Concurrent requests: an engine with one buffer for all is right only for single requests."""
 
 import sys
 import threading
@@ -34,7 +33,7 @@ def at_once(model: Path, engine: str) -> list[Verdict]:
 
 
 class Together:
-    """A server that mixes requests while it answers another; two wait for each other."""
+    """A server that mixes concurrent requests; two wait for each other."""
 
     def __init__(self, change: Any) -> None:
         self.change, self.lock, self.inside = change, threading.Lock(), 0
@@ -82,7 +81,7 @@ def test_server_that_mixes_requests_diverges(model: Path) -> None:
 
 @pytest.mark.parametrize("change", [cut_short, nothing])
 def test_server_that_ends_parallel_texts_early_diverges(change: Any, model: Path) -> None:
-    """An early end accuses no engine that is alone; here its text without others is known."""
+    """An early end of a single text accuses no engine; here the uninterrupted text is known."""
     with serving(model, Together(change)) as address:
         (found,) = at_once(model, address)
     assert (found.status, found.key) == ("diverged", "text/at once")
@@ -105,8 +104,9 @@ def test_server_with_one_token_limit_for_all_diverges(model: Path) -> None:
 
 
 class BeginningsKeptOnce:
-    """Two prompts that begin alike, if both are here: each is continued by the other's end. Alone
-    the one soon gives up waiting; where others are being answered the second is on its way."""
+    """A server that mixes two concurrent prompts with a common beginning: each gets the other's
+    end. Alone the one soon gives up waiting; where others are being answered the second is on its
+    way."""
 
     def __init__(self, begin: str) -> None:
         self.begin, self.inside = begin, threading.Condition()
@@ -226,7 +226,7 @@ def test_hanging_server_is_a_timeout(model: Path) -> None:
 
 
 def test_server_that_vanished_is_not_called_busy(model: Path) -> None:
-    """The check sees that the server no longer answers, and not whether it has died."""
+    """The check sees that the server no longer answers, not that it died."""
     gone = threading.Event()
 
     def closed(said: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Servers of chats alone: their text is held against the model's own template around a message."""
+"""Servers with only chats: their text is compared under the model's own template."""
 
 from pathlib import Path
 

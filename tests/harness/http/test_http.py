@@ -1,4 +1,4 @@
-"""A server is asked over HTTP, and whatever it sends is an outcome of that question alone."""
+"""A server is asked over HTTP, and any answer is an outcome of that question alone."""
 
 import json
 from collections.abc import Callable

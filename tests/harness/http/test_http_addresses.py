@@ -1,5 +1,5 @@
-"""A server's address, and what may stand between it and an answer: a certificate, a missing /v1, no
-free slot, an error in words."""
+"""A server's address, and obstacles to an answer: a certificate, a missing /v1, no free slot, an
+error message."""
 
 import ssl
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 class Untrusted(HTTPSConnection):
-    """Connection that fails as the ssl module does with a self-signed certificate."""
+    """A connection that fails as the ssl module does with a self-signed certificate."""
 
     def connect(self) -> None:
         error = ssl.SSLCertVerificationError(1, "certificate verify failed")
@@ -115,7 +115,7 @@ def test_busy_server_is_asked_again_after_its_delay(
 
 @pytest.mark.parametrize("status", [408, 429])
 def test_permanently_busy_server_is_a_timeout(status: int, model: Path, waits: list[float]) -> None:
-    """The engine that was conform: what it did not answer was taken for what it does not offer."""
+    """The engine conformed: its unanswered questions were taken for missing levels."""
     said = Busy({"error": {"message": "slow down"}}, status)
     with serving(model, hurried("/completion", lambda n: said)) as url:
         found = checked(model, url, "text")
@@ -152,7 +152,7 @@ def test_wait_beyond_the_time_limit_is_refused(model: Path, waits: list[float]) 
 
 
 def test_busy_answer_at_the_start_is_not_a_missing_level(model: Path, waits: list[float]) -> None:
-    """Lists of candidates are asked for last: it seemed to have none, and nobody missed them."""
+    """Lists of candidates are asked last: they seemed to be missing, without a note."""
     for status in (408, 429):
         busy = hurried("/v1/completions", lambda n, s=status: Busy(status=s) if n > 2 else None)
         with serving(model, busy, OPENAI) as url, pytest.raises(NoAnswer, match="asked 4") as end:

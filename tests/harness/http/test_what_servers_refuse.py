@@ -1,4 +1,4 @@
-"""A server that refuses how it is asked did not answer wrongly; and what it counts in a prompt."""
+"""Refusals by servers are no wrong answers; and the token counts that they report."""
 
 from functools import partial
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The comparator: the worst element decides, and what is not a number has to be the same thing."""
+"""The comparator: the worst element decides, and NaN and infinity must match exactly."""
 
 import math
 
@@ -122,7 +122,7 @@ def test_agreement_is_symmetric(pair: tuple[np.ndarray, np.ndarray], allowed: fl
 def test_values_outside_the_limit_never_pass(
     pair: tuple[np.ndarray, np.ndarray], allowed: float
 ) -> None:
-    """Judged again by Python's own floats, one element at a time."""
+    """Each element is judged again by Python's own floats."""
     a, b = pair
     within = all(
         x == y or (x != x and y != y) or abs(x - y) <= allowed

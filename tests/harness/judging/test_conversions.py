@@ -1,4 +1,4 @@
-"""Activations may be converted to other formats than llama.cpp's: to these, and not in any way."""
+"""Conversions of activations to other formats than llama.cpp's: only these are honest."""
 
 from collections.abc import Callable
 
@@ -79,7 +79,7 @@ def test_wrong_conversion_matches_no_known_format(how: str) -> None:
     ("size", "how", "known"), [(16, np.rint, True), (16, np.trunc, False), (24, np.rint, False)]
 )
 def test_sub_block_scales_are_recognised(size: int, how: Callable[[F64], F64], known: bool) -> None:
-    """An engine that converts 16 at a time loses less than llama.cpp, and was accused."""
+    """An engine that converts 16 at a time is more exact than llama.cpp, and was accused."""
     x = normal(20, 96)
     blocks = x.reshape(20, -1, size)
     scales = np.abs(blocks).max(axis=-1, keepdims=True) / np.float32(127)
@@ -89,7 +89,7 @@ def test_sub_block_scales_are_recognised(size: int, how: Callable[[F64], F64], k
 
 @pytest.mark.parametrize("variant", [X86, GENERIC])
 def test_q8_0_blocks_are_recognised_for_any_weights(variant: str) -> None:
-    """An engine that has no blocks of Q8_K, and converts so for Q4_K as well, was accused."""
+    """An engine without Q8_K, which uses Q8_0 also for Q4_K, was accused."""
     x = normal(200, 256)
     assert is_known(x, Q8_0Activations.convert(x, variant).values)
 

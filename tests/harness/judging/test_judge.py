@@ -1,4 +1,4 @@
-"""One op judged: nobody is blamed of what is honest, and one wrong element is where it is."""
+"""Judgement of one op: no honest engine is blamed, and one wrong element is located."""
 
 from typing import Any
 
@@ -71,7 +71,7 @@ def test_nan_gives_nan_and_a_possible_overflow_has_no_limit(compute: Any, shown:
 
 
 def test_nan_in_a_hidden_cell_may_reach_the_sum() -> None:
-    """llama.cpp multiplies it by a weight of zero; who leaves the cell out has a number."""
+    """llama.cpp multiplies it by a weight of zero; an engine that skips the cell has a number."""
     p = np.array([[[0.5, 0.5, 0.0], [0.0, 0.5, 0.5]]], np.float32)
     v = np.array([[[1.0]], [[2.0]], [[np.nan]]], np.float32)
     truth = carry_bound(OPS.kqv(p, v))

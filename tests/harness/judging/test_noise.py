@@ -1,4 +1,4 @@
-"""The noise floor: seeded, larger where there is more to round, and above every honest run."""
+"""The noise floor: seeded, larger with more roundings, and above every honest run."""
 
 from pathlib import Path
 from typing import Any

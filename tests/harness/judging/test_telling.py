@@ -1,4 +1,4 @@
-"""Agreements that an engine gets that computes nothing: constants, and NaN for everything."""
+"""Agreements of an engine that computes nothing: constants, and NaN for everything."""
 
 import numpy as np
 

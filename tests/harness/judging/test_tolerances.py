@@ -1,4 +1,4 @@
-"""Limits: each covers every honest float32 way to compute, and none covers a small fault.
+"""Limits: each covers every honest float32 computation, and none covers a small fault.
 
 An honest way is simulated in float32, in several orders of addition. "Small" is a relative error of
 1e-5: a limit that catches nothing is no limit.
@@ -62,7 +62,8 @@ def scaled(truth: NDArray[np.float64]) -> F32:
 
 
 def near_alone(found: tuple[F32, Bound], honest: F32, *others: F32) -> bool:
-    """Return True if the limit covers an honest way, and neither a small fault nor the others."""
+    """Return True if the limit covers an honest result, and neither a small fault nor the
+    others."""
     truth, bound = found[0].astype(np.float64), found[1]
     return covers(bound, truth, honest) and not any(
         covers(bound, truth, wrong) for wrong in (scaled(truth), *others)

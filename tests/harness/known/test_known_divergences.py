@@ -1,4 +1,4 @@
-"""The list of known divergences is well formed; tests/differential says whether it is true."""
+"""The list of known divergences is well formed; tests/differential checks its truth."""
 
 from pathlib import Path
 

@@ -1,5 +1,4 @@
-"""A mistake whose words name weights of some types is none where a file has no such weights: nobody
-is told of half precision on an F32 model."""
+"""A mistake in weights of some types does not apply to a file without them."""
 
 from pathlib import Path
 from typing import Any

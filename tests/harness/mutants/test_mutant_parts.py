@@ -1,4 +1,4 @@
-"""Mistakes in one part: what is not named is as it was, and what is named is called."""
+"""Mistakes in one part: unnamed methods are unchanged, and named ones are called."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.models import builtin
 
 
 class Nothing(Mistake):
-    """An engine that replaces every replaceable method by the same one."""
+    """An engine that replaces every replaceable method by an equal one."""
 
     def rope(self, right: Op, *args: Any) -> F32:
         return right(*args)

@@ -1,4 +1,4 @@
-"""A run outlives what happens in it: defects, deaths and files that change under its hands."""
+"""A run survives its events: defects, deaths and changing files."""
 
 import json
 import os

@@ -105,7 +105,7 @@ def cluster(nodes: Nodes) -> Iterator[DaskCluster]:
 
 @contextmanager
 def killer_of(note: Path, is_time: Callable[[], bool]) -> Iterator[None]:
-    """Return a function that kills the Dask worker in the note once it is there and it is time."""
+    """Provide a function that kills the Dask worker in the note once the time has come."""
     over: list[bool] = []
 
     def watch() -> None:
@@ -125,7 +125,7 @@ def killer_of(note: Path, is_time: Callable[[], bool]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Stumbles:
-    """A run whose work is on a worker that is killed in the middle of it."""
+    """A run whose worker is killed in the middle of its work."""
 
     executor: Executor
     note: Path
@@ -238,7 +238,7 @@ def test_worker_without_a_file_says_so(cluster: DaskCluster, tmp_path: Path) -> 
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """A run whose file is missing on the workers' disk, as it was removed after the start."""
+    """A run whose file was removed from the workers' disk after the start."""
 
     cluster: DaskCluster
     path: Path
@@ -279,7 +279,8 @@ def test_missing_scheduler_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_server_with_another_protocol_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scheduler's own page is one, on the port beside it: a client would wait without end."""
+    """A scheduler's own page is such a server, on the port beside it: a client would wait for
+    ever."""
     pytest.importorskip("distributed", reason="no Dask: no address was tried")
     monkeypatch.setattr("lockstep.harness.parallel.cluster.CONNECT", 0.5)
     with HTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as server:
@@ -309,7 +310,7 @@ def test_address_of_a_worker_is_refused(cluster: DaskCluster) -> None:
 def test_workers_use_the_llama_cpp_build_of_the_run(
     cluster: DaskCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run would otherwise conform that has never asked the user's own build."""
+    """Otherwise a run could conform without using the user's own build."""
     monkeypatch.setenv(LIBRARIES, str(tmp_path))
     works = [SaysVariable(LIBRARIES)]
     found = [event.value for _, event in cluster.run(works) if isinstance(event, Said)]
@@ -324,7 +325,7 @@ def test_workers_use_the_llama_cpp_build_of_the_run(
 def test_other_known_divergences_are_another_version(
     name: str, is_other: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lists excuse what differs; files that each machine compiles anew do not count."""
+    """The lists excuse differences; files that each machine compiles anew do not count."""
     here = str(tmp_path / "harness" / "parallel" / "cluster_worker.py")
     monkeypatch.setattr("lockstep.harness.parallel.cluster_worker.__file__", here)
     found = []

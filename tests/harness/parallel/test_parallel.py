@@ -1,4 +1,4 @@
-"""The interface that processes and a cluster fulfil: nothing is lost, nothing is said twice."""
+"""The interface of processes and clusters: no message is lost or repeated."""
 
 import os
 from typing import Any

@@ -1,4 +1,4 @@
-"""Work that a fork does ahead is the work done when it is wanted, whatever becomes of the fork."""
+"""Work in a fork gives the result of work on demand, whatever happens to the fork."""
 
 import gc
 import os

@@ -1,5 +1,4 @@
-"""Each process that an engine has started ends with it, in any session, and however Lockstep
-ends."""
+"""All descendants of an engine end with it, in any session, for any end of Lockstep."""
 
 import os
 import shlex

@@ -1,4 +1,4 @@
-"""Processes side by side leave each other a processor."""
+"""Parallel processes leave each other a processor."""
 
 import os
 import signal

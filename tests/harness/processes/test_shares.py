@@ -1,4 +1,4 @@
-"""Work that is shared among forks comes to what it comes to in one process."""
+"""Work shared among forks gives the result of one process."""
 
 import os
 from collections.abc import Sequence

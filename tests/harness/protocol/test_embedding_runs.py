@@ -1,4 +1,4 @@
-"""A program whose model comes to embeddings shows tensors, and takes them, where `embed` is asked.
+"""A program whose model gives embeddings shows and replaces tensors through `embed`.
 
 It had been asked for tensors by `logits` alone, which it does not have: so none was ever compared.
 """

@@ -1,4 +1,4 @@
-"""A program that offers `replace` and goes on with its own values is not accused of these."""
+"""A program that offers `replace` and ignores the values is not accused of its results."""
 
 import sys
 from pathlib import Path
@@ -17,7 +17,7 @@ WRONG = 'x = show(f"ffn_inp-{i}", h + x)'
 
 
 def verdicts(folder: Path, *changes: tuple[str, str]) -> dict[str, Verdict]:
-    """Return the first of each suite, of the example with some of its code replaced."""
+    """Return the first verdict of each suite, for the example with some code replaced."""
     code = EXAMPLE.read_text()
     for old, new in changes:
         assert code.count(old) == 1

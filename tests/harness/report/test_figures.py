@@ -28,7 +28,7 @@ F = np.float32
 
 @pytest.fixture
 def context(tmp_path: Path) -> Any:
-    """Yield what figures need of a context: the oracle's tokenizer, and if it has one."""
+    """Yield a minimal context for figures: the oracle's tokenizer, and whether it has one."""
     with GgufFile.open(builtin("f32", tmp_path)) as file:
         own, facts = tokenizer_of(file.metadata), SimpleNamespace(has_vocabulary=True)
         yield SimpleNamespace(tokenizer=own, facts=facts)

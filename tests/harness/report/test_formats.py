@@ -1,4 +1,4 @@
-"""JUnit, CTRF, Markdown, annotations and badges: by their schemas, true, and safe to look at."""
+"""JUnit, CTRF, Markdown, annotations and badges: valid, true, and safe to view."""
 
 import json
 import re
@@ -71,7 +71,7 @@ def run_of(folder: Path, *verdicts: Verdict, finished: bool = True, **footer: An
 
 
 def hostile_run(folder: Path) -> Path:
-    """Write a report in which every text of every verdict would break out of its place."""
+    """Write a report in which every text of every verdict tries to break out of its place."""
     found = [
         Verdict(
             suite=f"{text} {n}"[:300],

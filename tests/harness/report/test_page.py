@@ -1,4 +1,4 @@
-"""report.html says what report.jsonl says, and shows what strangers wrote as text."""
+"""report.html matches report.jsonl, and escapes all foreign text."""
 
 import json
 import re

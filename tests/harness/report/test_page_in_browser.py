@@ -1,4 +1,4 @@
-"""report.html in Chromium: its script draws, nothing else runs, and the console stays empty."""
+"""report.html in Chromium: its script draws, no other runs, and the console stays empty."""
 
 import json
 import re

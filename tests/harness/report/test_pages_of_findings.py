@@ -1,4 +1,4 @@
-"""Pages of weights, of black boxes and of diagnoses: the headline names what was found."""
+"""Pages of weights, black boxes and diagnoses: the headline names the finding."""
 
 import re
 from typing import Any
@@ -11,7 +11,7 @@ from tests.pages import Page, rich_rows
 
 
 def of_black_box(tokens: bool) -> list[dict[str, Any]]:
-    """Return one head wrong in each of three layers, and the whole model with it."""
+    """Return rows with one wrong head in each of three layers, and the whole model."""
     part = {"name": "attention: head 5", "words": "7 other heads agree", "asked_as": ""}
     size = {"worst": 0.0, "allowed": 0.0} if tokens else {"worst": 0.3, "allowed": 1e-5}
     rows = rich_rows()

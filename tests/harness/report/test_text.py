@@ -1,4 +1,4 @@
-"""Text that a person reads: nothing from a file or a model reaches the terminal unescaped."""
+"""Text for people: nothing from a file or a model reaches the terminal unescaped."""
 
 import io
 from typing import Any

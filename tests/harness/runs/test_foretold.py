@@ -1,4 +1,4 @@
-"""Least time of a check: told once, of a slow engine, and never more than is asked."""
+"""The forecast of a check: printed once, for a slow engine, and never too long."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Commands that hints propose: whole, and only if they can say more."""
+"""Commands in hints: complete, and only if they can add something."""
 
 import sys
 from pathlib import Path
@@ -150,7 +150,7 @@ def test_started_server_may_be_tested_with_exact_settings(
 def test_bisection_hint_for_an_engine_without_tensors_has_whole_commands(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A bisection by made models is refused before any is made, if it cannot help."""
+    """Hints omit a bisection by made models if it cannot help."""
     model, mine = builtin("f32", tmp_path), tmp_path / "mine.py"
     text = EXAMPLE.read_text()
     assert SHOWN in text
@@ -234,7 +234,7 @@ def test_hint_proposes_no_diagnosis_on_a_made_model_or_with_more_threads(
 
 
 def of_size(path: Path, size: int) -> None:
-    """Make a file of that size with zeros behind its end, which take no room."""
+    """Make a sparse file of that size."""
     with path.open("ab") as file:
         file.truncate(size)
 

@@ -1,4 +1,4 @@
-"""Failures that a user lists as known: they are excused, others fail, gone ones are errors."""
+"""Failures in a user's list: excused, others fail, and resolved ones are errors."""
 
 import json
 from pathlib import Path
@@ -252,7 +252,7 @@ def test_rewritten_list_keeps_its_reasons(tmp_path: Path) -> None:
 
 
 def test_unchecked_failures_stay_in_a_rewritten_list(tmp_path: Path) -> None:
-    """The run had one suite or one model only, or did not come to its end."""
+    """The run had only one suite or model, or did not finish."""
     path = tmp_path / "known.json"
     listed = KnownFailures(
         reasons={

@@ -1,4 +1,4 @@
-"""`run` shows text of any engine: what it does not offer itself is done from what it does."""
+"""`run` shows text of any engine, built from whatever it offers."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ class LogitsAlone(Adapter, name="quick: logits alone"):
 
 
 class Nothing(Adapter, name="quick: nothing"):
-    """An engine that offers nothing that text is made of."""
+    """An engine without anything that text could be made of."""
 
 
 def said_by(engine: str, path: Path) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""A second look explains a divergence only by something that agrees."""
+"""A second comparison explains a divergence only by an agreement."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The static site of a matrix: its pages, its links, and a run that goes on where it stopped."""
+"""The static site of a matrix: its pages and links, and continuation after an interruption."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

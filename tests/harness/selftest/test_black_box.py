@@ -1,4 +1,4 @@
-"""Success rate of the black box: what is counted, and how an engine's fault is known."""
+"""Success rate of the black box: its counts, and the truth about an engine's fault."""
 
 import json
 from dataclasses import asdict

@@ -24,7 +24,8 @@ def run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_honest_engine_that_chooses_another_expert_is_not_accused() -> None:
-    """One row in 35: a near tie of routers, which an honest run in some dozens decides so too."""
+    """One row in 35 has a near tie in its router, which some honest runs also decide
+    differently."""
     assert not clean_cases.try_clean(20963).alarm
 
 

@@ -1,4 +1,4 @@
-"""Words about a crash of llama.cpp that may be one of a build with AMX."""
+"""Messages about a crash of llama.cpp that may come from a build with AMX."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Faults in a graph: what counts as one, what is drawn again, and when the judge has failed."""
+"""Faults in a graph: their definition, the redrawn ones, and the judge's failures."""
 
 from collections.abc import Callable
 from dataclasses import replace

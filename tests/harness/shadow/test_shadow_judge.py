@@ -1,4 +1,4 @@
-"""The judge of nodes: what it compares, counts, cannot compare, and finds wrong."""
+"""The judge of nodes: comparisons, counts, gaps and findings."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Nodes in columns become values again, and what an engine makes up becomes none."""
+"""Nodes in columns become values again, and malformed ones are refused."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Bounds that nothing comes near get a note; honest ones, of one rounding or of many, get none."""
+"""Bounds far above the errors get a note; honest ones get none."""
 
 from dataclasses import replace
 from pathlib import Path

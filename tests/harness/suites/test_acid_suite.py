@@ -1,4 +1,4 @@
-"""The suite `acid`: what engines of any level write on acid models, a verdict for each test."""
+"""The suite `acid`: reports of engines at any level, with a verdict for each test."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -189,7 +189,7 @@ def test_engine_without_long_prompts_gets_a_short_one(model: Path) -> None:
 def test_line_missing_after_the_long_prompt_stays_missing(
     model: Path,
 ) -> None:
-    """The engine is wrong in long prompts alone, and leaves out tokens as long as that NO."""
+    """The engine is wrong only in long prompts, and omits tokens as long as that NO."""
 
     def generate(self: Any, prompt: bytes, n: int) -> bytes:
         text = Quiet.generate(self, prompt, n)

@@ -1,4 +1,4 @@
-"""Close calls between two tokens: there an engine's text alone shows that it is a little wrong.
+"""Close calls between two tokens, which reveal small errors by text alone.
 
 Behind a tie two texts go on, and an engine's own is held to its own logits.
 """
@@ -37,7 +37,7 @@ LEVELS = {"decode": "greedy", "text": "generate"}
 
 
 def quiet(level: str, mistake: str = "") -> str:
-    """Return an engine that offers this level alone."""
+    """Return an engine that offers only this level."""
     base = "quiet"
     if mistake:
         base = f"close: {mistake}"
@@ -88,7 +88,7 @@ def test_row_of_large_logits_does_not_widen_other_limits(behind: float, is_near:
 
 
 class Longer(Quiet, name="close: a longer text"):
-    """An engine that says a token more than it is asked for."""
+    """An engine that writes one token more than requested."""
 
     levels = ("generate",)
     text_only = True
@@ -104,7 +104,7 @@ def test_text_of_several_tokens_is_not_counted_as_the_same(tmp_path: Path) -> No
 
 
 class Wavering(Quiet, name="close: the second-likeliest where it is near"):
-    """Engine that chooses as one may that converts activations otherwise."""
+    """An engine with choices that another conversion of activations could make."""
 
     levels = ("greedy",)
 
@@ -148,7 +148,7 @@ def test_engine_with_right_logits_may_choose_wrongly(coarse: bool, tmp_path: Pat
 
 
 def held(model: Path, changed: Sequence[int]) -> Verdict:
-    """Return the verdict on a text of eight tokens, of which these are not the engine's choices."""
+    """Return the verdict on a text of eight tokens, with these choices changed."""
     with context_of(model, oracle="llama.cpp") as context:
         context.begin_noise()
         prompt = context.tokens[:4]

@@ -1,4 +1,4 @@
-"""Control tokens where they are likeliest: an engine may leave out a single one."""
+"""Control tokens that are the likeliest: an engine may omit a single one."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ from tests.quiet_engines import made, never_choosing
 
 
 def test_every_token_that_is_likeliest_somewhere_is_asked_for(tmp_path: Path) -> None:
-    """This seed makes token 2 the first of them and 0 the second; 311 is the last id."""
+    """This seed puts token 2 first and 0 second; 311 is the last id."""
     model = written(tmp_path, n_layer=1, n_vocab=312, seed=6)
     found: list[int] = []
     for never in (0, 2, 311):

@@ -1,4 +1,4 @@
-"""Weights that are NaN, in other byte order, or whose scales are subnormal halves."""
+"""Weights that are NaN, in another byte order, or with subnormal scales."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ WORDS = "with swapped byte order all numbers are right"
 
 
 class TurnsBytesRound(Reference, name="byte order: turns bytes round"):
-    """An engine whose arrays are big-endian: some of its numbers are signalling NaNs."""
+    """An engine with big-endian arrays: some of its numbers are signalling NaNs."""
 
     def dequantize(self, type_name: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
         return super().dequantize(type_name, raw).byteswap()
@@ -54,7 +54,7 @@ def test_nan_weight_is_named(tmp_path: Path) -> None:
 
 
 def test_zero_or_nan_weights_are_not_compared(tmp_path: Path) -> None:
-    """Zero bytes are zeros in whatever way an engine decodes them."""
+    """Zero bytes are zeros under any decoding."""
     model = written(tmp_path, quant="Q8_0", n_embd=64, n_layer=1)
     with GgufFile.open(model) as file:
         coded = [info for info in file.tensors.values() if info.type.name == "Q8_0"]

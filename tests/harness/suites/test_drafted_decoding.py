@@ -1,4 +1,4 @@
-"""Engines that decode speculatively: the draft changes no token, or `decode` finds that it does."""
+"""Engines with speculative decoding: the draft changes no token, or `decode` finds it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ MOST_DRAFTED = 4
 
 
 class Drafted(FastEngine, name="test:drafted"):
-    """An engine whose draft is what followed the newest token the last time."""
+    """An engine whose draft is the token that followed the newest token the last time."""
 
     accepted: ClassVar[int] = 0
 
@@ -64,7 +64,7 @@ class AmongLikely(Drafted, name="test:drafted-among-likely"):
 
 
 class RejectedStay(Drafted, name="test:drafted-rejected-stay"):
-    """The engine that leaves refused tokens of the draft in its cache."""
+    """An engine that keeps rejected draft tokens in its cache."""
 
     def cached(self, draft: Sequence[int], new: Sequence[int]) -> list[int]:
         return [*draft, new[-1]]

@@ -1,4 +1,4 @@
-"""A GELU by erf may agree by its logits alone, and that these may hide it is said."""
+"""GELU by erf may agree in logits alone, which may hide it; the report says so."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Engines that lie about the form of their answers: each ends in a verdict, and the run goes on."""
+"""Engines that lie about the form of their answers: each gets a verdict, and the run continues."""
 
 import json
 import pickle
@@ -50,8 +50,8 @@ def plan_for(model: Path, **changes: Any) -> Plan:
 
 
 def checked(plan: Plan, folder: Path | None = None) -> tuple[int, list[dict[str, Any]]]:
-    """Return the exit code and the rows of verdicts; in a folder those of a whole report. Without a
-    fork and a page verdicts cross as from a fork, and each is a row that a report may have."""
+    """Return the exit code and the rows of verdicts; with a folder those of a whole report. Without
+    a fork and a page verdicts cross as from a fork, and each is a row that a report may have."""
     if folder is not None:
         result = run_plans([plan], folder, ["lockstep", "check"], Forks(1), Listener())
         _, *rows, footer = read_report(result.folder / "report.jsonl")
@@ -182,7 +182,7 @@ def test_unknown_node_is_named_and_a_wrong_one_diverges(name: str, model: Path) 
 def test_bisect_of_a_liar_ends_with_a_status_and_a_sentence(
     name: str, role: str, culprits: list[str] | None, model: Path
 ) -> None:
-    """The culprits are None where an answer is malformed; else the first is named."""
+    """For a malformed answer there are no culprits; otherwise the first is named."""
     with context_of(plan_for(model, **{role: f"fake-liar: {name}"})) as context:
         if culprits is not None:
             assert [str(each.site) for each in bisect(context).culprits[:1]] == culprits
@@ -213,7 +213,7 @@ def test_unlisted_tensors_are_not_compared_and_named(
 def test_engine_without_a_description_is_refused(
     name: str, role: str, ends: type[Exception], model: Path
 ) -> None:
-    """The engine under test gets a verdict, as for all that it does wrong at its start."""
+    """The engine under test gets a verdict, as for any fault at its start."""
     spoil: Spoil = (lambda _: None) if name == "None" else (lambda i: replace(i, version=None))
     lying(f"fake-nobody: {name}, {role}", "describe", spoil)
     with pytest.raises(ends, match=r"expected .*, got None"):

@@ -1,4 +1,4 @@
-"""Lists of likely tokens: what honest engines may leave open, and what none may get wrong."""
+"""Lists of likely tokens: the freedom of honest engines, and the mistakes of wrong ones."""
 
 from collections.abc import Sequence
 from math import exp, log
@@ -205,7 +205,7 @@ def test_empty_list_among_others_is_not_compared(folder: Path) -> None:
 
 
 def test_list_of_another_position_is_named(folder: Path) -> None:
-    """Prompts cut behind eight tokens: which lengths agree, and after which the list is right."""
+    """Prompts are truncated after eight tokens: the matching lengths are named."""
 
     def cut(self: Any, prefixes: Sequence[Any], k: int) -> list[Row]:
         return Quiet.logprobs(self, [p[:8] for p in prefixes], k)
@@ -225,7 +225,7 @@ def test_list_of_another_position_is_named(folder: Path) -> None:
 
 
 def test_wrong_list_is_asked_for_again(folder: Path) -> None:
-    """An engine that reads on behind what it was asked before."""
+    """The engine continues reading after its earlier question."""
     kept: list[int] = []
 
     def stale(self: Any, prefixes: Sequence[Any], k: int) -> list[Row]:
@@ -278,7 +278,7 @@ def test_empty_list_at_the_end_of_a_text_is_explained(of_end: float, ended: list
 
 
 def test_texts_without_a_token_are_not_compared(folder: Path) -> None:
-    """The server writes the space of a token as another vocabulary has it."""
+    """The server writes a token's space in another vocabulary's form."""
 
     def written(engine: Any, row: Row) -> Row:
         named = [(shown(engine, token), value) for token, value in row]

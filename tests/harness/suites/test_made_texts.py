@@ -1,4 +1,4 @@
-"""Texts of a vocabulary's own tokens, special or not, and engines that no fixed text shows."""
+"""Texts of a vocabulary's own tokens, and engines that no fixed text reveals."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -57,7 +57,7 @@ def with_special_tokens(folder: Path, kind: str) -> Path:
 
 
 class Splits(Reference, name="special texts: splits user-defined tokens"):
-    """A tokenizer that does not look for tokens of one type in texts."""
+    """A tokenizer that ignores tokens of one type in texts."""
 
     attr = Attr.USER_DEFINED
 
@@ -192,7 +192,7 @@ def model_of_kind(kind: str, folder: Path) -> Path:
 
 
 def rightmost(tokenizer: LlamaTokenizer, text: bytes) -> list[int]:
-    """Merge the right one of two pairs with the same score first."""
+    """Merge the right one of two pairs with equal scores first."""
     vocabulary = tokenizer.vocabulary
     parts = [character.encode() for character in text.decode()]
     while True:

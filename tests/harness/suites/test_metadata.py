@@ -1,4 +1,4 @@
-"""The metadata suite: what differs between two readings, and what gguf-py cannot be blamed for."""
+"""The metadata suite: differences of two readings, and gaps of gguf-py."""
 
 import shlex
 import sys

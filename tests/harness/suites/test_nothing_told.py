@@ -1,4 +1,4 @@
-"""Models of which an agreement says little: whatever is computed, the answers are right."""
+"""Models on which agreement says little: any computation gives the right answers."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -86,7 +86,7 @@ def with_nan_blocks(folder: Path) -> Path:
 
 
 def scale_in_layers(path: Path, copy: Path, tensor: str, factor: float) -> Path:
-    """Return a copy of a model of two layers with this tensor of each times a factor."""
+    """Return a copy of a two-layer model with this tensor scaled in each layer."""
     for layer in range(2):
         path = scaled(path, copy, f"blk.{layer}.{tensor}.weight", factor)
     return path
@@ -150,7 +150,8 @@ class HalfLogits(HalfGreedy, name="nothing told: logits of a half"):
 def test_half_without_effect_is_not_compared(
     half: str, tensor: str, engine: type[Levels], suite: str, tmp_path: Path
 ) -> None:
-    """The engine reads a file in which this half gives zeros: it is wrong of every other model."""
+    """The engine reads a file in which this half gives zeros, so it is wrong for every other
+    model."""
     path = scaled(builtin("f32", tmp_path), tmp_path / "m.gguf", "token_embd.weight", 1e7)
     path = scale_in_layers(path, tmp_path / "quiet.gguf", tensor, 1e-9)
     without = scale_in_layers(path, tmp_path / "without.gguf", tensor, 0.0)
@@ -217,7 +218,7 @@ def test_single_token_vocabulary_agrees_in_nothing(level: str, tmp_path: Path) -
 
 
 def test_logits_of_one_token_accuse_a_wrong_engine_and_no_right_one(tmp_path: Path) -> None:
-    """All rows are the same, so an engine that reads no token gives them as well."""
+    """All rows are equal, so an engine that ignores the tokens gives them as well."""
     model = written(tmp_path, n_layer=1, n_vocab=1, vocabulary=False)
     wrong = "mutant:gate-and-up-exchanged"
     for engine, status in {"fast": "not-compared", wrong: "diverged"}.items():

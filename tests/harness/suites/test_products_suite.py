@@ -1,4 +1,4 @@
-"""`products` of engines that show some tensors, or none, or have another kernel for one token."""
+"""`products` of engines that show some or no tensors, or have a special kernel for one token."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -99,7 +99,7 @@ SHOWN = (
 
 
 class Folded(Reference, name="products: no norm is shown"):
-    """Engine that shows no norm, as one that multiplies norms into the matrices behind them."""
+    """An engine without norms of its own, because it multiplies them into the next matrices."""
 
     def describe(self) -> EngineInfo:
         return replace(super().describe(), shows=SHOWN)
@@ -136,7 +136,7 @@ def test_hidden_product_is_not_reported_without_input(tmp_path: Path) -> None:
 
 
 class HalfOfEachRow(Reference, name="products: what nobody asks for"):
-    """An engine with weights and products whose second half of each row is left out."""
+    """An engine whose weights and products omit the second half of each row."""
 
     levels: tuple[str, ...] = ("dequantize", "multiply")
 
@@ -157,7 +157,7 @@ class WeightsAlone(HalfOfEachRow, name="products: weights alone"):
 def test_offered_question_that_is_not_asked_is_reported(
     engine: str, offered: list[list[str]], tmp_path: Path
 ) -> None:
-    """A program whose products are wrong is not told that all agrees."""
+    """A program with wrong products must not be told that all agrees."""
     with context_of(builtin("q4_0", tmp_path), engine=engine) as context:
         found = list(run_suites(context, ("dequant", "products")))
     assert exit_code(found) == 0

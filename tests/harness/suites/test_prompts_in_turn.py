@@ -1,4 +1,4 @@
-"""Engines that cut prompts, or keep more of one for the next than is right."""
+"""Engines that truncate prompts, or reuse too much of an earlier one."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,7 +21,8 @@ from tests.quiet_engines import Quiet, Row, made
 
 
 class Reads(Quiet, name="in turn: reads each prompt as it is"):
-    """An engine that keeps prompts. kept: what it read before; last: what it was given then."""
+    """An engine with a prompt cache. kept: the cached prompt; last: the last input. kept: what it
+    read before; last: what it was given then."""
 
     levels: tuple[str, ...] = ("greedy",)
     kept: Sequence[int] = ()
@@ -36,14 +37,13 @@ class Reads(Quiet, name="in turn: reads each prompt as it is"):
 
 
 def by_its_last_eight(engine: Reads, prompt: list[int]) -> list[int]:
-    """Look kept blocks up by the hash of their own tokens, without those before."""
+    """Look cached blocks up by the hash of their own tokens, without the earlier ones."""
     found: dict[tuple[int, ...], list[int]] = engine.__dict__.setdefault("found", {})
     return found.setdefault(tuple(prompt[-8:]), prompt)
 
 
 def by_its_ends(engine: Reads, prompt: list[int]) -> list[int]:
-    """Return an engine that knows prompts by their ends, and by their length. The template gives
-    both for a chat."""
+    """Look prompts up by their ends, and by their length. The template gives both for a chat."""
     kept = [*engine.kept]
     same = (len(kept), kept[:8], kept[-4:]) == (len(prompt), prompt[:8], prompt[-4:])
     return kept if same else prompt
@@ -103,8 +103,7 @@ def test_engine_that_cuts_a_prompt_or_keeps_one_by_its_start_is_found(
 
 
 class Races(Quiet, name="in turn: is wrong behind every fourth long prompt"):
-    """Engine that is wrong once in a while, whatever was asked before, as threads with a shared
-    buffer."""
+    """An engine that is wrong occasionally, for any history, like threads with a shared buffer."""
 
     levels = ("greedy",)
     n_asked = 0
@@ -122,8 +121,8 @@ class Races(Quiet, name="in turn: is wrong behind every fourth long prompt"):
 def test_threads_are_named_if_the_second_run_is_right(
     engine: str, said: bool, tmp_path: Path
 ) -> None:
-    """The engine keeps nothing from a prompt. A user who looks there alone would not find the
-    fault."""
+    """The engine caches nothing, and a user who looks only at caches would not find the fault. A
+    user who looks there alone would not find the fault."""
     with context_of(builtin("f32", tmp_path), engine=engine, suites=("decode",)) as context:
         context.begin_noise()
         (found,) = in_turn(context, context)
@@ -205,7 +204,7 @@ def test_known_list_of_one_prompt_does_not_excuse_another(tmp_path: Path) -> Non
 
 
 class KeepsLists(Quiet, name="lists: keeps a prompt"):
-    """Engine that keeps a prompt as far as both are the same; it looks at `first` tokens."""
+    """An engine that reuses a prompt up to the first difference; it compares `first` tokens."""
 
     first: int | None = None
     kept: Sequence[int] = ()

@@ -1,4 +1,4 @@
-"""Tokenizers that fail on what real texts have, and short ones have not, or that are no UTF-8.
+"""Tokenizers that fail on long real texts, or on invalid UTF-8.
 
 llama.cpp decodes bytes that Unicode forbids, and nobody has to follow.
 """
@@ -27,7 +27,7 @@ OVERLONG = b"\xc0\xaf overlong"
 
 
 def rewriting(name: str, change: Change) -> str:
-    """Return an engine that is right, but changes a text before it reads it."""
+    """Return a right engine that changes texts before reading them."""
 
     def tokenize(self: Any, texts: Sequence[bytes], **flags: bool) -> list[list[int]]:
         return Reference.tokenize(self, [change(text) for text in texts], **flags)
@@ -81,7 +81,7 @@ def test_tokenizer_that_fails_on_real_texts_is_found(
 
 
 def test_long_text_has_no_merges() -> None:
-    """Simple tokenizers look at every pair again behind each merge: minutes, for 66,000 bytes."""
+    """Simple tokenizers visit every pair again after each merge: minutes, for 66,000 bytes."""
     longest = max(tokens.MORE_TEXTS, key=len)
     assert len(longest) > 65535
     assert max(map(len, longest.split())) == 1

@@ -1,4 +1,4 @@
-"""Runs that an engine does not answer: they cost no run behind them; slow ones, no shorter run."""
+"""Unanswered runs: they cost no later run; and a slow one costs no shorter run."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -48,7 +48,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def logits_of(
     model: Path, engine: str, late: Callable[[int], bool], instead: Outcome = NOTHING
 ) -> tuple[list[Verdict], list[int]]:
-    """Return the logits, and the number of tokens of each run that was asked for."""
+    """Return the verdicts of `logits`, and the number of tokens of each run."""
     opened = open_plan(plan_for(model, engine=engine, n_tokens=32), lambda _: None)
     subject = Late(adapter_class(engine), model, EXACT)
     subject.late, subject.instead = late, instead
@@ -113,7 +113,7 @@ def test_run_longer_than_a_timed_out_one_is_not_asked(model: Path) -> None:
 def test_engine_that_dies_of_a_second_sequence_is_asked_all_else(
     model: Path,
 ) -> None:
-    """A second sequence doubles the usual tokens; with two that come later there are 29."""
+    """A second sequence doubles the usual tokens; together with two later ones there are 29."""
     found, _ = logits_of(model, "reference", lambda n: n in (2 * USUAL, 29), DEAD)
     assert [v.status for v in found] == ["agreed", "crashed", "crashed"]
     assert [v.detail["asked"] for v in found[1:]] == ["beside another sequence", JOINED]

@@ -1,4 +1,4 @@
-"""Sessions that go on otherwise are found; honest formats and an engine's own noise are not."""
+"""Sessions that continue wrongly are found; honest formats and an engine's own noise are not."""
 
 import json
 import sys
@@ -38,7 +38,7 @@ class Compressed(Reference, name="test:session-compressed"):
 
 
 class Recomputed(Reference, name="test:session-recomputed"):
-    """The reference that saves tokens alone, and computes them again."""
+    """The reference that saves only tokens, and recomputes them."""
 
     def save(
         self,

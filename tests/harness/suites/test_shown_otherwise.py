@@ -1,4 +1,4 @@
-"""Texts that are right and shown otherwise: with the prompt, other spaces, fewer bytes."""
+"""Right texts in other forms: with the prompt, other spaces, fewer bytes."""
 
 from codecs import getincrementaldecoder
 from collections.abc import Callable
@@ -51,8 +51,9 @@ def showing(name: str) -> str:
 
 @cache
 def going_on(name: str, *, always: bool) -> str:
-    """Return an engine that writes on. always: behind every text, and not only behind one that ends
-    inside of a character."""
+    """Return an engine that continues writing. always: after every text, not only after a partial
+    character. always: behind every text, and not only behind one that ends inside of a character.
+    """
 
     def generate(self: Any, prompt: bytes, n: int) -> bytes:
         ids = Reference.greedy(self, self.tokenize([prompt])[0], n + 3)

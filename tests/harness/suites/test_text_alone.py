@@ -1,4 +1,4 @@
-"""Engines with greedy tokens or text alone: the first token that differs, unless it is a tie."""
+"""Engines with only greedy tokens or text: the first differing token, unless it is a tie."""
 
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Sequence
@@ -39,7 +39,8 @@ def text_engine(
     shown: Callable[[bytes, bytes], bytes] = lambda prompt, text: text,
     n: int | None = None,
 ) -> str:
-    """Return an engine that reads a prompt otherwise, or shows a text so; n: of so many tokens."""
+    """Return an engine that changes prompts, or shows texts in another form; n: of so many
+    tokens."""
 
     def generate(self: Any, prompt: bytes, n_asked: int) -> bytes:
         ids = Reference.greedy(self, self.tokenize([read(prompt)])[0], n or n_asked)
@@ -49,7 +50,7 @@ def text_engine(
 
 
 class FirstOfATie(GreedyAlone, name="greedy: the other of a tie"):
-    """An engine that chooses the twin of the token that our engine chooses."""
+    """An engine that chooses the twin of our engine's token."""
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         ids = list(prompt)
@@ -65,7 +66,7 @@ def third_wrong(self: Any, prompt: Sequence[int], n: int) -> list[int]:
 
 
 def whole_characters(text: bytes) -> bytes:
-    """Cut a text as a stream does: it keeps a character's start back until its end comes."""
+    """Cut a text as a stream does, which holds a partial character back."""
     decoder = getincrementaldecoder("utf-8")("surrogateescape")
     return decoder.decode(text).encode("utf-8", "surrogateescape")
 
@@ -97,8 +98,8 @@ def verdicts(path: Path, engine: str, suite: str, **changes: Any) -> list[Verdic
 
 
 def with_twins(folder: Path) -> Path:
-    """Return a model whose every token has one with the same logit: rows of its head stand there
-    twice."""
+    """Return a model in which every token has a twin with the same logit, by repeated output
+    rows."""
     path = written(folder, "twins.gguf", seed=1, n_layer=1, n_embd=16, n_ff=16)
     return with_values(path, path, "output.weight", lambda rows: np.repeat(rows[::2], 2, axis=0))
 
@@ -116,7 +117,7 @@ def test_greedy_tokens_alone_are_compared_with_the_oracles(folder: Path) -> None
 
 
 def bos_again(self: Any, prompt: Sequence[int], n: int) -> list[int]:
-    """Add a BOS too many, which a good model ignores behind many prompts."""
+    """Add a second BOS, which a good model ignores for many prompts."""
     known = self.tokenize([b"Once upon a time"])[0]
     given = prompt if prompt[: len(known)] == known else [1, *prompt]
     return Reference.greedy(self, given, n)
@@ -215,8 +216,9 @@ def text_verdicts(
     free: Sequence[int] = GIRL_IS,
     pieces: Any = WORDS,
 ) -> list[Verdict]:
-    """Return verdicts on a text. free: the oracle's text; a row has logits before each token,
-    others are -9. more: the noise of more runs, if they may be asked for."""
+    """Return verdicts on a text. free: the oracle's text; rows have logits before each token,
+    others are -9. free: the oracle's text; a row has logits before each token, others are -9. more:
+    the noise of more runs, if they may be asked for."""
 
     def noise_on(batches: Any) -> float:
         assert more is not None, "more runs were asked for"
@@ -301,7 +303,7 @@ def test_replacement_characters_for_invalid_bytes_are_recognised() -> None:
 
 
 def test_wrong_text_is_asked_for_again(folder: Path) -> None:
-    """A temperature that is not 0, in an engine that shows nothing but what it draws."""
+    """The engine samples at a temperature above 0, and shows only the drawn text."""
     drawn = iter(range(1000))
 
     def generate(self: Any, prompt: bytes, n: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Tokens whose logits differ are named, and a rare choice of experts is nobody's fault."""
+"""Tokens with differing logits are named, and a rare choice of experts is no fault."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -183,7 +183,7 @@ def test_model_without_experts_has_no_choices() -> None:
 
 
 def test_oracle_wrong_in_a_usual_run_is_not_the_truth(tmp_path: Path) -> None:
-    """The oracle's own logits would leave no row off, and no honest run would explain one."""
+    """The oracle's own logits would show no wrong row, and no honest run would explain one."""
     with context_of(builtin("moe", tmp_path)) as context:
         run = Run(words="again", batches=context.batches, usual=True, known=True)
         right = context.answer(

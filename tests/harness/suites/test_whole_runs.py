@@ -1,5 +1,5 @@
-"""`logits` and `decode`: a wrong oracle is found as well as a wrong subject, and nothing is agreed
-upon where there is nothing to compare."""
+"""`logits` and `decode`: a wrong oracle is found as well as a wrong subject, and nothing agrees
+without a comparison."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -83,7 +83,7 @@ def test_fault_in_second_recurrent_batch_is_not_called_a_mask(tmp_path: Path) ->
 
 
 class WrongInRowsOf(Reference, name="test:wrong in so many rows"):
-    """Engine that does not multiply the last row of matrices for so many activations at once."""
+    """An engine that omits the last row of matrices for this number of activations."""
 
     n_rows = 1
 
@@ -109,7 +109,7 @@ class WrongInRowsOf(Reference, name="test:wrong in so many rows"):
 def test_wrong_kernel_for_few_rows_is_not_blamed_on_the_prefix(
     n: int, said: str, model: Path
 ) -> None:
-    """One batch shows nothing wrong either, as it has more rows."""
+    """A single batch has more rows and is right too."""
     WrongInRowsOf.n_rows = n
     found = verdicts_of(model, "logits", engine=WrongInRowsOf.name, n_tokens=8)
     texts = [v.summary for v in found if v.detail.get("in_one_batch")]
@@ -166,7 +166,7 @@ def test_engine_with_unconverted_activations_is_honest_in_either_role(
 
 
 def scaled(path: Path, copy: Path, tensor: str, factor: float) -> Path:
-    """Return a copy of an F32 model with one tensor times a factor, which may be NaN."""
+    """Return a copy of an F32 model with one tensor scaled, possibly by NaN."""
     return with_values(path, copy, tensor, lambda values: values * np.float64(factor))
 
 
@@ -228,7 +228,7 @@ class NoNumbers(Reference, name="test:no-numbers"):
 
 
 def test_honest_engine_is_not_accused_beside_an_oracle_of_nan(model: Path) -> None:
-    """The limit was once a share of the oracle's largest logit, which does not exist here."""
+    """The limit was once a share of the oracle's largest logit, which is NaN here."""
     found = verdicts_of(model, "logits", "decode", oracle=NoNumbers.name, engine="fast")
     wrong = [v.detail["at_fault"] for v in found if v.status == "diverged"]
     assert wrong == ["oracle", "oracle"]
@@ -262,8 +262,8 @@ def test_bisect_does_not_conform_if_both_are_wrong_in_hidden_tensors(model: Path
 
 
 class KeepsPrompts(Reference):
-    """An engine that keeps prompts. `read`: what stands for a first batch's tokens; known: of calls
-    before."""
+    """An engine that caches prompts. `read`: the tokens used for a first batch; known: those of
+    earlier calls. `read`: what stands for a first batch's tokens; known: of calls before."""
 
     read: Callable[[dict[Any, Any], Request], NDArray[np.int32]]
 
@@ -293,7 +293,7 @@ def by_its_first_token(known: dict[Any, Any], request: Request) -> NDArray[np.in
 
 
 def by_its_sizes(known: dict[Any, Any], request: Request) -> NDArray[np.int32]:
-    """Take the first four tokens from the call before, if its batches were as large."""
+    """Reuse the first four tokens of the previous call, if its batches had the same sizes."""
     tokens, sizes = request.batches[0].tokens.copy(), tuple(map(len, request.batches))
     tokens[:4] = known.get(sizes, tokens[:4])
     known.clear()
@@ -317,7 +317,7 @@ def test_answer_for_earlier_tokens_is_recognised(model: Path) -> None:
 
 
 def test_answer_for_other_tokens_than_usual_is_recognised(model: Path) -> None:
-    """The engine keeps the last prompt alone, which is one with another token."""
+    """The engine caches only the last prompt, which has another token."""
     found = verdicts_of(model, "logits", engine=BY_ITS_FIRST_TOKEN)
     (wrong,) = diverged(found)
     assert wrong.summary.startswith("with another last token: ")
@@ -328,7 +328,7 @@ def test_answer_for_other_tokens_than_usual_is_recognised(model: Path) -> None:
 def test_state_of_earlier_calls_is_not_blamed_on_token_counts(
     name: str, more: bool, tmp_path: Path
 ) -> None:
-    """All tokens in one batch are as many as no call had before, so the engine reads them."""
+    """All tokens in one batch have a new length, so the engine reads them."""
     found = verdicts_of(builtin(name, tmp_path), "logits", engine=BY_ITS_SIZES)
     wrong = [v for v in found if v.detail.get("in_one_batch")]
     assert wrong

@@ -1,4 +1,5 @@
-"""Models of any architecture: the table of variants, and what is made of llama.cpp's tensors."""
+"""Models of any architecture: the table of variants, and the files made from llama.cpp's
+tensors."""
 
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,8 @@ def test_untied_embeddings_are_as_large_as_layer_outputs(
 
 
 def test_large_scan_matrices_have_the_requested_type(tmp_path: Path) -> None:
-    """Published files have such types. Ours stayed F32, so nobody had to multiply by others."""
+    """Published files have such types. Ours stayed F32, so that no engine multiplied by others.
+    Ours stayed F32, so nobody had to multiply by others."""
     path = tmp_path / "m.gguf"
     names = ("ssm_in.weight", "ssm_out.weight", "ssm_x.weight", "ssm_conv1d.weight", "ssm_a")
     rows = [tensor(f"blk.0.{name}", 64, 32) for name in names]
@@ -173,7 +175,7 @@ def test_recurrent_layer_starts_as_published(tmp_path: Path) -> None:
 
 
 def test_decay_gate_is_open(tmp_path: Path) -> None:
-    """A gate that is shut for every token lets no fault before it through."""
+    """A closed gate would hide every earlier fault."""
     factor = drawn(tmp_path, "blk.0.ssm_a", 1, 400, arch="bailingmoe3")
     bias = drawn(tmp_path, "blk.0.ssm_dt.bias", 400, arch="bailingmoe3")
     assert (np.abs(factor * bias) < 1).all()

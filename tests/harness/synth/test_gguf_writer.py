@@ -1,4 +1,4 @@
-"""Files of the GGUF writer: our reader, gguf-py's and llama.cpp's read what it writes."""
+"""Files of the GGUF writer: our reader, gguf-py's and llama.cpp's read them back."""
 
 import errno
 import os

@@ -7,6 +7,6 @@ from lockstep.harness.synth.variant_extras import SIZES
 
 @pytest.mark.parametrize("arch", ["rnd1", "chatglm", "olmo2", "qwen35", "gemma4", "nemotron_h"])
 def test_heads_share_kv_heads_as_in_published_models(arch: str) -> None:
-    """All ways to share KV heads are the same with one of them, or with as many as heads."""
+    """With one KV head, or with as many as heads, all ways of sharing are equal."""
     sizes = SIZES[arch]
     assert sizes.n_head > sizes.kv_heads > 1

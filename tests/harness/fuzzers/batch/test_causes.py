@@ -1,4 +1,4 @@
-"""Causes of known differences: a schedule that almost has one is excused for nothing."""
+"""Causes of known differences: a schedule that almost has one is not excused."""
 
 import json
 from typing import Any

@@ -160,7 +160,7 @@ def test_a_schedule_survives_its_json() -> None:
 
 
 def alone(change: Any, symptom: str, tmp_path: Path) -> bool:
-    """Return True if an engine that plays both parts contradicts itself in this way."""
+    """Return True if an engine in both roles contradicts itself in this way."""
     path = tmp_path / "small.gguf"
     SMALL["attention"](path)
     cls = engine(change)

@@ -1,4 +1,4 @@
-"""Situations of caches: each is told where it is reached and not one token before."""
+"""Situations of caches: each is reported exactly when it is reached."""
 
 import json
 from collections import Counter

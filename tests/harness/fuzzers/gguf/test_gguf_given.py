@@ -1,4 +1,4 @@
-"""Files of the user's own: each has verdicts that name it, whatever becomes of the others."""
+"""Files of the user: each has verdicts that name it, for any result of the others."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -40,7 +40,7 @@ SLOW, DEADLY = b"SLOW", b"DEADLY"
 
 
 class Another(Session):
-    """A reader that answers as ours does, except about a certain file."""
+    """A reader that answers as ours, except about one file."""
 
     name = "another"
 
@@ -115,7 +115,7 @@ def test_long_file_is_not_tried_in_large_batches() -> None:
 
 
 def test_gguf_py_may_keep_one_view_per_element() -> None:
-    """An honest file of the worst kind for it, and one whose header claims much."""
+    """One file is honest and costs most, and the header of another claims much."""
     n = 40_000
     numbers = gguf([pair(b"k", ARR, array(U8, n, bytes(n)))])
     with Runner().open("gguf-py", None, EXACT) as session:

@@ -1,4 +1,5 @@
-"""The grammar of GGUF files: what it makes is what it says; our reader's verdict is the table's."""
+"""The grammar of GGUF files: made files match their description; our reader's verdict is the
+table's."""
 
 from itertools import pairwise
 

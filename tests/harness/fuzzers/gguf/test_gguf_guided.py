@@ -1,4 +1,4 @@
-"""Guided files: every line of the reader is reached, and what hides behind branches is found."""
+"""Guided files: every line of the reader is reached, and faults behind branches are found."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Making GGUF files small: what shows something stays, and the rest goes."""
+"""Shrinking GGUF files: the cause stays, and the rest is removed."""
 
 import pytest
 

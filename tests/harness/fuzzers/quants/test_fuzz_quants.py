@@ -1,4 +1,4 @@
-"""The fuzzer of weight decoders: its cases, what it catches, how small it gets, what it says."""
+"""The fuzzer of weight decoders: its cases, findings, shrinking and messages."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +35,7 @@ INF, NAN = np.inf, np.nan
 
 
 class Other(Reference):
-    """A decoder that is not registered, and decodes as it is told to."""
+    """A decoder that is not registered, and decodes as a test says."""
 
     name = "other"
     decode: Decode
@@ -62,7 +62,7 @@ def campaign(
     oracle: type[Adapter] = Reference,
     **plan: Any,
 ) -> list[Verdict]:
-    """Run a campaign against our own decoders, which shows the fuzzer's work without llama.cpp."""
+    """Run a campaign against our own decoders, which tests the fuzzer without llama.cpp."""
     sessions = [LocalSession(cls, None, EXACT) for cls in (engine(decode), oracle)]
     third, numbers = (LocalSession(cls, None, EXACT) for cls in (engine(witness), Ieee754))
     third.name = "witness"

@@ -1,4 +1,4 @@
-"""Damaged state files as JSON, what is odd about answers to them, and commands about them."""
+"""Damaged state files as JSON, the symptoms of answers, and the commands."""
 
 import json
 import struct

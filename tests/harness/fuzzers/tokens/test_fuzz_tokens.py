@@ -38,7 +38,7 @@ KINDS = [kind for kind in BUILTIN_VOCABULARIES if kind != "none"]
 
 
 class Dies(Reference):
-    """A tokenizer that dies of a tilde, as an engine that ends its process."""
+    """A tokenizer that dies of a tilde, like an engine that ends its process."""
 
     name = "dies"
 
