@@ -84,7 +84,9 @@ def changed_tensors(file: GgufFile) -> list[str]:
 
 def shape_of(file: GgufFile, name: str) -> tuple[int, ...]:
     if name not in file.tensors:
-        raise InvalidModel(f"tensor {name!r} is missing, and the other one of the pair is there")
+        raise InvalidModel(
+            f"tensor {name!r} is missing, but the file has the other half of the pair"
+        )
     return file.tensors[name].shape
 
 

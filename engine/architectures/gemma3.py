@@ -36,7 +36,7 @@ class Gemma3Hparams(Hparams):
     def check(self, arch: str) -> None:
         super().check(arch)
         if self.n_ctx_orig_yarn or self.rope_attn_factor != 1:
-            raise Unsupported(f"{arch}.rope.scaling is another than by a factor")
+            raise Unsupported(f"{arch}.rope.scaling is not by a factor")
 
     def has_window(self, layer: int) -> bool:
         if not self.n_swa:

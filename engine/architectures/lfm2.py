@@ -73,7 +73,7 @@ class Lfm2(Llama, name="lfm2"):
         heads = heads_by_layer(keys, "head_count", n_layer)
         kv, n_head = heads_by_layer(keys, "head_count_kv", n_layer), max(heads)
         if not n_head or len({*heads} - {0}) > 1 or len({*kv} - {0}) > 1:
-            raise InvalidModel("lfm2 wants heads, as many in every layer of attention")
+            raise InvalidModel("lfm2 needs the same number of heads in every attention layer")
         l_cache = keys.positive("shortconv.l_cache")
         if l_cache < 2:
             raise InvalidModel(f"lfm2.shortconv.l_cache is {l_cache}; expected 2 or more")

@@ -46,7 +46,7 @@ class Phi3Hparams(Hparams):
     def check(self, arch: str) -> None:
         super().check(arch)
         if self.n_rot % 2 or self.n_rot > self.n_embd_head:
-            text = f"pairs, {self.n_embd_head} elements of a head at most"
+            text = f"an even number up to {self.n_embd_head}"
             raise InvalidModel(f"{arch}.rope.dimension_count is {self.n_rot}; expected {text}")
 
 

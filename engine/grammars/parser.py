@@ -18,7 +18,7 @@ from lockstep.engine.grammars.tree import (
 )
 
 MAX_TEXT_BYTES = 1 << 20
-MAX_DEPTH = 100  # groups in each other
+MAX_DEPTH = 100  # nested groups
 MAX_TIMES = 100_000  # of a repetition
 LAST_POINT = 0x10FFFF
 SHOWN = 20  # characters of an error's place
@@ -148,7 +148,7 @@ class GrammarParser:
 
     def group(self) -> Alternatives:
         if self.depth == MAX_DEPTH:
-            raise self.error(f"at most {MAX_DEPTH} groups in each other")
+            raise self.error(f"at most {MAX_DEPTH} nested groups")
         self.depth += 1
         self.skip(SPACES)
         found = self.choice()

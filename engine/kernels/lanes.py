@@ -93,7 +93,7 @@ def compiled_as(build: Callable[..., Any]) -> Any:
 def as_constant(count: Any) -> int:
     """Return the number of lanes as a compile-time literal, which kernels need."""
     if not isinstance(count, types.IntegerLiteral):
-        raise TypingError(f"a number of lanes must be written as a number, got {count}")
+        raise TypingError(f"the number of lanes must be a literal, got {count}")
     return int(count.literal_value)
 
 

@@ -26,7 +26,7 @@ class SbatchSchedule:
 
     def step(self, step: Sequence[Any]) -> dict[str, Any]:
         if step[0] != "decode":
-            raise Unsupported("of a context with llama_sbatch only decode calls are modelled")
+            raise Unsupported("only decode calls are modelled for llama_sbatch")
         rows = step[1]
         unseen = dict.fromkeys(("pos", "slots", "order", "logits"))
         answer: dict[str, Any] = {"code": 0, "ubatches": [], **unseen}

@@ -147,7 +147,7 @@ def prompt_of(source: Source, facts: ModelFacts) -> list[int]:
     if ids:
         return list(ids[:most])
     if not facts.n_vocab:
-        raise NoAnswer("not-compared", "how many tokens there are is not in the file", {})
+        raise NoAnswer("not-compared", "the file does not say how many tokens there are", {})
     drawn = integers(stream(source.seed, "golden.prompt"), N_SEEDED, facts.n_vocab)
     return [int(i) for i in drawn[:most]]
 

@@ -97,7 +97,7 @@ def check_sites(trace: Trace, steps: int) -> None:
         expect_array(record.value, None, record.value.shape, f"{record.site}")
         if record.site in seen:
             where = f"{record.site} of step {record.site.step}"
-            raise MalformedAnswer(where, "each site once", "it twice")
+            raise MalformedAnswer(where, "each site once", "a repeated site")
         seen.add(record.site)
 
 

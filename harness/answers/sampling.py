@@ -37,7 +37,7 @@ def check_sample(value: Any, facts: Facts, request: SampleRequest) -> None:
     lists = np.repeat(np.arange(rows * stages), value.sizes.reshape(-1))
     places = lists.astype(np.int64) * n_vocab + value.ids
     if len(np.unique(places)) < total:
-        raise MalformedAnswer("ids", "each candidate of a list once", "one twice")
+        raise MalformedAnswer("ids", "each candidate of a list once", "a repeated one")
 
 
 def check_draw(value: Any, facts: Facts, request: DrawRequest) -> None:
@@ -46,7 +46,7 @@ def check_draw(value: Any, facts: Facts, request: DrawRequest) -> None:
     listed = value.listed or ()
     tokens = [token for token, _ in listed]
     if len({*tokens}) < len(tokens):
-        raise MalformedAnswer("the candidates", "each token once", "one twice")
+        raise MalformedAnswer("the candidates", "each token once", "a repeated one")
     ids = [each for each in (value.token, *value.more, *tokens) if type(each) is int]
     expect_ids(ids, facts, "what was drawn")
     if wrong := [p for _, p in listed if not 0 <= p <= 1 + NEARLY_ONE]:

@@ -55,4 +55,4 @@ def check_logprobs(
             continue
         expect_ids(tokens, facts, where)
         if len({*tokens}) < len(tokens):
-            raise MalformedAnswer(where, "each token once", "one twice")
+            raise MalformedAnswer(where, "each token once", "a repeated one")

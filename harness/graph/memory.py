@@ -95,7 +95,7 @@ class GraphMemory:
         root = self.roots[number]
         if root.kind == "cache":
             if root.cache in self.unknown:
-                raise Unknown(f"{root.name} holds what was not computed")
+                raise Unknown(f"{root.name} holds values that were not computed")
             return self.caches[root.cache]
         if number not in self.held:
             self.held[number] = self.bytes_given(root, number)

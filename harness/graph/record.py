@@ -157,7 +157,7 @@ class ProgramRecorder:
         if written is not None and written.kind == "cache":
             self.written.add(written.cache)
         elif self.given and int(piece.root[first]) in self.given:
-            raise EngineError(f"{node.name} writes to what was not empty at its first read")
+            raise EngineError(f"{node.name} writes to memory that was not empty at its first read")
         place = node.place
         if draft.output is None or draft.output[1].name != self.result:
             draft.output = place, planned, self.value_of(node)

@@ -154,6 +154,6 @@ def check_replacement(session: Session, shown: Mapping[Site, Any]) -> SmokeStep:
         return step
     runs: tuple[Evaluation, Evaluation] = before.value, after.value
     if np.array_equal(runs[0].logits[0], runs[1].logits[0], equal_nan=True):
-        words = f"zeros were put in at {site}, and the outputs did not change"
+        words = f"zeros replaced {site}, and the outputs did not change"
         return replace(step, status="wrong", words=words)
     return step

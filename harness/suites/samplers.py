@@ -224,7 +224,7 @@ class SamplerRun:
             detail = {PART: "not taken", "chains": dict(self.not_taken)}
             yield verdict(NAME, "excused" if self.judged else "not-compared", text, detail)
         if self.undefined:
-            text = f"{self.undefined} lists of which no definition says anything (nothing finite)"
+            text = f"{self.undefined} lists are outside every definition (nothing finite)"
             yield verdict(NAME, "excused", text, {PART: "undefined"})
 
 

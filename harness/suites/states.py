@@ -167,7 +167,7 @@ def compare_rows(
     row = int(np.argmax(np.abs(expected - actual).max(axis=-1)))
     detail["row"] = row
     look = "look at what the file holds: tokens, positions, keys, values, states, windows"
-    text = f"{words}: {how}, first at token {row} behind the file; {look}"
+    text = f"{words}: {how}, first at token {row} after loading the file; {look}"
     return context.verdict(NAME, "diverged", text, detail, (NAME, step))
 
 

@@ -47,7 +47,7 @@ def concat(node: Node, _: Build) -> Expected:
     axis = 3 - int(node.params[0])
     both = [node.source(i).value if axis < 3 else plain(node.source(i)) for i in (0, 1)]
     if both[0] is None or both[1] is None:
-        raise Unsupported("CONCAT of what was not captured")
+        raise Unsupported("CONCAT of uncaptured values")
     return Expected(np.concatenate([both[0], both[1]], axis=axis), 0.0, EXACT)
 
 
@@ -110,7 +110,7 @@ def set_coded_rows(node: Node, ids: NDArray[np.generic], build: Build) -> Expect
     rows, before = plain(node.source(0)).astype(np.float32), node.source(2)
     values, slack, raw = store_rows(rows, node.type, build)
     if before.value is None:
-        raise Unsupported("SET_ROWS into what was not captured")
+        raise Unsupported("SET_ROWS into uncaptured values")
     out, codes = wide(before), before.value.copy()
     allowed = np.zeros(out.shape)
     for i3, i2 in np.ndindex(rows.shape[:2]):

@@ -55,7 +55,7 @@ class Model:
         tensors, keys = load(path)
         self.name = plain(keys["general.architecture"])
         if self.name not in ROPE_OF_NEIGHBOURS:
-            raise Unsupported(f"nothing here fills a model of mlx-lm for {self.name}")
+            raise Unsupported(f"this program cannot fill an mlx-lm model for {self.name}")
         module = importlib.import_module(f"mlx_lm.models.{self.name}")
         weights = weights_of(tensors)
         self.model = module.Model(module.ModelArgs.from_dict(self.arguments(keys, weights)))

@@ -56,7 +56,7 @@ class Model:
             asked = {"prompt": prompt + ids, "n_predict": n - len(ids)}
             more = self.ask("/completion", {**asked, **options})["tokens"]
             if not more:
-                raise Unsupported(f"it gives no token behind {len(prompt + ids)}")
+                raise Unsupported(f"it gives no token after {len(prompt + ids)}")
             ids += more
         return {"ids": ids}, {}
 

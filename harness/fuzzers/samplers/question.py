@@ -45,9 +45,9 @@ def read_question(text: bytes) -> SampleRequest:
         chain = tuple(read_stage(stage) for stage in body["chain"])
         prompt = tuple(map(int, body.get("prompt", ())))
         if logits.ndim != 2 or not 0 < logits.size <= MAX_CANDIDATES or not chain:
-            raise ValueError("logits are rows of equal length, and a chain has stages")
+            raise ValueError("expected logits in rows of equal length, and a chain with stages")
         if len(accepted) != len(logits) or sum(map(len, accepted)) > MAX_TOKENS:
-            raise ValueError("accepted has the tokens before each row")
+            raise ValueError("expected the tokens before each row in accepted")
         make_chain(chain, logits.shape[1])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, EngineError) as error:
         raise BadInput(f"--question is not a question about samplers: {error!r}") from error

@@ -90,7 +90,7 @@ def wrong_verdict(context: Context, suite: str, found: ServedPart) -> Verdict:
     }
     key = [suite, found.part]
     if (off := found.difference) is None:
-        text = f"{name}: {found.part}: a seed that comes again gives other tokens"
+        text = f"{name}: {found.part}: a repeated seed gives other tokens"
         if found.why:
             text = f"{name}: {found.part} forbid nothing: {found.why}"
         return context.verdict(suite, "diverged", text, detail, key)
