@@ -16,7 +16,7 @@ from lockstep.harness.records import Verdict
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
     """A problem with a file. path: within the folder; text: one sentence with the problem and its
-    remedy. path: within the folder; text: one sentence on what is wrong and what to do."""
+    remedy."""
 
     path: str
     text: str

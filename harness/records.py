@@ -193,8 +193,7 @@ class TensorSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileSummary:
-    """A GGUF file as read by a parser. Values are JSON-like; NaN is the string "nan". Values are
-    JSON-like; NaN is the string "nan"."""
+    """A GGUF file as read by a parser. Values are JSON-like; NaN is the string "nan"."""
 
     version: int
     alignment: int
@@ -334,8 +333,7 @@ Outcome = Answered | Rejected | Unanswerable | Crashed | TimedOut | Busy | Malfo
 
 
 class StageText(str):
-    """A progress text that begins a step: a pipe shows it at once. suite: the suite that begins.
-    suite: the one that begins."""
+    """A progress text that begins a step: a pipe shows it at once. suite: the suite that begins."""
 
     suite: str = ""
 

@@ -72,7 +72,7 @@ ENDS_OF_HALVES = ATTENTION_OUT + FFN_OUT
 
 def is_one_of(name: str, parts: Sequence[str]) -> bool:
     """Return True if the name is one of these tensors. name: without its layer, such as
-    attn_output.bias. name: without its layer, such as attn_output.bias."""
+    attn_output.bias."""
     return name.rsplit(".", 1)[0] in parts
 
 

@@ -14,8 +14,7 @@ from tests.harness.check.test_check import plan_for
 
 @contextmanager
 def context_of(model: Path | Plan, **changes: Any) -> Iterator[Context]:
-    """Yield a context. changes: to the plan's defaults. changes: of the plan, where none is
-    given."""
+    """Yield a context. changes: to the plan's defaults."""
     plan = plan_for(model, **changes) if isinstance(model, Path) else model
     opened = open_plan(plan, lambda _: None)
     try:

@@ -211,8 +211,7 @@ def serving(
     loras: Sequence[Path] = (),
 ) -> Iterator[str]:
     """Serve, and yield the address. strict: refuse parameters that OpenAI's servers lack; else
-    penalise repetition by default. strict: it refuses what OpenAI's servers lack; else it penalises
-    repetition by default."""
+    penalise repetition by default."""
     honest = Honest(
         model, change, pages, takes_ids, strict, to_long, refuses, around, samplers, loras
     )

@@ -28,8 +28,7 @@ ANSWER = {
 
 def rich_rows(text: Callable[[str], str] = lambda usual: usual) -> list[dict[str, Any]]:
     """Return the rows of a run with every kind of figure. text: replaces each text of a model, a
-    token or an engine. text: what each text of a model, a token or an engine is, given a usual one.
-    """
+    token or an engine."""
     details = [*all_details(text)]
     rows = [verdict(text, i, *each) for i, each in enumerate(details)]
     engine = EngineInfo(engine=text("reference"), version=text("1"), settings=EXACT)

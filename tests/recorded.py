@@ -43,7 +43,7 @@ class Recorded:
         plain: bool = False,
         values: Mapping[Any, NDArray[Any]] | None = None,
     ) -> dict[Any, NDArray[Any]]:
-        """Return the values of an engine's own run. values: replacements. values: replacements."""
+        """Return the values of an engine's own run. values: replacements."""
         found = {}
 
         def see(graph: Any, node: Any, value: NDArray[Any]) -> None:

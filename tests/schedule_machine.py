@@ -52,8 +52,7 @@ class Parted(AssertionError):
 
 
 class ScheduleMachine(RuleBasedStateMachine):
-    """The rules. `machine_for` makes one for a kind of memory and two engines. `machine_for` makes
-    one for a kind of memory and two engines."""
+    """The rules. `machine_for` makes one for a kind of memory and two engines."""
 
     kind: ClassVar[str]
     judge: ClassVar[Judge]

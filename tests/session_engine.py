@@ -1,5 +1,4 @@
-"""The example engine with sessions: the questions save and load. MODE: right, or a mistake. MODE:
-right, or a mistake.
+"""The example engine with sessions: the questions save and load. MODE: right, or a mistake.
 
 `memory` writes an empty file and keeps the session in the process; `jitter` adds noise of its own.
 """

@@ -33,8 +33,7 @@ def wrong(kind: Kind, unpack: Callable[[Bytes, F32], None]) -> Kind:
 
 
 def with_bytes(kind: Kind, change: Callable[[Blocks], None]) -> Kind:
-    """Return a format that changes the bytes first. `change` works on a copy of the blocks.
-    `change` works on a copy of the blocks."""
+    """Return a format that changes the bytes first. `change` works on a copy of the blocks."""
 
     def unpack(raw: Bytes, out: F32) -> None:
         blocks = raw.copy().view(kind.layout)

@@ -22,8 +22,7 @@ from lockstep.harness.adapters.reference import Reference
 
 @dataclass(frozen=True)
 class Wrong:
-    """A wrong memory. steps, tokens: the maximum in a minimised schedule; ubatches: their maximum.
-    steps, tokens: what a minimised schedule needs at most; ubatches: how many it may make."""
+    """A wrong memory. steps, tokens: the maximum in a minimised schedule; ubatches: their maximum."""
 
     engine: type[Reference]
     kind: str

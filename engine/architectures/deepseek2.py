@@ -71,9 +71,7 @@ class Deepseek2Hparams(Hparams):
         if not self.n_expert and self.n_layer_dense < self.n_layer:
             raise InvalidModel(f"{arch}.expert_count is 0, and not all layers are dense")
         if self.n_nope < 1 or self.n_rot % 2:
-            raise InvalidModel(
-                f"{arch}.rope.dimension_count is {self.n_rot}; expected an even number below the key length"
-            )
+            raise InvalidModel(f"{arch}.rope.dimension_count is {self.n_rot}; expected fewer, even")
         if self.gating not in (SOFTMAX, SIGMOID):
             raise Unsupported(f"{arch}.expert_gating_func is {self.gating}; known: 1, 2")
         # llama.cpp scales scores by the factor whatever the kind, which is right for YaRN alone

@@ -90,8 +90,7 @@ PARAMS: dict[str, Mapping[str, int | float]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Blocks:
-    """A tensor of a type that numpy lacks. raw: bytes; the last axis is the bytes of a row. raw:
-    bytes, the last axis those of a row."""
+    """A tensor of a type that numpy lacks. raw: bytes; the last axis is the bytes of a row."""
 
     type: str
     raw: NDArray[np.uint8]

@@ -47,7 +47,7 @@ class AskedEngine:
 
     def has(self, texts: Sequence[bytes]) -> list[bool]:
         """Return a flag for each text that the engine can take. Some engines declare that they take
-        only UTF-8. Some engines declare that they take only UTF-8."""
+        only UTF-8."""
         outcome = self.session.ask("describe")
         utf8_only = isinstance(outcome, Answered) and outcome.value.utf8_only
         return [not utf8_only or is_utf8(text) for text in texts]

@@ -29,8 +29,7 @@ class VaryingPart:
 @dataclass(frozen=True)
 class Coded:
     """Weights of one format, by field. plain: the value of each field that does not vary, for each
-    byte or for all. plain: each field's value where it does not vary, byte by byte or one for all.
-    """
+    byte or for all."""
 
     plain: Mapping[str, float | tuple[int, ...]]
     parts: Mapping[str, VaryingPart]

@@ -10,8 +10,7 @@ ALL_TYPES_OF = "llama"
 
 
 def every(arch: str | None = None) -> Iterator[tuple[str, str]]:
-    """Yield architecture and type, F32 models first. arch: only this architecture. arch: this one
-    alone."""
+    """Yield architecture and type, F32 models first. arch: only this architecture."""
     chosen = [each for each in ARCHITECTURES if arch in (None, each)]
     yield from ((each, FIRST) for each in chosen)
     if ALL_TYPES_OF in chosen:

@@ -37,8 +37,7 @@ class AcidExperts(AcidWeights):
         up: float,
         out: Mapping[str, float],
     ) -> None:
-        """Return the unit's value in this expert. place: layer, expert and unit. place: layer,
-        expert and unit."""
+        """Return the unit's value in this expert. place: layer, expert and unit."""
         layer, expert, at = place
         here = self.coordinate(state)
         self.gates[layer, expert, at, here] = gate / self.shape.unit

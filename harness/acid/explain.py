@@ -59,8 +59,7 @@ def what_is_missing(reading: AcidReading, n_prompted: int) -> Iterator[str]:
 
 def causes(tests: Mapping[str, Measurement], answers: Sequence[Read]) -> list[tuple[Read, ...]]:
     """Return the NOs that depend on no other NO. NOs that depend on each other form a group, any of
-    which may be the cause. NOs that rest on each other form a group, any of which may be the cause.
-    """
+    which may be the cause."""
     wrong = {answer.test for answer in answers}
     groups = []
     for answer in answers:

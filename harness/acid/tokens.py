@@ -67,8 +67,7 @@ def role(letter: str) -> str:
 
 def pieces(lines: Sequence[str], more: Sequence[str] = (*MORE, PARSED)) -> list[str]:
     """Return the pieces; a piece's index is its id. lines: the text of each token of the report,
-    with plain spaces. lines: what each token of the report says, spaces as spaces. The ids are the
-    places."""
+    with plain spaces. The ids are the places."""
     head = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), SPACE, *LETTERS, *more]
     return head + [line.replace(" ", SPACE) for line in lines]
 

@@ -1,5 +1,4 @@
-"""Questions that the harness asks an engine. Oracle and subject are roles, not classes. Oracle and
-subject are roles, not classes."""
+"""Questions that the harness asks an engine. Oracle and subject are roles, not classes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

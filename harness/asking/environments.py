@@ -82,8 +82,7 @@ def variables() -> dict[str, str]:
 
 
 def has_amx() -> bool:
-    """Return True if this processor has AMX. Only Linux is supported, as in llama.cpp. Only Linux
-    is looked at, where llama.cpp uses it."""
+    """Return True if this processor has AMX. Only Linux is supported, as in llama.cpp."""
     return CPU.is_file() and "amx_tile" in CPU.read_text().split()
 
 
@@ -196,8 +195,7 @@ def after(seconds: float) -> str:
 
 def run_command(command: list[str], problem: str, waiting: Callable[[float], None]) -> str:
     """Return the output of a command. Raises NotBuilt with the problem and the command's last
-    lines. Raises NotBuilt with the problem and the command's last words. waiting: is called now and
-    then with the seconds so far."""
+    lines."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

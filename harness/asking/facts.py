@@ -117,8 +117,7 @@ def has_both(tensors: Collection[str]) -> bool:
 
 
 def vocabulary_of(file: GgufFile) -> bool:
-    """Return True if there is a vocabulary. Tokens without a type are refused by their key. Tokens
-    without a kind are refused by their key."""
+    """Return True if there is a vocabulary. Tokens without a type are refused by their key."""
     if VOCABULARY not in file.metadata:
         return TOKENS in file.metadata
     return str(file.metadata[VOCABULARY].data) not in NO_VOCABULARY

@@ -45,7 +45,7 @@ class Session:
     @cached_property
     def facts(self) -> Facts:
         """Return the facts for checking answers. Our own reader reads the file once, at the first
-        answer. Our own reader looks once, when the first answer comes."""
+        answer."""
         return facts_of(self.model)
 
     @cached_property
@@ -98,7 +98,7 @@ class Session:
 
     def check_model(self) -> None:
         """Refuse a model path that is no longer a file, because opening a pipe blocks. Raises
-        InvalidModel. Raises InvalidModel."""
+        InvalidModel."""
         try:
             if self.model is not None:
                 check_regular(self.model)
@@ -218,8 +218,7 @@ class LocalSession(Session):
 
 
 def outcome_of(answer: Any) -> Outcome:
-    """Return a worker's answer as an outcome. Raises WireError for a malformed answer. Raises
-    WireError if no worker of ours gives it."""
+    """Return a worker's answer as an outcome. Raises WireError for a malformed answer."""
     match answer:
         case {"kind": "value", "value": value, "seconds": float(seconds)}:
             return Answered(value=value, seconds=seconds)

@@ -165,8 +165,8 @@ def receive_order(orders: socket.socket) -> Order | None:
 
 
 def fork_worker() -> tuple[int, int] | None:
-    """Fork a worker. Return its id, 0 in the fork, and a descriptor that reports its end. Return
-    its id, 0 in the fork, and what tells that it has ended. None: no more forks are possible."""
+    """Fork a worker. Return its id, 0 in the fork, and a descriptor that reports its end. None: no
+    more forks are possible."""
     pid = 0
     try:
         if not (pid := os.fork()):

@@ -25,8 +25,7 @@ def n_tokens(question: str, args: Sequence[Any]) -> int:
 
 
 def option_for_less(question: str, tokens: int) -> str:
-    """Return the command's option for a smaller question; "": none. question: with its details.
-    question: with what follows its name."""
+    """Return the command's option for a smaller question; "": none. question: with its details."""
     name = question.split(" ")[0]
     if name in OF_TEXT and tokens:
         return "--steps"
@@ -35,8 +34,7 @@ def option_for_less(question: str, tokens: int) -> str:
 
 @dataclass
 class InVain:
-    """Runs of one engine and model that timed out. Showing tensors does not change the work.
-    Showing tensors does not change the work."""
+    """Runs of one engine and model that timed out. Showing tensors does not change the work."""
 
     late: dict[Run, list[TimedOut]] = field(default_factory=dict)
 

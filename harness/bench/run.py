@@ -33,8 +33,7 @@ LIMIT = 3600  # seconds, of a turn
 
 class RunBench(Bench, name="run"):
     """Benchmark of runs. A target is a GGUF file or a built-in model. Each turn opens the model
-    anew, so that no idle engine's threads spin. Each turn opens the model anew, so that no engine's
-    threads look out for work while the other one is measured."""
+    anew, so that no idle engine's threads spin."""
 
     unit = "tokens"
     engines: ClassVar[dict[str, str]] = {OURS: "fast", THEIRS: "llama.cpp"}

@@ -32,8 +32,7 @@ PROSE, WORD, PART = "prose", "one word", "a quarter of it"
 
 class TokensBench(Bench, name="tokens"):
     """Benchmark of tokenizers. A target is a GGUF file or a built-in vocabulary. Every turn has a
-    new tokenizer, whose cache therefore holds only words of the measured text. Every turn has a new
-    tokenizer, so that what it remembers of words comes from the text that is measured."""
+    new tokenizer, whose cache therefore holds only words of the measured text."""
 
     unit = "bytes"
     engines = {OURS: "ours", THEIRS: "llama.cpp"}  # noqa: RUF012  # the contract's class variable

@@ -64,8 +64,7 @@ MOST = 12.0  # binary places by which what is written is moved, so that halves h
 
 @dataclass(frozen=True, kw_only=True)
 class LookInPlace:
-    """A test of matrices in place. attention, ffn: the stored matrix of each half, "" for none.
-    attention, ffn: the stored matrices of each half, "" for none."""
+    """A test of matrices in place. attention, ffn: the stored matrix of each half, "" for none."""
 
     attention: str
     ffn: str
@@ -102,7 +101,7 @@ class Layout:
 
     def read(self, look: LookInPlace) -> list[int]:
         """Return the initial residual's elements that layers read. The first layer reads the same
-        for all tokens. The first layer reads the same for all tokens."""
+        for all tokens."""
         few = max(1, self.width // EVERY // HOT)
         return list(range(0, self.width, EVERY if look.by_token else EVERY * few))
 
@@ -255,7 +254,7 @@ def attention(layout: Layout, layer: int, look: LookInPlace) -> Mapping[str, Cha
 
 def one_token_sees_itself(layout: Layout, layer: int) -> Mapping[str, Change]:
     """Return changes by which this layer's token sees only itself. The other tokens see all but it,
-    and have no values. The other tokens see all but it, and have no values."""
+    and have no values."""
     switch, heads = layout.switch(layer, 0), layout.inside // layout.head
     strong = CHOSEN * layout.head**0.5 / (2 * LARGEST_STEP**2)
     value = layout.times(SIZE, layer, "attn_output", (2 * LARGEST_STEP) ** 2 * heads)

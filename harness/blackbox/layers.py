@@ -77,8 +77,7 @@ class LayerRow:
 
 
 def of_layer(asker: SliceAsker, layer: int, n: int, known: Collection[Part] = ()) -> LayerRow:
-    """Bisect a layer. known: faults of other layers, which are likely in this one too. known:
-    faults of other layers, which are likely here too."""
+    """Bisect a layer. known: faults of other layers, which are likely in this one too."""
     asker.progress(f"layer {layer} of {n}")
     try:
         role = role_or_place(asker, layer)
@@ -124,8 +123,7 @@ def of_its_own(asker: SliceAsker, row: LayerRow, before: Sequence[LayerRow]) -> 
 
 def role_or_place(asker: SliceAsker, layer: int) -> Mapping[str, int] | None:
     """Return the layer's role or place. None: a model of this layer alone has no role, so the
-    others are muted. None: no model of one layer has one, so the others are muted. Raises
-    Unsupported."""
+    others are muted. Raises Unsupported."""
     try:
         return asker.role(layer)
     except Unsupported:
@@ -137,7 +135,7 @@ def role_or_place(asker: SliceAsker, layer: int) -> Mapping[str, int] | None:
 
 def role_of_any(asker: SliceAsker) -> Mapping[str, int] | None:
     """Return the role of a layer that adds nothing. None: no model has one layer alone, so all
-    layers are muted. None: no model has one layer alone, so all layers are muted."""
+    layers are muted."""
     if asker.layers_to_load == 1 or architecture(asker.file) in ADD_OTHERWISE:
         return {}
     return None
@@ -250,8 +248,7 @@ def at_place(
     file: GgufFile, layer: int, role: Mapping[str, int] | None, own: Neutral, cut: int = 0
 ) -> Recipe:
     """Cut the model at a place. own: changes by the slice's names; cut: the number of first layers
-    without a role. own: by the slice's names; cut: the number of first layers if there is no role.
-    """
+    without a role."""
     if role is not None:
         recipe = slice_of(file, layer, role=role, changes=own.changes)
         return replace(recipe, keys={**recipe.keys, **own.keys}, rows=own.rows)

@@ -111,8 +111,7 @@ class MakesNothing(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class LongAnswer:
-    """The answer for long contexts. more: wrong places, or parts that stay invisible. more: places
-    that are wrong, or that are not seen."""
+    """The answer for long contexts. more: wrong places, or parts that stay invisible."""
 
     worst: SliceAnswer
     asked: Sequence[OnlyInLong]
@@ -223,7 +222,7 @@ def layers_to_ask(
     asker: SliceAsker, least: Callable[[list[Layer]], int] = lambda every: 0
 ) -> tuple[int, str]:
     """Return the number of layers to ask, with its description. Each mask occurs, and one more
-    layer. Each mask is among them, and one layer more."""
+    layer."""
     total = n_layers(asker.file)
     every = roles_in(asker.plan.model, total)
     masks = [mask for _, mask in every]

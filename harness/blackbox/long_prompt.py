@@ -151,8 +151,7 @@ def opened_with(
 
 
 def judge_long_prompt(context: Context, opened: Opened, n: int, layers: str) -> list[Verdict]:
-    """Judge a prompt of n tokens in one batch, and return the verdicts. Raises NotSteady. Raises
-    NotSteady."""
+    """Judge a prompt of n tokens in one batch, and return the verdicts. Raises NotSteady."""
     inner = opened.context
     n = min(n, inner.settings.n_ctx - STEPS)  # of an engine that says that it has fewer
     what = f"{asked_for(n, inner.settings.n_threads)}, {layers}"
@@ -250,7 +249,7 @@ def first_where(wrong: Callable[[int], bool], least: int, most: int) -> int:
 
 def more_of(context: Context, run: Run, first: Evaluation, n: int) -> str:
     """Describe a difference in more detail; the difference counts even if the engine dies
-    meanwhile. Raises NotSteady. Raises NotSteady."""
+    meanwhile. Raises NotSteady."""
     try:
         shaky = unsteady(context.subject, Request(batches=run.batches), first)
         if shaky and shaky.apart > 2 * context.noise.relative:

@@ -28,9 +28,7 @@ ROUNDED = 1e-5  # relative, of a factor that a converter wrote as F32
 class OnlyInLong:
     """Keys whose effect only long texts show. short: values for which a few tokens show it; hidden:
     values for which no text does; nearly: values for which an engine is slightly wrong. of_cells: a
-    larger context shows it for any text. short: a text of a few tokens shows it with these; hidden:
-    no text does with these in their place; nearly: with these an engine looks a little wrong.
-    of_cells: a larger context shows it, however short the text."""
+    larger context shows it for any text."""
 
     name: str
     what: str  # is asked about, with `short`

@@ -48,7 +48,7 @@ class SeenThroughLens:
 @dataclass(frozen=True, kw_only=True)
 class Looked:
     """The result of a look through lenses. lens: the weights; tensors: those that the engine
-    decodes wrongly. lens: which weights; tensors: those not decoded as their bytes say."""
+    decodes wrongly."""
 
     lens: Lens
     answer: SliceAnswer
@@ -70,8 +70,7 @@ def look(asker: SliceAsker) -> tuple[list[Looked], list[str]]:
 
 
 def through(asker: SliceAsker, lens: Lens) -> Looked:
-    """Look through a lens. No lens judges an engine that misreads any model of this width. An
-    engine that misreads a model of another width, whatever its types, is judged by no lens."""
+    """Look through a lens. No lens judges an engine that misreads any model of this width."""
     found = through_once(asker, lens)
     if not found.answer.differs or not is_wide(asker.file, lens):
         return found

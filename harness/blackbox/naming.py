@@ -50,8 +50,7 @@ BIAS = "bias"
 @dataclass(frozen=True, kw_only=True)
 class Part:
     """A named part. name: from a closed list; words: the evidence; left: everything else was made
-    simple and can be excluded. name: of a closed list; words: what made it certain; left: nothing
-    else can be wrong, as everything else was made simple."""
+    simple and can be excluded."""
 
     name: str
     words: str
@@ -96,9 +95,7 @@ class Asked:
 
     def first_of(self, table: Table, likely: Collection[str] = ()) -> Part | None:
         """Return the first part that explains the difference. likely: names found in other layers,
-        which are tried first, because engines make the same mistake in every layer. likely: names
-        found in other layers, which are tried first, because engines make the same mistake in every
-        layer."""
+        which are tried first, because engines make the same mistake in every layer."""
         for maker, words, name in sorted(table, key=lambda question: question[2] not in likely):
             if self.agrees(maker, words):
                 return part_that_agrees(name, words)

@@ -151,7 +151,7 @@ def are_of_other_numbers(asker: SliceAsker, slices: Sequence[LayerRow], n: int) 
 
 def counted_otherwise(slices: Sequence[LayerRow], placed: Sequence[LayerRow]) -> list[LayerRow]:
     """Return the layers that the engine numbers differently. placed: layers whose faulty parts
-    match the slices. placed: layers whose parts name the slices' result."""
+    match the slices."""
     wrong = ", ".join(str(row.layer) for row in slices if row.answer.differs)
     text = (
         f"as models of one layer, layers {wrong} differ: the engine counts the kinds of "

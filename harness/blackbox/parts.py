@@ -62,7 +62,7 @@ LOUD = 2.0**30  # what is one beside it is less than its rounding, and its squar
 @dataclass(frozen=True, kw_only=True)
 class Neutral:
     """A slice with a neutral part. own_head: give a tied model a separate output matrix with the
-    old embeddings. own_head: give the head its own matrix with the embeddings' old values."""
+    old embeddings."""
 
     changes: Mapping[str, Change] = field(default_factory=dict)
     keys: Mapping[str, Typed] = field(default_factory=dict)

@@ -24,10 +24,7 @@ ROW = 1  # elements of a row that is empty: a scalar's
 class Recipe:
     """Writes a model from another one. names: the tensors to write, each with its source; changes,
     rows: by the new names; rows: the source's rows (for a vector, elements) in a tensor, if not
-    all. columns: the number of first columns of a stored tensor. names: of the tensors to write,
-    each with the source's own; changes: by the new names, as are rows: of which of the source's
-    rows (of a vector, elements) a tensor is made, if not of all. columns: of how many of the first
-    columns one that is stored is made."""
+    all. columns: the number of first columns of a stored tensor."""
 
     names: Mapping[str, str]
     keys: Mapping[str, Typed | Value] = field(default_factory=dict)  # others than the source's
@@ -40,8 +37,7 @@ class Recipe:
 
 
 def rewrite(file: GgufFile, recipe: Recipe, output: Path) -> None:
-    """Write the model of the recipe. Raises EngineError, OSError; then no file is left. Raises
-    EngineError, OSError; then no file is left."""
+    """Write the model of the recipe. Raises EngineError, OSError; then no file is left."""
     tensors = [*(tensor_of(file, recipe, name) for name in recipe.names), *recipe.more]
     write_gguf(
         output, keys_of(file, recipe), tensors, version=file.version, alignment=file.alignment

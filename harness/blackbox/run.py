@@ -11,8 +11,7 @@ from lockstep.harness.parallel.children import Say
 
 
 def bisect_one(plan: Plan, folder: Path, say: Say) -> None:
-    """Bisect. It sends messages as text, and then the BlackBox. folder: for made models. It says
-    what it does as text, and then the BlackBox. folder: where models may be written."""
+    """Bisect. It sends messages as text, and then the BlackBox. folder: for made models."""
     preflight(plan)
     with TemporaryDirectory(dir=folder) as inside:
         asker = SliceAsker(plan=plan, folder=Path(inside), progress=say)

@@ -44,9 +44,7 @@ WORDS = f"started with n_threads {THREADS}"  # whether it follows that, nobody s
 @dataclass(frozen=True, kw_only=True)
 class Repeated:
     """A question for several repetitions. question: the same each time; judge: returns verdicts;
-    are_same: compares two answers; is_last: whether a verdict ends the repetitions. question: the
-    same each time; judge: verdicts on the answer; are_same: of two answers; is_last: no question
-    follows such a verdict."""
+    are_same: compares two answers; is_last: whether a verdict ends the repetitions."""
 
     question: tuple[Any, ...]
     judge: Callable[[Any], Iterator[Verdict]]

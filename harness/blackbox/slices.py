@@ -109,7 +109,7 @@ def first_layers(
     file: GgufFile, n: int, keys: Mapping[str, Typed | Value] = MappingProxyType({})
 ) -> Recipe:
     """Return the model with only its first n layers, which keep their numbers and matrix types.
-    keys: replace the model's. keys: replace the model's."""
+    keys: replace the model's."""
     names = {}
     for name in file.tensors:
         inside = IN_A_LAYER.fullmatch(name)

@@ -72,8 +72,7 @@ def tokens_of(file: GgufFile, lens: Lens, n: int) -> tuple[int, ...]:
 
 
 def are_apart(x: NDArray[np.float64]) -> bool:
-    """Return True if the gates distinguish the tokens. x: (tokens, width), the inputs of gates. x:
-    (tokens, width), what gates read."""
+    """Return True if the gates distinguish the tokens. x: (tokens, width), the inputs of gates."""
     try:
         gates = gates_of(x).astype(np.float64)
     except np.linalg.LinAlgError:

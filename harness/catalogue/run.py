@@ -89,8 +89,7 @@ def parts_of(
 
 
 def try_part(part: CataloguePart, through: Sequence[View] = VIEWS) -> list[Trial]:
-    """Test one part. through: the view of wrong engines. through: the view that wrong engines
-    offer."""
+    """Test one part. through: the view of wrong engines."""
     wrong_engines()
     honest_engines()
     with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:

@@ -29,8 +29,7 @@ Row = list[tuple[int, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """A view of an engine. levels: of harness.protocol, by question; None: not stated. levels: of
-    harness.protocol, by question; None: unsaid."""
+    """A view of an engine. levels: of harness.protocol, by question; None: not stated."""
 
     name: str
     levels: tuple[str, ...] | None = None

@@ -27,8 +27,7 @@ def files_to_check(
 
 
 def check_opens_files(engine: str, subject_model: Path | None) -> None:
-    """Refuse an engine that cannot open several acid models in turn. Raises BadInput. Raises
-    BadInput."""
+    """Refuse an engine that cannot open several acid models in turn. Raises BadInput."""
     from lockstep.harness.dumps.dump import folder_of
     from lockstep.harness.http.session import is_address
 

@@ -7,8 +7,7 @@ ACID, ACID_PREFIX = "acid", "acid:"
 
 
 def acid_model(name: str, folder: Path) -> Path:
-    """Write an acid model, and return its path. name: acid:ARCH:TYPE, or acid:TYPE for llama. name:
-    acid:ARCH:TYPE, or acid:TYPE of a llama."""
+    """Write an acid model, and return its path. name: acid:ARCH:TYPE, or acid:TYPE for llama."""
     from lockstep.harness.acid.write import write_acid
 
     *arch, quant = name.removeprefix(ACID_PREFIX).split(":")

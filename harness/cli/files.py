@@ -86,8 +86,7 @@ def fuzz_gguf(
 
 
 def families(given: Sequence[str], corpus: Path | None, keep: Path | None) -> tuple[str, ...]:
-    """Return the families. A given corpus is always used; a guided run uses only it. A given corpus
-    is always used; a guided run uses nothing else."""
+    """Return the families. A given corpus is always used; a guided run uses only it."""
     if keep is not None:
         from lockstep.harness.check.check import BadInput
 

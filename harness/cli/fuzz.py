@@ -64,8 +64,7 @@ def campaign(
     cluster: ClusterOpt = None,
     quiet: QuietOpt = False,
 ) -> None:
-    """Run a campaign, and end with its exit code. A wrong plan is one line, like all bad input. A
-    wrong plan is one line, like all bad input."""
+    """Run a campaign, and end with its exit code. A wrong plan is one line, like all bad input."""
     from dataclasses import replace
 
     from lockstep.harness.cli.terminal import Terminal

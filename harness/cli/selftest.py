@@ -135,8 +135,7 @@ def selftest(
 
 
 def check_options(context: typer.Context) -> None:
-    """Refuse an option that does not apply to the chosen self-test. Raises BadParameter. Raises
-    BadParameter."""
+    """Refuse an option that does not apply to the chosen self-test. Raises BadParameter."""
     source = context.get_parameter_source
     given = {
         param.name: param.opts[0]

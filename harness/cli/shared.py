@@ -42,8 +42,7 @@ def model_folder() -> Any:
 
 
 def models_of(model: Path | None, folder: str) -> list[tuple[str, Path]]:
-    """Return names for the report, and files. Built-in models are written on demand. Built-in
-    models are written when they are asked for."""
+    """Return names for the report, and files. Built-in models are written on demand."""
     from lockstep.harness.cli.acid_models import ACID_PREFIX, acid_model
     from lockstep.harness.runs.run import BUILTIN_PREFIX, builtin_model
     from lockstep.harness.synth.builtin import BUILTIN

@@ -16,7 +16,7 @@ STREAMS = (0, 1, 2)  # descriptors of standard input, output and error
 
 class OutputFailed(Exception):
     """Error: standard output cannot be written. It is no OSError, because click ends with 1 for
-    some of those. No OSError: click ends with 1 for some of them."""
+    some of those."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)

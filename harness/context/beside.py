@@ -16,8 +16,7 @@ def asked_beside(
     oracle: Callable[[], Outcome], subject: Callable[[], Outcome]
 ) -> tuple[Outcome, Outcome]:
     """Ask both at once. An engine that timed out beside the other is asked again alone, because the
-    limit applies to an engine by itself. An engine that did not answer in time beside the other is
-    asked again alone: a limit is for an engine by itself."""
+    limit applies to an engine by itself."""
     (first, beside_subject), (second, beside_oracle) = at_once(
         partial(time_question, oracle), partial(time_question, subject)
     )

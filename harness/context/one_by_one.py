@@ -87,7 +87,7 @@ class Waits:
 
     def why_none(self, words: str, batches: Sequence[Batch]) -> str:
         """Return why a run is not asked; "" if it is. An engine too slow for some tokens is too
-        slow for more. An engine too slow for some tokens is too slow for more."""
+        slow for more."""
         if len(self.tokens) >= MOST_WAITS:
             return f"{words}: not asked, because {MOST_WAITS} earlier runs timed out"
         shortest = min(self.tokens, default=0)

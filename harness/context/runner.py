@@ -271,8 +271,7 @@ class Worker(EngineProcess):
     """A child process with our own code, and the channel to it."""
 
     def __init__(self, python: Path | None, users: bool) -> None:
-        """Prepare a worker. users: it will load the user's code, none of which is loaded yet.
-        users: it loads the user's code, and nothing of it has been loaded before."""
+        """Prepare a worker. users: it will load the user's code, none of which is loaded yet."""
         ours, theirs = socket.socketpair()
         with theirs:
             forked = None if python or users else forked_worker(theirs)
@@ -282,8 +281,7 @@ class Worker(EngineProcess):
         super().__init__(process, log, self.channel)
 
     def load(self, loading: Mapping[str, Any], deadline: float) -> None:
-        """Load the engine once. If the process has already ended, the next question reports it. A
-        process that has ended already says so when it is asked."""
+        """Load the engine once. If the process has already ended, the next question reports it."""
         if not self.is_loading:
             self.is_loading = True
             with suppress(Closed):
@@ -293,8 +291,7 @@ class Worker(EngineProcess):
 def started_worker(
     theirs: socket.socket, python: Path | None, *, users: bool
 ) -> tuple[Process, IO[bytes]]:
-    """Start a worker. users: the user's code may start processes, so a keeper ends it with us.
-    users: the user's code may start processes, so it has a keeper, which ends it with us."""
+    """Start a worker. users: the user's code may start processes, so a keeper ends it with us."""
     command = [*interpreter(python), str(theirs.fileno())]
     options: dict[str, Any] = {
         "stdin": subprocess.DEVNULL,

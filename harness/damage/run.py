@@ -34,8 +34,8 @@ def run_damage(
     executor: Executor | None,
     out: VerdictOutput,
 ) -> int:
-    """Run the damaged models. Each verdict is on disk before the next model's. Each verdict is on
-    disk before the next model's. Return 1 if a change is missed."""
+    """Run the damaged models. Each verdict is on disk before the next model's. Return 1 if a change
+    is missed."""
     started = time.perf_counter()
     verdicts: list[Verdict] = []
     writer: ReportWriter | None = None

@@ -97,8 +97,7 @@ def trial(
     path: Path,
     change: Damage,
 ) -> Verdict:
-    """Make a trial. right: the engine's answer with the undamaged model. right: what the same
-    engine answers with the undamaged model."""
+    """Make a trial. right: the engine's answer with the undamaged model."""
     damaged = path.with_name(f"{path.stem}-damaged.gguf")
     write_damaged(path, damaged, change)
     with Runner().open(REPLAY, damaged, whole.settings) as session:

@@ -69,7 +69,7 @@ def ask_questions(
     tell: Callable[[Estimate], None] = lambda estimate: None,
 ) -> list[AskedQuestion]:
     """Return the subject's answers in order; `missing` receives the unanswered questions. seen: is
-    called with each answer. seen: called with each answer at once."""
+    called with each answer."""
     found: list[AskedQuestion] = []
     pace = Pace(left=sum(map(tokens_of, questions)))
     for number, question in enumerate(questions, 1):
@@ -115,8 +115,7 @@ def questions_for(context: Context) -> Iterator[MistakeQuestion]:
 
 
 def of_runs(context: Context, offers: Callable[[str], bool]) -> Iterator[MistakeQuestion]:
-    """Yield the questions about runs. An engine's logits show all that its lists and texts could.
-    An engine that shows logits shows all that its lists and texts could."""
+    """Yield the questions about runs. An engine's logits show all that its lists and texts could."""
     more = context.subject_info.levels is not None  # than is asked of engines that do not say
     if Architecture.member(context.facts.architecture).embeds:
         if offers("embed"):

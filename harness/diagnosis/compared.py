@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Compared:
     """The comparison of each row of an answer. apart: squared distances; 0 or 1 for rows without a
-    distance. apart: squared distances; 0 or 1 for rows without a distance."""
+    distance."""
 
     same: NDArray[np.bool_]
     apart: NDArray[np.float64]

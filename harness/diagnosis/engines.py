@@ -24,8 +24,7 @@ KnownMistake = Wrong | type[WrongSampler]
 
 @dataclass(kw_only=True)
 class Engines:
-    """Our own engines on one file. plain: without conversions and deliberate roundings. plain:
-    without conversions and deliberate roundings, as engines that do not follow ggml."""
+    """Our own engines on one file. plain: without conversions and deliberate roundings."""
 
     path: Path
     settings: Settings
@@ -86,8 +85,7 @@ def without_roundings(cls: type[Any]) -> type[Any]:
 @dataclass(frozen=True, kw_only=True)
 class Candidates:
     """Known mistakes to try. near: known for the same architecture; far: for others, if there are
-    none. near: seen on models of the same architecture; far: on others, for want of one of these.
-    """
+    none."""
 
     near: tuple[Wrong, ...]
     far: tuple[Wrong, ...]

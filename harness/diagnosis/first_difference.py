@@ -15,7 +15,7 @@ from lockstep.harness.diagnosis.race import compare_answer
 @dataclass(kw_only=True)
 class FirstDifference:
     """The first difference, and its recipient. engines: right ones, with ggml's roundings and
-    without. engines: right ones, with ggml's roundings and without."""
+    without."""
 
     context: Context
     engines: Sequence[Engines]

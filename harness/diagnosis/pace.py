@@ -28,7 +28,7 @@ class Estimate:
 @dataclass(kw_only=True)
 class Pace:
     """The pace of the work. left: work in any unit, such as tokens; done: the work of the last
-    `seconds`. left: work in any unit, such as tokens; done: what took `seconds`."""
+    `seconds`."""
 
     left: int
     done: int = 0

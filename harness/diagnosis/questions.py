@@ -217,8 +217,7 @@ class Likeliest(MistakeQuestion):
         return value_of(session.ask("evaluate", Request(batches=(Batch.for_next(ids),))))
 
     def compare(self, said: Listed, answer: Any, session: LocalSession, noise: float) -> Compared:
-        """Compare two answers. said: as in harness.judging.candidates, with tokens resolved. said:
-        as in harness.judging.candidates, once names of tokens are known."""
+        """Compare two answers. said: as in harness.judging.candidates, with tokens resolved."""
         (row,) = answer.logits[0]
         if not (np.isfinite(row) | np.isneginf(row)).all():
             return Compared.exactly([False])
@@ -323,8 +322,7 @@ class InTurn(MistakeQuestion):
     def compare(
         self, said: list[int], answer: Any, session: LocalSession, noise: float
     ) -> Compared:
-        """Compare the choices. A tie within the noise counts as equal: no text follows it here. A
-        tie within the noise counts as the same: nothing follows it here."""
+        """Compare the choices. A tie within the noise counts as equal: no text follows it here."""
         rows = zip(said[1:], answer[1:], strict=True)
         ties = [
             token != ids[0] and bool(logits and is_tie(logits[0], ids[0], token, noise))

@@ -32,8 +32,8 @@ def run_diagnosis(
     executor: Executor | None,
 ) -> int:
     """Run the self-test of diagnosis. Return 0 if the promised share is named, of engines with
-    differing answers, and none wrongly. Return 0 if as many are named as promised, of those whose
-    answers differ, and none wrongly. file: as in `try_all`, with a row for each engine and view."""
+    differing answers, and none wrongly. file: as in `try_all`, with a row for each engine and view.
+    """
     chosen = of_family(wrong_engines(), only)
     if sample is not None and sample < len(chosen):
         chosen = random.Random(seed).sample(chosen, sample)

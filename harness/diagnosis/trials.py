@@ -33,8 +33,7 @@ RACES = "races"  # of mistakes: their answers are made to be others than those o
 @dataclass(frozen=True, kw_only=True)
 class TrialRow:
     """The result of one engine through one view. named: the mistakes named for the differing
-    aspect. others: the mistakes named without these in the catalogue. named: the named mistakes for
-    the differing aspect. others: those named once these are taken out of the catalogue."""
+    aspect. others: the mistakes named without these in the catalogue."""
 
     engine: str
     family: str

@@ -95,8 +95,8 @@ def map_of(engine: str) -> str:
 
 def read_dump(folder: Path, map_name: str = "") -> Dump:
     """Read a dump. map_name: a built-in map, or a file in the working folder; else the one that the
-    index names, in the dump's folder. map_name: a ready map, or a file from here; else what the
-    index names, from the folder. Raises EngineError with the missing or wrong part of a file."""
+    index names, in the dump's folder. Raises EngineError with the missing or wrong part of a file.
+    """
     path = folder / INDEX
     check_inside(folder, path)
     try:
@@ -145,7 +145,7 @@ def hashes_in(models: Any) -> tuple[str, ...]:
 
 
 def check_model(dump: Dump, path: Path) -> None:
-    """Check that the run used this file. Raises InvalidModel. Raises InvalidModel."""
+    """Check that the run used this file. Raises InvalidModel."""
     if not dump.models:
         return
     found = sha256_of(path)
@@ -159,7 +159,7 @@ def check_model(dump: Dump, path: Path) -> None:
 
 def check_map(dump: Dump, architecture: str) -> None:
     """Check that the map is for this architecture. Raises InvalidModel, because a wrong map would
-    accuse the engine. Raises InvalidModel."""
+    accuse the engine."""
     of = dump.map.architectures if dump.map else ()
     if dump.map and of and architecture not in of:
         raise InvalidModel(
@@ -180,8 +180,7 @@ def map_in(path: Path, index: Mapping[str, Any], name: str) -> NodeMap | None:
 
 
 def check_inside(folder: Path, path: Path) -> None:
-    """Refuse a path outside the dump's folder, because dumps are untrusted. Raises InvalidModel.
-    Raises InvalidModel."""
+    """Refuse a path outside the dump's folder, because dumps are untrusted. Raises InvalidModel."""
     try:
         inside = path.resolve().is_relative_to(folder.resolve())
     except (OSError, ValueError, RuntimeError):  # a loop, a NUL: said where it is opened

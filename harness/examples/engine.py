@@ -79,7 +79,7 @@ class Llama:
 
     def run(self, batches, show):
         """Return the logits of each batch. show(node, value) sees a value, and may return a
-        replacement. show(node, value) sees a value, and may return another."""
+        replacement."""
         caches = [None] * self.layers
         return [self.decode(b, caches, show, f"step{i}/") for i, b in enumerate(batches)]
 

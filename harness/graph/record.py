@@ -216,7 +216,7 @@ class ProgramRecorder:
 
     def root(self, draft: ProgramDraft, piece: Nodes, row: int, own: int) -> int:
         """Return the root's number in the graph. A root that no node has written before it is read
-        is an input. If no node has computed it before it is read, it was given."""
+        is an input."""
         address = int(piece.root[row])
         if address in draft.numbers:
             return draft.numbers[address]

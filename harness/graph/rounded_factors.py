@@ -96,7 +96,7 @@ def multiplied_otherwise(
 
     def choose(those: frozenset[str] | None, designs: Iterable[FactorDesign]) -> Chosen:
         """Return the chosen factors. those: the factors of these segments only; None: of both
-        parts. those: the factors that only these segments have; None: of both parts."""
+        parts."""
         some = [s for s, _ in found if those is None or factors[s.place] <= those]
         best = Chosen(design=None, fine={})
         for design in designs:
@@ -174,8 +174,7 @@ def factors_in(judge: JudgeOfProducts, segment: Segment) -> frozenset[str]:
 def findings_by(
     judge: JudgeOfProducts, segments: Sequence[Segment], design: FactorDesign, runs: int
 ) -> Findings:
-    """Return the findings under this design. runs: perturbed ones, which measure its noise. runs:
-    with random errors, which measure its noise."""
+    """Return the findings under this design. runs: perturbed ones, which measure its noise."""
     build = design.build(judge.build)
     run = judge.run(Wide(), build, of=segments)
     noise = judge.noise(run, range(runs), segments, build=build)

@@ -41,8 +41,7 @@ class Segment:
         return named[len(named) // 2] if named else None
 
     def reason(self, own: str, noise: Noise) -> str:
-        """Return the reason of a limit. own: the last op's bound; noise: of perturbed runs. own: of
-        the last op's bound; noise: of runs with random errors."""
+        """Return the reason of a limit. own: the last op's bound; noise: of perturbed runs."""
         if not self.rounds:
             return f"one op on the engine's own inputs: {own}"
         if noise.rows:

@@ -38,8 +38,7 @@ def part_shown(value: NDArray[Any], shape: tuple[int, ...], name: str) -> NDArra
 
 
 def leaves_out(value: NDArray[Any], shape: tuple[int, ...], name: str) -> bool:
-    """Return True if cells with a weight are not shown. In a row of NaN every cell has one. In a
-    row of NaN every cell has one."""
+    """Return True if cells with a weight are not shown. In a row of NaN every cell has one."""
     part = part_shown(value, shape, name)
     if part is None or part.size == value.size or not name.startswith(WEIGHTS):
         return False

@@ -59,8 +59,7 @@ def site_of(name: str, step: int, ubatch: int = 0) -> Site:
 
 def layers_of(nodes: Sequence[PlannedNode]) -> Iterator[int | None]:
     """Yield the layer of each node. A node without a layer in its name, between two of the same
-    layer, belongs to it. A node without a layer in its name, between two of the same layer, is of
-    that layer."""
+    layer, belongs to it."""
     known = [node.layer for node in nodes]
     after = [*known[1:], None]
     for at in range(len(nodes) - 2, -1, -1):

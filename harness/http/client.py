@@ -1,5 +1,4 @@
-"""Client for one question: a request, and JSON back. All data from a server are untrusted. Nothing
-that a server sends is trusted.
+"""Client for one question: a request, and JSON back. All data from a server are untrusted.
 
 Time is bounded from the connection to the last byte, however slowly it comes; sizes are bounded
 before memory is taken; no redirect is followed, because it could lead anywhere.
@@ -57,8 +56,7 @@ class Address:
 
 
 def address_of(url: str) -> Address:
-    """Parse a server's address. Raises Unsupported if it is invalid. Raises Unsupported if it is
-    none."""
+    """Parse a server's address. Raises Unsupported if it is invalid."""
     try:
         parts: SplitResult = urlsplit(url)
         port = parts.port
@@ -80,7 +78,7 @@ def address_of(url: str) -> Address:
 
 
 def exchange(address: Address, method: str, path: str, body: Any, deadline: float) -> Any:
-    """Return the JSON of the answer. body: None for a request without one. body: None for none.
+    """Return the JSON of the answer. body: None for a request without one.
 
     Raises StatusRefused; WireError for what is no JSON or too long; Closed; TimeoutError;
     Unsupported for a certificate that is not trusted.

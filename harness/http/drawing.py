@@ -92,8 +92,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # what need not be said
 
 
 def llama_server_options(chain: Sequence[Stage]) -> dict[str, Any]:
-    """Return the parameters of /completion. Raises Unsupported for a chain without such parameters.
-    Raises Unsupported for what they cannot say."""
+    """Return the parameters of /completion. Raises Unsupported for a chain without such parameters."""
     options, order = dict(LLAMA_SERVER_OFF), list[str]()
     for stage in before_draw(chain):
         place, names = LLAMA_SERVER.get(stage["sampler"], ("", {}))
@@ -147,8 +146,7 @@ def before_draw(chain: Sequence[Stage]) -> Sequence[Stage]:
 
 
 def rename(stage: Stage, names: Names) -> dict[str, Any]:
-    """Rename the parameters. Raises Unsupported for a required parameter that the interface lacks.
-    Raises Unsupported for a parameter that must be said, and cannot be."""
+    """Rename the parameters. Raises Unsupported for a required parameter that the interface lacks."""
     found = {}
     for name, value in stage.items():
         if name in names:

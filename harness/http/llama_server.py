@@ -88,8 +88,7 @@ class LlamaServer:
 
     def greedy(self, ask: Ask, prompt: Sequence[int], n: int) -> list[int]:
         """Return greedy tokens. The server stops at an end of text, whose token the client then
-        finds by its probability. The server stops at an end of text, whose token is then asked for
-        by its probability."""
+        finds by its probability."""
         self.check_room(len(prompt) + n)
         found: list[int] = []
         while len(found) < n:
@@ -143,8 +142,7 @@ class LlamaServer:
         return one_way(candidates(rows))
 
     def draw(self, ask: Ask, request: DrawRequest) -> DrawAnswer:
-        """Draw a token. An end of text is not in the answer, and may come without a list. An end of
-        text is no token of the answer, and may come without a list."""
+        """Draw a token. An end of text is not in the answer, and may come without a list."""
         prompt = request.prompt
         words = prompt.decode() if isinstance(prompt, bytes) else list(map(int, prompt))
         self.check_room(len(words) + 1 + request.more)

@@ -75,8 +75,7 @@ class OpenAi:
         ]
 
     def draw(self, ask: Ask, request: DrawRequest) -> DrawAnswer:
-        """Draw a token, which is the added text. The lists show the model, not the samplers. The
-        lists show the model, not the samplers."""
+        """Draw a token, which is the added text. The lists show the model, not the samplers."""
         options = openai_options(request.chain, beyond=bool(self.plain))
         said = self.complete(ask, in_json(request.prompt), 1, seed=request.seed, **options)
         names = {stage["sampler"] for stage in request.chain[:-1]}  # seeds are best effort there
@@ -130,8 +129,7 @@ class OpenAi:
 
 
 def only_model(ask: Ask) -> str:
-    """Return the server's model. Raises Unsupported if there are several, so that a name is needed.
-    Raises Unsupported if there are several, so a name is needed."""
+    """Return the server's model. Raises Unsupported if there are several, so that a name is needed."""
     names = [text(row, "id") for row in member(ask("GET", "/models"), "data")]
     if len(names) != 1:
         known = ", ".join(printable(name)[:80] for name in names[:8]) or "none"

@@ -224,8 +224,7 @@ class HttpSession(Session):
     # --- the start --------------------------------------------------------------------------------
 
     def start_session(self, deadline: float) -> EngineInfo:
-        """Return the server's description, looked up once. Raises Unsupported for another model.
-        Raises Unsupported if it has another model."""
+        """Return the server's description, looked up once. Raises Unsupported for another model."""
         if self.said is None:
             self.server, about = self.find_server(deadline)
             if difference := other_model(about, self.model):
@@ -317,7 +316,7 @@ def waited_for(get: Callable[[], Any], deadline: float) -> Any:
 
 def given_up(error: StatusRefused, times: int, wait: float) -> StillBusy:
     """Return the error for a question that was given up. wait: seconds beyond the time limit, 0 if
-    none. wait: seconds beyond the time limit, 0 if none."""
+    none."""
     if error.status == LOADING and error.wait is None:
         return StillBusy(error.message, failed=True)
     text = f"{error.message} (asked {f'{times} times' if times > 1 else 'once'}"

@@ -169,7 +169,7 @@ def sorted_out(
 
 def missing(listed: Listed, logits: F32, allowed: float) -> Off | None:
     """Return a missing token. An unlisted token is no likelier than a listed one, within two runs'
-    noise. An unlisted token is no likelier than a listed one, within two runs' noise."""
+    noise."""
     sure, rest, _ = sorted_out(listed, logits)
     if not sure and not rest:
         return None
@@ -216,8 +216,7 @@ def out_of_order(listed: Listed, logits: F32, allowed: float) -> Off | None:
 
 
 def listed_twice(listed: Listed) -> Off | None:
-    """Return a token that is listed twice. A text may occur once for each of its tokens. A text
-    stands for each of its tokens once; an id twice is no answer."""
+    """Return a token that is listed twice. A text may occur once for each of its tokens."""
     times = Counter(c.ids for c in listed.candidates)
     found = [ids for ids, n in times.items() if n > len(ids)]
     if not found:

@@ -76,8 +76,7 @@ def in_halves(x: F32) -> F64:
 
 def conversions(*, every: bool) -> Iterator[Convert]:
     """Return the conversions. every: also variants that differ only between two steps, or by the
-    rounding of a scale, which a whole run does not distinguish. every: also those that differ only
-    between two steps, or by the rounding of a scale, which a whole run does not tell apart."""
+    rounding of a scale, which a whole run does not distinguish."""
     yield from (family[0] for family in families(every=every))
     if every:
         yield from (convert for family in families(every=True) for convert in family[1:])

@@ -40,9 +40,7 @@ EIGHT_BITS: dict[str, Convert] = {"E4M3": in_e4m3, "E5M2": in_e5m2}
 @dataclass(frozen=True, kw_only=True)
 class FactorDesign:
     """Factors that an engine may round. words: their name in a report. activations: the conversion
-    of activations that meet weights in blocks; few_bits: some have eight bits or fewer. words:
-    their name in a report. activations: what activations become that meet weights in blocks;
-    few_bits: some have eight bits or fewer."""
+    of activations that meet weights in blocks; few_bits: some have eight bits or fewer."""
 
     words: str
     factors: Factors

@@ -62,7 +62,7 @@ def tip_activation(x: NDArray[Any], converted: F64, row: int, column: int) -> F6
 
 class Bounded(np.ndarray[Any, Any]):
     """The result of an op with its bound, until the probe sees it. A value computed from it has no
-    bound. A value computed from it has no bound."""
+    bound."""
 
     bound: Bound
 

@@ -15,6 +15,5 @@ def document() -> dict[str, list[dict[str, Any]]]:
 
 
 def entries(table: str) -> list[dict[str, Any]]:
-    """Return the rows of a table, such as "gguf". They are shared and must not be changed. They are
-    shared: to read, not to change."""
+    """Return the rows of a table, such as "gguf". They are shared and must not be changed."""
     return document()[table]

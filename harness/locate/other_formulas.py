@@ -64,8 +64,7 @@ Made = Mapping[OtherFormula, NDArray[Any]]  # what each comes to
 
 @dataclass(frozen=True, kw_only=True)
 class NearestFormulas:
-    """Formulas that the numbers cannot distinguish. error: as a share of the largest shown value.
-    error: as a share of the largest value shown."""
+    """Formulas that the numbers cannot distinguish. error: as a share of the largest shown value."""
 
     alike: tuple[OtherFormula, ...]
     error: float

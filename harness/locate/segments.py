@@ -76,8 +76,7 @@ class OwnRun:
 
 
 def locate_segments(context: Context, given: Values | None = None) -> Findings:
-    """Locate the wrong segments. given: replacement values at some sites. given: values that the
-    subject continues with at some sites."""
+    """Locate the wrong segments. given: replacement values at some sites."""
     run = own_run(context, given)
     context.progress(f"judging what {len(run.shown)} shown tensors enclose")
     found, put_in = judge_own_run(context, run)

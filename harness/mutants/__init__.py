@@ -1,2 +1,1 @@
-"""Engines with one known mistake each. The harness must catch and locate all. The harness must
-catch and locate all."""
+"""Engines with one known mistake each. The harness must catch and locate all."""

@@ -1,5 +1,4 @@
 """Engines that add LoRA files or control vectors wrongly. Without an adapter they are right.
-Without an adapter they are right.
 
 `check --lora` and `--control-vector` must find them, so no selftest of graphs has them.
 """
@@ -51,8 +50,7 @@ class WrongAdapter(Reference):
 
     @classmethod
     def add_fault(cls, name: str, mistake: str, site: str, *change: Change, **held: Any) -> None:
-        """Register a row. held: `files`, the files that are read, with their scales. held: `files`,
-        which of the files are read, and how much of each."""
+        """Register a row. held: `files`, the files that are read, with their scales."""
         held |= {"__module__": module_of_caller(), "mistake": mistake, "site": site}
         held |= {"change": change}
         found: type[Self] = type(name, (cls,), held, name=f"mutant:{name}")

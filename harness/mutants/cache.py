@@ -141,7 +141,7 @@ class RotatedAgain(Cache, name="mutant:cache-keys-rotated-again"):
 
 class HiddenCells(Cache):
     """A fault in hidden cells. `seen`: hidden cells that become visible, (tokens, cells) or
-    broadcastable. `seen`: cells that are hidden besides, (tokens, cells) or broadcast to that."""
+    broadcastable."""
 
     site = "kq_soft_max"
 

@@ -1,5 +1,4 @@
-"""Engines whose quantised caches hold wrong codes. In F32 and F16 they are right. In F32 and F16
-they are right.
+"""Engines whose quantised caches hold wrong codes. In F32 and F16 they are right.
 
 `check --settings cache=TYPE` must find them, so no selftest of graphs has them.
 """

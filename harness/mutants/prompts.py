@@ -13,8 +13,7 @@ from lockstep.harness.records import Evaluation, Request
 
 
 class WrongPrompt(Mutant):
-    """A wrong reading of prompts. `read`: the engine's version of a prompt. `read`: what the engine
-    makes of one."""
+    """A wrong reading of prompts. `read`: the engine's version of a prompt."""
 
     group = "prompts"
     site = "decode"  # the suite: no op is wrong
@@ -132,8 +131,7 @@ class TakenByLength(WrongPrompt, name="mutant:prompt-of-the-same-length"):
 
 class KeptPrompt(WrongPrompt):
     """An engine that caches a prompt. `taken`: the length of the last prompt that it reuses as the
-    beginning of this one. `taken`: how much of the last prompt stands for the beginning of this
-    one."""
+    beginning of this one."""
 
     remembers = True
     given: tuple[int, ...] = ()

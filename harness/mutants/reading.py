@@ -73,8 +73,7 @@ Misread.add_fault(
 
 
 class OtherTensor(Misread):
-    """An engine that reads one tensor instead of another. `other`: returns the other's name.
-    `other`: gives the other's name."""
+    """An engine that reads one tensor instead of another. `other`: returns the other's name."""
 
     effect = NOISE
 

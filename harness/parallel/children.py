@@ -121,9 +121,8 @@ def result_of(
     work: Work, progress: Callable[[str], None], tell: Callable[[Any], None] = lambda said: None
 ) -> Any:
     """Return the last message of a work; earlier texts are progress. tell: receives every other
-    message at once. tell: gets every message that is no text, at once. Raises BadInput for an
-    impossible request, NoAnswer for an engine that leaves a question unanswered, and RuntimeError
-    for a defect of ours."""
+    message at once. Raises BadInput for an impossible request, NoAnswer for an engine that leaves a
+    question unanswered, and RuntimeError for a defect of ours."""
     value = None
     for _, event in side_by_side([work], 1):
         match event:

@@ -173,8 +173,7 @@ class DaskCluster:
     def note_lost(
         self, number: int, progress: Progress, goes_on: bool
     ) -> Iterator[tuple[int, Event]]:
-        """Note a lost worker. goes_on: Dask repeats the work from its beginning. goes_on: Dask does
-        the same work again, from its beginning."""
+        """Note a lost worker. goes_on: Dask repeats the work from its beginning."""
         progress.held.clear()
         progress.losses += 1
         if progress.losses >= MOST_LOSSES:

@@ -111,8 +111,7 @@ def do_task(task: Task) -> None:
 
 
 def events_of(task: Task, worker: Any) -> Iterator[Event | Begun]:
-    """Yield the events of a task. The last is missing if the client is gone. The last is missing if
-    nobody waits for it."""
+    """Yield the events of a task. The last is missing if the client is gone."""
     yield Begun()
     if lacking := task.needs.lacking():
         yield Refused(f"the worker {worker.address} {lacking}")

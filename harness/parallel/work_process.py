@@ -29,8 +29,7 @@ class WorkProcess(EngineProcess):
 
     def __init__(self, variables: Mapping[str, str | None], folder: str | None = None) -> None:
         """Start the process. variables: changes to its environment, None to remove one; folder: its
-        working folder. variables: changes to its environment, None to remove one; folder: where it
-        runs, if not in ours."""
+        working folder."""
         ours, theirs = socket.socketpair()
         paths = [os.path.abspath(path) for path in sys.path]  # "" is this folder
         inherited = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
@@ -61,8 +60,7 @@ class WorkProcess(EngineProcess):
             self.connection.send(work)
 
     def next_event(self) -> Event:
-        """Return the next event of the current work. After `Died` the process is gone. After `Died`
-        there is no process any more."""
+        """Return the next event of the current work. After `Died` the process is gone."""
         try:
             event: Event = self.connection.recv()
             return event
@@ -84,8 +82,7 @@ def main() -> None:
 
 
 def works_from(connection: Connection) -> Iterator[Work]:
-    """Yield works as they arrive. The loop ends once the other end is closed. Once the other end is
-    closed there is nobody to work for."""
+    """Yield works as they arrive. The loop ends once the other end is closed."""
     works: SimpleQueue[Work] = SimpleQueue()
 
     def read() -> None:

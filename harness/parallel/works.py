@@ -27,9 +27,8 @@ Result = TypeVar("Result")
 
 class Executor(Protocol):
     def run(self, works: Sequence[Work], files: Sequence[Path] = ()) -> Iterator[tuple[int, Event]]:
-        """Run the works. files: their inputs; a machine without them refuses the work. files: what
-        they read; a machine that lacks them refuses the work. A caller that stops listening ends
-        the rest."""
+        """Run the works. files: their inputs; a machine without them refuses the work. A caller
+        that stops listening ends the rest."""
         ...
 
 

@@ -31,7 +31,7 @@ LATER = 19  # of what is wanted after other forks' work
 
 class Ahead:
     """Work that a fork does in advance. work: returns a transferable result; it is dropped if the
-    fork fails. work: its result may cross a wire; it is dropped if the fork fails."""
+    fork fails."""
 
     def __init__(
         self,
@@ -111,8 +111,7 @@ def in_shares(
     work: Callable[[Sequence[A]], B], items: Sequence[A], most: int
 ) -> list[tuple[Sequence[A], B]]:
     """Return each share of the items with its result. One share is computed here, the others in
-    forks. One share is done here, the others in forks. most: processes together; no items make one
-    share."""
+    forks. most: processes together; no items make one share."""
     n = max(1, min(most, len(items), processors() if may_fork() else 1))
     shares = [items[i::n] for i in range(n)]
     others = [Ahead(partial(work, share)) for share in shares[1:]]

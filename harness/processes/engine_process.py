@@ -37,7 +37,7 @@ class EngineProcess:
 
     def __init__(self, process: Process, log: IO[bytes], *ours: Closable) -> None:
         """Watch a process. log: its output; ours: our ends of its connections, whose closing ends
-        it. log: what it prints; ours: our ends of its connections, whose closing ends it."""
+        it."""
         self.process = process
         self.ours = ours
         self.tail: deque[str] = deque(maxlen=LOG_LINES)

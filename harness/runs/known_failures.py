@@ -188,8 +188,7 @@ def size_of(detail: Mapping[str, Any]) -> float | int | None:
 
 
 def read_known(path: Path) -> KnownFailures:
-    """Read a file of known failures. Raises InvalidModel with the wrong entry. Raises InvalidModel,
-    which says what entry is wrong."""
+    """Read a file of known failures. Raises InvalidModel with the wrong entry."""
     try:
         document = json.loads(read_regular(path, LARGEST))
     except OSError as error:

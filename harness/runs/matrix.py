@@ -76,8 +76,7 @@ def run_matrix(
     jobs: int,
     progress: Callable[[str, str], None],
 ) -> Iterator[MatrixRow]:
-    """Yield a row for each engine, with a report for each. plans: by the engine's name. plans: by
-    the engine's name."""
+    """Yield a row for each engine, with a report for each. plans: by the engine's name."""
     for engine, same in plans.items():
         try:
             result = run_plans(same, reports, command, Forks(jobs), listener_of(engine, progress))
@@ -156,8 +155,7 @@ def write_matrix(
 
 
 def document_of(rows: Sequence[MatrixRow], plans: Sequence[Plan], command: str) -> dict[str, Any]:
-    """Return the content of matrix.json. plans: those of any one engine. plans: those of any one
-    engine."""
+    """Return the content of matrix.json. plans: those of any one engine."""
     document = {
         "format": FORMAT,
         **header(command, plans[0].seed, [], []),

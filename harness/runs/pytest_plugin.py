@@ -175,7 +175,7 @@ def check_with(
     **of_plan: Any,
 ) -> Any:
     """Return the run (runs.result.RunResult). It fails the test on differences, and skips it if
-    nothing applies. It fails the test by differences, and skips it if nothing applies."""
+    nothing applies."""
     from lockstep.harness.asking.template import keep_template
     from lockstep.harness.check.check import BadInput
     from lockstep.harness.redaction import redact

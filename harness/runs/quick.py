@@ -79,8 +79,7 @@ def generate(
     n: int,
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Generate text. prompt: a text, or ids for a model without a vocabulary. prompt: a text, or
-    ids, as a model without a vocabulary continues ids."""
+    """Generate text. prompt: a text, or ids for a model without a vocabulary."""
     facts = facts_to_run(path)
     name, why = who_runs(engine, facts)
     try:
@@ -134,8 +133,7 @@ def generate_texts(
 
 
 def ids_in(session: Session, path: Path, text: bytes, by_us: list[str]) -> list[int]:
-    """Return the ids of a text. by_us: called if our own tokenizer replaces a missing one. by_us:
-    called if our own tokenizer replaces a missing one."""
+    """Return the ids of a text. by_us: called if our own tokenizer replaces a missing one."""
     said = session.ask("tokenize", [text])
     if isinstance(said, Unanswerable) and (ours := tokenizer_in(path)):
         by_us.append(f"{session.name} offers no tokenizer, so our tokenizer made the prompt's ids")

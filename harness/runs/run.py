@@ -130,8 +130,7 @@ def run_plans(
 
 
 def check_suites(known: KnownFailures) -> None:
-    """Refuse entries of unknown suites, which would never apply. Raises BadInput. Raises
-    BadInput."""
+    """Refuse entries of unknown suites, which would never apply. Raises BadInput."""
     suites = {suite.name for suite in suites_named(())}
     for _, suite, key in known.reasons:
         if suite not in suites:
@@ -261,8 +260,7 @@ class CheckRun:
 
 
 def check_one(plan: Plan, say: Say) -> None:
-    """Check one plan. It sends progress as text, then the engines, then each verdict. It says its
-    progress as text, then the engines, then each verdict."""
+    """Check one plan. It sends progress as text, then the engines, then each verdict."""
     try:
         opened = opened_for(plan, say)
     except (BadInput, NoAnswer) as error:
@@ -315,8 +313,7 @@ def opened_for(plan: Plan, say: Say) -> Opened:
 
 
 def bisect_one(plan: Plan, say: Say) -> None:
-    """Bisect one plan. It sends progress as text, and then the Bisection. It says its progress as
-    text, and then the Bisection."""
+    """Bisect one plan. It sends progress as text, and then the Bisection."""
     opened = opened_for(plan, say)
     try:
         opened.context.on_made_models = questions(plan)

@@ -74,8 +74,7 @@ def said_of(verdict: Verdict, form: OracleForm) -> Verdict:
 
 
 def in_form(plan: Plan, form: OracleForm, folder: Path) -> Plan:
-    """Return the plan with the oracle in this configuration. folder: for a merged file. folder:
-    where a merged file is written."""
+    """Return the plan with the oracle in this configuration. folder: for a merged file."""
     model = plan.model
     if form is OracleForm.MERGED:
         model = folder / plan.model.name

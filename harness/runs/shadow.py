@@ -262,8 +262,7 @@ def refuse_broken(plans: Sequence[ShadowPlan]) -> None:
 
 
 def rows_of(plans: Sequence[ShadowPlan], first: Judged) -> list[dict[str, Any]]:
-    """Return the rows of the given files. The command has the recipe of made ones. The command
-    holds the recipe of made ones."""
+    """Return the rows of the given files. The command has the recipe of made ones."""
     if len(plans) == 1:
         return [first.row] if first.row else []
     return [model_row(plan.case, plan.model, "both") for plan in plans if plan.model is not None]

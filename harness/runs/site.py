@@ -37,7 +37,7 @@ MAX_SLUG_CHARACTERS = 60
 
 def open_site(folder: Path, plans: Mapping[str, Sequence[Plan]]) -> dict[str, MatrixRow]:
     """Return the rows of an interrupted run with the same setup, by engine. Raises BadInput for a
-    folder with other content. Raises BadInput for a folder that holds something else."""
+    folder with other content."""
     if folder.exists() and any(folder.iterdir()) and not is_site(folder):
         what = f"{folder} is not empty, and no site that lockstep matrix wrote"
         raise BadInput(f"{what}: name a new folder")

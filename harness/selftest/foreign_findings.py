@@ -41,8 +41,7 @@ def write_case(finding: Finding, path: Path) -> None:
 def write_any(
     arch: str, path: Path, *, sizes: Mapping[str, int], changed: Mapping[str, int]
 ) -> None:
-    """Write a changed model. changed: keys, which begin with a dot, with other numbers. changed:
-    keys, which begin with a dot, that are another number."""
+    """Write a changed model. changed: keys, which begin with a dot, with other numbers."""
     found = replace(variant_named(arch), sizes=tuple(sizes.items()), changed=tuple(changed.items()))
     with open_for_variants() as session:
         make_variant(with_vocabulary(found, N_VOCAB), path, session=session)

@@ -109,8 +109,7 @@ class ShadowJudge:
         self.compare(node, expected, actual, tally)
 
     def expect(self, node: Node) -> tuple[Expected, NDArray[Any]]:
-        """Return the expected result of a node, and the actual one. Raises EngineError, SENSELESS.
-        Raises EngineError, SENSELESS."""
+        """Return the expected result of a node, and the actual one. Raises EngineError, SENSELESS."""
         sources = tuple(s if s is None else self.resolve(s) for s in node.sources)
         expected = expect(replace(node, sources=sources), self.build)
         return expected, node.value if expected.actual is None else expected.actual

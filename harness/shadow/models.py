@@ -29,7 +29,7 @@ def make_variant(
     session: Session,
 ) -> list[str]:
     """Write the file, as `write_variant`. Raises EngineError with llama.cpp's answer if it names no
-    tensors. Raises EngineError with what llama.cpp answered if it names no tensors."""
+    tensors."""
     outcome = session.ask("name_tensors", metadata_bytes(variant))
     if not isinstance(outcome, Answered):
         raise EngineError(
@@ -42,8 +42,7 @@ def make_variants(
     names: Sequence[str], folder: Path, *, seed: int = 0, quant: str = "F32", vocabulary: int = 0
 ) -> list[Path]:
     """Make variants. One engine names the tensors of all, because starting it takes longer than
-    asking. One engine names the tensors of all, as starting it takes longer than asking.
-    vocabulary: as in `with_vocabulary`."""
+    asking. vocabulary: as in `with_vocabulary`."""
     paths = [folder / f"{name}.gguf" for name in names]
     with open_for_variants() as session:
         for name, path in zip(names, paths, strict=True):

@@ -47,8 +47,7 @@ def nodes_of(piece: Nodes) -> Iterator[Node]:
 
 
 def rows_of(piece: Nodes) -> Iterator[tuple[int, int]]:
-    """Yield each node's own row, and the one after its last source. Raises MalformedAnswer. Raises
-    MalformedAnswer."""
+    """Yield each node's own row, and the one after its last source. Raises MalformedAnswer."""
     if len(piece.place) and piece.place[0] != NODE:
         raise MalformedAnswer("the first row", "a node", int(piece.place[0]))
     starts = [*np.flatnonzero(piece.place == NODE).tolist(), len(piece.place)]
@@ -56,8 +55,7 @@ def rows_of(piece: Nodes) -> Iterator[tuple[int, int]]:
 
 
 def node_of(piece: Nodes, first: int, end: int, *, values: bool = True) -> Node:
-    """Return the node. values: whether each input must have one; without, its values are zeros.
-    values: whether each input must have one; one without values is zeros."""
+    """Return the node. values: whether each input must have one; without, its values are zeros."""
     sources: list[Operand | None] = []
     for row in range(first + 1, end):
         sources += [None] * (int(piece.place[row]) - len(sources))

@@ -1,5 +1,4 @@
-"""Acid reports of engines, which run a model with constructed weights. A verdict a test. A verdict
-a test.
+"""Acid reports of engines, which run a model with constructed weights. A verdict a test.
 
 The file says what is right, not the oracle's answer. The oracle is asked the same, and where it
 does not write ok, nothing is said of the subject.
@@ -120,8 +119,7 @@ class Found:
 
 
 def ask_report(context: Context, session: Session, report: Report) -> Found:
-    """Ask for a model's report. Raises NoAnswer without a text after any prompt. Raises NoAnswer if
-    there is no text after any prompt."""
+    """Ask for a model's report. Raises NoAnswer without a text after any prompt."""
     n = len(report.tests) + SPARE
     texts: list[WrittenText] = []
     failed: list[NoAnswer] = []

@@ -168,8 +168,8 @@ def until_wrong(*questions: Callable[[], Iterator[Verdict]]) -> Iterator[Verdict
 
 def own_choices(context: Context) -> Iterator[Verdict]:
     """Check how the engine chooses. With right logits it may still choose from others: rounded,
-    sorted, or not all. An engine with right logits may choose from others: rounded, sorted, or not
-    all. The choice does not depend on the model's size, so large models are not asked."""
+    sorted, or not all. The choice does not depend on the model's size, so large models are not
+    asked."""
     if context.facts.is_small:
         yield from close_calls(context)
 
@@ -185,7 +185,7 @@ def of_the_whole(context: Context) -> int:
 
 def seeded_behind(context: Context, prompt: int, n: int) -> list[int]:
     """Return ids that replace the n generated ones, so that each layer gets batches of all sizes
-    and as many cells. prompt: its length. prompt: its length."""
+    and as many cells. prompt: its length."""
     left = min(context.n_steps - n, n_cells(context) - n - prompt)
     return many_ids(context, left) if left > 0 else []
 

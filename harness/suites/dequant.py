@@ -232,7 +232,7 @@ class FilePair:
 
     def wrong_if_small(self, name: str) -> Verdict | None:
         """Replace the scales of blocks that both engines decode alike by small ones. Return a
-        verdict if the results differ. Return a verdict if they differ."""
+        verdict if the results differ."""
         verdict, listed = self.context.verdict, self.oracle.listed[name]
         kind = listed.type
         if self.subject.listed[name].type != kind:

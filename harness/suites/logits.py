@@ -160,8 +160,7 @@ def on_fewer_layers(context: Context) -> list[Verdict]:
 def run_all(
     context: Context, runs: Iterable[Run], first: Evaluation, waits: Waits, found: FurtherAnswers
 ) -> None:
-    """Ask for each run and compare it. first: the subject's answer to the usual run. first: what
-    the subject answered to the usual run."""
+    """Ask for each run and compare it. first: the subject's answer to the usual run."""
     earlier = {"to the usual tokens": first}
     for run in runs:
         if hopeless := waits.why_none(run.words, run.batches):

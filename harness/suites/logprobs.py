@@ -112,7 +112,7 @@ class LogProbs(Suite, name="logprobs"):
 @dataclass(frozen=True, kw_only=True)
 class AskedPrefixes:
     """Prefixes with their batches. prefixes: in the engine's form; batches: a row of logits for
-    each. prefixes: as the engine is given them; batches: a row of logits for each."""
+    each."""
 
     prefixes: list[list[int] | bytes]
     batches: tuple[Batch, ...]
@@ -200,8 +200,7 @@ def with_another_middle(context: Context, prefix: list[int] | bytes) -> list[int
 
 
 def names(context: Context, lists: Sequence[Sequence[tuple[Any, float]]]) -> dict[bytes, Any]:
-    """Return the tokens of the texts in lists; {} if no list has texts. Raises NoAnswer. Raises
-    NoAnswer."""
+    """Return the tokens of the texts in lists; {} if no list has texts. Raises NoAnswer."""
     if not any(type(token) is bytes for row in lists for token, _ in row):
         return {}
     try:

@@ -238,8 +238,7 @@ class Wronged:
 
     @property
     def size(self) -> tuple[int, int, int]:
-        """Return the size of a finding: its candidates, stages and row. The smallest is reported.
-        The smallest is told."""
+        """Return the size of a finding: its candidates, stages and row. The smallest is reported."""
         request = self.case.request
         return request.logits.shape[1], len(request.chain), self.finding.row
 

@@ -42,7 +42,7 @@ def said_ahead(context: Context, oracle: Session) -> list[Said]:
 
 def said_of(context: Context, oracle: Session) -> Iterator[Said]:
     """Return the verdict. The suite judges the oracle, so an oracle without a graph leaves nothing
-    to do. The suite judges the oracle, so an oracle without a graph leaves nothing to do."""
+    to do."""
     settings = context.settings
     build = Build(lanes=context.lanes, n_threads=settings.n_threads, generic=settings.generic)
     judge = ShadowJudge(context.file, build)

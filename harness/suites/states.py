@@ -32,8 +32,7 @@ SAVING, LOADING = "saving", "loading"  # what changes the logits, in detail["ste
 
 @dataclass(frozen=True, kw_only=True)
 class SavedRun:
-    """The batches before and after a save. sequence: None if all sequences are saved. sequence:
-    None if all sequences are saved."""
+    """The batches before and after a save. sequence: None if all sequences are saved."""
 
     words: str
     batches: tuple[Batch, ...]
@@ -150,8 +149,7 @@ def compare_rows(
     actual: F32,
     step: str,
 ) -> Verdict:
-    """Compare the bits. An engine that differs is asked again, and then compared within the noise.
-    An engine that differs is asked again, and then held to the noise."""
+    """Compare the bits. An engine that differs is asked again, and then compared within the noise."""
     detail: dict[str, Any] = {"step": step, "asked": run.words, "sequence": run.sequence}
     words = f"{session.name}: {run.words}"
     if np.array_equal(expected.view(np.uint32), actual.view(np.uint32)):

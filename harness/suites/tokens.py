@@ -119,7 +119,7 @@ class Tokens(Suite, name="tokens"):
 @dataclass(frozen=True, kw_only=True)
 class Way:
     """A question with its flags: to encode texts, or to decode ids. Rows are (input, the oracle's
-    answer, the subject's). Rows are (what was asked, the oracle's answer, the subject's)."""
+    answer, the subject's)."""
 
     context: Context
     name: str

@@ -103,8 +103,7 @@ def variant_named(name: str) -> Variant:
 
 
 def with_vocabulary(variant: Variant, n_vocab: int) -> Variant:
-    """Give the variant the vocabulary kind of published models, if known. n_vocab: 0 means none.
-    n_vocab: 0 means none."""
+    """Give the variant the vocabulary kind of published models, if known. n_vocab: 0 means none."""
     if not n_vocab or variant.arch not in USUAL:
         return variant
     kind, pre = USUAL[variant.arch]
@@ -157,8 +156,7 @@ def write_variant(
     insist: bool = False,
 ) -> list[str]:
     """Write a variant of an architecture. tensors: as named by llama.cpp for `metadata_bytes`;
-    quant: the type of its matrices. tensors: as llama.cpp named them for `metadata_bytes`; quant:
-    of what it multiplies by.
+    quant: the type of its matrices.
 
     -> matrices that stay F32, because their rows are no whole blocks. insist: raises InvalidModel
     where that is all of them.

@@ -72,8 +72,7 @@ def iq1_m(bits: Philox, n: int, sigma: float) -> bytes:
 
 
 def mxfp4(bits: Philox, n: int, sigma: float) -> bytes:
-    """Draw MXFP4. Scales are two neighbouring powers of two, mixed to give the size. Scales are two
-    neighbouring powers of two, in the shares that give the size."""
+    """Draw MXFP4. Scales are two neighbouring powers of two, mixed to give the size."""
     blocks = draw_weights("MXFP4", bits, n)
     mantissa, exponent = math.frexp(sigma / MXFP4)  # mantissa: 0.5 to 1
     upper = ((2 * mantissa) ** 2 - 1) / 3

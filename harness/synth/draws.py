@@ -65,7 +65,6 @@ def scales(bits: Philox, n: int, largest: float) -> NDArray[np.float16]:
 
 
 def between(bits: Philox, n: int, largest: float) -> NDArray[np.float32]:
-    """Return uniform float32 numbers. Their root mean square is 0.764 of the largest. Their root
-    mean square is 0.764 of the largest."""
+    """Return uniform float32 numbers. Their root mean square is 0.764 of the largest."""
     grid = (bits.random_raw(n) >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
     return (grid + 1) * np.float32(largest / 2)

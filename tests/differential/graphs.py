@@ -51,8 +51,7 @@ class Recorded:
         return values
 
     def findings(self, shown: Values, given: Values | None = None) -> list[SiteFinding]:
-        """Return the findings. given: replacement values at some sites. given: values that the
-        engine continued with at some sites."""
+        """Return the findings. given: replacement values at some sites."""
         wires = wires_of(self.program)
         places = places_by_site(self.program, wires)
 

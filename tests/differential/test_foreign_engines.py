@@ -32,7 +32,7 @@ def need(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_all_that_an_engine_offers_is_answered_in_form(name: str, tmp_path: Path) -> None:
+def test_every_offered_answer_is_well_formed(name: str, tmp_path: Path) -> None:
     need(name)
     model = builtin_model("f32", tmp_path)
     with Runner(time_limit=300.0, memory_limit=8 << 30).open(name, model, EXACT) as session:

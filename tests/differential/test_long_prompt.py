@@ -189,7 +189,7 @@ def test_bisection_finds_the_place_in_the_shortest_wrong_prompt(
 def test_rows_that_threads_skip_are_found_at_any_length(
     model: Path, plan_for: Callable[..., Plan], says: Callable[..., list[Verdict]]
 ) -> None:
-    """With one thread no row remains, and `exact` uses one thread in all other runs."""
+    """One thread leaves no row over, and `exact` uses one in all other runs."""
     others = says(model, "logits", "decode", engine=RowsLeftOver.name)
     found = says(model, SUITE, engine=RowsLeftOver.name)
     assert {v.status for v in others} == {"agreed"}

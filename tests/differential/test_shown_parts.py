@@ -43,7 +43,7 @@ def test_part_without_used_cells_is_malformed(name: str, qwen3: Recorded) -> Non
 
 
 def test_engine_must_show_the_used_experts(tmp_path: Path) -> None:
-    """Without it, an engine with a wrong second expert would be blamed at a later op."""
+    """An engine with a wrong second expert would otherwise be blamed at a later op."""
     with recorded("qwen3moe", tmp_path) as experts:
         place = next(p for p, w in experts.wires.items() if str(w.site) == "ffn_moe_argsort-0")
         for shown in (1, 2, 3):

@@ -24,8 +24,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 class Nodes:
-    """An observer that requests nothing. Addresses are valid until the next graph. Addresses are
-    good until the next graph is made."""
+    """An observer that requests nothing. Addresses are valid until the next graph."""
 
     def __init__(self) -> None:
         self.addresses: list[int] = []

@@ -1,5 +1,4 @@
-"""Imports point one way. A lower package never imports a higher one, not even inside a function. A
-package below never knows one above, not even inside a function."""
+"""Imports point one way. A lower package never imports a higher one, not even inside a function."""
 
 import ast
 import subprocess

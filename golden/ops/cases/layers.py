@@ -155,8 +155,7 @@ def prepared_heads_cases(op: str, draw: SeededInputs) -> Iterator[Case]:
 @cases("split_qkv_norm_rope_into_cache", "split_qkv_norm_rope_into_paged_cache")
 def stored_heads_cases(op: str, draw: SeededInputs) -> Iterator[Case]:
     """Yield cases of stored heads. Tokens are stored after earlier ones; in blocks, out of order
-    and across an edge. The tokens go behind earlier ones; in blocks, out of order and over an edge.
-    """
+    and across an edge."""
     paged = op.endswith("paged_cache")
     for tag, tokens, at, mode, pairs in QKV:
         case = fused_qkv(draw, tag, tokens, at, mode, pairs)

@@ -164,8 +164,7 @@ MARGINS: dict[type[Sampler], Callable[..., float]] = {
 
 
 def margin_of(sampler: Sampler, before: CandidateList, after: CandidateList) -> float:
-    """Return the margin of the stage's decision. sampler: its state before the stage. sampler: as
-    it was before the stage."""
+    """Return the margin of the stage's decision. sampler: its state before the stage."""
     margin = MARGINS.get(type(sampler))
     with np.errstate(all="ignore"):
         return FREE if margin is None else margin(sampler, before, after)

@@ -14,8 +14,7 @@ FOUND = 90.0  # a score that is enough at the end of a long report as well
 
 
 class BpeCut(Measurement):
-    """A prompt cut into tokens. `shown`: values of possible tokens, the right one first. `shown`:
-    what the tokens may show, the right thing first, each with its values."""
+    """A prompt cut into tokens. `shown`: values of possible tokens, the right one first."""
 
     needs_prompt = of_tokenizer = True
     where = "the tokenizer; layer 0, head 0"
@@ -101,8 +100,7 @@ class SpaceAndDigits(Digits):
 
 
 class UserDefined(BpeCut):
-    """A user-defined token in the prompt. Unlike a control token, its text is always that token.
-    Only control tokens are plain text there."""
+    """A user-defined token in the prompt. Unlike a control token, its text is always that token."""
 
     name = "user-defined-token"
     sees = "the text of a token of the type USER_DEFINED is this token, in any text"

@@ -35,7 +35,7 @@ HOOK = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 
 
 class NodeWatch:
-    """The buffers of `on_node`. They live as long as a context. Lives with a context."""
+    """The buffers of `on_node`. They live as long as a context."""
 
     def __init__(self, lib: Library) -> None:
         check_layout()

@@ -9,8 +9,7 @@ from lockstep.harness.records import Fault
 
 
 class Injector:
-    """Injects at most one fault. `honest`: the replaced value, if any bit changed. `honest`: the
-    replaced value, if any bit changed."""
+    """Injects at most one fault. `honest`: the replaced value, if any bit changed."""
 
     def __init__(self, fault: Fault | None) -> None:
         self.fault = fault

@@ -219,8 +219,7 @@ def say_last_words(message: bytes) -> None:
 
 
 def check_layout(ggml: ctypes.CDLL) -> None:
-    """Check that this build lays out a tensor as GgmlTensor. Raises RuntimeError. Raises
-    RuntimeError."""
+    """Check that this build lays out a tensor as GgmlTensor. Raises RuntimeError."""
     context = ggml.ggml_init(InitParams(1 << 16, None, False))
     if not context:
         raise RuntimeError("ggml_init gave no context, so the layout of a tensor is unknown")

@@ -110,8 +110,7 @@ class LlamaModel:
 
 
 class LlamaContext:
-    """A KV cache and a graph. `traced`: an observer can see the nodes. `traced`: an observer can
-    see the nodes.
+    """A KV cache and a graph. `traced`: an observer can see the nodes.
 
     `watch`: the addresses of a C function that is called for each node instead, and of its data.
     `fields`: parameters of llama.cpp that shall be otherwise than the settings make them.

@@ -126,8 +126,7 @@ def contiguous(source: Operand) -> tuple[int, ...]:
 
 
 def laid_out(source: Operand) -> NDArray[np.uint8]:
-    """Return the bytes with the operand's strides. Raises EngineError for a wrong shape. Raises
-    EngineError if the value has not its shape."""
+    """Return the bytes with the operand's strides. Raises EngineError for a wrong shape."""
     if source.value is None:
         raise EngineError(f"the source {source.name!r} has no value")
     kind = type_by_name(source.type)

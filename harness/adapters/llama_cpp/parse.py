@@ -114,8 +114,7 @@ def opened_data(ggml: ctypes.CDLL, raw: bytes, file: MemoryFile) -> Any:
 def load_model(
     lib: Library, vocab_only: bool, path: bytes, said: list[str]
 ) -> tuple[str, int, str]:
-    """Load a file as a model. The result says only that the file was accepted. The answer says only
-    that it was taken, not what was read."""
+    """Load a file as a model. The result says only that the file was accepted."""
     said.clear()
     llama = lib.llama
     params = llama.llama_model_default_params()

@@ -11,8 +11,7 @@ from lockstep.harness.adapters.llama_cpp.lib import I64, InitParams, Library, P
 
 
 class ProductPlan(ctypes.Structure):
-    """ggml_cplan of ggml-cpu.h: the plan of a graph's computation. Its end differs by version. Its
-    end differs by version."""
+    """ggml_cplan of ggml-cpu.h: the plan of a graph's computation. Its end differs by version."""
 
     _fields_: ClassVar = [
         ("work_size", ctypes.c_size_t),

@@ -173,8 +173,7 @@ def attention_of(node: GraphNode) -> NodePlace | None:
 
 
 def caches_read_by(node: GraphNode) -> list[HeldPart]:
-    """Return the caches that a node reads. Without flash attention V is stored transposed. V is
-    stored transposed when flash attention is off."""
+    """Return the caches that a node reads. Without flash attention V is stored transposed."""
     if node.op == "MUL_MAT":
         if (layer := layer_of_cache(node.source(0), "k")) is not None:
             return [HeldPart("k_cache", layer, 0, cells_first)]

@@ -72,7 +72,7 @@ def type_count(llama: Any, ggml: Any) -> int:
 
 def declare(library: ctypes.CDLL, prototypes: Mapping[str, tuple[Any, ...]], version: str) -> None:
     """Declare the types of functions: name -> (result, *arguments). A missing function raises when
-    called. One that is missing says so."""
+    called."""
     for name, (result, *arguments) in prototypes.items():
         if not hasattr(library, name):
             setattr(library, name, absent(name, version))

@@ -165,8 +165,7 @@ def in_the_child(
 
 
 def limit(limits: CostLimits, size: int, born: int) -> None:
-    """Set the limits of the next file. born: bytes of the process before it read any file. born:
-    bytes that the process had before it read any."""
+    """Set the limits of the next file. born: bytes of the process before it read any file."""
     seconds = limits.seconds_for(size)
     signal.setitimer(signal.ITIMER_PROF, seconds)
     signal.setitimer(signal.ITIMER_REAL, STALLED * seconds)

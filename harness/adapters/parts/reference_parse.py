@@ -82,8 +82,7 @@ def open_or_reason(open_file: Open, raw: bytes) -> tuple[GgufFile | MalformedFil
 
 @contextmanager
 def stopwatch() -> Iterator[Callable[[float], None]]:
-    """Start a file's time limit; TooLong ends it. Only a main thread can be interrupted. Only a
-    main thread can be stopped."""
+    """Start a file's time limit; TooLong ends it. Only a main thread can be interrupted."""
 
     def too_long(number: int, frame: FrameType | None) -> None:
         raise TooLong

@@ -1,5 +1,4 @@
-"""The state of our memories as a file: a tree of their contents, and arrays. Our own format. Our
-own format."""
+"""The state of our memories as a file: a tree of their contents, and arrays. Our own format."""
 
 import json
 from collections.abc import Mapping
@@ -27,8 +26,7 @@ def write_tree(path: Path, saved: Any) -> None:
 
 
 def read_tree(path: Path) -> Any:
-    """Return a state for `Memory.load`. Raises InvalidModel for a file in another format. Raises
-    InvalidModel for a file that we have not written."""
+    """Return a state for `Memory.load`. Raises InvalidModel for a file in another format."""
     with path.open("rb") as file:
         return tree_in(file, path)
 

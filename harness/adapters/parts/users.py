@@ -60,7 +60,7 @@ def installed_engines() -> tuple[EntryPoint, ...]:
 @lru_cache(1)  # a check asks several times, and each time every package's metadata would be read
 def installed_in(path: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
     """Return the installed engines. path: `sys.path` with modification times, which change with
-    every package. path: `sys.path`, and when each entry changed, as it does with every package."""
+    every package."""
     return tuple(entry_points(group=GROUP))
 
 

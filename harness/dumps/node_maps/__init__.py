@@ -44,8 +44,7 @@ HEADS = {"Qcur": "heads", "Kcur": "kv_heads", "Qcur_rope": "heads", "Kcur_rope":
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """A rule of a map. node: with {layer}, if it belongs to a layer. node: with {layer}, if it is
-    one of a layer."""
+    """A rule of a map. node: with {layer}, if it belongs to a layer."""
 
     pattern: re.Pattern[str]
     node: str

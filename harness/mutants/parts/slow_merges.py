@@ -17,8 +17,7 @@ def merge_parts(
     parts: list[bytes], rank: Rank, *, from_the_right: bool = False, careless: bool = False
 ) -> list[bytes]:
     """Join neighbours, the lowest rank first, and the leftmost if equal by default. careless: it
-    does not notice that the left part of a pair is gone. careless: it overlooks that the left one
-    of a pair is gone."""
+    does not notice that the left part of a pair is gone."""
     text, sizes = b"".join(parts), list(map(len, parts))
     starts = list(accumulate(sizes, initial=0))
     waiting: list[tuple[float, int, int, int]] = []  # rank, place, right, bytes of both

@@ -45,8 +45,7 @@ class TestResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunResults:
-    """A report. results: in its order, followed by the end of the run if it failed. results: in its
-    order, and behind them how the run ended if that is not well."""
+    """A report. results: in its order, followed by the end of the run if it failed."""
 
     command: str
     started: datetime

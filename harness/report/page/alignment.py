@@ -88,8 +88,7 @@ def texts_of(expected: SideOfText, actual: SideOfText) -> dict[str, str] | None:
 def steps(
     expected: SideOfText, actual: SideOfText, *, in_step: bool
 ) -> list[tuple[str, int, int, int, int]]:
-    """Return steps like difflib's opcodes. in_step: for texts that diverge after a difference.
-    in_step: for texts that go their own ways behind a difference."""
+    """Return steps like difflib's opcodes. in_step: for texts that diverge after a difference."""
     a, b = list(expected.ids), list(actual.ids)
     if not in_step:
         return list(SequenceMatcher(None, a, b, autojunk=False).get_opcodes())

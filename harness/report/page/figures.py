@@ -92,8 +92,7 @@ MOST_CHARTS = 100  # of verdicts that agree; of more those nearest to their limi
 
 
 def agreeing_with_charts(verdicts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the agreeing findings with charts. Diverging ones are drawn elsewhere. Those that
-    differ are drawn where they are told."""
+    """Return the agreeing findings with charts. Diverging ones are drawn elsewhere."""
     fine = (row for row in verdicts if row["status"] in ("agreed", "excused"))
     return [row for row in fine if "by_position" in row["detail"]]
 

@@ -84,7 +84,7 @@ WEIGHTS = re.compile(
 
 def is_right(part: str, engine: str, family: str, places: Collection[WrongPlace]) -> bool:
     """Return True if the named part is right. part: as named by the black box. places: of its
-    layer. part: as the black box names it. places: of the layer that it is named for."""
+    layer."""
     nodes = {place.node for place in places}
     part = part.removesuffix(f", {BY_NUMBER}")
     if OR_A_TENSOR in part:

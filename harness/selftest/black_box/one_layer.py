@@ -36,8 +36,7 @@ Rows = NDArray[np.uint8]  # (rows, bytes of each)
 @dataclass(frozen=True, kw_only=True)
 class OneLayerFault:
     """A fault in one layer. where: a tensor without its layer, such as attn_q.weight; by number the
-    name of a node. where: a tensor without its layer, such as attn_q.weight; by number the name of
-    a node."""
+    name of a node."""
 
     way: str
     layer: int
@@ -104,8 +103,7 @@ CHANGES: Mapping[str, Callable[[Rows, type[WeightFormat], int], None]] = Mapping
 
 
 def wrong_bytes(fault: OneLayerFault, weight: Weight, heads: int) -> NDArray[np.uint8]:
-    """Return the weight's bytes with the fault. heads: the number of heads in its rows, if any.
-    heads: whose rows it holds, if any."""
+    """Return the weight's bytes with the fault. heads: the number of heads in its rows, if any."""
     found = weight.raw.copy()
     n = 1 if len(weight.shape) == 1 else weight.shape[-2]
     CHANGES[fault.change](found.reshape(n, -1), weight.format, n // heads)

@@ -68,8 +68,7 @@ def run_black_box(
 
 def every_pair(seed: int, only: str) -> list[Pair]:
     """Return all pairs. Those of the real model and of single layers need `only`, because they need
-    made models. Those of the real model and of one layer are left out unless `only` may want them,
-    because they need models made."""
+    made models."""
     mistakes = [cls for cls in wrong_engines() if issubclass(cls, Mutant)]
     mistakes = [cls for cls in mistakes if cls.group not in NOT_OF_LOGITS]
     found = [(cls.shows_on, cls.name) for cls in mistakes if cls.shows_on not in WITHOUT_LOGITS]

@@ -43,8 +43,7 @@ N_TOKENS = 32  # as bisect has by itself
 class BlackBoxRow:
     """A row of the table of trials. wrong: places, as node-layer; said: layer and name of each
     part, in order. layer: the first named place is the first wrong one; layers: the other tested
-    ones are right too; part: every part named there is wrong. wrong: places, as node-layer; said:
-    layer and name of each part, in the order of the answer.
+    ones are right too; part: every part named there is wrong.
 
     layer: the first place that is said is the first that is wrong; layers: and so are all others
     that were asked; part: every part that is named there is wrong.
@@ -158,8 +157,7 @@ def engine_of(bench: BlackBoxBench, name: str) -> tuple[type[Reference], str, Pa
 
 
 def said_of(asker: SliceAsker, *, always: bool) -> tuple[str, BlackBoxBisection | None]:
-    """Return the black box's answer. always: even if the whole model's logits do not differ.
-    always: even if the whole model's logits do not differ."""
+    """Return the black box's answer. always: even if the whole model's logits do not differ."""
     if not always:
         whole = asker.answer_to(asker.plan)
         if not whole.differs:

@@ -21,7 +21,7 @@ SEEN = 1e-6  # of a node's largest: whoever is nearer has another rounding
 
 @dataclass(frozen=True, kw_only=True)
 class WrongPlace:
-    """A wrong place. layer: None outside the layers. layer: None outside the layers."""
+    """A wrong place. layer: None outside the layers."""
 
     layer: int | None
     node: str

@@ -18,7 +18,7 @@ FLAGS = {"remove_special": True, "unparse_special": False}
 @dataclass(frozen=True)
 class WrittenText:
     """A text from an engine. given_ids: the prompt's ids come from the oracle, because the engine
-    lacks a tokenizer. given_ids: the prompt's ids are the oracle's, for want of a tokenizer."""
+    lacks a tokenizer."""
 
     text: str
     given_ids: bool = False
@@ -28,8 +28,7 @@ Way = Callable[[Context, Session, str, int], WrittenText | None]
 
 
 def text_behind(context: Context, session: Session, prompt: str, n: int) -> WrittenText:
-    """Return the text of n greedy tokens. Raises NoAnswer if the engine has no level for it. Raises
-    NoAnswer if the engine offers nothing that shows them."""
+    """Return the text of n greedy tokens. Raises NoAnswer if the engine has no level for it."""
     for way in (by_text, by_tokens, by_logits, by_lists):
         if (found := way(context, session, prompt, n)) is not None:
             return found

@@ -40,8 +40,8 @@ class TextByItself:
 
 def asked_at_once(judge: Judge, context: Context) -> Iterator[Verdict]:
     """Ask a server several questions concurrently. judge: returns verdicts on a text of so many
-    tokens after a prompt. judge: verdicts on a text of so many tokens behind a prompt. It comes
-    last, since it may end the server. Other engines are not asked."""
+    tokens after a prompt. It comes last, since it may end the server. Other engines are not asked.
+    """
     every = list(asked_alone(context)) if context.subject.takes_several else []
     if len(every) < 2:  # why it does not answer the others has been said
         return

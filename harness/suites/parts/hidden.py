@@ -35,7 +35,7 @@ def hidden_tokens(expected: F32, allowed: float) -> int:
 
 def most_are_hidden(detail: Mapping[str, Any]) -> bool:
     """Return True if most rows are hidden, so that agreement of the others says little. detail: of
-    a verdict. detail: of a verdict."""
+    a verdict."""
     return 2 * int(detail.get("hidden_tokens", 0)) > int(detail.get("vocabulary", 0))
 
 

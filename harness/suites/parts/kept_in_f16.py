@@ -41,9 +41,7 @@ def with_f16_cache(
 
 def kept_in_f16(context: Context, batches: Sequence[Batch], got: F32, what: str) -> str:
     """Return a note if the engine seems to keep numbers in F16. got: the subject's logits,
-    (outputs, vocabulary). "" if the engine declares otherwise, or is no nearer to such a run. got:
-    the subject's logits, (outputs, vocabulary). "": the engine says otherwise, tells nothing, or is
-    no nearer to such a run."""
+    (outputs, vocabulary). "" if the engine declares otherwise, or is no nearer to such a run."""
     settings = context.settings
     in_full = (settings.type_k, settings.type_v) == ("F32", "F32")
     if not in_full or not isinstance(context.subject, ProgramSession):

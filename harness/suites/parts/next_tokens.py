@@ -100,8 +100,7 @@ def beginnings_of(context: Context, text: bytes) -> tuple[list[int], dict[int, b
 
 
 def closest(context: Context, runs: Iterable[tuple[list[int], list[int]]]) -> list[Beginning]:
-    """Return the closest calls. runs: ids, and the prefix lengths that can be asked for. runs: ids,
-    and the lengths of the beginnings that can be asked for."""
+    """Return the closest calls. runs: ids, and the prefix lengths that can be asked for."""
     found: list[tuple[float, int, Beginning]] = []
     number = count()  # no two beginnings are compared themselves
     for ids, ends in runs:
@@ -151,8 +150,7 @@ def said_of(
     context: Context, suite: str, n: int, same: Sequence[Beginning], ties: int
 ) -> Iterator[Verdict]:
     """Yield the verdict on an engine without a fault. n: answers; those that differ, except for
-    ties, are explained by one honest design. n: answers; those that differ beyond ties are
-    explained by one honest design."""
+    ties, are explained by one honest design."""
     if not n:
         text = "no two tokens are close and still further apart than the noise of honest runs"
         yield context.verdict(suite, "not-applicable", text)

@@ -23,8 +23,7 @@ def held_to_its_own(
     context: Context, tie: Verdict, batches: Sequence[Batch], text: Sequence[int]
 ) -> Verdict:
     """Judge a text by the engine's own logits. tie: the excused tie; batches: the prompt and all
-    but the last token of the text. tie: what was excused; batches: the prompt and all but the last
-    token of the text."""
+    but the last token of the text."""
     context.progress("the logits of the engine's own text")
     outcome = context.subject.ask("evaluate", Request(batches=tuple(batches)))
     if not isinstance(outcome, Answered):

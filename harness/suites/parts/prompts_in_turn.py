@@ -79,8 +79,7 @@ PLURAL = {BEGINS: "begin like the one before"}
 @dataclass(frozen=True, kw_only=True)
 class TellingPrompt:
     """A prompt that reveals a wrong cache hit. logits: the oracle's after it; like: a description
-    of the part shared with the previous prompt. logits: the oracle's behind it; like: words for
-    what it shares with the prompt before."""
+    of the part shared with the previous prompt."""
 
     ids: list[int]
     logits: F32
@@ -198,8 +197,7 @@ def another(
     steady: bool = True,
 ) -> Verdict:
     """Return the verdict on another prompt. alone: None without an answer there; steady: wrong
-    again after the previous prompt. alone: None if the engine does not answer there; steady: wrong
-    again behind the one before it."""
+    again after the previous prompt."""
     how = {True: "right", False: "wrong as well", None: "not answered"}[alone]
     look = "prompts that are cut, or mistaken for one of the same length"
     if alone:

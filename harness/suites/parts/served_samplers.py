@@ -168,8 +168,7 @@ def row_of_server(
     allowed: float,
 ) -> F32:
     """Return the logits that match the server's list: the oracle's, or of an honest run of another
-    design. Raises NoAnswer if none match, because draws would then say nothing of samplers. Raises
-    NoAnswer if there are none: then draws tell nothing of samplers."""
+    design. Raises NoAnswer if none match, because draws would then say nothing of samplers."""
     if "logprobs" not in (context.subject_info.levels or ()):
         return row
     prefix = prompt if isinstance(prompt, bytes) else list(prompt)

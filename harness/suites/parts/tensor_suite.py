@@ -21,8 +21,7 @@ from lockstep.harness.report.text import explain_finding
 
 @dataclass(frozen=True, kw_only=True)
 class NotAnswered:
-    """The result of a fork whose engine crashed or hung. The question is not repeated. The same is
-    not asked again."""
+    """The result of a fork whose engine crashed or hung. The question is not repeated."""
 
     error: NoAnswer
 
@@ -32,8 +31,7 @@ class NotAnswered:
 
 class TensorSuite(Suite):
     def ask(self, context: Context) -> Any:
-        """Return an engine's tensors in the form that `judge` takes. Raises NoAnswer. Raises
-        NoAnswer."""
+        """Return an engine's tensors in the form that `judge` takes. Raises NoAnswer."""
         raise NotImplementedError
 
     def judge(self, context: Context, shown: Any) -> Findings:
@@ -42,7 +40,7 @@ class TensorSuite(Suite):
 
     def locate(self, context: Context) -> Findings:
         """Locate by nodes and by segments, and ask for further facts of the report. Raises
-        NoAnswer. Raises NoAnswer."""
+        NoAnswer."""
         raise NotImplementedError
 
     def verdicts(self, context: Context, found: Findings) -> Iterator[Verdict]:

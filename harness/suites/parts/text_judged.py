@@ -39,8 +39,7 @@ def judge_text(
     whole: bool = False,
 ) -> Iterator[Verdict]:
     """Judge a text. logits: the oracle's before each of its tokens; free: its tokens with a text;
-    whole: the text must end as an honest run's may. logits: the oracle's before each of its tokens;
-    free: those of them that have a text; whole: it may end or go on only as an honest run does."""
+    whole: the text must end as an honest run's may."""
     if why := why_any_choice_agrees(context, logits):
         yield context.verdict("text", "not-compared", why)
         return

@@ -34,7 +34,7 @@ class Pieces:
 
     def count_shown(self, ids: Sequence[int]) -> int:
         """Count the tokens before the first one without a text. There engines may end, or show a
-        name. There engines may end, or show a name."""
+        name."""
         return next((i for i, token in enumerate(ids) if not self[token]), len(ids))
 
     @property

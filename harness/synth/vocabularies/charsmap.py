@@ -29,7 +29,7 @@ def charsmap(replacements: Mapping[str, str]) -> bytes:
 
 def double_array(values: Mapping[bytes, int]) -> list[int]:
     """Return the nodes; number 0 is the root. The length is a multiple of 256, so that any byte
-    stays inside. Its length is a multiple of 256: any byte stays inside."""
+    stays inside."""
     trie: dict[bytes, set[int]] = {b"": set()}  # beginning -> bytes that go on
     for key in values:
         for at in range(len(key)):

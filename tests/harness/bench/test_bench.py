@@ -1,4 +1,4 @@
-"""Benchmarks: measured engines, turns and results. Never the speed itself. Never how fast."""
+"""Benchmarks: measured engines, turns and results. Never the speed itself."""
 
 import json
 import math

@@ -56,7 +56,6 @@ def gemma2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def proof_of(model: Path, engine: str, *, site: str = "Qcur_rope", lucky: bool = False) -> Patched:
     """Return the proof. lucky: the first honest runs differ less than the oracle's table and a
-    formula. lucky: the first honest runs happen to differ less than the oracle's table and a
     formula."""
     with context_of(model, engine=engine, oracle="llama.cpp", n_tokens=12) as context:
         if lucky:

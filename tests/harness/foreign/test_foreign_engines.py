@@ -175,7 +175,7 @@ def test_engine_that_takes_nothing_has_no_argument() -> None:
     assert not has_own_model("fake")
 
 
-def test_an_engine_that_is_not_added_says_how_to_add_it() -> None:
+def test_missing_engine_says_how_to_add_it() -> None:
     with pytest.raises(Unsupported, match="add it: lockstep engine add fake"):
         command_of("fake")
     said = CliRunner().invoke(app, ["check", "builtin:f32", "--engine", "fake"])

@@ -1,5 +1,4 @@
-"""Programs made by hand: memory with strides, caches, and unknown values. No llama.cpp. No
-llama.cpp."""
+"""Programs made by hand: memory with strides, caches, and unknown values. No llama.cpp."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -182,7 +182,7 @@ def test_unknown_node_is_named_and_a_wrong_one_diverges(name: str, model: Path) 
 def test_bisect_of_a_liar_ends_with_a_status_and_a_sentence(
     name: str, role: str, culprits: list[str] | None, model: Path
 ) -> None:
-    """For a malformed answer there are no culprits; otherwise the first is named."""
+    """A malformed answer has no culprits; otherwise the first is named."""
     with context_of(plan_for(model, **{role: f"fake-liar: {name}"})) as context:
         if culprits is not None:
             assert [str(each.site) for each in bisect(context).culprits[:1]] == culprits

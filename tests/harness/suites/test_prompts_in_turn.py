@@ -21,8 +21,7 @@ from tests.quiet_engines import Quiet, Row, made
 
 
 class Reads(Quiet, name="in turn: reads each prompt as it is"):
-    """An engine with a prompt cache. kept: the cached prompt; last: the last input. kept: what it
-    read before; last: what it was given then."""
+    """An engine with a prompt cache. kept: the cached prompt; last: the last input."""
 
     levels: tuple[str, ...] = ("greedy",)
     kept: Sequence[int] = ()

@@ -52,8 +52,7 @@ def showing(name: str) -> str:
 @cache
 def going_on(name: str, *, always: bool) -> str:
     """Return an engine that continues writing. always: after every text, not only after a partial
-    character. always: behind every text, and not only behind one that ends inside of a character.
-    """
+    character."""
 
     def generate(self: Any, prompt: bytes, n: int) -> bytes:
         ids = Reference.greedy(self, self.tokenize([prompt])[0], n + 3)

@@ -123,8 +123,7 @@ def test_untied_embeddings_are_as_large_as_layer_outputs(
 
 
 def test_large_scan_matrices_have_the_requested_type(tmp_path: Path) -> None:
-    """Published files have such types. Ours stayed F32, so that no engine multiplied by others.
-    Ours stayed F32, so nobody had to multiply by others."""
+    """Published files have such types. Ours stayed F32, so that no engine multiplied by others."""
     path = tmp_path / "m.gguf"
     names = ("ssm_in.weight", "ssm_out.weight", "ssm_x.weight", "ssm_conv1d.weight", "ssm_a")
     rows = [tensor(f"blk.0.{name}", 64, 32) for name in names]
