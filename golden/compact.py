@@ -1,9 +1,9 @@
 """A large matrix in compact form, which any engine can form from its own matrix.
 
-Of each row: its largest values, the values of some seeded columns, and two sums over every block of
-columns, so that no value is outside them. A sum sees a block that is wrong as a whole, or one value
-that is far off; in a moment each value counts as often as its place says, so that values which have
-changed places are seen as well.
+It stores of each row the largest values, the values of some seeded columns, and two sums over every
+block of columns, so that no value is outside them. A sum sees a block that is wrong as a whole, or
+one value that is far off; in a moment each value counts as often as its place says, so that values
+which have changed places are seen as well.
 """
 
 from collections.abc import Iterator, Mapping

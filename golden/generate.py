@@ -44,8 +44,8 @@ def regenerate(
 ) -> list[Path]:
     """Ask the oracle, and write its answers; return the files whose bytes changed.
 
-    Without `models` these are the vectors that need no model file, and those of other models stay
-    as they are; with `models` these are the vectors of these models, and all else stays. Where the
+    Without `models` the command writes the vectors that need no model file, and keeps those of
+    other models; with `models` it writes the vectors of these models, and keeps all others. If the
     oracle's CPU decides the last bits, vectors stay while its answer is within their bound. Raises
     BrokenGolden, and then nothing has been written, if the manifest is not intact, a model is no
     good or the oracle does not answer.

@@ -105,7 +105,7 @@ def holds(
 
     Ids and weights must be the same; products and logits within the recorded bound.
 
-    Whether they are so bit for bit is `detail["bit_exact"]`, for information: another CPU may sum
+    `detail["bit_exact"]` says whether they agree bit for bit, for information: another CPU may sum
     in another order. Raises BrokenGolden if the folder does not verify.
     """
     return replay(root, oracle, models, progress)

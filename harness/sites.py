@@ -1,7 +1,7 @@
 """Names in traces for the nodes of graphs such as llama's, in every version of llama.cpp.
 
-Where one name stands for several nodes of llama.cpp's graph (`Qcur-0` is a product, a view and a
-rotation), the later one carries a suffix here. Traces may have any other name that llama.cpp has.
+If one name is shared by several nodes of llama.cpp's graph (`Qcur-0` is a product, a view and a
+rotation), the later one has a suffix here. Traces may have any other name that llama.cpp has.
 """
 
 import re

@@ -50,7 +50,7 @@ def with_made_models(plan: Plan) -> list[Verdict]:
 
 
 def faults(found: BlackBoxBisection) -> dict[int | None, list[str]]:
-    """Return the names of what is at fault, by layer."""
+    """Return the names of the faulty parts, by layer."""
     return {row.layer: [part.name for part in row.parts] for row in found.guilty}
 
 

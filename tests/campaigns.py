@@ -1,7 +1,7 @@
 """Tests that `make test-all` runs and `make test` does not, by file or by test of a file.
 
-Each row names what the tests repeat over many cases. The tests that stay prove the same on fewer
-cases: a change shows there first.
+Each row describes the repeated test. The tests that stay prove the same on fewer cases: a change
+shows there first.
 """
 
 CAMPAIGNS = {

@@ -38,7 +38,7 @@ class Deadly:
 class Stumbling:
     """A work that repeats another's messages, and waits once to be killed before a given one.
 
-    Then it leaves a note for whoever kills, with the id of the process that has started it.
+    Then it leaves a note for the killer, with the id of its parent process.
     """
 
     work: Any
@@ -70,7 +70,7 @@ class Stumbling:
 @dataclass(frozen=True)
 class Steps:
     """A work of ten steps with a checkpoint after the fifth; a file notes the completed steps.
-    Begun again at the beginning, it waits until nobody wants it any more."""
+    Restarted from the beginning, it waits until the client is gone."""
 
     log: Path
     start: int = 0

@@ -14,8 +14,8 @@ OFFLINE = "LOCKSTEP_OFFLINE"  # if set, tests fetch nothing
 def folder(shared: Path) -> tuple[Path | None, str]:
     """Return the folder of all vocabularies, or None and why.
 
-    `shared` is a folder of this test run that its processes have in common: the first of them
-    tries to fetch, and what came of it is told to the others.
+    `shared` is a folder of this test run that its processes have in common: the first of them tries
+    to fetch, and notes the result for the others.
     """
     found = fetch.vocabularies()
     if found is not None:

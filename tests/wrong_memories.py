@@ -22,7 +22,8 @@ from lockstep.harness.adapters.reference import Reference
 
 @dataclass(frozen=True)
 class Wrong:
-    """A wrong memory. steps, tokens: the maximum in a minimised schedule; ubatches: their maximum."""
+    """A wrong memory. steps, tokens: the maximum in a minimised schedule; ubatches: their
+    maximum."""
 
     engine: type[Reference]
     kind: str
@@ -33,8 +34,8 @@ class Wrong:
 
 
 class WithMemory(Reference):
-    """The reference with `change` applied to every schedule. `blind`: it shows neither ubatches nor
-    cells, as most engines, so only what it answers can tell."""
+    """The reference with `change` applied to every schedule. `blind`: it hides ubatches and cells,
+    as most engines do, so only its answers can show the fault."""
 
     change: Callable[[Schedule], None]
     blind = False

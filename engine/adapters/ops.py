@@ -36,7 +36,7 @@ class LoraOps:
         return out
 
     def get_rows(self, weight: Weight, ids: I32) -> F32:
-        """Look rows up, with what the adapters add: (ids, columns)."""
+        """Look rows up, with the adapters' share added: (ids, columns)."""
         out = self.ops.get_rows(weight, ids)
         for pair in self.lora.looked_up.get(weight.name, ()):
             out = self.add_delta(out, self.ops.linear(self.ops.get_rows(pair.a, ids), pair.b), pair)

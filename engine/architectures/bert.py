@@ -1,8 +1,8 @@
 """bert: every token sees every other of its batch, norms follow sums, what comes out is embeddings.
 
 From the published definition (Devlin et al. 2018; BertEmbeddings, -SelfAttention and -Layer of
-transformers; pooling of sentence-transformers). Its GELU is by erf; whatever runs a GGUF file takes
-the formula with tanh. All tokens are of the first type. A head that ranks is not covered.
+transformers; pooling of sentence-transformers). The published GELU uses erf; engines of GGUF files
+use the tanh formula. All tokens are of the first type. A head that ranks is not covered.
 """
 
 import math

@@ -1,9 +1,9 @@
 """deepseek2: one narrow vector per token is cached for all heads; shared and routed experts.
 
 From the published definition (DeepSeek-V2 and V3 technical reports; DeepseekV3Attention, -MoE and
--TopkRouter of transformers). As the first report says of running it, the matrix that makes keys of
-what is kept goes into the queries, and the one that makes values behind attention, so a file holds
-them apart (attn_k_b, attn_v_b). Groups of experts are not covered.
+-TopkRouter of transformers). As the first report explains for inference, the matrix that makes keys
+from the latent vector is merged into the queries, and the one for values follows attention, so a
+file stores them separately (attn_k_b, attn_v_b). Groups of experts are not covered.
 """
 
 import math

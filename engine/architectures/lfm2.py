@@ -46,8 +46,8 @@ class Lfm2Hparams(Hparams):
 
     @property
     def n_bcx(self) -> int:
-        """Return number of rows of the matrix for the gates before and after, and for what they
-        gate."""
+        """Return number of rows of the matrix for the gates before and after, and for the gated
+        values."""
         return 3 * self.n_embd
 
 

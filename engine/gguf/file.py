@@ -7,8 +7,8 @@ or holds a NUL, a key of more than 65535 bytes, a tensor whose bytes are not all
 (ggml-org/llama.cpp, pull request 27200). Accepted here only: arrays of arrays, 4 deep at most.
 
 Both accept a tensor with a zero dimension: it has no bytes, the tensor after it has the same offset
-and nothing is ambiguous. That no model can use one is for those to say who ask for its shape.
-Without tensors there is no data section, and `data_offset` is the end of the header, not padded.
+and nothing is ambiguous. Callers who ask for such a tensor's shape refuse it. Without tensors there
+is no data section, and `data_offset` is the end of the header, not padded.
 """
 
 import mmap
@@ -76,8 +76,8 @@ class GgufFile:
     """A parsed file: all of it is checked, and decoded when asked for; data where `raw` is asked.
 
     Refusals are MalformedFile with one of `KINDS`. Nothing is allocated because a header claims it:
-    every claim is first held against the bytes that are left. What reading takes is the index of
-    `gguf_entries` and a copy of the string in work: at most twice the file, whatever it holds.
+    every claim is first held against the bytes that are left. Reading takes the index of
+    `gguf_entries` and a copy of the current string: at most twice the file, for any content.
     """
 
     def __init__(self, buffer: Buffer) -> None:

@@ -209,8 +209,8 @@ class GrammarMatcher:
         return symbol.matches(token)
 
     def take(self, state: State, token: int, word: bytes, habits: Habits) -> State:
-        """Return the state after a token, DEAD if no reading goes on. word: its bytes, or the part
-        to read."""
+        """Return the state after a token, DEAD if no reading continues. word: its bytes, or the
+        part to read."""
         found = set[GrammarReading]()
         start = half_of(state)
         for reading in self.read(state, word, habits):

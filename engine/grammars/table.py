@@ -33,7 +33,7 @@ class Place(NamedTuple):
 
 
 class GrammarTable:
-    """Rules without names; raise InvalidGrammar for what is undefined, too large or endless."""
+    """Rules without names. Raises InvalidGrammar for undefined, oversized or endless rules."""
 
     def __init__(self, rules: Rules, root: str, find_token: FindToken) -> None:
         self.find_token = find_token

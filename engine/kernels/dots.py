@@ -1,4 +1,4 @@
-"""Sums of products in vector registers: of bytes, exactly, and of what they are scaled by."""
+"""Sums of products in vector registers: of bytes, exactly, and of scaled bytes."""
 
 from typing import Any
 

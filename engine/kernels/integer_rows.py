@@ -1,6 +1,6 @@
 """Rows of weights times a few tokens, straight from the bytes of a file: of formats that most
-models have. What a block adds is an exact integer times two scales. `fast` adds the blocks of a row
-up in float32, one after the other, and so their minima; `mirror`, as all that it adds, in float64.
+models have. A block adds an exact integer times two scales. `fast` adds the blocks of a row up in
+float32, one after the other, and so their minima; `mirror`, as all that it adds, in float64.
 
 A kernel is made of a function of one block:
 

@@ -296,9 +296,9 @@ def steps_of(
 ) -> None:
     """Write steps, starts and scales as `products` takes them, and mark columns that have none.
 
-    values: (tokens, columns); the largest of each run is `most` times its scale. offset: what was
-    added to the numbers that they multiply. A scale must be a float32 and a value its multiple
-    exactly: none is rounded here.
+    values: (tokens, columns); the largest of each run is `most` times its scale. offset: the number
+    added to the weights' integers. A scale must be a float32 and a value its multiple exactly: none
+    is rounded here.
     """
     runs, words, _, per = steps.shape
     n, largest = words * per, np.empty(1, np.int64)

@@ -1,4 +1,4 @@
-"""Vectors of numbers for decoders: what the processor has and numba does not show.
+"""Vectors of numbers for decoders: processor features that numba does not expose.
 
     q = bytes_at(raw, at, 16)             # 16 bytes, each as an int32 lane
     store(out, to, d * as_float(q & 15) - m)

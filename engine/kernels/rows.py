@@ -1,7 +1,7 @@
 """Rows of a matrix that are decoded one at a time, and used while they are in the cache.
 
-Each is decoded by the `unpack` of its format. What a part of a row stands for, its minima say, is
-known by decoding it with other fields zero: its bytes are masked first.
+Each is decoded by the `unpack` of its format. The contribution of minima to a part of a row is
+found by decoding it with other fields zero: its bytes are masked first.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""The contract of a memory: positions of sequences, and what a graph reads and writes of it.
+"""The contract of a memory: positions of sequences, and the data that a graph reads and writes.
 
 Each follows llama.cpp (llama-memory.h of llama-cpp-python 0.3.36) except where that breaks the
 promises of llama.h. Without layers it is a machine of positions alone.
@@ -101,7 +101,7 @@ class Memory:
         """Return the state of one sequence, or of everything (-1), for `load`."""
 
     def load(self, seq: int, saved: Any) -> bool:
-        """Replace the sequence, or everything, by what was saved. Return False, with nothing left,
+        """Replace the sequence, or everything, by the saved state. Return False, with nothing left,
         if there is no room."""
         return True
 

@@ -58,8 +58,8 @@ def diverged_couples(batch: Entries, pos_min: SeqPos, pos_max: SeqPos) -> str | 
 def broken_order(batch: Entries) -> str | None:
     """Describe a sequence whose positions go back.
 
-    llama.cpp means to refuse sequences that change their company as well, but what it intersects
-    always holds the sequence itself, so its rule never applies; nor does it exist here.
+    llama.cpp intends to refuse changed companions of a sequence as well, but its intersection
+    always contains the sequence itself, so the rule never applies; nor does it exist here.
     """
     last: dict[int, int] = {}
     for entry in batch:

@@ -1,6 +1,6 @@
 """Recurrent state: one state per sequence, shared until one of its owners goes on.
 
-Source: llama-memory-recurrent.cpp of llama-cpp-python 0.3.36. How it lays out its states is not
+Source: llama-memory-recurrent.cpp of llama-cpp-python 0.3.36. Its layout of states is not
 observable and not repeated here. Where its answers break the promises of llama.h, this keeps them.
 """
 

@@ -1,6 +1,6 @@
 """Decode calls on a context that still has the older sequence-aware batch: how each is split.
 
-What such a context remembers is not modelled: its rules for cells and positions were others.
+The memory of such a context is not modelled, because its rules for cells and positions differed.
 """
 
 from collections.abc import Sequence

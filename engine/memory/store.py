@@ -1,4 +1,4 @@
-"""Keys and values in cells, layer by layer. What a cell holds is rounded to a storage type."""
+"""Keys and values in cells, layer by layer. Values in cells are rounded to a storage type."""
 
 from collections import deque
 from collections.abc import Callable, Mapping

@@ -114,9 +114,9 @@ def attend(
     broadcasts to (heads, tokens, cells), minus infinity hides -> (heads, tokens, dim of v); zero
     where all is hidden.
 
-    All sums are in float32, in any order, of what is seen. A running softmax may scale down what it
-    has at every cell, or once a tile, whose weights are then added up in vectors: a power and two
-    products, which `rescaled` counts for each.
+    All sums are in float32, in any order, over the visible cells. A running softmax may scale down
+    what it has at every cell, or once a tile, whose weights are then added up in vectors: a power
+    and two products, which `rescaled` counts for each.
     """
     s = of_floats(q, k.transpose(0, 2, 1), build) * scale
     if softcap:

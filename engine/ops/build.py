@@ -20,9 +20,9 @@ class Factors:
     """The formats that an engine rounds factors of products to; None: they stay as they are.
 
     rows: of a table, such as embeddings; weights, inputs: of products with weights; queries, keys,
-    chances, values: of attention, whose chances are what the softmax gives. loss: by this share of
-    itself a chance may be off: of who rounds it before its row is divided by the sum, by a largest
-    score that nobody sees.
+    chances, values: of attention, whose chances are what the softmax gives. loss: the relative
+    error of a softmax weight in an engine that rounds it before dividing by the sum, because the
+    largest score is unknown.
     """
 
     rows: Convert | None = None
@@ -55,26 +55,22 @@ class Build:
     """Roundings that a build and its settings make.
 
     generic: activation formats that it rounds as ggml's generic C does. AMX, if it lays out
-      matrices of F16 for that: their products take activations as they are, where others take
-      halves. Names of this model's matrices that it does not lay out. HALVES, if its flash
-      attention computes in halves, as AVX512-FP16 does.
-    plain: True for any engine that computes in float32 and is no build of ggml. It looks nothing up
-      in halves, converts nothing on purpose, and rounds a sum at every term, in whatever order.
-    multiply: multiplication for the truth. BLAS is fast, but its last bit depends on the CPU;
-      `in_order` is for what is written down.
-    zeros: True if a product's zero terms count as rounded, for bounds that hold for any inputs of a
-      shape. False otherwise.
-    bounds: True if results come with a bound. An engine that runs has no use for one.
-    sizes: True if products with weights add up magnitudes too, of which their bound is a share.
-      That is half of their time, and wasted if the bound is known or nobody reads it.
-    activations: format for activations that meet weights quantised in blocks, if plain and the
-      engine has a format of its own. None: they stay as they are.
-    factors: formats that the factors of all products are rounded to, if plain. None: no rounding.
+    matrices of F16 for that: their products take activations as they are, where others take halves.
+    Names of this model's matrices that it does not lay out. HALVES, if its flash attention computes
+    in halves, as AVX512-FP16 does. plain: True for any engine that computes in float32 and is no
+    build of ggml. It uses no tables of halves, no conversions, and rounds a sum at every term, in
+    any order. multiply: multiplication for the truth. BLAS is fast, but its last bit depends on the
+    CPU; `in_order` is for stored values. zeros: True if a product's zero terms count as rounded,
+    for bounds that hold for any inputs of a shape. False otherwise. bounds: True if results come
+    with a bound. An engine that runs has no use for one. sizes: True if products with weights add
+    up magnitudes too, of which their bound is a share. Bounds take half of the time, which is
+    wasted if nobody reads them. activations: format for activations that meet weights quantised in
+    blocks, if plain and the engine has a format of its own. None: they stay as they are. factors:
+    formats that the factors of all products are rounded to, if plain. None: no rounding.
     offsets_apart: if plain, True if codes of quantised weights are multiplied as they are, and
-      their offsets and minima by sums of activations: d * (sum of q * x - 8 * sum of x), as in
-      Metal.
+    their offsets and minima by sums of activations: d * (sum of q * x - 8 * sum of x), as in Metal.
     tip: disturbs a product's activations, given also as converted. ties: gives so many numbers that
-      put equal values in order. None: nothing is disturbed.
+    put equal values in order. None: nothing is disturbed.
     """
 
     lanes: int  # float32 values in a vector register

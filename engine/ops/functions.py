@@ -1,9 +1,9 @@
 """exp, log, tanh, sine, cosine and erf in float64: the same bits on every CPU.
 
 numpy and the C library choose another program for each kind of vector unit, and these differ in the
-last bit. What is here is made of additions, products, quotients and exact scalings alone, which
-IEEE 754 determines, in one order (numba fuses nothing without `fastmath`). Results are within a few
-units in the last place, less than a millionth of what float32 rounds away.
+last bit. These functions use only additions, products, quotients and exact scalings, which IEEE 754
+determines, in one order (numba fuses nothing without `fastmath`). Results are within a few units in
+the last place, less than a millionth of what float32 rounds away.
 """
 
 import math

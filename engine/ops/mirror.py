@@ -1,6 +1,6 @@
 """The ops with the deliberate roundings of llama.cpp's CPU code, and no others.
 
-What is left between this and llama.cpp is the order of float additions and the last bits of exp.
+The remaining differences from llama.cpp are the order of float additions and the last bits of exp.
 Follows ggml-cpu of llama.cpp in llama-cpp-python 0.3.36.
 """
 

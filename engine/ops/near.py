@@ -31,8 +31,8 @@ ULP = 2 * U  # of a value: at most
 class Expected:
     """The result, and how far each element may be from it.
 
-    `actual` is what is compared where the node's own value is not: orders that leave ties free,
-    and what codes stand for. `answer` is then one of the right results.
+    `actual` replaces the node's own value in the comparison: for orders with ties, and for codes.
+    `answer` is then one of the right results.
     """
 
     value: NDArray[Any]
@@ -47,7 +47,7 @@ class Near:
     """Number with its distance. v: in float64; r: how far float32 may be, of a shape that
     broadcasts.
 
-    reason: what was counted, in words; copied: elements that nothing was computed for.
+    reason: a description of the counted roundings; copied: elements without any computation.
     """
 
     v: F64
@@ -100,7 +100,7 @@ class Near:
         return self.v.shape
 
     def twice(self) -> "Near":
-        """Round once to float32 what was computed in double; an exact step costs nothing."""
+        """Round a double result once to float32; an exact step costs nothing."""
         return round_to_f32(self.v, self.r)
 
     def exp(self, ulp: float = EXP_ULP) -> "Near":
@@ -218,7 +218,7 @@ def tanh(x: Number) -> Number:
 
 
 def twice(x: Number) -> Number:
-    """Round once to float32 what was computed in double."""
+    """Round a double result once to float32."""
     return x.twice() if isinstance(x, Near) else x
 
 

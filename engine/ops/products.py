@@ -1,8 +1,8 @@
 """Products with a weight matrix, split into steps and minima as ggml does, with its roundings.
 
 A weight with a minimum is scale * step - minimum (or plus). The activations multiply its block's
-steps, and their sums multiply its minima. For Q8_1 those are not the sums of the values but what
-the format carries, rounded to half. Steps and minima may cancel, so a bound needs both.
+steps, and their sums multiply its minima. For Q8_1 those are not the sums of the values but stored
+sums, rounded to half. Steps and minima may cancel, so a bound needs both.
 
 The parts come from the format's own decoder: with its scale `d` set to zero a block decodes to its
 minima, with `m` or `dmin` set to zero to its scaled steps.
@@ -92,8 +92,8 @@ def factors(
 ) -> Iterator[tuple[slice, tuple[Factors, ...]]]:
     """Yield ranges of rows with the pairs whose products make up the result.
 
-    acts: (tokens, columns) as converted; sums: what the activation format carries, None if that is
-    only the sums of the values; apart: steps and minima, as ggml has them.
+    acts: (tokens, columns) as converted; sums: those that the activation format stores, None if
+    they are just the sums of the values; apart: steps and minima, as in ggml.
     """
     left = left_factors(acts, sums, weight, apart=apart)
     for rows in weight.runs():
@@ -383,10 +383,10 @@ def offsets(acts: F64, weight: Weight, rows: slice, build: Build) -> tuple[Facto
 def magnitude(left: list[F32], pairs: tuple[Factors, ...], multiply: Multiply) -> F64:
     """Bound the sum of |a| * |w|: (tokens, rows); left: the |a|, rounded. Overwrites the w.
 
-    It only scales a bound, so float32 will do, which takes half the time. No term is negative: of
-    n of them float32 loses at most the share of n + 2 roundings (each |a|, each product, n - 1
+    It only scales a bound, so float32 will do, which takes half the time. No term is negative: of n
+    of them float32 loses at most the share of n + 2 roundings (each |a|, each product, n - 1
     additions and that of the second pair). Twice that is added back, because it is a share of the
-    exact sum, not of the one that was found. Where float32 overflows, float64 does it again.
+    exact sum, not of the one that was found. If float32 overflows, float64 repeats the sum.
     """
     terms = sum(a.shape[-1] for a in left)
     right = [np.abs(w, out=w) for _, w in pairs]

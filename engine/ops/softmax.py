@@ -96,9 +96,9 @@ def weights(
 def largest(s: Number, sinks: F64 | None, build: Build) -> Number:
     """Return the largest score of each row; zero where all is hidden.
 
-    In float32 it is the same for all powers of a row, whatever it is, and goes out again with their
-    sum. But engines that add up while they look for it have several, and scale from one to the
-    next. Then it may be off by as much as any score.
+    In float32 it is the same for all powers of a row, and cancels with their sum. But engines that
+    add up while they look for it have several, and scale from one to the next. Then it may be off
+    by as much as any score.
     """
     v = value_of(s).max(axis=-1, keepdims=True)
     v = v if sinks is None else np.maximum(v, sinks)

@@ -17,9 +17,8 @@ NO_PRODUCT = "no product"  # `vec_dot_type` of what llama.cpp reads but cannot m
 class WeightFormat(Registered):
     """Format of one block: a fixed number of bytes that becomes `weights` floats.
 
-    `vec_dot_type` names an activation format (engine/activations): llama.cpp's CPU code converts to
-    it what it multiplies by such weights (`type_traits_cpu` in ggml-cpu.c). NO_PRODUCT: there is
-    none.
+    `vec_dot_type` names an activation format (engine/activations): llama.cpp's CPU code converts
+    the other factor to it (`type_traits_cpu` in ggml-cpu.c). NO_PRODUCT: there is none.
     """
 
     type_id: ClassVar[int]  # ggml_type in the file

@@ -53,7 +53,7 @@ class Sampler(Registered):
         return None
 
     def apply(self, c: CandidateList) -> CandidateList:
-        """Return what is left of the candidates, and how likely."""
+        """Return the remaining candidates with their logits."""
         raise NotImplementedError
 
     def permits(self, token: int) -> bool:
@@ -64,14 +64,14 @@ class Sampler(Registered):
         """Remember a token that was sampled or is part of the prompt."""
 
     def reset(self) -> None:
-        """Forget what was accepted and drawn."""
+        """Forget the accepted and drawn tokens."""
 
     def follow(self, before: CandidateList, after: CandidateList) -> None:
         """Go on as if this sampler had turned list `before` into `after`, with the token selected
         there."""
 
     def clone(self) -> Self:
-        """Return a copy that goes on as this one would. State is never changed in place, so both
+        """Return a copy that continues as this one would. State is never changed in place, so both
         may share it."""
         return copy.copy(self)
 

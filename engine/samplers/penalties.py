@@ -1,4 +1,4 @@
-"""penalties: less likely what was accepted before: once per token, and per occurrence."""
+"""penalties: tokens accepted before become less likely: once per token, and per occurrence."""
 
 from collections import Counter
 from dataclasses import dataclass, field

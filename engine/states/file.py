@@ -49,7 +49,7 @@ class StateLayout:
 
     values: whether the layers of attention keep values apart from keys. extra: whether cells hold
     positions in two dimensions and a token as well, as those of M-RoPE do. tables: of recurrent
-    states, two a layer; None: as many as there are up to the end.
+    states, two a layer; None: all up to the end.
     """
 
     parts: tuple[PartKind, ...]

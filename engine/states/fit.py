@@ -87,7 +87,7 @@ class Misfit:
 
 
 def shape_of_model(file: GgufFile) -> StateShape:
-    """Return what a model remembers. Raises InvalidModel for a file that is no model."""
+    """Return the shape of a model's memory. Raises InvalidModel for a file that is no model."""
     name = architecture_name(file.metadata)
     keys = Keys(file.metadata, name)
     n_vocab, n_layers = keys.vocabulary_size(), keys.positive("block_count")

@@ -1,6 +1,6 @@
 """The "bert" tokenizer: WordPiece. Text is split at white space and punctuation, then into tokens.
 
-The file's tokens have `▁` where a word begins, so `##` is not needed for where it goes on.
+The file's tokens have `▁` where a word begins, so continuations need no `##`.
 
 Source: llm_tokenizer_wpm_session in src/llama-vocab.cpp of llama-cpp-python 0.3.36.
 """

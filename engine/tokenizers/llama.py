@@ -47,8 +47,8 @@ class LlamaTokenizer(Tokenizer, name="llama"):
     def segment(self, text: bytes) -> Iterable[int]:
         """Return ids of a text without spaces; a symbol that is no token is spelled in bytes.
 
-        llama.cpp also knows how to take a merged symbol apart again; that never happens, because
-        it merges only what is a token.
+        llama.cpp also has code to split a merged symbol again, which never runs, because every
+        merged symbol is a token.
         """
         ids = self.merged(text)
         if min(ids, default=0) < 0:  # llama.cpp ends the process

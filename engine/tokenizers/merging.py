@@ -165,8 +165,9 @@ def merge(
 ) -> None:  # fmt: skip
     """Merge the pair of lowest rank, the leftmost if equal, until no pair has a rank.
 
-    A pair that has changed since it was put on the heap is told by its rank. If it has changed and
-    the rank is the same, it is on the heap twice with one key, and either stands for both.
+    A pair that has changed since it was pushed onto the heap is recognised by its rank. If it has
+    changed and the rank is the same, it is on the heap twice with one key, and either stands for
+    both.
     """
     rules = tags, rows, blob, powers, by_split, text, hashes, symbols, count
     size = 0

@@ -1,8 +1,8 @@
 """The pre-tokenizers of byte-level BPE: the split of a text into words, by tokenizer.ggml.pre.
 
 Source: llm_tokenizer_bpe and llama_vocab::impl::load in src/llama-vocab.cpp of llama-cpp-python
-0.3.36. An expression is written as there, unless llama.cpp does something else by hand (then it
-says what is done) or the same can be said more simply. splitting.py says what they mean.
+0.3.36. An expression is written as there, unless llama.cpp has special code for it (then a comment
+says so) or a simpler one is equivalent. splitting.py defines the meaning of expressions.
 """
 
 from collections.abc import Mapping

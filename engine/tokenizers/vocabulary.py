@@ -3,8 +3,8 @@
 Source: llama_vocab::impl::load in src/llama-vocab.cpp of llama-cpp-python 0.3.36, as far as it is
 common to all tokenizer models. Ids that do not exist are None (LLAMA_TOKEN_NULL there).
 
-Where llama.cpp walks an unordered_map and takes the first token with a known text for a role (two
-candidates for end of turn, say), its choice depends on the C++ library; ours is the lowest id.
+llama.cpp iterates over an unordered_map and takes the first token with a known text for a role (two
+candidates for end of turn, say), so its choice depends on the C++ library; ours is the lowest id.
 llama.cpp takes `scores` and `token_type` that are too long and ignores the rest; we refuse them.
 """
 

@@ -1,4 +1,4 @@
-"""A document with its tensors as one C file: what the header of its level declares."""
+"""A document with its tensors as one C file: the definitions for its level's header."""
 
 import base64
 from collections.abc import Callable, Iterator, Mapping, Sequence

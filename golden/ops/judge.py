@@ -1,5 +1,5 @@
-"""Judgement of an answer by the vector alone, as an engine's author would do it. From what a vector
-holds alone, as an engine's author would do it."""
+"""Judgement of an answer by the vector alone, as an engine's author would do it. The judgement uses
+only the vector, as an engine's author would."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

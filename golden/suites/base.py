@@ -124,7 +124,7 @@ class Golden(Registered):
         return difference(held, made)
 
     def cases(self, vectors: Vectors) -> Mapping[str, Any]:
-        """Return what a diff compares: JSON values and arrays by the names of their cases."""
+        """Return the data for a diff: JSON values and arrays by the names of their cases."""
         raise NotImplementedError
 
     def replay(self, vectors: Vectors, ask: AskedEngine, verdict: "Verdicts") -> Iterator[Verdict]:

@@ -1,4 +1,4 @@
-"""Dequantisation vectors: named blocks of every weight format and what they decode to."""
+"""Dequantisation vectors: named blocks of every weight format with their decoded weights."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,7 +1,7 @@
 """Blocks of quantised weights in which one part varies and all other parts are constant, for each
 format.
 
-What a test of a part reads changes when an engine gets that part wrong, and hardly otherwise.
+The input of a test of a part changes if an engine gets that part wrong, and hardly otherwise.
 """
 
 from collections.abc import Mapping

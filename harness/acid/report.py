@@ -1,6 +1,6 @@
 """The report as the model writes it: its tests in order, and all its possible lines.
 
-Each token's own state chooses what is written next: only what is measured is to be remembered.
+Each token's own state chooses the next token, so nothing but the measurement needs memory.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,10 @@
 """Weights of a model with norms after attention and after the feed-forward network, scaled
 embeddings and a tied output matrix.
 
-A part writes a ballast beside what is measured, so that a norm divides by about the same every
-time. A token's row says of which state it comes (its embedding) and which state it answers: the
-latter in coordinates of their own, which a layer writes, and in which the row is short, so that it
-hardly counts as an embedding, and the last norm's weights are large.
+A part writes a ballast beside the measured values, so that a norm's divisor is nearly constant. A
+token's row says of which state it comes (its embedding) and which state it answers: the latter in
+coordinates of their own, which a layer writes, and in which the row is short, so that it hardly
+counts as an embedding, and the last norm's weights are large.
 """
 
 import numpy as np

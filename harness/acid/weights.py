@@ -1,6 +1,6 @@
 """The matrices of an acid model under construction, by the meaning of their elements.
 
-A weight is given as what it makes of a normalised 1 (`shape.unit`); what is measured as a share of
+A weight is given as its effect on a normalised 1 (`shape.unit`); a measured value as a share of
 SMALL times the constant coordinate, which is 1 in every token but the tiny ones.
 """
 

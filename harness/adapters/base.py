@@ -97,11 +97,11 @@ class Adapter(Registered):
         """Return the logits of each batch in turn, (outputs, vocabulary); with `request.capture` a
         trace.
 
-        `request.replace`: values to go on with at some sites instead of its own, which are shown
-        all the same. A run that a class makes without reading them is held against nothing. A class
-        that can replace values at some sites only names the others in `fixed` of its EngineInfo.
-        With `request.embeddings` the rows are those of `embed`. A model without logits is asked in
-        both ways, and raises Unsupported for the one that it does not have.
+        `request.replace`: replacement values at some sites; the engine still shows its own. A run
+        in which a class ignores them is not compared. A class that can replace values at some sites
+        only names the others in `fixed` of its EngineInfo. With `request.embeddings` the rows are
+        those of `embed`. A model without logits is asked in both ways, and raises Unsupported for
+        the one that it does not have.
         """
         raise Unsupported(f"{self.name} does not evaluate batches")
 
@@ -121,9 +121,9 @@ class Adapter(Registered):
     ) -> Captured:
         """Decode the batches on an empty cache, and emit every node that computes something.
 
-        embeddings: come to them, also where there are logits; values: also those that the graph
-        has computed, without which it is seen in less time; results are there in any case. What is
-        emitted is read before `emit` returns: its arrays may be used again.
+        embeddings: compute them, even if there are logits; values: include those of computed nodes,
+        without which a capture is faster; results are always included. Emitted arrays are read
+        before `emit` returns, and may then be reused.
         """
         raise Unsupported(f"{self.name} does not show its graph")
 
@@ -237,4 +237,4 @@ class Adapter(Registered):
         """Use this open session of llama.cpp in place of a new one."""
 
     def close(self) -> None:
-        """Give back what the engine holds."""
+        """Release the engine's resources."""

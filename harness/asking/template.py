@@ -1,9 +1,9 @@
 """The client side of a process that has loaded the workers' modules, and forks workers on request.
 
 A worker that starts by itself loads numpy, llama.cpp and compiled callbacks for most of a second of
-processor time; a fork of the template has them, and has seen no model. Whoever starts many keeps a
-template (`keep_template`): it is this process's and that of all its forks. It is started before
-this process imports much, so that both load at once.
+processor time; a fork of the template has them, and has seen no model. A caller that starts many
+workers keeps a template (`keep_template`), which its forks share. It is started before this process
+imports much, so that both load at once.
 """
 
 import json

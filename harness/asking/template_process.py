@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def load() -> None:
-    """Load modules. A worker reports in its own words what is not installed or does not load."""
+    """Load modules. A worker reports by itself which module is missing or does not load."""
     with suppress(Exception):
         from lockstep.harness.adapters.llama_cpp.lib import library
 

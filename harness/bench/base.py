@@ -19,10 +19,10 @@ class BenchPlan:
     """The plan of a benchmark. `targets`: from its list, all if empty; `seconds`: for each engine
     and round.
 
-    `size` counts the units that an engine is given at a time: of weights by default as many as our
-    engine decodes at a time (engine.weights.CHUNK). Their floats stay in the cache, where whoever
-    multiplies by them wants them; with many more the speed of the memory is measured, which one
-    thread of ours uses up already. `engine` and `settings`: which engine a check is of, and how.
+    `size` is the number of units per call: for weights, by default the number that our engine
+    decodes at a time (engine.weights.CHUNK). Their floats stay in the cache, where a product wants
+    them; many more would measure the speed of the memory, which one of our threads already
+    saturates. `engine` and `settings`: which engine a check is of, and how.
     """
 
     targets: tuple[str, ...] = ()

@@ -45,7 +45,7 @@ def verdicts_of(
 
 
 def bisection_detail(result: Bisection) -> dict[str, Any]:
-    """Return the layers of the subject's own run, and what the proof shows."""
+    """Return the layers of the subject's own run, and the result of the proof."""
     patched = result.patched
     layers = [
         {"layer": layer.layer, "last": layer.last, "error": layer.error, "guilty": layer.guilty}

@@ -348,7 +348,7 @@ def logits_of(context: Context, *, whole: bool, kept: Kept | None) -> Verdict:
 
 
 def worst_of(verdicts: Sequence[Verdict], oracle: str) -> SliceAnswer:
-    """Return the worst verdict on what was compared, if anything was. Lists that are empty because
+    """Return the worst verdict on the comparisons, if there were any. Lists that are empty because
     the text ends are excused, and do not hide lists that agree."""
     order = (1, 2, 3, 0)
     some = [verdict for verdict in verdicts if verdict.status != "not-applicable"]
@@ -377,8 +377,7 @@ def left_unanswered(error: NoAnswer, oracle: str) -> SliceAnswer:
 
 
 def is_nobodys(status: Status, detail: Mapping[str, Any], oracle: str) -> bool:
-    """Return True if no engine is to blame. An engine may refuse a model that nobody has
-    trained."""
+    """Return True if no engine is to blame. An engine may refuse an untrained model."""
     of_oracle = status != "agreed" and detail.get(ENGINE) == oracle
     refused = status == "diverged" and "question" in detail
     return of_oracle or refused or detail.get("at_fault") in ("oracle", "both")

@@ -1,4 +1,5 @@
-"""Operations on logits behind the head: a factor, a cap. As in llama.cpp, by architecture."""
+"""Operations on logits behind the head: a factor, a cap. The operations follow llama.cpp, by
+architecture."""
 
 from typing import Any
 

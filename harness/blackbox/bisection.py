@@ -1,8 +1,8 @@
 """`lockstep bisect --black-box`: which layer, and which part of it, of an engine without tensors.
 
-What comes before and after the layers is asked alone, then each layer between them. All in F32:
-nothing is converted, so that little has to be allowed. Then lenses show the decoded weights. Where
-all of that agrees, so must whatever `check` asks: the whole model in F32, and the other suites.
+The parts before and after the layers are asked alone, then each layer between them. All in F32:
+nothing is converted, so that little has to be allowed. Then lenses show the decoded weights. If all
+of that agrees, so must all other runs of `check`: the whole model in F32, and the other suites.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -268,8 +268,8 @@ def shows_logits(answer: SliceAnswer) -> bool:
 
 
 def told_from_scale(asker: SliceAsker, eps: Part) -> Part:
-    """Return the outside parts. A norm divides by the scale of embeddings too; beside what a layer
-    adds it shows."""
+    """Return the outside parts. A norm also divides by the scale of embeddings; it shows only
+    beside a layer's output."""
     try:
         answer = half(asker, 0, role_or_place(asker, 0), ())(larger)
     except Unsupported:

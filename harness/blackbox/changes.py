@@ -1,7 +1,7 @@
 """Changes to the values of a tensor on its way from file to file.
 
 A change is given whole rows, decoded, and the number of the first of them; it returns as many. All
-changes are exact in float32, so that both engines read the very values that were meant.
+changes are exact in float32, so that both engines read the intended values.
 """
 
 from collections.abc import Callable, Sequence

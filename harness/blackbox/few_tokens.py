@@ -1,4 +1,4 @@
-"""A model with the first tokens of its vocabulary only: what a layer does depends on none.
+"""A model with only the first tokens of its vocabulary: no layer depends on the others.
 
 A slice of one layer is otherwise most of all its embeddings: 113 of 127 MB of SmolLM2, which both
 engines would read for each question. Special tokens are kept, behind the others.

@@ -1,9 +1,9 @@
 """Further runs of `logits`, asked of a large model's first layers.
 
-How many tokens come at once, which of them have outputs, and what else is in the cache is right or
-wrong in every layer alike. Asking all layers takes minutes for a model of gigabytes. In fewer
-layers roundings add up to less, too, so that less is allowed. There are enough layers to have one
-of each kind, and each tensor in each of its types; matrices keep these.
+The number of tokens at once, the choice of outputs, and other cache contents are right or wrong in
+every layer alike. Asking all layers takes minutes for a model of gigabytes. In fewer layers
+roundings add up to less, too, so that less is allowed. There are enough layers to have one of each
+kind, and each tensor in each of its types; matrices keep these.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
 """The first layers of a model, as a model of their own: the same layers in seconds instead of
 minutes.
 
-Each layer must be what it was. Which it is may depend on how many there are: llama.cpp's graphs of
-both files say whether it does, op by op.
+Each layer must stay unchanged. A layer's role may depend on the number of layers: llama.cpp's
+graphs of both files show it, op by op.
 """
 
 from collections.abc import Callable

@@ -71,7 +71,7 @@ def questions(plan: Plan) -> dict[str, Callable[[Context], Iterator[Verdict]]]:
 
 
 def bisect_made_models(plan: Plan, context: Context, wrong: Sequence[Verdict]) -> Bisection | None:
-    """Bisect what is wrong on made models, if no op is wrong in the runs of the model itself."""
+    """Bisect faults on made models, if no op is wrong in the runs of the model itself."""
     if not takes_models(plan):
         return None
     diverged = [verdict for verdict in wrong if verdict.status == "diverged"]

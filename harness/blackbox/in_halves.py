@@ -1,9 +1,9 @@
 """Engines that compute in half precision, on F32 models made of the user's.
 
-Some keep every number in F16 or BF16, as on a GPU. Of a quantised model they are no farther off
-than others; of one in F32 that is made of it they are, which is no fault: nobody gave them one.
-That their logits are such numbers does not show it: whoever rounds them at the end has these too.
-So they are asked (kept_bits.py) whether they tell numbers apart that halves do not.
+Some keep every number in F16 or BF16, as on a GPU. On a quantised model they are no less accurate
+than others; on an F32 model made from it they are, which is no fault. Half-precision logits alone
+prove nothing: an engine that rounds only its outputs has them too. So they are asked (kept_bits.py)
+whether they tell numbers apart that halves do not.
 """
 
 from collections.abc import Callable
@@ -92,8 +92,8 @@ def explain_by_rounding(
 
 
 def explain_embeddings(context: Context) -> InHalves | None:
-    """Return the explanation for an engine with embeddings alone, which is not asked what it tells
-    apart. Raises NoAnswer."""
+    """Return the explanation for an engine with only embeddings, whose precision is not tested.
+    Raises NoAnswer."""
     with closing(context.for_embeddings()) as own:
         rows = own.ask_both("embed", own.batches)
         first, second = (Evaluation(logits=each, trace=None) for each in rows)

@@ -1,22 +1,22 @@
 """Models in which every layer's matrices keep their places and stored types.
 
 A slice renames its layer, a lens its matrices, and the F32 twin has them in another type: a fault
-of one tensor of one layer (a copy repacked wrong, a scale read for another) is in none of them. Of
-a whole run honest engines differ by more than such a fault makes. So here the whole model stays,
-but for most of a large vocabulary, with all names and layers; of each layer one matrix of attention
-and one of the FFN are the file's own bytes, and those around them are such that their sums come
-straight to the logits.
+of one tensor of one layer (a copy repacked wrong, a scale read for another) is in none of them. In
+a whole run honest engines differ by more than such a fault. So here the whole model stays, but for
+most of a large vocabulary, with all names and layers; of each layer one matrix of attention and one
+of the FFN are the file's own bytes, and those around them are such that their sums come straight to
+the logits.
 
-- eps is so large that norms divide by its root, whatever they read: what a scale does stays seen.
+- eps is so large that norms divide by its root, for any input, so that scales stay visible.
 - Every fourth element of an embedding is +X or -X, the others are zero: behind a norm 127 * 2**-6
   or its negative, which every conversion of activations represents exactly (lenses.py).
 - What a layer adds is less than a millionth of X and lies in the other elements, which
   are all that the head reads. So the next layers meet the same activations, to as much.
-- Elements tell the layers apart where a matrix of ours writes what is added. attn_output and
+- Each layer writes into its own elements, through a matrix of ours. attn_output and
   ffn_down write everywhere: there each token lets one layer add something, the others nothing.
 
-What shows is the scale of a tensor, not each block: of what a matrix reads HOT elements are not
-zero. Blocks are what lenses are for.
+A fault in a tensor's scale shows, not one in each block: HOT inputs of a matrix are not zero.
+Blocks are what lenses are for.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,12 +1,11 @@
 """Parts that only long texts show, tested on a model in which a short text shows them. Asked with a
 model in which a short one shows it.
 
-Real windows have 128 to 4096 tokens, and what is made of a long context begins as far on. The run
-of which ops are judged is shorter than any of them, and what is asked besides of a real model has
-300 tokens at most, and logits that are allowed a few percents: an engine that knows of no window,
-or ends it a token too early, gives the same. So both engines are given the model's first layers,
-one of each mask at least, in F32, with the first tokens of a large vocabulary and other keys
-(`long_texts.py`).
+Real windows have 128 to 4096 tokens, and long-context factors start as late. The run with judged
+ops is shorter than any of them, and further runs of a real model have at most 300 tokens, and
+tolerances of a few percents: an engine without a window, or with a shorter one, gives the same. So
+both engines are given the model's first layers, one of each mask at least, in F32, with the first
+tokens of a large vocabulary and other keys (`long_texts.py`).
 """
 
 import shlex
@@ -73,7 +72,7 @@ def check_long_context(plan: Plan, context: Context) -> Iterator[Verdict]:
 
 
 def unseen(context: Context) -> list[OnlyInLong]:
-    """Return what the usual run, whose ops are judged, does not cover."""
+    """Return the parts that the usual run, whose ops are judged, does not cover."""
     usual, cells = context.n_tokens + STEPS_TRACED, context.settings.n_ctx
     every = only_in_long(context.file)
     return [each for each in every if each.length >= (cells if each.of_cells else usual)]

@@ -3,7 +3,7 @@
 Questions are asked on a slice in which only one half of the layer works, so that a fault in the
 other cannot answer. First come those in which one answer that agrees gives the name. If none does,
 the products of the half are made so simple that none can be wrong. An engine that still differs is
-wrong in what is done with them; one that agrees is wrong in one of the matrices. Parts that no
+wrong in the operations on them; one that agrees is wrong in one of the matrices. Parts that no
 question tells apart are named together.
 """
 

@@ -128,9 +128,9 @@ def asked_to_choose(
     *,
     every_id: bool = False,
 ) -> Iterator[Verdict]:
-    """Ask for choices of tokens. recipe_of: how the model is made; said: what is said of it, of the
-    user's context and of that of the made model; every_id: which has all ids of the user's, unless
-    its tables were too large. Nobody is held to a model that nobody has trained."""
+    """Ask for choices of tokens. recipe_of: makes the model; said: returns verdicts, from the
+    user's context and the made model's; every_id: prefer a model with all ids of the user's. No
+    engine is judged by its refusal of an untrained model."""
     levels = context.subject_info.levels
     if (levels is not None and "greedy" not in levels) or context.facts.decoder_start is not None:
         return

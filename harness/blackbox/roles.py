@@ -1,7 +1,7 @@
 """Comparison of a slice's layer with the same layer of the model, op by op, in llama.cpp's graphs.
 
-A layer may be something by its number: every sixth without a window, the first without experts.
-What it reads and computes must be the same, parameter by parameter, or the slice is another model.
+A layer may be something by its number: every sixth without a window, the first without experts. Its
+inputs and results must be the same, parameter by parameter, or the slice is another model.
 """
 
 import re

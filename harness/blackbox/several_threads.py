@@ -1,9 +1,9 @@
 """Several threads: does a program give the same answers?
 
-All else is asked of one, as the settings say, so that whoever lets threads share a buffer, or loses
-the rows that are left over among them, is right everywhere. Of a model that the long prompt of
-`long_context` is asked of, that is asked with several; any other is asked here. A program that
-shows no logits is asked for what it has: greedy tokens, lists of likely tokens, or text.
+All other runs use one thread, as the settings say, where a shared buffer or forgotten remainder
+rows do no harm. The long prompt of `long_context` already uses several threads; other models are
+tested here. A program without logits is asked for its other answers: greedy tokens, lists of likely
+tokens, or text.
 """
 
 import time

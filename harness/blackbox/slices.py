@@ -1,8 +1,8 @@
 """A slice of a model: the tensors outside the layers, and one layer as layer 0 or the first ones.
 
-Metadata that are arrays with an element for each layer keep one. Where a layer's role depends on
-its number (every sixth sees all tokens, the first few have no experts) other keys say what it is;
-`roles.py` looks at llama.cpp's graphs whether the slice's layer is that of the model.
+Metadata that are arrays with an element for each layer keep one. If a layer's role depends on its
+number (every sixth sees all tokens, the first few have no experts), other keys define it;
+`roles.py` checks by llama.cpp's graphs that the slice's layer equals the model's.
 """
 
 import re
@@ -71,8 +71,8 @@ def n_layers(file: GgufFile) -> int:
 
 
 def number_in(file: GgufFile, key: str) -> int:
-    """Return the value of an architecture's key; 0: it is not there. Raises Unsupported for what is
-    no number."""
+    """Return the value of an architecture's key; 0: it is not there. Raises Unsupported for a value
+    of another type."""
     name = f"{architecture(file)}.{key}"
     found = file.metadata.get(name)
     if found is not None and type(found.data) is not int:

@@ -1,10 +1,10 @@
 """Lenses of architectures with a tied output matrix: gemma2 and others.
 
-There the bytes under the lens are the embeddings as well, so what a token brings cannot be chosen.
-The FFN makes of it what the head is to meet: a gate for each token that is asked, which is open for
-this one and closed for the others, and behind it a column of ffn_down, inputs as other lenses have
-them, beside which the embedding is nothing. Matrices of the layer are F32, so no conversion is in
-the way; what gates read is known, as the oracle's bytes say what it is.
+There the bytes under the lens are also the embeddings, so the inputs cannot be chosen. The FFN
+computes the inputs of the output matrix from them: each tested token has a gate that is open only
+for it, and after it a column of ffn_down with the inputs of other lenses, beside which the
+embedding is negligible. Matrices of the layer are F32, so conversions do not interfere; the gates'
+inputs are known from the oracle's bytes.
 """
 
 from collections.abc import Sequence

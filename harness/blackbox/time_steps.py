@@ -1,8 +1,8 @@
 """Models with time steps of every size, for architectures with a scan.
 
 A step is the softplus of a number: log(1 + exp(x)), and from 20 on x itself, as exp overflows at
-89. What seeded models come to lies far below, so that neither a wrong branch nor a missing one
-shows in their runs; a rare token of a trained model that comes to more meets it.
+89. Seeded models stay far below, so neither a wrong branch nor a missing one shows in their runs; a
+rare token of a trained model exceeds it.
 """
 
 from collections.abc import Mapping

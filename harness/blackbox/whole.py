@@ -1,9 +1,9 @@
 """The whole model in F32, also with small activations or large time steps; for a large model some
 layers at a time, at their places.
 
-What `check` asks of an engine without tensors, and `bisect --black-box` before it says that all
-agrees: nothing is converted, so that a fault of the graph shows from some 1e-5 on; and the eps of
-norms is seen where activations are small, and nowhere else.
+`check` asks this of an engine without tensors, and `bisect --black-box` before it reports
+agreement: without conversions a fault of the graph shows from about 1e-5 on; a wrong eps shows only
+with small activations.
 """
 
 from collections import Counter

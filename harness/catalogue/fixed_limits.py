@@ -1,7 +1,7 @@
 """Verdicts of limits in common use: one number for every op and every model.
 
-Each is applied as its users apply it, and passes on what it is given. None has suites of its own
-for tokenizers or files, further runs, batches or caches. A missing answer counts as found.
+Each is applied as in practice, and passes on the data it gets. None has suites of its own for
+tokenizers or files, further runs, batches or caches. A missing answer counts as found.
 
 NMSE 5e-4 on every op: test-backend-ops of llama.cpp (products and attention; its limit for others
   is narrower). Each op of one prompt alone, on the inputs of an honest run, which no user has.

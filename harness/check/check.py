@@ -141,7 +141,7 @@ def prompt_room(plan: Plan) -> int:
 
 
 def settings_for(plan: Plan) -> Settings:
-    """Return the preset with a cache and a ubatch that hold what the plan decodes."""
+    """Return the preset with a cache and a ubatch large enough for the plan."""
     n_trained = plan.n_tokens + STEPS_TRACED
     needed = max(n_trained, plan.n_steps + prompt_room(plan))
     n_ctx = max(plan.settings.n_ctx, -(-needed // CELLS) * CELLS)
@@ -306,8 +306,8 @@ def is_compiled(*, flash_attn: bool) -> bool:
 
 
 def describe_engine(session: Session, *, under_test: bool = False) -> EngineInfo:
-    """Describe an engine. Raises BadInput for a wrong request, and NoAnswer for what the engine
-    under test did at its start, which becomes a verdict."""
+    """Describe an engine. Raises BadInput for a wrong request, and NoAnswer for a fault of the
+    engine under test at its start, which becomes a verdict."""
     outcome = session.ask("describe")
     if isinstance(outcome, Unanswerable | Rejected) and (
         is_address(session.name) or is_served(session.name) or is_users(session.name)

@@ -80,9 +80,9 @@ def compare_way(
 ) -> Verdict | str:
     """Return the run's description if its logits are the same, else the divergence.
 
-    Two honest runs differ by their noise: sums of another number of rows may be added otherwise.
-    A way that takes another path, as attention does with more tokens, is held to how far honest
-    runs along both paths are apart.
+    Two honest runs differ by their noise: sums of another number of rows may be added otherwise. A
+    way with another code path, as attention has for more tokens, is compared within the distance of
+    honest runs along both paths.
     """
     same = way.same
     assert same is not None  # a run that is held against the oracle has no such rows

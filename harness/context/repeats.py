@@ -1,5 +1,6 @@
-"""Determinism: does a repeated question get the same bits? Of an engine whose runs differ no place
-is at fault, and what is done to it once shows nothing: it is said how often, and from where on."""
+"""Determinism: does a repeated question get the same bits? No place is at fault in an engine whose
+runs differ, and a single replacement proves nothing: the verdict states the rate and the first
+difference."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -101,8 +102,8 @@ def unsteady(
 
 def goes_by_history(session: Session, request: Request) -> bool:
     """Return True if differing runs repeat after each restart, so that they depend on earlier
-    questions, as with slowly fading state. Then they depend on what was asked before, as a state
-    that fades slowly does. With a server, which nobody starts anew, that is not seen."""
+    questions, as with slowly fading state. Then they depend on earlier questions, like slowly
+    fading state. A server cannot be restarted, so the test does not apply to it."""
     one, other = (fresh_runs(session, request) for _ in range(2))
     if one is None or other is None or first_difference(one[0], one[-1]) is None:
         return False

@@ -24,8 +24,8 @@ class Run:
     with other tokens.
 
     known: it computes nothing that the usual run does not, so no honest run of its own is needed
-    until the engines differ. same: its outputs are held against the engine's own first answer, not
-    against the oracle. besides: what else is other in it than the words say.
+    until the engines differ. same: its outputs are compared with the engine's own first answer, not
+    the oracle's. besides: a further difference that the description omits.
     """
 
     words: str

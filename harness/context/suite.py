@@ -212,7 +212,7 @@ class Context:
             yield from self.on_made_models[name](self)
 
     def with_subject(self, subject: Session, path: Path, info: EngineInfo) -> "Context":
-        """Return this context with another subject; what is known about the oracle stays."""
+        """Return this context with another subject; facts about the oracle stay."""
         other = copy(self)
         other.rounding = []
         other.subject, other.subject_model, other.subject_info = subject, path, info
@@ -225,8 +225,8 @@ class Context:
     def ask_both(self, question: str, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Return the answers of the oracle and the subject. If both refuse, neither is blamed.
 
-        What the model lacks, says the oracle, is no excuse for a subject that says something else;
-        but one that offers embeddings says the same where it has no such thing as logits.
+        A part that the oracle reports missing in the model does not excuse another answer of the
+        subject; an engine with embeddings reports the same if there are no logits.
         """
         first, second = self.outcomes(question, *args, **kwargs)
         if isinstance(second, Rejected) and (isinstance(first, Rejected) or lacks(first)):

@@ -113,7 +113,7 @@ def trial(
 def ending_of(
     change: Damage, result: Bisection, changed: bool
 ) -> tuple[Status, str, dict[str, Any]]:
-    """Return status, summary and what is counted."""
+    """Return status, summary and counts."""
     named = [c for c in result.culprits if change.tensor in c.weight.split(", ")]
     seen = ", ".join(dict.fromkeys(f"{c.site} ({c.op}, {c.weight})" for c in result.culprits))
     detail = {

@@ -115,7 +115,8 @@ def questions_for(context: Context) -> Iterator[MistakeQuestion]:
 
 
 def of_runs(context: Context, offers: Callable[[str], bool]) -> Iterator[MistakeQuestion]:
-    """Yield the questions about runs. An engine's logits show all that its lists and texts could."""
+    """Yield the questions about runs. An engine's logits show all that its lists and texts
+    could."""
     more = context.subject_info.levels is not None  # than is asked of engines that do not say
     if Architecture.member(context.facts.architecture).embeds:
         if offers("embed"):

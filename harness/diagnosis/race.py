@@ -103,10 +103,10 @@ def compare_answer(
 class TriedMistake:
     """A known mistake that was tried. left: of the distance between the logits of the subject and
     of the right engine, as a share; of one that answers nothing all and more. alike: the cosine
-    between what it makes of the right engine's logits and what the subject makes of them. explains:
-    rows that the subject and it have alike, and the right engine otherwise; breaks: rows that it
-    alone has otherwise. as_right: words of questions that it gives the very logits of the right
-    engine for, which what it does otherwise does not reach."""
+    between its effect on the right engine's logits and the subject's. explains: rows that the
+    subject and it have alike, and the right engine otherwise; breaks: rows that it alone has
+    otherwise. as_right: names of questions that its mistake does not affect, because its logits
+    equal the right engine's."""
 
     cls: KnownMistake
     survived: bool

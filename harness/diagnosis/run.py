@@ -10,7 +10,8 @@ from lockstep.harness.runs.run import opened_for
 
 
 def diagnose_one(plan: Plan, say: Say) -> None:
-    """Diagnose one engine. It sends messages as text, intermediate results, and then the Diagnosed."""
+    """Diagnose one engine. It sends messages as text, intermediate results, and then the
+    Diagnosed."""
     with (
         closing(opened_for(plan, say)) as opened,
         closing(DiagnosisBench.of(opened.context)) as bench,

@@ -6,10 +6,10 @@
 The tokens are those of each batch, one sequence from position 0 on. `lockstep trace` writes the
 same form, and so which ids to run. Any node may be missing, but not result_output: the logits, or
 of a model without logits result_embd_pooled: a row for each token, or for each sequence if pooled.
-What the index says beside that of the cache ("settings": {"type_k": "F16", ...}) and of the model
-("models": [{"sha256": ...}]) holds: llama.cpp is run with the same, and no other file is compared.
-Other names are translated by a map (node_maps): `"map": "transformers"` in the index, a
-path from the folder, or `dump:FOLDER#map=MAP`. Without `stepN/` a tensor is of step 0.
+The index may state settings of the cache ("settings": {"type_k": "F16", ...}) and the model
+("models": [{"sha256": ...}]): llama.cpp runs with the same settings, and no other file is compared.
+Other names are translated by a map (node_maps): `"map": "transformers"` in the index, a path from
+the folder, or `dump:FOLDER#map=MAP`. Without `stepN/` a tensor is of step 0.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Size check of a dump before it is read: its tensors must fit into memory in single precision. It
 is, whole and in single precision, before it is compared.
 
-A file's size on disk says little: what was never written takes no place there (a sparse file), and
-takes as much as it claims once it is read.
+A file's size on disk says little: a sparse file takes no room there, and its full size once it is
+read.
 """
 
 from collections.abc import Iterable

@@ -1,1 +1,1 @@
-"""Engines that nobody here wrote, each in an environment of its own; programs/ asks them."""
+"""Foreign engines, each in its own environment; programs/ asks them."""

@@ -36,7 +36,7 @@ Progress = Callable[[str, str], None]  # (target, text)
 
 @dataclass(frozen=True, kw_only=True)
 class FuzzPlan:
-    """A plan of what was asked for. Case n depends on seed, target and n alone, so a run goes on at
+    """The plan of a campaign. Case n depends only on seed, target and n, so a run can continue at
     `start`.
 
     `seconds` bounds the time of each target. Cases that it did not reach are in no verdict, and the
@@ -258,7 +258,7 @@ class TargetWork:
 
 
 def rest_of(plan: FuzzPlan, done: Sequence[int], keys: Sequence[str]) -> FuzzPlan:
-    """Return what is left of a target behind its last checkpoint. keys: of its findings."""
+    """Return the rest of a target after its last checkpoint. keys: of its findings."""
     start = done[-1] if done else plan.start
     found = tuple(dict.fromkeys((*plan.found, *filter(None, keys))))
     return replace(plan, start=start, cases=plan.start + plan.cases - start, found=found)

@@ -33,7 +33,7 @@ class CaseNumbers:
         return time.monotonic() - self.begun
 
     def pace(self, done: int, what: str, differ: int) -> str:
-        """Describe progress for people who wait. done: the first case that is still to come."""
+        """Describe progress for users who wait. done: the first case that is still to come."""
         done -= self.plan.start
         rate = done / max(self.seconds(), 1e-3)
         return f"{done:,} of {self.plan.cases:,} {what}, {differ:,} differ, {rate:,.0f} a second"

@@ -88,7 +88,7 @@ def plan_of(header: Mapping[str, Any]) -> FuzzPlan:
 
 
 def left_of(plan: FuzzPlan, target: str, rows: Rows) -> FuzzPlan:
-    """Return the plan for what is left of a target; it has no cases if nothing is."""
+    """Return the plan for the rest of a target; it has no cases if nothing remains."""
     done = [r["done"] for r in rows if r["kind"] == "checkpoint" and r["target"] == target]
     keys = [r["key"] for r in rows if r["kind"] == "verdict" and r["case"] == target]
     return rest_of(replace(plan, targets=(target,)), done, keys)

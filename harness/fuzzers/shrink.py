@@ -23,9 +23,9 @@ def shrink(
     nothing smaller, then the next.
 
     One maker is used until it gives nothing, then the next; the end is where none does. shows: of
-    each case whether it still shows it. size: what is compared, the smaller the better. budget: how
-    much all questions may cost. at_once: what a question costs at most, or a little more. identity:
-    what is equal for equal cases, which are asked about once.
+    each case whether it still shows it. size: the measure to minimise. budget: how much all
+    questions may cost. at_once: the approximate maximum cost of a question. identity: a key of
+    equal cases, which are asked about once.
     """
     useless = 0
     for make in cycle(makers):

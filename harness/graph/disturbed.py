@@ -1,4 +1,4 @@
-"""Numbers moved by a random share of what they may be off."""
+"""Numbers moved by a random share of their allowed error."""
 
 from typing import Any
 

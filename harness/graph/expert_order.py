@@ -1,4 +1,4 @@
-"""Order in which an engine goes through a token's experts, seen by what it shows of each.
+"""Order in which an engine processes a token's experts, inferred from its shown values.
 
 Any order is right, and few engines show theirs: llama.cpp's has no node of its own but the ARGSORT
 of all experts. So if the shown values are the truth in another order, that order is taken.
@@ -66,7 +66,7 @@ def orders_seen(
 
 
 def ids_of(judge: OrderJudge, places: Mapping[Place, Segment]) -> dict[Place, NDArray[Any]]:
-    """Return the ids that each ARGSORT gives, from what is shown before it."""
+    """Return the ids of each ARGSORT, from the values shown before it."""
     ids: dict[Place, NDArray[Any]] = {}
 
     def see(graph: Graph, node: PlannedNode, value: NDArray[Any]) -> None:

@@ -1,4 +1,4 @@
-"""A tensor that an engine shows, held against what a segment computes; and what is said of it."""
+"""A shown tensor, compared with a segment's result; and its description."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -73,8 +73,7 @@ class HeldSegment:
 
 
 def nearest(tried: Sequence[HeldSegment]) -> HeldSegment:
-    """Return the design with the fewest differing elements, of designs that all differ from what is
-    shown."""
+    """Return the design with the fewest differing elements, if all designs differ."""
     by_value = [h for h in tried if h.mismatch is not None and h.mismatch.kind == "value"]
     if tried[0] not in by_value:
         return tried[0]

@@ -82,7 +82,7 @@ def ways_of_lookups(
 
 
 def a_step_off(judge: TableJudge) -> Iterator[dict[Place, NDArray[Any]]]:
-    """Yield what is shown with every number a step smaller, then a step larger."""
+    """Yield the shown values with every number a step smaller, then a step larger."""
     for sign in (-1, 1):
         with np.errstate(invalid="ignore"):  # an engine may show signalling NaN
             yield {

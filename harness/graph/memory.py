@@ -1,6 +1,6 @@
 """The memory of a replay: bytes of roots, seen through offsets and strides as ggml's tensors are.
 
-In a wide memory whatever is F32 in ggml is F64: the same places, twice as far apart.
+In a wide memory all F32 data of ggml are F64: the same places, twice as far apart.
 """
 
 from collections.abc import Mapping
@@ -119,7 +119,7 @@ class GraphMemory:
         return raw
 
     def spoil(self, view: TensorView) -> None:
-        """Mark the view's root as unknown, because what it should hold was not computed."""
+        """Mark the view's root as unknown, because its content was not computed."""
         root = self.roots[view.root]
         if root.kind == "cache":
             self.unknown.add(root.cache)

@@ -45,7 +45,7 @@ Compute = Callable[[Node], NDArray[Any] | None]  # None: the engine does not off
 
 @dataclass(kw_only=True, eq=False)
 class NodeJudge:
-    """Keeps findings, and the values of guilty nodes, of what they read and of `wanted`.
+    """Keeps findings, and the values of guilty nodes, of their sources and of `wanted`.
 
     Any other value is forgotten after its last reader, and of guilty ones no more is kept than
     `limit` bytes: what comes then is found all the same, and not put right.
@@ -212,8 +212,8 @@ class NodeJudge:
         """Yield the designs of its op: an engine without ggml's deliberate roundings, if that
         differs, and ggml on another processor.
 
-        Where nothing is rounded on purpose its bound has room for sums in any order: llama.cpp's
-        order is what a replay of its graph is held to.
+        If nothing is rounded on purpose, its bound covers sums in any order: a replay of the graph
+        is held to llama.cpp's order.
         """
 
         def plain(_: NDArray[Any]) -> tuple[NDArray[Any], Bound]:

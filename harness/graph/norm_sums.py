@@ -20,12 +20,12 @@ def error_of_rows(node: Node) -> F64:
 
     Roundings have no preference, and all terms are positive. So the mean square of n partial sums,
     in an order that knows nothing of their size, is a third of the sum's. Together the roundings
-    come to U * sqrt(n / 3) of the sum. The root halves the sum's error.
+    amount to U * sqrt(n / 3) of the sum. The root halves the sum's error.
 
     One element may be thousands of times larger than the others (a massive activation) and come
     early. Then the sum has few bits for their squares: each is rounded to its last bit, for many to
-    nothing, and not by chance. That is counted with the largest one first, for terms that are a few
-    last bits. Larger terms are rounded up as often as down.
+    nothing, and not by chance. The count has the largest one first, with terms of a few last bits.
+    Larger terms are rounded up as often as down.
     """
     x = node.wide(0)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):

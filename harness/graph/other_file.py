@@ -1,8 +1,7 @@
 """Differences between llama.cpp's graphs of two files: in parameters, nodes, inputs.
 
-All are told by their names. A key of a file, such as the rope's base, is a parameter of an op,
-makes other nodes, or decides what an input holds, as a window does of a mask: no weight shows
-it.
+Names identify all of them. A key of a file, such as the rope's base, is a parameter of an op, makes
+other nodes, or decides what an input holds, as a window does of a mask: no weight shows it.
 """
 
 from collections import Counter

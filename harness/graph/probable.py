@@ -67,14 +67,14 @@ def error_of_sums(value: F64, squares: F64, terms: int) -> F64:
 
     Each of n additions is off by at most U times the partial sum that it gives; errors without a
     preference add up as their squares do. Of n terms t with the sum s, in an order that knows
-    nothing of their size, the square of a partial sum is at most sum(t^2) + s^2 on average, so
-    that all together come to U * sqrt(n * (sum(t^2) + s^2)). A random share of it has 0.58 of it
-    as its standard deviation; a rounding's error has 0.58 U at most, and squares of partial sums
-    half of that on average. Who keeps several sums, or integers of blocks, has fewer roundings.
+    nothing of their size, the square of a partial sum is at most sum(t^2) + s^2 on average, so that
+    all together come to U * sqrt(n * (sum(t^2) + s^2)). A random share of it has 0.58 of it as its
+    standard deviation; a rounding's error has 0.58 U at most, and squares of partial sums half of
+    that on average. An engine with several partial sums, or integer blocks, has fewer roundings.
 
-    Infinite where the magnitudes may add up to more than float32 has (they come to no more than
-    sqrt(n * sum(t^2))): one order overflows there and another does not. Nothing where a term is
-    not finite: in every order the sum is what it is.
+    The error is infinite if the magnitudes may exceed float32 (they are at most sqrt(n *
+    sum(t^2))): one order overflows and another does not. The error is zero if a term is not finite:
+    every order gives the same sum.
     """
     out, n = np.empty(value.shape), value.shape[-1]
     if not value.size:

@@ -75,7 +75,7 @@ class Graph:
 
     @property
     def output(self) -> PlannedNode:
-        """Return the result, or what the graph computes last."""
+        """Return the result, or the last node of the graph."""
         named = (node for node in reversed(self.nodes) if node.name == self.result)
         return next(named, self.nodes[-1])
 

@@ -1,8 +1,8 @@
 """Rows of a segment in which an engine chose other experts than most honest runs.
 
-Of two experts whose scores nearly tie few runs choose the other, and then a row is another
-altogether: three runs, or twelve, may have met none. So where few rows are off, more runs are made,
-until one gives each of those rows. A row that none of them gives is a fault as before.
+If two experts' scores nearly tie, few runs choose the other one, and then a whole row differs:
+three runs, or twelve, may show none. So where few rows are off, more runs are made, until one gives
+each of those rows. A row that none of them gives is a fault as before.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -47,9 +47,8 @@ def record(
 ) -> Program | Outcome:
     """Return the program of these batches in the session's engine, or why there is none.
 
-    watch: sees every node with llama.cpp's values; embeddings: come to them, also where there are
-    logits. Without one who watches, the session remembers: whoever judges it and whoever replays it
-    ask for the same.
+    watch: sees every node with llama.cpp's values; embeddings: compute them, even if there are
+    logits. Without a watcher the session caches the program, for the judge and for replays.
     """
     plain = watch is None
     key = bytes([embeddings]) + b"".join(map(bytes_of, batches))

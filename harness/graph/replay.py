@@ -1,6 +1,6 @@
 """Runs a recorded program with our ops: every node reads our own earlier results.
 
-What we cannot compute is named, and whatever reads it is not computed either.
+A node that we cannot compute is named, and its readers are not computed either.
 """
 
 from collections.abc import Callable, Collection, Mapping

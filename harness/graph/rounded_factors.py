@@ -1,7 +1,7 @@
 """Segments of an engine that rounds the factors of its products, as graphics cards do.
 
-One design must give most of the segments with products of its part: then it is the engine's, and
-what it does not give is wrong.
+One design must explain most of the segments with products of its part: then it is the engine's, and
+unexplained segments are wrong.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -36,9 +36,9 @@ class Noise:
         truth.
 
         Models have a row thousands of times larger than the others, often the first token's. The
-        worst error is that row's, and does not measure the others. A row is rounded by numbers of
-        its own size (a residual, what is added to it, the scales of its blocks), so its error grows
-        with it. Some rows differ: other rows feed them, their terms cancel, or they are caches of
+        worst error is that row's, and does not measure the others. A row is rounded at the size of
+        its own numbers (a residual, its addends, the scales of its blocks), so its error grows with
+        it. Some rows differ: other rows feed them, their terms cancel, or they are caches of
         several kinds. Honest runs show a large share of it there, and the worst share counts for
         all rows. The room is twice the error at that share, but no more than twice the worst of
         all.

@@ -1,9 +1,9 @@
 """Judges an engine by the tensors that it shows, without replacing any: for any architecture.
 
-Whatever two shown tensors enclose is a segment of llama.cpp's graph. Each is computed by our ops
-from what the engine itself shows before it, and held against what it shows behind it, so a fault
-lies in the segment where it appears, and several show at once. What one op alone may be off is its
-bound; of a longer segment it is measured, by computing it with random honest errors.
+The part of llama.cpp's graph between shown tensors is a segment. Our ops compute each segment from
+the engine's own earlier values, and compare the result with its later ones, so a fault lies in the
+segment where it appears, and several show at once. The error of a single op is limited by its
+bound; that of a longer segment is measured, by computing it with random honest errors.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

@@ -1,8 +1,8 @@
 """The part of a node's tensor that an engine shows: the cells in use for scores and caches, the
 chosen experts.
 
-llama.cpp has room for 256 cells at least. What is behind the last one in use is masked, and no
-other engine has it.
+llama.cpp has room for 256 cells at least. Cells after the last one in use are masked, and no other
+engine has them.
 """
 
 import re

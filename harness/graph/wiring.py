@@ -100,8 +100,8 @@ class Dependencies:
     def whole(self, values: Mapping[Place, Any]) -> set[Place]:
         """Return the places whose values are given as a whole, and need no computation.
 
-        Of a value that is a part (cells in use, experts that are chosen) the rest is computed:
-        zeros there would be noise that no honest run has. Of the weights of cells the rest is zero.
+        Partial values (cells in use, chosen experts) are completed by computation: zeros there
+        would be noise that no honest run has. Missing weights of cells become zero.
         """
         nodes = {place: self.at[place][1] for place in values}
         return {

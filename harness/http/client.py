@@ -80,8 +80,8 @@ def address_of(url: str) -> Address:
 def exchange(address: Address, method: str, path: str, body: Any, deadline: float) -> Any:
     """Return the JSON of the answer. body: None for a request without one.
 
-    Raises StatusRefused; WireError for what is no JSON or too long; Closed; TimeoutError;
-    Unsupported for a certificate that is not trusted.
+    Raises StatusRefused; WireError for malformed or oversized JSON; Closed; TimeoutError;
+    Unsupported for an untrusted certificate.
     """
     headers = {"Accept": "application/json", "Connection": "close"}
     if key := os.environ.get(API_KEY):

@@ -92,7 +92,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # what need not be said
 
 
 def llama_server_options(chain: Sequence[Stage]) -> dict[str, Any]:
-    """Return the parameters of /completion. Raises Unsupported for a chain without such parameters."""
+    """Return the parameters of /completion. Raises Unsupported for a chain without such
+    parameters."""
     options, order = dict(LLAMA_SERVER_OFF), list[str]()
     for stage in before_draw(chain):
         place, names = LLAMA_SERVER.get(stage["sampler"], ("", {}))
@@ -110,7 +111,8 @@ def llama_server_options(chain: Sequence[Stage]) -> dict[str, Any]:
 def openai_options(chain: Sequence[Stage], *, beyond: bool) -> dict[str, Any]:
     """Return the parameters of /v1/completions, whose order of stages cannot be chosen.
 
-    beyond: the server takes what others have added. Raises Unsupported for what they cannot say.
+    beyond: the server takes what others have added. Raises Unsupported for a chain without such
+    parameters.
     """
     stages = before_draw(chain)
     if len(stages) > 1:
@@ -146,7 +148,8 @@ def before_draw(chain: Sequence[Stage]) -> Sequence[Stage]:
 
 
 def rename(stage: Stage, names: Names) -> dict[str, Any]:
-    """Rename the parameters. Raises Unsupported for a required parameter that the interface lacks."""
+    """Rename the parameters. Raises Unsupported for a required parameter that the interface
+    lacks."""
     found = {}
     for name, value in stage.items():
         if name in names:

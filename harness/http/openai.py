@@ -129,7 +129,8 @@ class OpenAi:
 
 
 def only_model(ask: Ask) -> str:
-    """Return the server's model. Raises Unsupported if there are several, so that a name is needed."""
+    """Return the server's model. Raises Unsupported if there are several, so that a name is
+    needed."""
     names = [text(row, "id") for row in member(ask("GET", "/models"), "data")]
     if len(names) != 1:
         known = ", ".join(printable(name)[:80] for name in names[:8]) or "none"

@@ -60,7 +60,7 @@ class Off:
 def read_list(
     said: Sequence[tuple[int | bytes, float]], names: Mapping[bytes, tuple[int, ...]]
 ) -> Listed:
-    """Read a list. names: the tokens that a text may stand for; ignored where tokens are ids."""
+    """Read a list. names: the tokens of each text; ignored if tokens are ids."""
     found = [
         ((token,) if isinstance(token, int) else names.get(token, ()), value)
         for token, value in said

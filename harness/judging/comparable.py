@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 class Incomparable:
     """Counts of elements whose agreement is no evidence: a NaN, or an infinite bound.
 
-    A NaN swallows whatever it meets, and a bound that is infinite allows anything. The bound of an
-    infinity is infinite too, unless an op gives it a finite one: a mask hides for a reason.
+    A NaN absorbs any operand, and an infinite bound allows anything. The bound of an infinity is
+    infinite too, unless an op gives it a finite one: a mask hides for a reason.
     """
 
     nan: int = 0

@@ -1,8 +1,8 @@
 """Formats to which engines of other designs convert activations before quantised products.
 
 llama.cpp makes blocks of Q8_0, Q8_1 or Q8_K of them, whose scales are halves or floats; most others
-leave them as they are. Honest besides: whole steps with float32 scales, of any usual number of
-neighbours or of a whole row, blocks of Q8_0 whatever the weights, and half precision. In these runs
+leave them as they are. Also honest are whole steps with float32 scales, of any usual number of
+neighbours or of a whole row, blocks of Q8_0 for any weights, and half precision. In these runs
 weights that are not quantised meet activations as they are.
 """
 

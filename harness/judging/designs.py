@@ -1,7 +1,7 @@
 """Results of honest engines of other designs, tried if a subject differs from llama.cpp.
 
-Each has a bound of its own, so that none of them widens what llama.cpp is held to. Angles of rope
-have a file of their own, harness/judging/rope_designs.py.
+Each has its own bound, so that none of them widens llama.cpp's. Angles of rope have a file of their
+own, harness/judging/rope_designs.py.
 """
 
 from collections.abc import Callable, Iterator
@@ -66,7 +66,7 @@ def of_sum_shown(
 def norms_of_float32_sums(x: F32, weight: F32 | None, eps: float) -> Iterator[Other]:
     """Yield norms whose squares are added in float32; ggml adds them in double.
 
-    Of thousands of additions a bound could not tell much. But they are the same on every machine,
+    A bound of thousands of additions would be too wide. But they are the same on every machine,
     given the number of partial sums, and whether a square is rounded before it is added.
     """
     for lanes in (1, 2, 4, 8, 16, 32, 64):

@@ -1,7 +1,7 @@
 """Honest engines that round the factors of their products, as graphics cards do.
 
-A row says in words what is rounded, and to what. Products with weights and attention have rows of
-their own: an engine has one of each, and both together where nothing is shown between.
+A row describes the rounded factors, and their formats. Products with weights and attention have
+rows of their own: an engine has one of each, and both together where nothing is shown between.
 """
 
 from collections.abc import Iterator

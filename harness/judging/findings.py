@@ -80,7 +80,7 @@ class Findings:
 
     @property
     def rest(self) -> str:
-        """Describe what is not wrong."""
+        """Describe the parts that are right."""
         fine = sum(f.mismatch is None and f.compared > 0 for f in self.all)
         what = "segments" if self.own_inputs else "ops"
         text = f"on {self.basis} {fine} of {len(self.all)} {what} agree"

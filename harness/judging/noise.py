@@ -6,8 +6,8 @@ difference in the last bit can tip a rounding. The worst logit of a few such run
 without errors, is the noise floor of this model on these tokens. Rare events (two experts whose
 scores tie) need more runs to be met: before a run is called divergent, more are made.
 
-Vectors that ship have this floor. Along llama.cpp's graph (graph/floor.py) sums of products are off
-by what is probable, which is less.
+Vectors that ship have this floor. Along llama.cpp's graph (graph/floor.py) sums of products have
+their probable error, which is smaller.
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,5 @@
 """Results of ggml on other processors than the oracle's: also honest, with their own bounds.
-Programs with ggml for several processors give them, whatever llama.cpp here was built for."""
+Programs with ggml for several processors produce them, for any build of llama.cpp here."""
 
 from collections.abc import Collection
 from dataclasses import replace

@@ -1,8 +1,8 @@
 """Honest rope angles other than llama.cpp's, which multiplies them from pair to pair in float32.
 
-An angle is position * frequency, and a frequency is one number for all tokens and heads. Which
-float32 it is, the C library's pow decides; so those within the counted roundings are tried, and the
-first that gives what an engine shows is taken for each pair. Then all is as determined as
+An angle is position * frequency, and a frequency is one number for all tokens and heads. The C
+library's pow decides about the exact float32; so all within the counted roundings are tried, and
+the first that reproduces the shown values is used for each pair. Then all is as determined as
 llama.cpp's recursion, and the bound is the same: no room is made for angles that are merely near.
 """
 
@@ -82,10 +82,10 @@ def frequencies(params: RopeParams) -> Iterator[tuple[F64, NDArray[np.int64]]]:
     """Return the frequencies of pairs, and how many float32 steps an honest engine may be off in
     each.
 
-    A step is at least one U. A power: pow or exp, a division, and the rounding of what is given
-    here. step^i: the same without a division, given the step, which is such a power itself. Either
-    way four more where frequencies are scaled: the scale itself, the product with it, the division
-    by a factor, the rounding of what is given. Unscaled, the first pair's frequency is 1.
+    A step is at least one U. A power: pow or exp, a division, and the rounding of the value here.
+    step^i: the same without a division, given the step, which is such a power itself. Either way
+    four more where frequencies are scaled: the scale itself, the product with it, the division by a
+    factor, the rounding of what is given. Unscaled, the first pair's frequency is 1.
     """
     pairs = np.arange(params.n_rot // 2)
     products = 0 if params.scale == 1 and params.factors is None else 4

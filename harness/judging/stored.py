@@ -45,8 +45,8 @@ def looks_like(values: Iterable[NDArray[Any]]) -> str:
     """Return the type to which all these numbers were rounded, whatever type holds them; "" if
     none.
 
-    Of numbers that were not rounded one in 2^13 is one of F16, and one in 2^16 of BF16. Those of
-    BF16 are of F16 too, unless they are very large or small: then it is the coarser.
+    Of unrounded numbers one in 2^13 is an F16 number, and one in 2^16 a BF16 number. Those of BF16
+    are of F16 too, unless they are very large or small: then it is the coarser.
     """
     kinds, found = list(ROUNDED), False
     for value in values:

@@ -1,8 +1,8 @@
 """Limits of single ops and of whole runs, with the reason beside each.
 
 A limit says how far an honest float32 implementation of an op may be from the same op in float64 on
-the same inputs; two honest implementations are then at most two limits apart. What is counted for
-an op stands in its formula (engine/ops).
+the same inputs; two honest implementations are then at most two limits apart. The roundings of an
+op are counted in its formula (engine/ops).
 """
 
 from dataclasses import dataclass

@@ -48,7 +48,7 @@ class Finding:
         return same and suite in self.suites
 
     def applies(self, file: GgufFile) -> bool:
-        """Return True if the file has what the finding is about."""
+        """Return True if the file has the subject of the finding."""
         return (
             (not self.tensor or self.tensor in file.tensors)
             and (not self.key or self.key in file.metadata)

@@ -64,7 +64,8 @@ Made = Mapping[OtherFormula, NDArray[Any]]  # what each comes to
 
 @dataclass(frozen=True, kw_only=True)
 class NearestFormulas:
-    """Formulas that the numbers cannot distinguish. error: as a share of the largest shown value."""
+    """Formulas that the numbers cannot distinguish. error: as a share of the largest shown
+    value."""
 
     alike: tuple[OtherFormula, ...]
     error: float

@@ -2,7 +2,7 @@
 
 Embeddings that are scaled already, queries behind their rotation instead of before: the engine is
 right and the name is not, and what reads the tensor looks wrong as well. It changes words alone.
-What is shown is no less wrong as the tensor that it is called.
+The shown tensor stays wrong under its own name.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
 """The proof of a bisection: with the oracle's tensors at the guilty sites the outputs are right.
 
-Right is what the oracle has, or what an honest engine of another design comes to with the same
-tensors put in: one that converts no activations, say, or looks no GELU up in a table of halves.
+The expected outputs are the oracle's, or those of an honest engine of another design with the same
+replaced tensors: one without conversions of activations, say, or without a GELU table.
 """
 
 import dataclasses

@@ -2,8 +2,8 @@
 
 If a model has states, llama.cpp computes as many tokens of each sequence at once, and the rest
 behind them. An engine shows the rows of its batch; the ids that a part was given say which rows are
-in it. What an engine answers is the graph's result, whether or not it shows that by name. So the
-stretch behind the last tensor that it shows (the head, a last norm, pooling) is judged as well.
+in it. An engine's answer is the graph's result, shown by name or not. So the stretch behind the
+last tensor that it shows (the head, a last norm, pooling) is judged as well.
 """
 
 from collections.abc import Mapping, Sequence

@@ -8,7 +8,7 @@ from lockstep.harness.adapters.reference import Reference
 class Mutant(Reference):
     """A wrong engine. `shows_on` names the built-in model that shows the mistake, `arch:NAME` the
     model of `synth --arch NAME`, or `arch:NAME:TYPE`, with matrices of that type; `site` and
-    `layer` the place where a bisection under `--settings exact` must find it first. Where no op is
+    `layer` the place where a bisection under `--settings exact` must find it first. If no op is
     wrong, `site` is the suite that must diverge first."""
 
     mistake: ClassVar[str]

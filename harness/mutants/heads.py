@@ -23,7 +23,8 @@ class WrongHeads(Mistake):
 
 
 class WrongSpread(WrongHeads):
-    """A wrong mapping of heads. `spread`: gives each head its keys and values, (heads, cells, dim)."""
+    """A wrong mapping of heads. `spread`: gives each head its keys and values, (heads, cells,
+    dim)."""
 
     site = "kq"
     first_of_all = True

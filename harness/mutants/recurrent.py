@@ -1,4 +1,4 @@
-"""Recurrent state gone wrong: convolutions, the scan of mamba, what is carried along."""
+"""Mistakes in recurrent state: convolutions, the scan of mamba, the carried state."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -22,7 +22,7 @@ ARCHITECTURE = "general.architecture"
 
 @dataclass(frozen=True, kw_only=True)
 class OriginalComparison:
-    """The result: what differs and what was not compared, by part."""
+    """The result: differences and gaps, by part."""
 
     architecture: str
     parts: tuple[PartResult, ...]

@@ -34,7 +34,7 @@ class OriginalConfig:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return all values, and what is made of several."""
+        """Return all values, including derived ones."""
         made = {name: getattr(self, name) for name in ("rope_type", "head_dim", "n_ctx_original")}
         return {**self.defaults, **self.values, **made}
 

@@ -1,4 +1,4 @@
-"""Results of a comparison with the original: differences, and what was not compared."""
+"""Results of a comparison with the original: differences and gaps."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -66,7 +66,7 @@ class SkipReason(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OriginalDifference:
-    """A place where the file is not what the original becomes."""
+    """A place where the file differs from the converted original."""
 
     part: OriginalPart
     kind: DifferenceKind

@@ -1,7 +1,7 @@
 """The keys of a GGUF file against config.json.
 
-A row of KEYS says what a key holds, from the config, and what engines take where a file has no such
-key. So a key may be absent if that is what the config says.
+A row of KEYS gives a key's value, from the config, and the default of engines without the key. So a
+key may be absent if that is what the config says.
 """
 
 import math

@@ -1,8 +1,8 @@
 """The numbers that a type of a GGUF file may hold for given weights.
 
-F32, F16 and BF16 have one right answer: the nearest, to even. Of a quantised type many are right,
-as quantisers search for scales and weigh errors. Limits are in steps: the largest weight of a
-block, divided by the type's number of codes on one side of zero (LEVELS).
+F32, F16 and BF16 have one right answer: the nearest, to even. Many codes of a quantised type are
+right, because quantisers search for scales and weigh errors. Limits are in steps: the largest
+weight of a block, divided by the type's number of codes on one side of zero (LEVELS).
 
 An honest code lies within half a step of its weight if the block is not clipped. A search tries
 scales down to 1 / 1.11 of the plain one, so the largest weights lose one step more; scales and
@@ -10,9 +10,9 @@ minima that are stored in 6 bits add a third of a step. So no element is off by 
 (ELEMENT), and the root of the mean square of a row, about 0.29 for errors spread evenly over a
 step, is below a half (ROW). Weights of another tensor are off by several steps.
 
-A quantiser that weighs errors by importance (a file with keys of IMPORTANCE) may clip whatever
-counts little. Zero is a code, or half a step away from one, so what is clipped is off by no more
-than itself: the limit of an element is its weight and two steps, that of a row its energy.
+A quantiser that weighs errors by importance (a file with keys of IMPORTANCE) may clip unimportant
+weights. Zero is a code, or half a step away from one, so a clipped weight is off by at most itself:
+the limit of an element is its weight and two steps, that of a row its energy.
 
 Types with code books have no such step. The best scale makes codes orthogonal to their errors, so
 the error's energy is the weights' less the codes', never more than the weights'. Codes of
@@ -150,9 +150,9 @@ def judge_blocks(
 def wrong_factor(sums: NDArray[np.float64], n: int) -> float | None:
     """Return the factor by which all weights of a quantised tensor are too large, or None.
 
-    Where codes are the nearest, errors do not go with weights; where scales are the best, codes
-    are orthogonal to errors. So the errors' share along the weights lies between none and their
-    energy, but for chance: SIGMAS of a sum over n weights.
+    With nearest codes, errors do not correlate with weights; with the best scales, codes are
+    orthogonal to errors. So the errors' share along the weights lies between none and their energy,
+    but for chance: SIGMAS of a sum over n weights.
     """
     weights, along, errors = (float(each) for each in sums)
     if not weights > 0:

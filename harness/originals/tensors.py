@@ -46,7 +46,7 @@ def compare_tensors(
     n_tokens: int,
     progress: Progress,
 ) -> PartResult:
-    """Return the tensors that are not what the checkpoint's become. n_tokens: of the file; 0: it
+    """Return the tensors that differ from the converted checkpoint's. n_tokens: of the file; 0: it
     has no vocabulary."""
     result = PartResult(part=OriginalPart.tensors)
     plan = plan_tensors(checkpoint, architecture, config)
@@ -73,7 +73,7 @@ def compare_tensors(
 def plan_tensors(
     checkpoint: OriginalCheckpoint, architecture: OriginalArchitecture, config: OriginalConfig
 ) -> TensorPlan:
-    """Return what the file should hold by the table of the architecture. Raises InvalidModel."""
+    """Return the file's tensors by the table of the architecture. Raises InvalidModel."""
     heads = (config.n_head, config.n_head_kv)
     by_name: dict[str, str] = {}
     for name in checkpoint.tensors:

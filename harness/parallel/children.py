@@ -140,7 +140,7 @@ def result_of(
 
 
 def raise_for(event: Event) -> None:
-    """Raise what the work would have raised in this process.
+    """Raise the exception of the work in this process.
 
     A death is a ChildProcessError.
     """

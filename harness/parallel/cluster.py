@@ -1,8 +1,8 @@
 """Work on the workers of a Dask scheduler: an executor for `harness.parallel.works`.
 
 Dask keeps the queue, hands a work to a worker that is free, and to another when a worker is lost.
-Ours is what comes back: a worker says things by a queue of Dask's, here they are held until the
-work is done or has said a checkpoint, and what a lost worker said after that does not count.
+The results are ours: a worker's messages come by a queue of Dask's, wait here until the work is
+done or has a checkpoint, and later messages of a lost worker do not count.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """A process that does one work after the other: `python -m ...work_process SOCKET`.
 
 It is fresh, not a fork, so it may be started where there are threads, and it has loaded everything
-by its second work. Works and what they say cross as pickles: both ends are ours, and what engines
-and models say comes to neither in this form (their adapters speak `harness.processes.wire`).
+by its second work. Works and their messages are sent as pickles: both ends are ours, and data of
+engines and models never arrive in this form (their adapters use `harness.processes.wire`).
 """
 
 import os

@@ -2,9 +2,9 @@
 
     works in -> (which work, what it says or becomes), as it comes -> the last event of each
 
-The last event of a work is any but `Said` (children.py). Its death is one of them: a process
-that is killed while it works is `Died`, here as on a cluster. A machine of a cluster that goes away
-is no event: the work is done again by another, and nobody hears of it twice.
+The last event of a work is any but `Said` (children.py). Its death is one of them: a process that
+is killed while it works is `Died`, here as on a cluster. A lost machine of a cluster is no event:
+another machine repeats the work, without repeated messages.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -109,7 +109,7 @@ def as_done(
 ) -> Iterator[Result]:
     """Yield the result of each part; with an executor the first finished one comes first.
 
-    died: makes a result of the death of the process that had this part; by itself it is raised.
+    died: makes a result of the death of a part's process; without it the death is raised.
     """
     if executor is None:
         with keep_template():

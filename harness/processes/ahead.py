@@ -141,7 +141,7 @@ class Awaited(Generic[A]):
             self.failed.append(error)
 
     def result(self) -> A:
-        """Return the result of the work, or raise what it raised."""
+        """Return the result of the work, or raise its exception."""
         self.thread.join()
         if self.failed:
             raise self.failed[0]

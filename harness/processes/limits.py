@@ -1,10 +1,10 @@
 """Limits of an engine's process: it dies with its parent, its memory is bounded, and no descendant
 outlives it.
 
-Imports next to nothing, because it also runs as a program, the keeper of an engine:
-`python -I -S limits.py PARENT BYTES COMMAND...` (BYTES 0: no bound). The keeper starts the command
-and ends as the command ends. At its end, at SIGTERM and at the end of PARENT it kills the command
-with all descendants: the kernel gives it those whose own parent has ended, whatever their group.
+Imports next to nothing, because it also runs as a program, the keeper of an engine: `python -I -S
+limits.py PARENT BYTES COMMAND...` (BYTES 0: no bound). The keeper starts the command and ends as
+the command ends. At its end, at SIGTERM and at the end of PARENT it kills the command with all
+descendants: the kernel makes it the parent of orphans, in any group.
 """
 
 import ctypes

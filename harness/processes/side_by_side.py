@@ -19,8 +19,7 @@ Result = TypeVar("Result")
 def interrupts_later() -> Iterator[None]:
     """Delay interrupts during the start of a process. An interrupt in the middle would end it with
     a traceback, and until it has taken up `watch_parent` it would be interrupted itself. A blocked
-    signal stays blocked in what is started: SIGTERM, by which a pool ends its processes, only
-    waits."""
+    signal stays blocked in the child: SIGTERM, by which a pool ends its processes, only waits."""
     if current_thread() is not main_thread():
         yield
         return

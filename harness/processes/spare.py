@@ -1,8 +1,8 @@
 """The next process of an engine, started while the current one is still at work.
 
-Of each model that is made of a user's, an engine gets a process of its own. One in Python first
-loads Python, numpy and the user's module: most of a second, several with torch. From the second on
-the next has loaded by the time it is wanted; it has seen no model, and answers one session alone.
+An engine gets a new process for each model made of the user's. One in Python first loads Python,
+numpy and the user's module: most of a second, several with torch. From the second on the next has
+loaded by the time it is wanted; it has seen no model, and answers one session alone.
 """
 
 import os
@@ -46,7 +46,7 @@ class Spare:
 
     def start_next(self, start: Callable[[], EngineProcess]) -> None:
         """Start the next process once the last one has loaded, so that they do not wait for each
-        other. Only what was opened twice is started again."""
+        other. Only an engine that was opened twice is started again."""
         if self.is_ours() and self.is_second and self.waiting is None:
             with suppress(OSError):  # no more processes: it is started when it is wanted
                 self.waiting = start()

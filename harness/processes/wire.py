@@ -280,7 +280,7 @@ def encode_record(value: Any, arrays: list[NDArray[Any]]) -> Any:
 
 
 def decode(tree: Any, arrays: Sequence[NDArray[Any]]) -> Any:
-    """Return the value of a tree. Raises WireError for whatever `encode` would not have written."""
+    """Return the value of a tree. Raises WireError for trees that `encode` never writes."""
     try:
         return build(tree, arrays)
     except (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError) as error:

@@ -1,8 +1,8 @@
 """all-MiniLM-L6-v2 as GGUF: what llama.cpp's convert_hf_to_gguf.py writes, without torch.
 
-The names and numbers are those of conversion/bert.py in llama-cpp-python 0.3.36 with
-`--outtype f32`: every tensor and every key but what it takes from the model card (`general.*`).
-This is a converter for one file, which is known by its hash; nothing else is looked for in it.
+The names and numbers are those of conversion/bert.py in llama-cpp-python 0.3.36 with `--outtype
+f32`: every tensor and every key except those from the model card (`general.*`). This is a converter
+for one file, which is known by its hash; nothing else is looked for in it.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The real models: their packages, pinned by hash, and what the assembled file must be."""
+"""The real models: their packages, pinned by hash, and the hash of the assembled file."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

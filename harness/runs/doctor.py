@@ -1,4 +1,4 @@
-"""`lockstep doctor`: versions, llama.cpp's build, CPU features, what is missing."""
+"""`lockstep doctor`: versions, llama.cpp's build, CPU features, missing parts."""
 
 import os
 import shutil

@@ -1,8 +1,8 @@
-"""Embeddings that a user's own pipeline gave for texts, explained by what it did otherwise.
+"""Embeddings of a user's own pipeline, explained by its deviations.
 
-Each is held against the checkpoint's hidden states with every combination of prompt, length,
-pooling and norm. The engine and the checkpoint differ on the same tokens as well. Twice that is
-the limit.
+Each is compared with the checkpoint's hidden states under every combination of prompt, length,
+pooling and norm. The engine and the checkpoint differ on the same tokens as well. Twice that is the
+limit.
 """
 
 from collections.abc import Callable, Sequence
@@ -65,7 +65,7 @@ class ExplainedText:
 
 @dataclass(kw_only=True)
 class TextJudge:
-    """The two engines, and what a text becomes."""
+    """The two engines, and the embeddings of a text."""
 
     original: Session
     engine: Session
@@ -197,7 +197,7 @@ def explain_all(
 
 
 def note_texts(result: PartResult, found: Sequence[ExplainedText]) -> None:
-    """Note for each text what was done otherwise."""
+    """Note the deviation of each text."""
     result.compared = len(found)
     for number, each in enumerate(found, 1):
         place, detail = f"text {number}", {"error": each.distance, "allowed": each.allowed}

@@ -232,7 +232,7 @@ class PluginSummary:
     """Prints at the end the places of the reports, and why tests were skipped; with xdist the
     workers report it.
 
-    Where each of our tests was skipped nothing was compared, and that is no success.
+    If all our tests were skipped, nothing was compared, which is no success.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -115,7 +115,7 @@ def run_plans(
 
     known: divergences that are excused, and errors if they are none.
 
-    Raises BadInput if what was asked for cannot be done, before there is a report.
+    Raises BadInput for an impossible request, before there is a report.
     """
     check_suites(known or KnownFailures())
     provide_engines(plans, listener.progress)

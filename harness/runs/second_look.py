@@ -62,7 +62,7 @@ def verdicts_on(plan: Plan, opened: Callable[[Plan], Opened]) -> list[Verdict]:
 
 
 def is_explained(found: Sequence[Verdict]) -> bool:
-    """Return True if something agrees and nothing differs. What was not compared explains
+    """Return True if something agrees and nothing differs. An unanswered question explains
     nothing."""
     statuses = {each.status for each in found}
     return "agreed" in statuses and statuses <= {*FINE}

@@ -10,8 +10,8 @@ Ask = Callable[[SampleRequest], SampleAnswer]
 
 
 def ask_every_stage(ask: Ask, request: SampleRequest) -> SampleAnswer:
-    """Return an answer with all stages. An engine that shows the end alone is asked for the end of
-    each beginning of the chain; it draws and is told the same."""
+    """Return an answer with all stages. An engine that shows only the last list is asked for each
+    prefix of the chain; it draws and accepts the same tokens."""
     whole = ask(request)
     if whole.sizes.shape[1] == len(request.chain):
         return whole

@@ -26,7 +26,7 @@ GRAMMAR_ROWS, LAZY_CASES = 8, 8
 
 @dataclass(frozen=True, kw_only=True)
 class SampleCase:
-    """A question, and what it is about."""
+    """A question with its subject."""
 
     seed: int
     kinds: tuple[str, ...]  # of the rows
@@ -202,7 +202,7 @@ def make_case(
     limits: CaseLimits = ANY,
     stages: Sequence[Mapping[str, Any]] = (),
 ) -> SampleCase:
-    """Return a question. Its draws are those of llama.cpp's seeds; what was chosen is accepted.
+    """Return a question. Its draws are those of llama.cpp's seeds; chosen tokens are accepted.
 
     stages: the chain, if it is not to be drawn.
     """
@@ -233,7 +233,7 @@ def complete(
     rng: Generator,
     words: SamplerVocabulary | None = None,
 ) -> SampleRequest:
-    """Return the request with what is accepted before each row, and the draws of each."""
+    """Return the request with the accepted tokens before each row, and the draws of each."""
     n = logits.shape[1]
     chain = make_chain(stages, n, words, LLAMA_CPP)
     few = rng.integers(0, n, 6)  # tokens that come again
@@ -263,7 +263,7 @@ def accept_permitted(chain: Chain, tokens: Sequence[int]) -> list[int]:
 
 
 def next_token(last: CandidateList, other: int, stages: Sequence[Mapping[str, Any]]) -> int:
-    """Return what was selected; where nothing is, the likeliest of a grammar's, or another."""
+    """Return the selected token; without one, the likeliest of a grammar's, or another."""
     if last.token >= 0:
         return last.token
     is_reading = any(stage["sampler"] in READING for stage in stages)

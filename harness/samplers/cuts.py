@@ -181,10 +181,10 @@ def cut_mirostat(sampler: Mirostat, c: CandidateList, off_mu: float) -> RankedCu
 
 
 def zipf_sizes(sampler: Mirostat, p: F64, relative: float, off_mu: float) -> list[float]:
-    """Return k at the ends of what it may be. p: those that it is estimated from, sorted.
+    """Return the extreme values of k. p: those that it is estimated from, sorted.
 
-    The exponent s of Zipf's law is off by its sums of products, mu by what was learnt, and k by the
-    roundings of its own formula.
+    The exponent s of Zipf's law has the error of its sums of products, mu that of the learnt state,
+    and k the roundings of its own formula.
     """
     i = np.arange(len(p) - 1)
     t, b = np.log((i + 2) / (i + 1)), np.log(p[:-1] / p[1:])

@@ -2,7 +2,7 @@
 
 The truth is our samplers' on the oracle's logits, which a server's may differ from by the noise of
 honest runs. So chains run many times, each with logits that are off by it: all up or down by rank,
-where cuts are decided, and at random. What differs between these runs decides nothing.
+where cuts are decided, and at random. Candidates that differ between these runs decide nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -157,8 +157,8 @@ class NextToken:
         return [np.asarray(self.row + s * step, np.float32) for r in signs for s in (r, -r)]
 
     def runs(self, chain: Sequence[Stage], ways: Ways = DEFINITION) -> F64:
-        """Return probabilities of all runs, (runs, vocabulary). Where the chain makes others the
-        likeliest, as penalties do, logits go up by those ranks as well."""
+        """Return probabilities of all runs, (runs, vocabulary). If the chain changes the likeliest
+        tokens, as penalties do, logits go up by those ranks as well."""
         rows, most = self.rows, TURNS[-1]
         order = np.argsort(-self.probabilities(chain), kind="stable")
         if not np.array_equal(order[:most], self.order[:most]):
@@ -167,8 +167,8 @@ class NextToken:
 
 
 def is_clear(runs: F64) -> bool:
-    """Return True if the same candidates are left of all runs. Where not, a server may leave a set
-    that none of them leaves, so that only what all leave, or none, tells anything."""
+    """Return True if the same candidates are left of all runs. Otherwise a server may keep a set
+    that none of them keeps, so only candidates kept by all, or by none, count."""
     return bool(((runs > 0) == (runs[0] > 0)).all())
 
 

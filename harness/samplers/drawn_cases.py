@@ -1,7 +1,7 @@
 """Chains to draw from: parameters that tell a right stage from its neighbours on given logits.
 
 A neighbour is the chain without the stage, with one of its parameters otherwise, with one candidate
-less or more. Of many chains those are taken that tell most neighbours apart.
+less or more. The chains that distinguish most neighbours are chosen.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -135,7 +135,7 @@ def orders_for(stages: Mapping[str, Sequence[Stage]]) -> Iterator[tuple[Stage, .
 
 
 def neighbours(token: NextToken, chain: Sequence[Stage], right: F64) -> Iterator[tuple[str, F64]]:
-    """Yield probabilities of wrong chains by what is wrong. right: of the chain itself."""
+    """Yield probabilities of wrong chains, by their mistake. right: of the chain itself."""
     without = token.probabilities(chain[1:])
     yield "without", without
     if len(chain) > 1:
@@ -191,7 +191,7 @@ def other_values(value: Any) -> Iterator[tuple[str, Any]]:
 def choose_chains(
     token: NextToken, labels: Labels, chains: Sequence[tuple[Stage, ...]], *, by_list: bool
 ) -> tuple[list[tuple[Stage, ...]], bool]:
-    """Return chains that tell most, and whether the stage itself is told by one of them."""
+    """Return chains that distinguish most, and whether one of them tests the stage itself."""
     far = BY_LIST if by_list else BY_DRAWS
     told = [shown_by(token, labels, chain, far, by_list=by_list) for chain in chains]
     names = sorted({name for each in told for name in each})
@@ -223,7 +223,7 @@ def choose_chains(
 def shown_by(
     token: NextToken, labels: Labels, chain: Sequence[Stage], far: float, *, by_list: bool
 ) -> dict[str, float]:
-    """Return how far off each neighbour is, as a share of what is surely told."""
+    """Return the distance of each neighbour, as a share of a certain finding."""
     right = token.probabilities(chain)
     if by_list:  # all chains are asked for
         without = token.probabilities(chain[1:])

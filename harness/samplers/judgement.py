@@ -46,7 +46,7 @@ class Judgement:
 def judge_answer(
     request: SampleRequest, answer: SampleAnswer, words: SamplerVocabulary | None = None
 ) -> Judgement:
-    """The answer shows every stage. A stage is judged on what the engine itself had before it."""
+    """The answer shows every stage. A stage is judged by its own input in the engine."""
     n_vocab = request.logits.shape[1]
     chain = make_chain(request.chain, n_vocab, words)
     judges = [StageJudge(sampler) for sampler in chain.samplers]
@@ -74,7 +74,7 @@ def judge_answer(
 
 class StageJudge:
     """One stage from row to row: the definition in the engine's state, and llama.cpp's beside it,
-    which what it did by accident before may have left in another state."""
+    whose earlier accidents may have left another state."""
 
     def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler

@@ -19,7 +19,8 @@ UPDATE = 4 * UNIT  # an error, a product, a difference and the tau or weight in 
 
 
 def learn_error(sampler: Sampler, before: CandidateList, after: CandidateList) -> float:
-    """Return what the choice in `after` adds: to mu, or to the average of probabilities."""
+    """Return the error that the choice in `after` adds: to mu, or to the average of
+    probabilities."""
     if isinstance(sampler, Mirostat | MirostatV2):
         return mu_error(sampler, after)
     if isinstance(sampler, AdaptiveP):

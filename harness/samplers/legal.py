@@ -1,7 +1,7 @@
 """The differences between two right samplers, all of them, in one place.
 
 - Any order of the list. A draw is taken in the order of the engine's own list.
-- Any choice among candidates that are equal in what a cut looks at.
+- Any choice among candidates that are equal for a cut.
 - A cut at another place, where the threshold lies within the bound of a candidate's probability.
 - A candidate at minus infinity, or left out: nothing draws it. A control token that a grammar
   allows by its spelling alone, either way.
@@ -52,9 +52,9 @@ class StageDifference:
 def judge_stage(
     sampler: Sampler, before: CandidateList, after: CandidateList, learnt_off: float = 0.0
 ) -> StageDifference | None:
-    """Return what is wrong with a stage, or None.
+    """Return the error of a stage, or None.
 
-    sampler: our definition in the engine's state; what it has learnt may be off by `learnt_off`.
+    sampler: our definition in the engine's state; `learnt_off`: the error of its learnt state.
     """
     with np.errstate(all="ignore"):
         expected = sampler.clone().apply(before)
@@ -73,7 +73,7 @@ def judge_stage(
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedStage:
-    """A stage with what it was given, what ours makes of it, and what the engine made of it."""
+    """A stage with its input, our result, and the engine's result."""
 
     sampler: Sampler
     before: CandidateList
@@ -213,7 +213,7 @@ def places_of(ids: NDArray[np.int32], source: NDArray[np.int32]) -> NDArray[np.i
 
 
 def check_p(stage: JudgedStage) -> StageDifference | None:
-    """A list may be normalised or not; where it says nothing, NaN, nothing is held against it."""
+    """A list may be normalised or not; NaN, where it is undefined, is not compared."""
     after = stage.after
     if np.isnan(after.p).all() or not len(after):
         return None

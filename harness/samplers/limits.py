@@ -1,6 +1,6 @@
 """Logits behind each stage, and how far an honest engine's may be from ours.
 
-Counted in roundings of 2^-24 of what is rounded, twice: ours are rounded as well.
+Counted in roundings of 2^-24 of the rounded values, twice: ours are rounded as well.
 """
 
 from collections.abc import Callable
@@ -56,7 +56,7 @@ def logit_limits(
 ) -> LogitLimits | None:
     """Return the limits of a sampler's logits; None if it has none.
 
-    learnt_off: how far what the sampler learnt may be off.
+    learnt_off: the error of the sampler's learnt state.
     """
     if isinstance(sampler, Infill):
         return None

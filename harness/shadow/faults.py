@@ -1,6 +1,6 @@
 """Faults written into llama.cpp's own tensors: each must be found, and only at its node.
 
-What follows a faulty node works on the faulty value, as it would with a real bug, and is right.
+Nodes after a faulty one compute with the faulty value, as with a real bug, and are right.
 
 An honest value lies within its bound of the truth, so a change of more than twice the bound always
 leaves it: no such fault may be missed. Smaller ones are drawn again, and counted: a bound that is

@@ -109,7 +109,8 @@ class ShadowJudge:
         self.compare(node, expected, actual, tally)
 
     def expect(self, node: Node) -> tuple[Expected, NDArray[Any]]:
-        """Return the expected result of a node, and the actual one. Raises EngineError, SENSELESS."""
+        """Return the expected result of a node, and the actual one. Raises EngineError,
+        SENSELESS."""
         sources = tuple(s if s is None else self.resolve(s) for s in node.sources)
         expected = expect(replace(node, sources=sources), self.build)
         return expected, node.value if expected.actual is None else expected.actual
@@ -258,7 +259,7 @@ def reach_of(
     """Return how many elements have more roundings than their own, u, and how far they are off.
 
     Their own counts twice, because the truth is rounded as well. Roundings have random signs: k of
-    them add up to about the root of k. That is the geometric mean of one and of all k, or u times
+    them add up to about the root of k. This is the geometric mean of one and of all k, or u times
     the size and the bound. The second value is the largest share of that. An element in which
     everything cancels has roundings of the others' size.
     """

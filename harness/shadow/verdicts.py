@@ -91,7 +91,7 @@ def places(found: list[NodeFinding]) -> dict[str, Any]:
 
 
 def all_seen(judge: ShadowJudge, captured: Outcome) -> str:
-    """Return what is wrong with the whole stream of nodes; "" if nothing is."""
+    """Return the error of the whole stream of nodes; "" if there is none."""
     value = getattr(captured, "value", None)
     seen = sum(tally.nodes for tally in judge.tallies.values())
     if isinstance(value, Captured) and value.nodes != seen:

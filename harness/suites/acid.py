@@ -1,7 +1,7 @@
 """Acid reports of engines, which run a model with constructed weights. A verdict a test.
 
-The file says what is right, not the oracle's answer. The oracle is asked the same, and where it
-does not write ok, nothing is said of the subject.
+The file defines the right answer, not the oracle. The oracle is asked the same, and where it does
+not write ok, nothing is said of the subject.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -175,8 +175,8 @@ def own_choices(context: Context) -> Iterator[Verdict]:
 
 
 def of_the_whole(context: Context) -> int:
-    """Return how many tokens the whole model generates. A large model generates as many as a budget
-    of read bytes allows, if its first layer can be asked for all of them."""
+    """Return how many tokens the whole model generates. A large model generates as many tokens as a
+    budget of read bytes allows, if its first layer can be asked for all of them."""
     n, encodes = context.n_steps, context.facts.decoder_start is not None
     if n > STEPS or encodes or PROMPTS not in context.on_made_models:
         return n
@@ -273,8 +273,8 @@ def judge_tokens(
     """Judge the tokens. logits, subjects: both engines' before each of the oracle's tokens, (steps,
     vocabulary). start: the number of the first of them.
 
-    Its own token must be the largest of them too, or the oracle's greedy choice is wrong. Behind a
-    tie the texts are two; what the subject would choose in the oracle's is counted.
+    Its own token must be the largest of them too, or the oracle's greedy choice is wrong. After a
+    tie the texts differ; the verdict counts the subject's choices within the oracle's text.
     """
     if why := why_any_choice_agrees(context, logits):
         return context.verdict("decode", "not-compared", why)

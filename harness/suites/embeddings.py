@@ -1,5 +1,5 @@
-"""Embeddings: both engines must give the same ones. They are what a model without logits comes to,
-and what the metadata of others asks for by naming a way to pool."""
+"""Embeddings: both engines must give the same ones. They are the result of a model without logits,
+and of others whose metadata names a pooling."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -249,8 +249,8 @@ def left_out(run: Run, oracle: Outcome | None, subject: Outcome) -> LeftOut | No
 
 
 def further_verdict(context: Context, run: Run, oracle: Evaluation, subject: Evaluation) -> Verdict:
-    """Compare a further run. The honest run is skipped while the engines agree on what is known, as
-    it costs as much as both."""
+    """Compare a further run. The honest run is skipped while the engines agree on a known
+    computation, because it costs as much as both."""
     truth = np.concatenate(oracle.logits)
     if not run.known or part(context, truth, subject):
         truth = np.concatenate(context.honest.floor(run.batches, seed=context.seed, runs=0).logits)

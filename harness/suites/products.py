@@ -2,9 +2,9 @@
 
 Float additions hide small faults: of 4096 terms in float32 a scale that is off by 1e-4 may be the
 order of the sum. So both engines are given inputs of which each token keeps a few neighbouring
-values and the rest is zero. What is zero is exact in any order, and the bound counts what is left:
-a scale that is off by a few parts in a million shows, however long the rows are. Of an engine into
-whose run they are put, gates and norms get inputs in it that small models have none of.
+values and the rest is zero. Zeros are exact in any order, and the bound counts only the others: a
+scale that is off by a few parts in a million shows, for rows of any length. If the values are put
+into an engine's run, gates and norms get inputs that small models do not have.
 """
 
 import math

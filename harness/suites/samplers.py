@@ -1,7 +1,7 @@
 """Samplers: every stage of any chain must follow its definition.
 
 Rows of logits are seeded, so no weights are read; the model's vocabulary is, for infill, grammars
-and the breakers of dry. What llama.cpp does by accident (harness/known) is demanded of nobody.
+and the breakers of dry. No engine must reproduce llama.cpp's accidents (harness/known).
 """
 
 from collections import Counter
@@ -78,8 +78,8 @@ class Samplers(Suite, name=NAME):
 
 @dataclass(kw_only=True)
 class SamplerRun:
-    """A run of the sampler suite: both engines are asked and judged; findings are told once by
-    sampler and by what is wrong."""
+    """A run of the sampler suite: both engines are asked and judged; each finding is reported once
+    by sampler and mistake."""
 
     context: Context
     names: set[str] = field(default_factory=set)  # samplers that the subject has
@@ -238,7 +238,8 @@ class Wronged:
 
     @property
     def size(self) -> tuple[int, int, int]:
-        """Return the size of a finding: its candidates, stages and row. The smallest is reported."""
+        """Return the size of a finding: its candidates, stages and row. The smallest is
+        reported."""
         request = self.case.request
         return request.logits.shape[1], len(request.chain), self.finding.row
 

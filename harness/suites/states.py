@@ -1,10 +1,10 @@
-"""Sessions: a loaded session must continue as if it had never been saved. Each engine is held
-against itself.
+"""Sessions: a loaded session must continue as if it had never been saved. Each engine is compared
+with itself.
 
 A prompt is decoded and its state saved. The logits of the tokens that follow must be those of a
-fresh engine that has loaded the file. llama.cpp is asked with its own state files. Where bits
-differ, the limit is twice the difference of the engine's own runs, or twice the noise of honest
-ones: after loading, cells of windows may lie elsewhere, and sums have another order.
+fresh engine that has loaded the file. llama.cpp is asked with its own state files. If bits differ,
+the limit is twice the difference of the engine's own runs, or twice the noise of honest ones: after
+loading, cells of windows may lie elsewhere, and sums have another order.
 """
 
 from collections.abc import Iterator, Sequence
@@ -149,7 +149,8 @@ def compare_rows(
     actual: F32,
     step: str,
 ) -> Verdict:
-    """Compare the bits. An engine that differs is asked again, and then compared within the noise."""
+    """Compare the bits. An engine that differs is asked again, and then compared within the
+    noise."""
     detail: dict[str, Any] = {"step": step, "asked": run.words, "sequence": run.sequence}
     words = f"{session.name}: {run.words}"
     if np.array_equal(expected.view(np.uint32), actual.view(np.uint32)):

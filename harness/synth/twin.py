@@ -1,8 +1,8 @@
 """`lockstep twin`: the same model with every matrix decoded to F32, streamed from file to file.
 
-llama.cpp converts what it multiplies by quantised weights, and whoever does not is honest as well:
-that difference covers small faults in logits. In the twin there is nothing to convert, so that it
-hides none. Its values are those of the source, bit for bit (a NaN stays one), and so is its
+llama.cpp converts the activations of quantised products, and an engine that does not is honest as
+well: that difference hides small faults in logits. In the twin there is nothing to convert, so that
+it hides none. Its values are those of the source, bit for bit (a NaN stays one), and so is its
 metadata but `general.file_type`. llama.cpp's own quantize rewrites that key as well, and keeps
 `general.quantization_version` in a file of F32.
 """

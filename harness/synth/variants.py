@@ -1,8 +1,9 @@
 """Metadata that makes llama.cpp build a tiny model of every architecture, as a table.
 
-One set of keys serves nearly all: llama.cpp ignores those that an architecture does not read. What
-an architecture wants otherwise stands in `variant_extras.py`. Keys are those of src/llama-arch.cpp
-of llama-cpp-python 0.3.36. The file of an architecture in src/models shows which keys it reads.
+One set of keys serves nearly all: llama.cpp ignores those that an architecture does not read.
+Special requirements of an architecture are in `variant_extras.py`. Keys are those of
+src/llama-arch.cpp of llama-cpp-python 0.3.36. The file of an architecture in src/models shows which
+keys it reads.
 """
 
 from dataclasses import dataclass

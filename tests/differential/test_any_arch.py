@@ -54,8 +54,8 @@ def test_every_variant_runs(name: str, quant: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arch", ["bitnet", "cohere2", "command-r", "gemma", "gemma2", "plm"])
 def test_text_of_a_headless_model_tells_more_than_its_last_token(arch: str, tmp_path: Path) -> None:
-    """Embeddings as large as what layers add made each token be followed by itself: an engine whose
-    attention was wrong in any way wrote the same text."""
+    """Embeddings as large as the layers' outputs once made each token repeat itself: an engine with
+    wrong attention wrote the same text."""
     path = tmp_path / "m.gguf"
     variant_of(arch, path)
     prompts = [[(37 * k + 11 * j + 5) % 120 for j in range(12)] for k in range(12)]

@@ -57,7 +57,7 @@ def engine_of(folder: Path, suite: str, most: int) -> str:
 def test_tokens_after_prefixes_are_asked_for_one_by_one(
     arch: str, suite: str, plan_for: Callable[..., Plan], checked: Checked, tmp_path: Path
 ) -> None:
-    """One run of all beginnings would show each what is behind it: honest engines were accused.
+    """One run of all prefixes would show later tokens to each: honest engines were accused.
 
     An engine that reads only the end of a prompt is found.
     """

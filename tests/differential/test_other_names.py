@@ -80,8 +80,8 @@ def shown_of(op: str, *sources: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def test_other_function_of_the_same_input_is_named() -> None:
-    """BERT is published with GELU by erf, and llama.cpp computes it by tanh: who is told that an
-    activation is wrong looks for a fault that is none."""
+    """BERT is published with erf GELU, and llama.cpp uses tanh: a report of a wrong activation
+    would send its reader after a fault that does not exist."""
     x = normal(1, 4, 32)
     right = node("GELU", shown_of("GELU", x), x)
     said = other_formula(right, shown_of("GELU_ERF", x))

@@ -1,6 +1,6 @@
 """Outputs of a Python class against the end of the graph, and its tensors of several sequences.
 
-llama.cpp cuts those into parts, which the class's tensors are held against.
+llama.cpp splits those into ubatches, with which the class's tensors are compared.
 """
 
 import pickle

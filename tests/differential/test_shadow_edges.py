@@ -1,4 +1,4 @@
-"""Flash attention alone, in all its forms, and what a single op of ggml is held to.
+"""Flash attention alone, in all its forms, and the limits of a single op of ggml.
 
 Every op at its edges is a vector: golden/test_generate asks llama.cpp for all of them again.
 """

@@ -1,4 +1,5 @@
-"""Texts that end llama.cpp's process, by harness/known/divergences.toml, still do; ours goes on."""
+"""Texts that end llama.cpp's process, by harness/known/divergences.toml, still do; ours survives
+them."""
 
 from collections.abc import Mapping
 from pathlib import Path

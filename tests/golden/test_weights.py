@@ -147,8 +147,8 @@ def test_no_wrong_decoder_passes(kind: type[WeightFormat], wrong: type[WeightFor
 
 
 def with_activations(change: Callable[[F32, F64], F64]) -> type[Reference]:
-    """Return an engine with changed activations. change: (activations, what ggml makes of them) ->
-    what this engine makes of them."""
+    """Return an engine with changed activations. change: (activations, ggml's conversion) -> this
+    engine's conversion."""
 
     class Ops(Mirror):
         def activations(self, x: F32, weight: Weight) -> F64:

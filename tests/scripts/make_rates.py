@@ -4,8 +4,8 @@ lockstep selftest --catalogue --json found.jsonl -j 2
 lockstep selftest --honest 100 --json honest.jsonl -j 2
 python tests/scripts/make_rates.py found.jsonl honest.jsonl
 
-What is in none of these files keeps its rows. Where there is none of an engine it writes
-nothing: shares of some say nothing of all.
+Engines in none of these files keep their rows. It writes nothing if an engine has no row: shares of
+some engines would mislead.
 """
 
 import sys

@@ -2,7 +2,7 @@
 
 A format is what its own decoder says: where scales are one, weights are whole numbers. They are
 summed exactly over each run of one scale; runs are added up in float32, one after the other, and so
-are minima. That is what `rows` does, to the last bit.
+are minima. The result equals that of `rows`, to the last bit.
 """
 
 from functools import cache
@@ -35,7 +35,7 @@ TABLES = {"MXFP4": (1, 128, mxfp4.SCALES), "NVFP4": (4, 64, nvfp4.SCALES)}
 
 @cache
 def format_of(name: str) -> tuple[int, I64, F32]:
-    """Return what the kernels need of a format: the address of its decoder, its numbers, and a
+    """Return the data of a format for the kernels: the address of its decoder, its numbers, and a
     table.
 
     The table has the factor of its scales, or the values that its scales mean.

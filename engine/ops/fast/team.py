@@ -1,8 +1,8 @@
 """Threads that stay alive, and share the work of a kernel.
 
 To wake a thread takes as long as a small product, so after a piece each looks out for the next job
-for a while, in compiled code and without Python's lock. Whoever asks never waits for a thread that
-is asleep: it does what nobody else takes.
+for a while, in compiled code and without Python's lock. The caller never waits for a sleeping
+thread: it does the remaining pieces itself.
 """
 
 import os

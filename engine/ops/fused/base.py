@@ -1,7 +1,8 @@
 """The contract of an operation that engines offer as one and ggml does not.
 
-An operation takes named arrays and parameters and says for each named result what it is in float64
-and how far an honest float32 implementation may be from it. Shapes are numpy's, slowest first.
+An operation takes named arrays and parameters, and returns for each named result its value in
+float64 and the allowed error of an honest float32 implementation. Shapes are numpy's, slowest
+first.
 """
 
 from collections.abc import Callable, Mapping

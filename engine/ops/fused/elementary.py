@@ -63,7 +63,7 @@ def slice_cols(call: Call) -> dict[str, Result]:
 
 @operation("copy_slice")
 def copy_slice(call: Call) -> dict[str, Result]:
-    """Return all of the destination: what is outside of the slice stays."""
+    """Return the whole destination: elements outside the slice stay."""
     out, n = call.inputs["dst"].copy(), call.number("len")
     at, to = call.number("src_offset"), call.number("dst_offset")
     out[to : to + n] = call.inputs["src"][at : at + n]

@@ -210,7 +210,7 @@ def scores(node: Node, form: Form, build: Build) -> tuple[F64, F64, NDArray[np.b
 
 
 def dots(node: Node, build: Build) -> tuple[F64, F64]:
-    """Return queries, converted to what the keys' type is multiplied by, times keys."""
+    """Return queries, converted to the format that the keys' type is multiplied by, times keys."""
     keys, q = node.source(1), node.wide(0)[0]
     group = len(q) // keys.ne[2]
     if keys.type not in PLAIN:

@@ -1,8 +1,8 @@
 """The contract of the expected result of a node in a ggml graph.
 
-A meaning takes a node and says, from the node's sources and parameters alone, what the result is in
-float64 and how far an honest float32 implementation may be from it, with the reason. Arrays have
-numpy's order: (ne3, ne2, ne1, ne0), contiguous, whatever strides the tensor had.
+A definition takes a node, and returns its result in float64, computed from its sources and
+parameters alone, and the allowed error of an honest float32 implementation, with the reason. Arrays
+have numpy's order: (ne3, ne2, ne1, ne0), contiguous, whatever strides the tensor had.
 """
 
 from collections.abc import Callable

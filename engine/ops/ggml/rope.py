@@ -145,7 +145,7 @@ def pair_places(node: Node) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 @meaning("ROPE", "ROPE_BACK")
 def rope(node: Node, build: Build) -> Expected:
-    """Rotate pairs of elements. x: (ne3, tokens, heads, dim); what is not rotated is copied."""
+    """Rotate pairs of elements. x: (ne3, tokens, heads, dim); unrotated elements are copied."""
     x = node.wide(0)
     first, second = pair_places(node)
     cos, sin = rotations(node, len(first), build)

@@ -17,7 +17,7 @@ Stage = Mapping[str, Any]  # {"sampler": "top_p", "p": 0.9, "min_keep": 1}
 
 
 class Chain:
-    """Several samplers, each given what the one before it left."""
+    """Several samplers, each applied to the result of the previous one."""
 
     def __init__(self, samplers: Sequence[Sampler]) -> None:
         self.samplers = list(samplers)

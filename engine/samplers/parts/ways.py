@@ -1,8 +1,8 @@
 """Choices that a definition leaves open, and those where llama.cpp deviates from it.
 
 The definition: equals stay in their order, functions and sums are exact but for one rounding.
-llama.cpp: the order of libstdc++, libm's functions, sums in float32 one after the other, and what
-its code does in cases that nobody would write down as a definition: each an `Accident` by name.
+llama.cpp: the order of libstdc++, libm's functions, sums in float32 one after the other, and
+accidental behaviour in rare cases: each a named `Accident`.
 """
 
 from collections.abc import Callable, Iterable

@@ -1,7 +1,7 @@
 """The bound of an honest engine's error, from stage to stage of a chain.
 
-Roundings of a stage are those that the suite `samplers` counts. What comes in wrong by a rounding
-goes out wrong by as much, times the slope of the stage.
+Roundings of a stage are those that the suite `samplers` counts. A rounding error at the input
+becomes one of the same size at the output, times the slope of the stage.
 """
 
 from dataclasses import dataclass
@@ -63,5 +63,5 @@ def slope_of(sampler: Sampler, before: CandidateList, after: CandidateList) -> f
 
 
 def learn_more(sampler: Sampler, before: CandidateList, after: CandidateList) -> float:
-    """Return what a choice adds to the error of the sampler's state."""
+    """Return the error that a choice adds to the sampler's state."""
     return learn_error(sampler, before, after) if after.selected >= 0 else 0.0

@@ -9,8 +9,8 @@ from lockstep.harness.acid.weights import CONST, NOTHING, SMALL, AcidWeights
 
 class Mean(Measurement):
     """Mean: the tokens of this state also have a coordinate of 2, so their mean is 1/48, which
-    shows in unused coordinates. 62 times it is added to what the state gives. The last norm takes
-    it from what was measured as well: of 0.8813 it leaves 0.73."""
+    shows in unused coordinates. The unit adds 62 times the mean to the state. The last norm
+    subtracts the mean from the measured value as well: 0.8813 becomes 0.73."""
 
     name = "norm-mean"
     sees = "the norm subtracts the mean"

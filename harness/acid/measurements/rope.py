@@ -66,9 +66,10 @@ class Pairing(Rope):
 
 
 class Base(Rope):
-    """Pair 4 turns by 0.178 radians at the base 1000 of the file, so that 9 positions are 1.6. Of a
-    base of 500 these are 7.6 positions, of 2000 10.7, of 5000 13.5, of 10,000 16. What is slower is
-    found further back, and each of these bases has a distance that fits it better than 9 does."""
+    """Pair 4 turns by 0.178 radians at the base 1000 of the file, so that 9 positions are 1.6. For
+    a base of 500 these are 7.6 positions, for 2000 10.7, for 5000 13.5, for 10,000 16. A slower
+    rotation finds a token further back, and each of these bases has a distance that fits it better
+    than 9 does."""
 
     name = "rope-base"
     sees = (

@@ -20,9 +20,8 @@ BEGINS, FIRST, ABOVE = 7, 6, 25.0
 
 
 class Cut(Measurement):
-    """A prompt cut into pieces. `shown`: what the tokens may show, the right thing first, each with
-    its values. `side`: the layer, an element of its keys, and the sign to look for; two tests may
-    share one."""
+    """A prompt cut into pieces. `shown`: values of possible tokens, the right one first. `side`:
+    the layer, an element of its keys, and the sign to look for; two tests may share one."""
 
     needs_prompt = of_tokenizer = True
     where = "the tokenizer"

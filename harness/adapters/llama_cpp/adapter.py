@@ -272,8 +272,8 @@ class LlamaCpp(StateFiles, name="llama.cpp"):
     def _looked_at(self) -> AttentionKind:
         """Return llama.cpp's choice of attention, where our code maps its graph onto ours.
 
-        It decides by itself whether flash attention is possible. Of other graphs (T5 and Grok have
-        layers without) the graph says it. It does not say that a model has no logits, such as a
+        It decides by itself whether flash attention is possible. For other graphs (T5 and Grok have
+        layers without) the graph decides. It does not say that a model has no logits, such as a
         BERT: it returns zeros. One token is enough, because the choice is made when a context is
         made.
         """

@@ -5,11 +5,11 @@ engines of what llama.cpp changed. Two facts identify it:
 
 - Names that its libraries export, read before anything is loaded. Every function of libllama that
   is neither inline nor a template counts, those of C++ with their parameters: the C interface alone
-  stays the same for hundreds of commits. Of libggml-base it is the C interface, which includes
+  stays the same for hundreds of commits. For libggml-base it is the C interface, which includes
   every op. Names that mention the standard library are left out, as its builds spell them
   differently. So compilers, optimisation, instruction sets, backends and tools change nothing here.
-  libggml-cpu does not count, because instruction sets decide what it exports. Where ggml lies
-  elsewhere or inside libllama, libllama's names decide alone.
+  libggml-cpu does not count, because its exports depend on instruction sets. If ggml lies elsewhere
+  or inside libllama, libllama's names decide alone.
 - What a library of the user's says once it is loaded: its commit, if it was built in a clone, and
   the block size of every type, which a fork can change without a new name. ggml's version number is
   no evidence: it is the same for many commits.

@@ -184,8 +184,8 @@ class Library:
         return any(words in line for _, line in self.lines)
 
     def check_room(self) -> None:
-        """Raise MemoryError if llama.cpp's last refusal was for want of memory. The limit is ours
-        or the machine's, so neither engine is at fault."""
+        """Raise MemoryError if llama.cpp's last refusal was a lack of memory. The limit is ours or
+        the machine's, so neither engine is at fault."""
         if self.complained_of(NO_ROOM):
             raise MemoryError(f"llama.cpp does not make a context{self._complaint()}")
 

@@ -113,7 +113,7 @@ class LlamaContext:
     """A KV cache and a graph. `traced`: an observer can see the nodes.
 
     `watch`: the addresses of a C function that is called for each node instead, and of its data.
-    `fields`: parameters of llama.cpp that shall be otherwise than the settings make them.
+    `fields`: parameters of llama.cpp that override the settings.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class LlamaContext:
         return self._embeddings(batch)
 
     def run(self, batch: Batch) -> None:
-        """Compute what the model has for a batch, and fetch nothing."""
+        """Compute a batch, and fetch no results."""
         llama = self.lib.llama
         encodes = batch.encoder or not self.model.has_decoder
         held = llama.llama_batch_init(max(len(batch), 1), 0, 1)
@@ -201,7 +201,7 @@ class LlamaContext:
         self.lib.llama.llama_free(self.pointer)
 
     def call(self, work: Any, held: Any) -> int:
-        """Return the status of the call. Raises what the observer raised meanwhile."""
+        """Return the status of the call. Raises the observer's exception."""
         self.error = None
         status: int = work(self.pointer, held)
         if self.error is not None:

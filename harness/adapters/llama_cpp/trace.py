@@ -1,9 +1,8 @@
 """Watches a graph of llama.cpp during its computation: records sites, and replaces values.
 
 llama.cpp asks about each node before it computes it, and shows the ones we asked for right after.
-Nodes that nobody asked for are computed in one go with the next one that somebody did, so ops that
-llama.cpp fuses stay fused. Values are copied at once, because buffers are reused and ops run in
-place.
+Nodes that nobody requests are computed together with the next requested one, so fused ops stay
+fused. Values are copied at once, because buffers are reused and ops run in place.
 """
 
 import ctypes
@@ -114,9 +113,9 @@ class SiteRecorder:
     def finish_step(self, *, tokens: int, layers: int, flash: bool) -> None:
         """Check that the graph of this step was the one that its trace assumes.
 
-        `tokens` have been decoded since the cache was empty. A site that this version does not
-        show is not in the trace: whoever compares traces says so. A value that could not be put in
-        is another matter, for what follows was computed from something else.
+        `tokens` have been decoded since the cache was empty. A site that this version does not show
+        is missing in the trace: the comparison reports it. A value that could not be put in is
+        another matter, for what follows was computed from something else.
         """
         if not self.cells:
             raise Unsupported("llama.cpp's graph does not show in which cells it stores keys")

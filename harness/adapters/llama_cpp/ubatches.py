@@ -1,9 +1,9 @@
 """Ubatches read from the inputs of llama.cpp's graphs, for versions that do not log them.
 
-An ubatch is a graph: its tokens are what the embedding is looked up by, its positions what the
-first rotation turns by, its outputs the rows that are kept before the head. Inputs are known by who
-reads them, because only some versions name them. Where a model has no such input the place is None,
-and so are the sequences, which no input names.
+An ubatch is a graph: its tokens are the ids of the embedding lookup, its positions those of the
+first rotation, its outputs the rows kept before the output matrix. Inputs are identified by their
+readers, because only some versions name them. Without such an input the place is None, and so are
+the sequences, which no input names.
 """
 
 import ctypes

@@ -300,7 +300,8 @@ def needed_bytes(s: Any, t: Any) -> Any:
 
 @njit
 def have_computed(t: Any, idle: bool) -> None:
-    """Set whether the node is computed or skipped. Versions without such a flag compute every node."""
+    """Set whether the node is computed or skipped. Versions without such a flag compute every
+    node."""
     if (idle and t.flags & COMPUTED) or (not idle and t.flags & HELD_BACK):
         t.flags ^= COMPUTED | HELD_BACK
 

@@ -1,8 +1,8 @@
 """Questions to engines that read state files, many at a time, and the meaning of the answers.
 
 The question is `restore(blob, ends, sequence, then)`; the answer has the form of `parse` (parsing).
-Its digest tells what the engine's state is behind a file: of an accepted one a hash of the logits
-of `then`, or STUCK where these tokens are refused; of a refused one CLEAN, or CELLS_STAY.
+Its digest identifies the engine's state after a file: a hash of the logits of `then` for an
+accepted one, or STUCK if these tokens are refused; CLEAN or CELLS_STAY for a refused one.
 """
 
 import hashlib

@@ -18,7 +18,7 @@ NAMES = {np.dtype(code): name for name, code in TYPES.items()}
 
 
 class Unsupported(Exception):
-    """Raised for what the engine lacks; the question is not compared."""
+    """Error: the engine lacks a level; the question is not compared."""
 
 
 class Refused(Exception):
@@ -26,8 +26,9 @@ class Refused(Exception):
 
 
 def serve(start):
-    """Serve the protocol. start(model, settings) returns what the engine is and {ask: function}.
-    settings["adapters"] has the files to be added, of the kinds that the engine says it can.
+    """Serve the protocol. start(model, settings) returns the engine's description and {ask:
+    function}. settings["adapters"] has the files to be added, of the kinds that the engine says it
+    can.
 
     A function is given the question and its arrays, and returns the answer and its arrays.
     """

@@ -51,7 +51,7 @@ def generator_word(share):
 
 
 class Stage:
-    """A sampler with its numbers, and what it remembers."""
+    """A sampler with its parameters and state."""
 
     shows_old_p = False  # its p are of the list that it was given
 

@@ -1,4 +1,5 @@
-"""mlx: its reader of GGUF, and the llama and qwen models of mlx-lm filled with what it read."""
+"""mlx: its reader of GGUF, and the llama and qwen models of mlx-lm with the weights that it
+read."""
 
 import importlib
 import importlib.metadata

@@ -1,4 +1,4 @@
-"""transformers' logits processors, one for each sampler; what they filter is at minus infinity.
+"""transformers' logits processors, one for each sampler; filtered candidates are at minus infinity.
 
 A stage is made as `generate` makes it of the same number. Choosing at random is torch's, which
 takes no draw from outside.

@@ -39,7 +39,7 @@ def causes(case: ScheduleCase, kind: str) -> dict[str, int]:
 
 
 class Watch:
-    """A machine of ours, and what it was seen to do."""
+    """A machine of ours, with its observations."""
 
     def __init__(self, shape: ScheduleCase, kind: str) -> None:
         self.kind = kind

@@ -48,7 +48,7 @@ class ScheduleDifference:
 
 @dataclass
 class Judge:
-    """A judge of schedules. `counts`: what was compared."""
+    """A judge of schedules. `counts`: the numbers of comparisons."""
 
     oracle: Session
     subject: Session
@@ -168,7 +168,7 @@ class Judge:
         symptom: str,
         text: str,
     ) -> ScheduleDifference | None:
-        """Compare output by output, until the two runs differ in what they accept."""
+        """Compare output by output, up to the first batch that only one run accepts."""
         if all(answer["logits"] is None for answer in base):
             return None
         answers = self.ask(session, other)

@@ -51,8 +51,8 @@ def shape(kind: str, n_ubatch: int, n_seq: int, steps: list[Step]) -> ScheduleCa
 
 def causes_of_sbatch(case: ScheduleCase) -> dict[str, int]:
     """Return the faults of llama_sbatch, and the first call that shows each. unstable: a batch
-    beyond the stable sort repeats a place. left: a sequence goes on without the others that shared
-    its token."""
+    beyond the stable sort repeats a place. left: a sequence continues without the others that
+    shared its token."""
     found: dict[str, int] = {}
     shared: set[tuple[int, ...]] = set()
     for at, step in enumerate(case.steps):
@@ -66,7 +66,7 @@ def causes_of_sbatch(case: ScheduleCase) -> dict[str, int]:
 
 
 class SbatchMaker:
-    """Batches that go on where the ones before have ended."""
+    """Batches that continue the earlier ones."""
 
     def __init__(self, draw: Counter, kind: str, n_seq: int) -> None:
         self.draw, self.kind, self.n_seq = draw, kind, n_seq

@@ -101,7 +101,7 @@ def step_from(step: Any) -> Step:
 
 
 def rows_from(row: Any) -> Iterator[Row]:
-    """Yield a row, or as many as its number says, one position after the other."""
+    """Yield a row, or the stated number of rows, one position after the other."""
     n = whole(row[4]) if len(row) == 5 else 1
     if not 1 <= n <= MOST["n_ctx"]:
         raise ValueError(f"a row is repeated {n} times; expected 1 to {MOST['n_ctx']}")

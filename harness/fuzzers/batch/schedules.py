@@ -1,8 +1,8 @@
 """Schedules without end: a number decides one, given the seed and the kind of memory.
 
-A machine of ours runs along, so that most batches are valid: they go on where a sequence stands.
-One schedule in ODD does what llama.cpp is known not to stand; the others keep away from it, or
-every schedule would end there. One in TIGHT begins with a full cache.
+A machine of ours runs along, so that most batches are valid: they continue a sequence at its
+position. One schedule in ODD does what llama.cpp is known not to stand; the others keep away from
+it, or every schedule would end there. One in TIGHT begins with a full cache.
 """
 
 from collections import Counter as Counted
@@ -87,8 +87,7 @@ class Maker:
             self.decode()
 
     def crowd(self) -> None:
-        """Fill a cache to its last cells, with holes, one token too many, and then as many as
-        fit."""
+        """Fill a cache to its last cells, with holes, one token too many, and then exactly."""
         below = self.draw.below
         seqs = [self.seq()] if self.shape.unified else list(range(self.shape.n_seq))
         seq = seqs[0]

@@ -42,8 +42,8 @@ def without_steps(case: ScheduleCase) -> Iterator[ScheduleCase]:
 
 
 def without(case: ScheduleCase, start: int, stop: int) -> Iterator[ScheduleCase]:
-    """Yield schedules without some steps, and without loads of what is then not saved; the others
-    are renumbered."""
+    """Yield schedules without some steps, and without loads of states that are then missing; the
+    others are renumbered."""
     numbers: list[int | None] = []
     kept: list[Step] = []
     n_saved = 0

@@ -50,7 +50,7 @@ DEAR = 100  # files tried in shrinking one that ends a process, each of which ma
 
 @dataclass(kw_only=True)
 class FileBatch:
-    """Files, what the subject says of them, and what others will say of some."""
+    """Files with the subject's answers, and other engines' answers about some."""
 
     cases: list[FileCase]
     subject: Parsed

@@ -1,7 +1,7 @@
 """A GGUF file as a small value whose every field can be wrong, and its bytes.
 
-A field left alone says the truth: counts count, lengths are lengths, offsets follow from sizes.
-What is set says what it is set to, and nothing else changes with it.
+A field left alone says the truth: counts count, lengths are lengths, offsets follow from sizes. A
+field that is set keeps its value, and changes no other.
 """
 
 from dataclasses import dataclass, field

@@ -1,4 +1,5 @@
-"""The named ways in which a GGUF file is unusual or broken: what is done, the verdict, and why."""
+"""The named ways in which a GGUF file is unusual or broken: the change, the verdict, and its
+reason."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -124,8 +124,8 @@ def place_of(answer: Parsed, i: int) -> str:
 
 
 def own_cause(name: str, subject: Parsed, i: int, raw: bytes) -> FileCause | None:
-    """Return a cause that no reader may have, whatever the file: ours takes at most twice its size
-    and 16 MB."""
+    """Return a cause that no reader may have, for any file: ours takes at most twice its size and
+    16 MB."""
     ending = subject.ending(i)
     if ending in (CRASHED, HUNG):
         words = subject.words.get(i, "").split(":")[0]

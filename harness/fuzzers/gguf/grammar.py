@@ -70,7 +70,7 @@ def numbers_of(seed: int, family: str, first: int, count: int) -> list[DrawnNumb
 class FileCase:
     """A file on its way: its number, its bytes, and the faults that it was given.
 
-    again: the option that names a file of the user's own; none has a number that says what it is.
+    again: the option that names a user's file; numbered cases have none.
     """
 
     number: int

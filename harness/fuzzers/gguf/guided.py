@@ -1,8 +1,8 @@
 """Files chosen by the branches of our reader that they reach, until no new branch appears.
 
-libFuzzer makes and keeps the files (harness.fuzzers.gguf.guided_reader), round after round; a
-whole round that reaches no new branch is the last. Then every parser sees what was kept. The folder
-is all there is to go on with, and libFuzzer writes each file at once.
+libFuzzer makes and keeps the files (harness.fuzzers.gguf.guided_reader), round after round; a whole
+round that reaches no new branch is the last. Then every parser sees the kept files. The folder is
+the whole state of a run, and libFuzzer writes each file at once.
 """
 
 import os
@@ -46,7 +46,7 @@ def check_guided(plan: FuzzPlan) -> None:
 
 
 def run_guided(plan: FuzzPlan, campaign: FileCampaign) -> Iterator[Verdict | Checkpoint]:
-    """Yield rounds of `plan.cases` files, then what was kept."""
+    """Yield rounds of `plan.cases` files, then the kept ones."""
     folder = plan.keep
     assert folder is not None  # check_guided has seen to it
     if not any(folder.glob("*")):

@@ -1,9 +1,9 @@
 """Reads the files that libFuzzer makes, with a reader whose branches atheris counts.
 
-`python -m ...gguf.guided_reader MODULES PARENT [options of libFuzzer] FOLDER`: the
-branches of these modules are followed, and the first has a class GgufFile. What it raises besides a
-refusal ends the process, and so does a file that costs it more memory than our reader may take;
-libFuzzer leaves such a file in the folder.
+`python -m ...gguf.guided_reader MODULES PARENT [options of libFuzzer] FOLDER`: the branches of
+these modules are followed, and the first has a class GgufFile. An exception other than a refusal
+ends the process, and so does a file that costs more memory than our reader may take; libFuzzer
+leaves such a file in the folder.
 """
 
 import sys

@@ -1,6 +1,6 @@
-"""Whole models that are a little wrong: one number, pair or tensor is not what the graph wants.
+"""Whole models with a small fault: one number, pair or tensor contradicts the graph.
 
-Every parser reads such a file; what is tried is the loader behind it, with tiny models of several
+Every parser reads such a file; the test is of the loader after it, with tiny models of several
 architectures. A case is decided by the seed, its number, and the models.
 """
 

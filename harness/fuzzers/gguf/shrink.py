@@ -1,7 +1,7 @@
 """Makes a GGUF file small that shows something: first its parts, then its bytes.
 
-The parts are read leniently, because most files that show something are broken: what cannot be
-read is the tail. Whether a smaller file still shows it is asked about many at a time.
+The parts are read leniently, because most files that show something are broken: what cannot be read
+is the tail. Many smaller files are tested in one question.
 """
 
 import copy

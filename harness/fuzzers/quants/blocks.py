@@ -2,7 +2,7 @@
 
 Every other case is directed while there are any left: every value of every scale, every byte in
 every place, every pair of bytes in every two fields. The rest is random, half of it with a scale
-that is special. Everything follows from the format's layout; what it cannot say is in SCALES.
+that is special. Everything follows from the format's layout, except for SCALES.
 """
 
 import math

@@ -1,4 +1,5 @@
-"""Damaged state files: a file that llama.cpp wrote, and edits. As JSON: a base and a list of them.
+"""Damaged state files: a file that llama.cpp wrote, and edits. The JSON form has a base and a list
+of edits.
 
 ["cut", n] keeps n bytes; ["set", at, hex] overwrites; ["insert", at, hex]; ["remove", at, n];
 ["stranger", name] begins with that file instead (saved.STRANGERS).

@@ -1,4 +1,4 @@
-"""Rules for findings in state files: what is odd about one, and whether it is known."""
+"""Rules for findings in state files: the symptoms, and known ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ class StateCause:
 
     symptom, of the oracle: `crashes`, `hangs`, `accepts` (what ours refuses), `keeps-cells` (of a
     file that it refuses); of a file that both take: `stuck` (the next tokens are refused) or
-    `changes` (their logits). Of the subject: `dies`, or `refuses` (what the oracle takes). kind:
-    the assertion, the subject's reason to refuse, or the names of the damage. A file that ends the
-    oracle counts as refused: our reader must refuse it.
+    `changes` (their logits). Symptoms of the subject: `dies`, or `refuses` (a file that the oracle
+    accepts). kind: the assertion, the subject's reason to refuse, or the names of the damage. A
+    file that ends the oracle counts as refused: our reader must refuse it.
     """
 
     symptom: str

@@ -36,7 +36,8 @@ TRIES = 60  # files tried in shrinking a finding
 
 
 class StateFuzzer(Fuzzer, name="states"):
-    """Fuzzer of state files. A target is what is saved, and a kind of memory with a small model."""
+    """Fuzzer of state files. A target is a kind of saved data, and a kind of memory with a small
+    model."""
 
     def targets(self) -> list[str]:
         return [f"{way}-{memory}" for way in WAYS for memory in MEMORIES]

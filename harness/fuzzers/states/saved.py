@@ -62,7 +62,7 @@ def names_of(target: str) -> Names:
 
 
 def tokens_after(base: str) -> Batch:
-    """Return the tokens that go on with sequence 0 of a base."""
+    """Return the tokens that continue sequence 0 of a base."""
     return Batch.of((4, 6), start=len(BASES[base][0]))
 
 

@@ -1,4 +1,4 @@
-"""Tokenizers: texts made from what is in the vocabulary, and ids, until two engines part."""
+"""Tokenizers: texts made from the vocabulary's pieces, and ids, until two engines diverge."""
 
 import shlex
 import tempfile

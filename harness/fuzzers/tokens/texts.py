@@ -1,7 +1,7 @@
-"""Texts that tokenizers get wrong, made from what is in the vocabulary.
+"""Texts that tokenizers get wrong, made from the vocabulary's pieces.
 
-Every strategy draws whole numbers and nothing else, so that a counter-based generator can drive it
-in a campaign and Hypothesis in a test, which then shrinks what it finds.
+Every strategy draws only integers, so that a counter-based generator can drive it in a campaign and
+Hypothesis in a test, which then shrinks its findings.
 """
 
 from collections import defaultdict

@@ -27,10 +27,10 @@ class Mistake(Mutant):
     """A mistake in methods. A method named as an op is called instead of it, with the op as its
     first argument.
 
-    So are `graph_norm` and the like; `store_write`, `cells_visible` and `states_read` are given
-    the object as well, before what its own method would do. `numbers` may alter the
-    hyperparameters, `change` the model that was opened. `taken` is given how tensors are read and
-    the name of one, and returns what is taken for it.
+    So are `graph_norm` and the like; `store_write`, `cells_visible` and `states_read` are given the
+    object as well, before what its own method would do. `numbers` may alter the hyperparameters,
+    `change` the model that was opened. `taken` gets the reader of tensors and a tensor's name, and
+    returns the tensor to use.
     """
 
     def make_ops(self) -> Ops:

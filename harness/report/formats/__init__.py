@@ -27,8 +27,8 @@ def write_format(
 
     run: what `read_results` has read of that folder, where several formats are wanted.
 
-    Raises BrokenReport if report.jsonl is not what it should be. One without a footer is a run that
-    did not finish: the file says so, and never reads as a pass.
+    Raises BrokenReport if report.jsonl is damaged. One without a footer is a run that did not
+    finish: the file says so, and never reads as a pass.
     """
     file, text_of = FORMATS[name]
     path = path or report_folder / file

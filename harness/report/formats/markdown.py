@@ -63,8 +63,8 @@ def table(results: Sequence[TestResult]) -> Iterator[str]:
 
 
 def causes(red: Sequence[TestResult]) -> list[list[TestResult]]:
-    """Return the failures, folded: divergences with the same key have the same cause. What differs
-    comes before what was not answered."""
+    """Return the failures, folded: divergences with the same key have the same cause. Differences
+    come before unanswered questions."""
     found: dict[str, list[TestResult]] = {}
     for result in sorted(red, key=lambda each: [*MARKS].index(each.status)):
         key = result.key or f"{result.suite}/{result.summary}"

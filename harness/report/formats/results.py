@@ -1,6 +1,6 @@
 """The verdicts of a report as test results, the common form of all CI formats.
 
-What spoils the exit code is red in each of them, and what was not compared never reads as a pass.
+Results that spoil the exit code are red in each of them, and uncompared ones never read as a pass.
 """
 
 from collections import Counter
@@ -66,7 +66,7 @@ class RunResults:
 
 
 def read_results(folder: Path) -> RunResults:
-    """Read the results in a run's folder. Raises BrokenReport, but not for want of a footer."""
+    """Read the results in a run's folder. Raises BrokenReport, but not for a missing footer."""
     path = folder / "report.jsonl"
     rows = read_unfinished(path)
     finished = rows[-1]["kind"] == "footer"

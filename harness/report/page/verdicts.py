@@ -48,7 +48,7 @@ class RowsOfRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """Verdicts with one key: the first is told in full."""
+    """Verdicts with one key: the first is shown in full."""
 
     rows: Sequence[Row]
     number: int = 0

@@ -1,9 +1,8 @@
 """Engines with a mistake in a single layer, unlike the ops of the catalogue.
 
-A tensor of one layer is read wrongly: in whatever model it lies (the very bytes are others, as if a
-file were damaged), or in the model whose layer has this number (a copy that was repacked wrongly:
-a slice, which gives layers other numbers, does not have it). Or the layer with this number computes
-something else.
+A tensor of one layer is read wrongly: in any model that contains it (with changed bytes, as in a
+damaged file), or only in the model whose layer has this number (a wrongly repacked copy, which a
+slice lacks). Or the layer with this number computes something else.
 """
 
 import shutil

@@ -1,7 +1,7 @@
 """The true places of a fault, from tensors: each node on the inputs of an honest run.
 
 A right node has the same bits, because both engines share its code. For the others the error is
-known. The findings of the black box, which sees no tensors, are held against this.
+known. The findings of the black box, which sees no tensors, are compared with this.
 """
 
 from collections.abc import Iterator, Sequence

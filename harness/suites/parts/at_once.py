@@ -1,8 +1,8 @@
 """Concurrent prompts: a server with one cache or buffer for all requests is right only if they come
 one by one.
 
-Servers put such prompts in one batch, whose sums may be others by roundings: a text that is not the
-one that comes alone is held against the oracle like any other, and ties are excused.
+Servers put such prompts in one batch, whose sums may be rounded differently: a text that differs
+from the single one is compared with the oracle like any other, and ties are excused.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -17,8 +17,8 @@ def by_position(context: Context, expected: F32, actual: F32, what: str) -> dict
     """Return errors and margins by position, relative to the largest logit of all. Both arrays are
     (outputs, vocabulary).
 
-    `margin`: how much larger the oracle's greedy token is than the next one. Where it is less than
-    two errors, another token may be chosen. `first_other`: the first place where one is.
+    `margin`: how much larger the oracle's greedy token is than the next one. If it is less than two
+    errors, another token may be chosen. `first_other`: the first place where one is.
     """
     if expected.shape != actual.shape or not expected.size:
         return {}

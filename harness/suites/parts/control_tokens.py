@@ -1,7 +1,7 @@
 """Control tokens: does an engine choose one if it is the likeliest? Text seldom ends within a few
-tokens, and some engines leave these out of what they choose from: all of them, or the one that they
-take for none, which may be the first or the last id of any type. And does it read other prompts?
-One that keeps the first may take that for theirs, or for their beginning."""
+tokens, and some engines exclude these tokens from their choice: all of them, or one that they use
+as a marker, which may be the first or the last id of any type. And does it read other prompts? One
+that keeps the first may take that for theirs, or for their beginning."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial

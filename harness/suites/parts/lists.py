@@ -1,7 +1,7 @@
 """Lists of candidates: a common scale of wrong values, empty lists, and equal ones.
 
-Values may be probabilities, or other logarithms. Where the text ends a list may be empty, and else
-that agrees with anything.
+Values may be probabilities, or other logarithms. A list may be empty at the end of a text;
+elsewhere an empty list would agree with anything.
 """
 
 from collections import defaultdict

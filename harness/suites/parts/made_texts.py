@@ -1,9 +1,9 @@
 """Texts made of a vocabulary's own tokens, as opposed to fixed texts.
 
 Tokens that no merge makes (control, user-defined, byte, unused and unknown ones) in many places: an
-engine that splits `<think>`, or reads the text `<0x41>` as a byte, is right on all other texts. And
-pieces whose merges compete: which of two equal merges comes first shows only where a piece overlaps
-itself (`lll` of `ll`), and where a pre-tokenizer cuts only if what is merged across the cut is a
+engine that splits `<think>`, or reads the text `<0x41>` as a byte, is right on all other texts. It
+also has pieces with competing merges: the first of two equal merges shows only in a piece that
+overlaps itself (`lll` of `ll`), and the cut of a pre-tokenizer only if the merge across it is a
 token. Both are looked for in the pieces, besides pieces side by side at random.
 """
 

@@ -1,8 +1,7 @@
 """Prompts that reveal if an engine misreads characters.
 
-What it takes a character for matters to the next token behind few prompts: for each known way to
-read a text otherwise one is looked for behind which the oracle chooses another token than behind
-what would be read.
+A misread character changes the next token for only few prompts: for each known misreading one
+prompt is searched for which the oracle's choice changes.
 """
 
 import re

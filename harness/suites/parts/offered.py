@@ -20,8 +20,8 @@ def not_asked_of_sessions(
     context: Context, level: str, suite: str, lacks: str
 ) -> list[Verdict] | None:
     """Return the verdicts that replace questions about sessions; None if they can be asked. An
-    engine that says nothing of its levels is asked only by name. lacks: what a model without a
-    memory of tokens alone does not have."""
+    engine that says nothing of its levels is asked only by name. lacks: the part that a model
+    without token memory does not have."""
     levels = context.subject_info.levels
     lacking = None if levels is None else not_offered(context, level, suite)
     if lacking is not None or not (context.named or levels):

@@ -1,7 +1,6 @@
 """Reference logits for tokens and texts: the oracle's, if they are right, and honest runs.
 
-One rule for all suites: a design explains an engine if one run of it comes to all of its
-answers.
+One rule for all suites: a design explains an engine if one run of it reproduces all its answers.
 """
 
 from collections.abc import Callable, Iterator, Sequence

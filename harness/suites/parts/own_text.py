@@ -1,8 +1,8 @@
 """Consistency of an engine: its greedy tokens must follow from its own logits, also after a tie.
 
 Behind a tie the texts are two, and the oracle's logits say nothing of the engine's own. An engine
-that shows logits is asked for those of its own text: a loop that counts positions otherwise than
-the run that shows logits, or keeps another cache, has right logits and writes other tokens.
+with logits is asked for those of its own text: a loop with wrong positions, or with another cache,
+has right logits and writes other tokens.
 """
 
 from collections.abc import Sequence

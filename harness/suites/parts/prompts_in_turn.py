@@ -1,8 +1,8 @@
 """Prompts in turn: does an engine read each prompt independently and completely?
 
-It is asked for prompts in turn, of which the oracle's answer depends on their beginning and on
-which one is asked: who cuts a prompt, takes one for another that is as long or ends alike, or keeps
-more of it for the next than both begin with, answers otherwise.
+The engine gets prompts in turn, whose answers depend on their beginning and differ from each other:
+an engine that truncates a prompt, confuses it with another of the same length or ending, or reuses
+too much of the last one, answers differently.
 """
 
 from collections import Counter
@@ -249,9 +249,9 @@ def telling_prompts(context: Context) -> list[TellingPrompt]:
 def best_of(
     context: Context, telling: Iterator[TellingPrompt], turn: Turn, before: Sequence[TellingPrompt]
 ) -> list[TellingPrompt]:
-    """Return the best prompts. Of prompts that share a beginning with the one before, take the
-    first whose token changes if one cached token too many is kept. The cache of the prompt before
-    may compensate, so one such prompt is not enough."""
+    """Return the best prompts. Among prompts that share a beginning with the previous one, the
+    first is taken whose token changes if one cached token too many is reused. The cache of the
+    prompt before may compensate, so one such prompt is not enough."""
     if not (turn.begin and before):
         return list(islice(telling, 1))
     several: list[TellingPrompt] = []

@@ -39,8 +39,9 @@ def explain_by_factors(
 ) -> FactorDesign | None:
     """Return the design that explains the subject's logits, (outputs, vocabulary).
 
-    float32: honest runs in float32, of which none gives them; rounded: how far logits may be off
-    besides. An engine has one design for all runs: once some gave its logits, others are not tried.
+    float32: honest runs in float32, none of which explains them; rounded: the additional error of
+    rounded logits. An engine has one design for all runs: once some gave its logits, others are not
+    tried.
     """
     if context.rounding is None:
         return None

@@ -1,7 +1,7 @@
 """Blocks with subnormal scales: some files have them, others none.
 
 A reader of half precision that takes them for zero is right on the rest. As weights all of them are
-ordinary floats, so that nobody may flush them to zero.
+ordinary floats, so no engine may flush them to zero.
 """
 
 from typing import Any

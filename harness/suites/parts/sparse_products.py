@@ -1,10 +1,10 @@
 """The products of two engines on nearly empty inputs: as replaced values in a run, or as single
 ops.
 
-What lies between an input and the next shown node of an engine that shows tensors is a segment of
-llama.cpp's graph. In the same run gates get larger inputs than small models have, where they clamp,
-and norms smaller ones, of which epsilon is a part. Of engines that compute single ops nothing has
-to be put into a run, and every expert is asked whatever the router would choose.
+The part between an input and the next shown node is a segment of llama.cpp's graph. In the same run
+gates get larger inputs than small models have, where they clamp, and norms smaller ones, of which
+epsilon is a part. Engines that compute single ops need no run, and every expert is asked regardless
+of the router.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -44,7 +44,7 @@ class TensorSuite(Suite):
         raise NotImplementedError
 
     def verdicts(self, context: Context, found: Findings) -> Iterator[Verdict]:
-        """Yield the verdicts on what is not wrong."""
+        """Yield the verdicts on the right ops."""
         raise NotImplementedError
 
     def inapplicable(self, facts: ModelFacts) -> str:

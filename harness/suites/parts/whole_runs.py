@@ -132,7 +132,7 @@ def who_is_at_fault(
 ) -> tuple[str, str]:
     """Return why differing runs may still be right, and the engine at fault: "" if neither.
 
-    sides: logits of the oracle and of the subject; detail: what a design is written into.
+    sides: logits of the oracle and of the subject; detail: receives the design.
     """
     expected, got = sides["oracle"], sides["subject"]
     at_fault = who_is_wrong(context, batches, (expected, got), rounded)
@@ -167,8 +167,8 @@ def who_is_wrong(
     neither.
 
     An engine need not convert activations as llama.cpp does, so there are several honest runs. They
-    also say how large logits are, as a wrong engine may have none. rounded: how far the subject's
-    may be off besides; otherwise: the subject may have other formats for activations.
+    also say how large logits are, as a wrong engine may have none. rounded: the additional error of
+    the subject; otherwise: the subject may have other formats for activations.
     """
     runs_of_ours = context.honest_runs(batches)
     noise = noise_beside(context, batches, runs_of_ours, runs)

@@ -1,7 +1,7 @@
 """GGUF files from other projects' reader tests: our verdict, beside llama.cpp's.
 
 The files lie in the optional sibling folder `shared`. On these 25 files the two readers agree,
-though not always on the reason. Where they differ on purpose (engine/gguf/file.py has the list),
+though not always on the reason. If they differ on purpose (engine/gguf/file.py has the list),
 tests/engine/gguf/test_gguf_file.py has the bytes.
 """
 

@@ -1,4 +1,4 @@
-"""The GGUF reader accepts what is legal, and refuses the rest with the right kind and place."""
+"""The GGUF reader accepts legal files, and refuses others with the right kind and place."""
 
 import gc
 import tracemalloc

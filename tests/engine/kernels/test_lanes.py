@@ -1,4 +1,4 @@
-"""Vectors as numba types: how they round, halves without an instruction, and what is refused.
+"""Vectors as numba types: their rounding, halves without an instruction, and refusals.
 
 Loads, integers, bits and tables are what decoders are made of: golden vectors hold these to bits.
 """
@@ -42,7 +42,7 @@ def compiled(function: Callable[..., None]) -> Any:
 
 
 def lanes_of(function: Callable[..., None], count: int, *args: Any) -> NDArray[np.float32]:
-    """Return what a kernel (out, ...) stores; assert that it stores nothing else."""
+    """Return the output of a kernel (out, ...); assert that it writes nothing else."""
     out = np.full(count + 2, np.float32(-7777))
     compiled(function)(out[1:-1], *args)
     assert out[0] == out[-1] == -7777

@@ -1,6 +1,6 @@
 """Ops of the reference at their edges, and what its tests are made of.
 
-What each op computes is proven by golden/test_ops, by a second writing of each in float32.
+golden/test_ops proves the result of each op, by a second implementation in float32.
 """
 
 import math

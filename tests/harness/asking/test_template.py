@@ -18,8 +18,8 @@ from tests.harness.context.test_runner import PATIENT, comes_true, is_running, w
 
 
 def test_llama_cpp_threads_in_a_fork_sleep_while_they_wait() -> None:
-    """libgomp reads that once, when it is loaded, and prints what it has read. If it comes too
-    late, workers that share processors starve each other."""
+    """libgomp reads it once, when it is loaded, and prints it. If it comes too late, workers that
+    share processors starve each other."""
     wanted = os.environ | {"OMP_DISPLAY_ENV": "verbose"}
     wanted.pop("OMP_WAIT_POLICY", None)
     wanted.pop("GOMP_SPINCOUNT", None)
@@ -73,7 +73,7 @@ def test_workers_start_by_themselves_if_the_template_died_or_hangs(
 def test_next_question_is_answered_if_template_and_worker_died(
     own_template: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next question reaps it. Its id may be another process's by then, which nobody kills."""
+    """The next question reaps it. Its id may be reused by then, and must not be killed."""
     killed: list[int] = []
     kill = os.killpg
     with PATIENT.open("fake", None, EXACT) as session:

@@ -144,8 +144,8 @@ class WithScaledSinks(Reference, name="test:sinks-scaled-as-scores"):
     ],
 )
 def test_fault_of_a_gpt_oss_is_named(engine: str, part: str, tmp_path: Path) -> None:
-    """gpt-oss calls its norm before the FFN post_attention_norm, so it was made larger. That drove
-    all gates to where they clamp. Engines agreed there, and eps was named."""
+    """gpt-oss calls its norm before the FFN post_attention_norm, so it was made larger. All gates
+    were then clamped. Engines agreed there, and eps was named."""
     path = one_layer_of("gpt-oss", tmp_path)
     found = bisected(path, tmp_path / "made", engine=engine, oracle="llama.cpp")
     assert faults(found) == {0: [part]}

@@ -15,7 +15,7 @@ from tests.models import builtin
 def answer_of(
     engine: str, folder: Path, model: str = "q8_0", *, small: bool = False
 ) -> SliceAnswer:
-    """Return what the first lens shows. small: the first with subnormal scales."""
+    """Return the logits of the first lens. small: the first with subnormal scales."""
     path = builtin(model, folder)
     with closing(asker_of(path, folder / "made", engine=engine, oracle="llama.cpp")) as asker:
         lenses, _ = lenses_of(asker.file, asker.layers_to_load)

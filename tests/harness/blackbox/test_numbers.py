@@ -125,7 +125,8 @@ def test_misnamed_tensor_is_found_in_its_layer(tmp_path: Path) -> None:
 
 
 def test_layer_with_another_layers_tensors_is_named(tmp_path: Path) -> None:
-    """A muted layer adds what the other does: by its number each of the two would differ."""
+    """A muted layer with the other's tensors adds the same: each of the two would differ by its
+    number."""
     path = written(tmp_path, n_layer=3)
     found = bisected(path, tmp_path / "made", engine="mutant:first-layer-twice")
     assert faults(found) == {1: [ANOTHERS.name]}

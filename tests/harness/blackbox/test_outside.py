@@ -1,7 +1,7 @@
 """Faults outside the layers, in models with capped logits and tied embeddings.
 
 Gemma 2 has both. llama.cpp refuses a model of it with a head of its own, so it answers no question
-with one. That was taken for agreement, and the embedding was named.
+with one. The refusal was taken for agreement, and the embedding was named.
 """
 
 from pathlib import Path

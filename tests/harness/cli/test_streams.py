@@ -30,7 +30,7 @@ main()
 
 
 def run_in_shell(command: str, folder: Path, *, code: str = "") -> tuple[int, str]:
-    """Return the exit code, and what is printed on standard error."""
+    """Return the exit code, and the text on standard error."""
     start = f"{sys.executable} -c '{code}'" if code else f"{sys.executable} -m lockstep"
     variables = {**os.environ, "PYTHONPATH": PYTHONPATH, "LOCKSTEP_TRACEBACK": "1"}
     done = subprocess.run(

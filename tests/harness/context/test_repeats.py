@@ -204,8 +204,8 @@ def test_outputs_of_another_shape_are_a_difference_and_the_run_continues(
 
 
 def test_nan_with_another_sign_is_the_same_answer() -> None:
-    """The compiled code of a JVM gives others than its interpreter: what is wrong with such an
-    engine is the NaN, and it is no race. A number that is another beside it is one."""
+    """The compiled code of a JVM gives others than its interpreter: the fault of such an engine is
+    the NaN, and no race. A number that is another beside it is one."""
     nan = np.array([[0.5, np.nan, 1.0]], np.float32)
     signed = np.array([[0.5, np.nan, 1.0]], np.float32)
     signed.view(np.uint32)[0, 1] |= 1 << 31

@@ -1,5 +1,5 @@
-"""A tie is as wide as the logits are large. Who has larger ones and chooses what the right engine
-does stands within its ties beside many a wrong text, and is not what wrote it."""
+"""A tie is as wide as the logits are large. An engine with larger logits and the right choices
+matches many a wrong text within its ties, but did not write it."""
 
 from pathlib import Path
 

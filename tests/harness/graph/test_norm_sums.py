@@ -57,7 +57,7 @@ def test_float32_sum_of_squares_is_off_by_less_than_twice_the_estimate(
 
 
 def test_row_with_one_huge_element_has_a_real_error() -> None:
-    """Runs off by what a sum in double may be, and by roundings up and down, are no measure."""
+    """Runs with the error of a sum in double, and with random roundings, are no measure."""
     x = massive(normal(1, ROWS, 4096), 5000)
     found, allowed = off(x)
     assert (found > 5 * U * np.sqrt(4096 / 3) / 2).all()

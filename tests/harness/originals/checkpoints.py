@@ -175,7 +175,7 @@ def draw(arch: str, kind: str, seed: int = 0) -> dict[str, F32]:
 
 
 def stored(values: F32, kind: str) -> tuple[bytes, F32]:
-    """Return the bytes of values in a type of safetensors, and what they are worth."""
+    """Return the bytes of values in a type of safetensors, and their decoded values."""
     if kind == "F32":
         return values.astype("<f4").tobytes(), values
     if kind == "F16":

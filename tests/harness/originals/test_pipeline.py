@@ -1,4 +1,4 @@
-"""Ways from a text to an embedding: what a checkpoint says, and how a way may be another."""
+"""Ways from a text to an embedding: the checkpoint's, and deviations from it."""
 
 import json
 from pathlib import Path

@@ -71,7 +71,7 @@ def test_killed_parent_leaves_no_process_behind(tmp_path: Path) -> None:
 
 @pytest.fixture
 def interrupted() -> Iterator[None]:
-    """Handle interrupts as in a terminal; what a shell starts in the background ignores them."""
+    """Handle interrupts as in a terminal; background processes of a shell ignore them."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -1,4 +1,4 @@
-"""Figures of what a quantised file loses."""
+"""Figures of the loss by quantisation."""
 
 import numpy as np
 import pytest

@@ -23,7 +23,7 @@ def judge(
     p: list[float] | None = None,
     draw: float = 0.5,
 ) -> Wrong | None:
-    """Return what is wrong with a list of these ids, whose logits are as before or `after`."""
+    """Return the error of a list with these ids, whose logits are as before or `after`."""
     row = np.array(logits, np.float32)
     chain = make_chain([described], len(row))
     chain.give([draw])

@@ -1,6 +1,6 @@
 """Close calls between two tokens, which reveal small errors by text alone.
 
-Behind a tie two texts go on, and an engine's own is held to its own logits.
+After a tie two texts continue, and an engine's own text is compared with its own logits.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Known differences from the original tokenizers: the list, and what a report says of them."""
+"""Known differences from the original tokenizers: the list, and its use in a report."""
 
 from pathlib import Path
 

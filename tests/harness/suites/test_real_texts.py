@@ -1,6 +1,6 @@
 """Tokenizers that fail on long real texts, or on invalid UTF-8.
 
-llama.cpp decodes bytes that Unicode forbids, and nobody has to follow.
+llama.cpp decodes bytes that Unicode forbids, which other engines need not do.
 """
 
 import re

@@ -217,7 +217,7 @@ def text_verdicts(
     pieces: Any = WORDS,
 ) -> list[Verdict]:
     """Return verdicts on a text. free: the oracle's text; rows have logits before each token,
-    others are -9."""
+    others are -9. more: the noise of more runs, if they may be asked for."""
 
     def noise_on(batches: Any) -> float:
         assert more is not None, "more runs were asked for"

@@ -92,7 +92,7 @@ def test_extra_byte_of_a_tie_is_not_called_an_early_end(
 ) -> None:
     """The oracle's text is m, a byte that is no character, and h6.
 
-    That byte once more is the second likeliest there.
+    The same byte once more is the second likeliest there.
     """
     rows = {1: 5.0}, {2: 5.0}, {3: 5.0, 2: 5.0 - margin}
     pieces = Words({0: b"", 1: b"m", 2: b"\xda", 3: b"h6"})
