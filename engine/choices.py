@@ -9,7 +9,7 @@ ALIKE = 0.3  # of difflib's ratio: a letter left out of a short name is still ne
 
 
 def choices(name: str, known: Iterable[str]) -> str:
-    """`(known: a, b)`, or of many `(near: a, b; 400 in all)`."""
+    """Return known names as `(known: a, b)`, or for many `(near: a, b; 400 in all)`."""
     every = list(dict.fromkeys(known))
     if len(every) <= ALL:
         return f"(known: {', '.join(every) or 'none'})"

@@ -13,7 +13,7 @@ F64 = NDArray[np.float64]
 
 
 def log_softmax(logits: NDArray[np.floating]) -> F64:
-    """(rows, vocabulary) -> log-probabilities of each row."""
+    """Return the log-probabilities of each row of logits: (rows, vocabulary)."""
     wide = logits.astype(np.float64)
     wide = wide - wide.max(axis=-1, keepdims=True)
     found: F64 = wide - np.log(np.exp(wide).sum(axis=-1, keepdims=True))

@@ -213,7 +213,7 @@ class Keys:
 
 
 def architecture_name(metadata: Metadata) -> str:
-    """`general.architecture`, which every model file must have."""
+    """Return `general.architecture`, which every model file must have."""
     if "general.architecture" not in metadata:
         raise InvalidModel("the key 'general.architecture' is missing: this is no model file")
     value = metadata["general.architecture"].data

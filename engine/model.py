@@ -106,8 +106,9 @@ class Model:
         *,
         ops: ReferenceOps | None = None,
     ) -> F32:
-        """(outputs, vocabulary), in the order of the batch, in however many ubatches; of embeddings
-        (tokens or sequences, width).
+        """Return logits, (outputs, vocabulary), in the order of the batch, for any number of
+        ubatches; or embeddings (tokens or sequences, width). ops: replace the model's own for this
+        batch.
 
         ops: another way of computing than the model's own, for this batch.
         """
@@ -150,7 +151,7 @@ class Model:
         return moved
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
-        """`n` tokens after the prompt; an end-of-text token does not stop it."""
+        """Return `n` greedy tokens after the prompt; an end-of-text token does not stop it."""
         return [token for token, _ in self.choices(prompt, n)]
 
     def choices(self, prompt: Sequence[int], n: int) -> Iterator[tuple[int, F32]]:

@@ -66,7 +66,7 @@ class Node:
         return self.sources[i] if i < len(self.sources) else None
 
     def wide(self, i: int) -> F64:
-        """Source i in float64."""
+        """Return source i in float64."""
         return wide(self.source(i))
 
 

@@ -29,7 +29,7 @@ class Weight:
         return self.shape[-1] // self.format.weights * self.format.layout.itemsize
 
     def rows(self, start: int, stop: int) -> F32:
-        """Rows `start` to `stop` of a matrix, decoded: (rows, columns)."""
+        """Return rows `start` to `stop` of a matrix, decoded: (rows, columns)."""
         raw = self.raw[start * self.row_bytes : stop * self.row_bytes]
         return self.format.dequantize(raw).reshape(-1, self.shape[-1])
 

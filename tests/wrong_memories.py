@@ -186,7 +186,7 @@ class Crossed(Through):
 
 
 def window_without_oneself(run: Schedule) -> None:
-    """Let a window of n include n tokens before the current one, which should count."""
+    """Let a window of n cover n tokens before the current one, instead of n - 1."""
     seen_as(run, SeesOneMore)
 
 

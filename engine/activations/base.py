@@ -58,7 +58,7 @@ class ActivationFormat(Registered):
 
     @classmethod
     def cut(cls, x: F32) -> F32:
-        """(..., n) -> (..., n / block, block)"""
+        """Return x in blocks: (..., n) -> (..., n / block, block)."""
         blocks, rest = divmod(x.shape[-1], cls.block)
         if rest:
             raise InvalidModel(f"{x.shape[-1]} activations are no whole {cls.name} blocks "

@@ -20,7 +20,8 @@ class Q8_KActivations(ActivationFormat, name="Q8_K"):
 
     @classmethod
     def quantise(cls, x: F32, variant: str = X86) -> NDArray[Any]:
-        """The largest magnitude becomes -127, whatever its sign: d has the sign of its opposite.
+        """Convert to Q8_K. The largest magnitude becomes -127, for any sign: d has the opposite
+        sign.
 
         quantize_row_q8_K_ref in ggml-quants.c, the same for every build, and equal in value to the
         four rows at a time of repacked weights. ggml leaves the sums of a block of zeros as they

@@ -81,7 +81,7 @@ class Architecture(Registered):
         return step.probe(summed, layer, out) if summed else out
 
     def norm(self, step: Step, layer: int, site: str, x: F32, name: str = "") -> F32:
-        """RMS norm over the last axis; a site without a name is not shown."""
+        """Return the RMS norm over the last axis; a site without a name is not shown."""
         weight = self.tensors.in_layer(layer, f"{name or site}.weight").values()
         out: F32 = step.ops.rms_norm(x, weight, self.hparams.f_norm_rms_eps)
         return step.probe(site, layer, out) if site else out

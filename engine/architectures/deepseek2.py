@@ -137,7 +137,7 @@ class Deepseek2(Llama, name="deepseek2"):
         return replace(scale_rope(plain, 1.0, hp.n_ctx_orig_yarn), magnitude=1.0)
 
     def memory_of_layer(self, layer: int) -> KeysValues:
-        """Values are a part of the keys."""
+        """Return the sizes of the keys, whose first part are the values."""
         return KeysValues(1, self.hparams.n_embd_head, 0)
 
     def rotated_part(self) -> slice:

@@ -28,7 +28,8 @@ def scale_rope(plain: RopeParams, attn_factor: float, n_ctx_orig: int) -> RopePa
 
 
 def shares_kept(n_rot: int, base: float, n_ctx_orig: int) -> F32:
-    """1: the frequency stays; 0: it is scaled. (n_rot / 2,)"""
+    """Return the unscaled share of each frequency, from 1 (unchanged) to 0 (scaled). (n_rot / 2,)
+    (n_rot / 2,)"""
     if n_ctx_orig < 0 or not 1 < base < math.inf:
         raise InvalidModel(f"no YaRN of base {base} and {n_ctx_orig} tokens")
 

@@ -91,5 +91,5 @@ def show_cache(probe: Probe, name: str, layer: int, kept: NDArray[Any]) -> NDArr
 
 
 def turn_heads(x: F32, size: int, n_head: int) -> F32:
-    """Turn values back that were stored turned. x: (tokens, heads * dim)."""
+    """Undo the rotation in which values are stored. x: (tokens, heads * dim)."""
     return turn(x.reshape(len(x), n_head, -1), size).reshape(x.shape) if size else x

@@ -200,7 +200,7 @@ OTHER_FORMATS = (
 
 
 def read_header(fields: Fields) -> tuple[int, int, int]:
-    """-> version, number of tensors, number of metadata pairs"""
+    """Return the version, the number of tensors and the number of metadata pairs."""
     magic = fields.buffer[:4]
     if magic != b"GGUF":
         if magic and b"GGUF".startswith(magic):

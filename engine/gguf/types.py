@@ -78,7 +78,8 @@ _REMOVED_IDS = {name: id for id, name in REMOVED.items()}
 
 
 def type_by_id(id: int) -> TensorType:
-    """Unsupported if the id is unknown or was removed from ggml."""
+    """Return the type with this id. Raises Unsupported if it is unknown or was removed from
+    ggml."""
     kind = TYPES.get(id)
     if kind is None:
         if id in REMOVED:
@@ -88,7 +89,8 @@ def type_by_id(id: int) -> TensorType:
 
 
 def type_by_name(name: str) -> TensorType:
-    """Unsupported if the name is unknown or was removed from ggml; case matters."""
+    """Return the type with this name. Raises Unsupported if it is unknown or was removed from ggml;
+    case matters."""
     kind = _BY_NAME.get(name)
     if kind is None:
         if name in _REMOVED_IDS:

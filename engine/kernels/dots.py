@@ -83,9 +83,9 @@ def signed_products(typing: Any, steps: Any, x: Any, at: Any, added_up: Any) -> 
 def add_scaled_bytes(
     typing: Any, sums: Any, steps: Any, more: Any, x: Any, at: Any, scales: Any
 ) -> Any:
-    """sums of 8 lanes + products of 32 steps and 32 more, below 64, with as many int8 as are both;
-    each four of them times a scale: the first 16 of the steps, the first of the others, and so on,
-    as `four_of` gives them."""
+    """Return sums of 8 lanes plus products of 32 steps and 32 more, below 64, with as many int8
+    each; each four of them times a scale: the first 16 of the steps, the first of the others, and
+    so on, as `four_of` gives them."""
     packed_lanes = Lanes("short", 16)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -110,8 +110,8 @@ def add_scaled_bytes(
 
 
 def fours(context: Any, builder: Any, sums: Any, w: Any, y: Any) -> Any:
-    """sums + products of bytes, the four of each lane added; w is unsigned, and two products of
-    neighbours fit into 16 bits but where `has_vnni`."""
+    """Return sums plus products of bytes, added in fours per lane; w is unsigned, and two
+    neighbouring products fit into 16 bits except with `has_vnni`."""
     if has_vnni(context):
         sides = (builder.bitcast(v, sums.type) for v in (w, y))
         return by_name(builder, "llvm.x86.avx512.vpdpbusd.256", sums, *sides)
@@ -254,7 +254,7 @@ def both_halves(typing: Any, lanes: Any) -> Any:
 
 @compiled_as
 def four_floats(typing: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-    """Lanes of four numbers."""
+    """Return four floats as lanes."""
     lanes = Lanes("float", 4)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -314,7 +314,8 @@ def no_sums(typing: Any, count: Any) -> Any:
 
 @compiled_as
 def add_scaled(typing: Any, sums: Any, whole: Any, a: Any, b: Any) -> Any:
-    """sums + integers * (a * b), in float64, where the product of the two floats is exact."""
+    """Return sums + integers * (a * b), in float64, where the product of the two floats is
+    exact."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         wide = args[0].type

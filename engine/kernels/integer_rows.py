@@ -316,7 +316,7 @@ def iq4_xs(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any
 
 @part
 def of_sums(scales: Any, sums: Any, at: int) -> Any:
-    """16 lanes times sums of groups, in eight."""
+    """Multiply 16 lanes by sums of groups, and add them to eight."""
     low, high = both_halves(scales)
     return low * ints_at(sums, at, 8) + high * ints_at(sums, at + 8, 8)
 

@@ -128,7 +128,7 @@ def magnitudes(builder: Any, dtype: Any, signed: Any, word: Any) -> tuple[Any, A
 
 
 def add_pairs(context: Any, builder: Any, sums: Any, a: Any, b: Any) -> Any:
-    """sums + products of integers of 16 bits, the two of each lane added."""
+    """Return sums plus products of 16-bit integers, added in pairs per lane."""
     if sums_products(context):
         return by_name(builder, "llvm.x86.avx512.vpdpwssd.512", sums, a, b)
     wide = ir.VectorType(I16, 32)
@@ -137,7 +137,7 @@ def add_pairs(context: Any, builder: Any, sums: Any, a: Any, b: Any) -> Any:
 
 
 def added_bytes(context: Any, builder: Any, sums: Any, signed: Any, unsigned: Any) -> Any:
-    """sums + products of bytes, the four of each lane added."""
+    """Return sums plus products of bytes, added in fours per lane."""
     if sums_products(context):
         return by_name(builder, "llvm.x86.avx512.vpdpbusd.512", sums, unsigned, signed)
     wide = ir.VectorType(I16, 32)
@@ -204,8 +204,9 @@ def add_scaled(
     typing: Any, out: Any, at: Any, apart: Any, sums: Any, scales: Any, at_scales: Any, by: Any,
     at_by: Any, by_apart: Any,
 ) -> Any:  # fmt: skip
-    """out[at : at + 16] += sums of the first row times 16 scales and by[at_by]; the other rows' are
-    `apart` and `by_apart` further each. out and scales are float64, or both float32."""
+    """Add scaled sums: out[at : at + 16] += sums of the first row times 16 scales and by[at_by];
+    the other rows' are `apart` and `by_apart` further each. out and scales are float64, or both
+    float32."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, at, apart, sums, _, at_scales, _, at_by, by_apart = args
@@ -240,7 +241,7 @@ def products(
     magnitudes_of_scales: NDArray[np.float32],
     sizes: NDArray[np.float64],
 ) -> None:
-    """out += the products; sizes += the sums of their magnitudes, unless it is empty.
+    """Add the products to out, and the sums of their magnitudes to sizes, unless it is empty.
 
     words: (rows, columns / 2 or 4), each two integers of 16 bits or four unsigned bytes;
     weight_scales: (rows, runs or fewer); steps: (runs, words of a run, tokens, 2 or 4), of int16 or

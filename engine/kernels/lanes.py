@@ -218,7 +218,8 @@ def spread(typing: Any, value: Any, count: Any) -> Any:
 
 @compiled_as
 def bits_of(typing: Any, value: Any, count: Any) -> Any:
-    """The lowest `count` bits of an integer (8, 16, 32 or 64), lowest first: lanes of 0 and 1."""
+    """Return the lowest `count` bits of an integer (8, 16, 32 or 64), lowest first, as lanes of 0
+    and 1."""
     lanes = Lanes("int", as_constant(count))
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:

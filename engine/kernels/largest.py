@@ -34,7 +34,7 @@ def find_signed_largest(x: NDArray[np.float32], out: NDArray[np.float32]) -> Non
 
 
 def largest_magnitude(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """(..., n) -> (...); NaN where one is."""
+    """Return the largest magnitude along the last axis; NaN if there is one."""
     rows = np.ascontiguousarray(x, np.float32).reshape(-1, x.shape[-1])
     out = np.empty(len(rows), np.int32)
     magnitudes(usual(rows.view(np.int32)), out)
@@ -42,7 +42,7 @@ def largest_magnitude(x: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def signed_largest(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """(..., n) -> (...)"""
+    """Return the number of largest magnitude along the last axis, with its sign."""
     rows = np.ascontiguousarray(x, np.float32).reshape(-1, x.shape[-1])
     out = np.empty(len(rows), np.float32)
     find_signed_largest(usual(rows), out)

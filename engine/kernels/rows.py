@@ -88,7 +88,8 @@ def add_products(
     sizes: NDArray[np.float64],
     times: float,
 ) -> None:
-    """value += the products, and sizes += `times` the sums of their magnitudes, unless empty.
+    """Add the products to value, and `times` the sums of their magnitudes to sizes, unless it is
+    empty.
 
     unpack: a pointer to it; raw: whole rows; mask: what is left of the bytes of each; half: where
     in a block the number is that is meant, or -1: weights are, of a row's each `stride`th; left:

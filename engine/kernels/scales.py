@@ -24,7 +24,7 @@ def bytes_of(typing: Any, word: Any) -> Any:
 
 @kernel
 def scales_and_minima(raw: NDArray[np.uint8], at: int) -> Any:
-    """12 bytes -> 8 scales and 8 minima of 6 bits each."""
+    """Return 8 scales and 8 minima of 6 bits each, from 12 bytes."""
     # four bytes at a time: vector registers have enough to do
     a, b, c = uint32_at(raw, at), uint32_at(raw, at + 4), uint32_at(raw, at + 8)
     # the last four of each: four bits in c, the two above them at the top of a and of b

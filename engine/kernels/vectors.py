@@ -82,7 +82,8 @@ def brain(context: Any, builder: Any, bits: Any, to: Any) -> Any:
 
 
 def half(context: Any, builder: Any, bits: Any, to: Any) -> Any:
-    """IEEE half to float32: exact, subnormal and infinite too; NaN stays NaN."""
+    """Convert IEEE half to float32: exact, also for subnormal and infinite values; NaN stays
+    NaN."""
     triple, _, features = context.codegen().magic_tuple()
     if triple.startswith(("x86", "i686")) and "+f16c" not in features:
         return half_by_bits(builder, bits, to)  # LLVM would call a function that nobody has loaded
@@ -113,7 +114,7 @@ def half_by_bits(builder: Any, bits: Any, to: Any) -> Any:
 
 
 def shuffle_bytes(context: Any, builder: Any, table: Any, at: Any) -> list[Any]:
-    """Sixteen bytes of a table of sixteen."""
+    """Return the table's bytes at sixteen indices; the table has sixteen bytes."""
     triple, _, features = context.codegen().magic_tuple()
     numbers = [number(i) for i in range(16)]
     if triple.startswith(("x86", "i686")) and "+ssse3" in features:

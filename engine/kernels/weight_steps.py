@@ -60,7 +60,9 @@ def whole(
     offset: np.int32,
     out: NDArray[Any],
 ) -> bool:
-    """Weights of a row -> themselves plus `offset` as integers, if all are, from `least` to `most`.
+    """Convert the weights of a row to integers, plus `offset`; return True if all of them are
+    integers from `least` to `most`. factor: makes them integers; mask: the bits of the weight,
+    without those of minima.
 
     factor: what makes them integers; mask: what of their bits is theirs, where minima are in the
     others.

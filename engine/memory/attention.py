@@ -277,7 +277,7 @@ class CellView(LayerView):
         self.look, self.numbers, self.layer = look, store, layer
 
     def store(self, *numbers: F32) -> None:
-        """Keys and values: (tokens, kv_heads, dim) each."""
+        """Store keys and values: (tokens, kv_heads, dim) each."""
         k, v = numbers
         self.numbers.write(self.layer, self.look.at, k, v)
 

@@ -19,7 +19,7 @@ from lockstep.engine.quants.base import F32
 class SeenCells:
     """Record of one call: every ubatch formed and, if `watched`, the cells looked at.
 
-    To write the cells down takes longer than to find a place among them.
+    Writing the cells down takes longer than finding a place among them.
     """
 
     watched: bool = False

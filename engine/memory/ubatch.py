@@ -94,7 +94,7 @@ class Splitter:
 
 
 def split(form: Callable[[], Ubatch | None]) -> list[Ubatch]:
-    """Ubatches until none is left."""
+    """Return ubatches until none is left."""
     ubatches = []
     while (ubatch := form()) is not None:
         ubatches.append(ubatch)
@@ -107,7 +107,7 @@ def split_simple(batch: Entries, n_ubatch: int) -> list[Ubatch]:
 
 
 def split_equal(batch: Entries, n_ubatch: int, *, sequential: bool) -> list[Ubatch]:
-    """Empty if the batch cannot be split this way."""
+    """Split the batch equally; return an empty list if that is impossible."""
     splitter = Splitter(batch)
     return split(lambda: splitter.equal(n_ubatch, sequential=sequential))
 

@@ -74,7 +74,7 @@ def either_way(out: Number, p: F64, v: F64, build: Build) -> Number:
 
 
 def tokens_first(x: Number) -> Number:
-    """(heads, tokens, dim) -> (tokens, heads * dim)"""
+    """Join the heads of each token: (heads, tokens, dim) -> (tokens, heads * dim)."""
     return rearrange(x, lambda a: a.transpose(1, 0, 2).reshape(a.shape[1], len(a) * a.shape[2]))
 
 

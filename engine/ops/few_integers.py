@@ -60,7 +60,7 @@ def has_sums_for(kind: type[WeightFormat], sums: F64 | None) -> bool:
 
 
 def row_by_row(left: Steps) -> NDArray[np.int8]:
-    """(tokens, columns)"""
+    """Return the steps row by row: (tokens, columns)."""
     runs, words, _, per = left.steps.shape
     steps = left.steps[:, :, : left.tokens].transpose(2, 0, 1, 3)
     return steps.reshape(left.tokens, runs * words * per).astype(np.int8)

@@ -264,7 +264,7 @@ def many_quarters(x: float) -> tuple[int, float]:
 
 @cache
 def half_pi(bits: int) -> int:
-    """pi / 2 times two to the power of `bits`, by Machin's formula."""
+    """Return pi / 2 times two to the power of `bits`, by Machin's formula."""
     guard = 20
     one = 1 << (bits + guard)
     return (8 * arctan_of_inverse(5, one) - 2 * arctan_of_inverse(239, one)) >> guard

@@ -37,13 +37,13 @@ CLOSED = -10.0  # a gate from which down GEGLU is zero in ggml
 
 
 def swiglu(gate: F32, up: F32, build: Build) -> Number:
-    """silu(gate) * up"""
+    """Return silu(gate) * up."""
     out = silu(build.number(gate)) * build.number(up)
     return because(out, "exp to 2 ulp, sum, division, product")
 
 
 def swiglu_oai(gate: F32, up: F32, build: Build) -> Number:
-    """gate * sigmoid(1.702 * gate) * (up + 1), both clamped at 7."""
+    """Return gate * sigmoid(1.702 * gate) * (up + 1), both clamped at 7."""
     x = build.number(np.minimum(gate, OAI_LIMIT))
     y = build.number(np.clip(up, -OAI_LIMIT, OAI_LIMIT))
     return because(swish(x, OAI_ALPHA * x) * (y + 1.0), "clamped, alpha in the exponent")
@@ -62,14 +62,14 @@ def gelu(x: F32, build: Build) -> Number:
 
 
 def geglu(gate: F32, up: F32, build: Build) -> Number:
-    """gelu(gate) * up"""
+    """Return gelu(gate) * up."""
     wide = build.number(gate)
     out = close_gate(gate <= CLOSED, gelu_of(wide, build) * build.number(up), build)
     return because(out, "GELU times the other factor")
 
 
 def soft_cap(x: F32, cap: float, build: Build) -> Number:
-    """tanh(x / cap) * cap: nothing is larger."""
+    """Return tanh(x / cap) * cap, which never exceeds cap."""
     cap = build.parameter(cap)
     return because(tanh(build.number(x) / cap) * cap, "a quotient, tanh to 2 ulp, a product")
 

@@ -175,7 +175,7 @@ def constant(value: float) -> Near:
 
 
 def scale_by(r: F64 | float, by: F64 | float) -> F64 | float:
-    """r times |by|; the two may be radii."""
+    """Return r times |by|; the two may be radii."""
     if is_zero(r) or is_zero(by):
         return 0.0
     wide: F64 = np.abs(by) * r
@@ -268,7 +268,7 @@ def silu(x: Number) -> Number:
 
 
 def swish(x: Number, sloped: Number) -> Number:
-    """x / (1 + exp(-sloped)), also where the exponential overflows."""
+    """Return x / (1 + exp(-sloped)), also where the exponential overflows."""
     out = x / (1.0 + exp(-sloped))
     if not isinstance(out, Near):
         return out

@@ -39,7 +39,7 @@ def layer_norm(x: F32, weight: F32, bias: F32, eps: float, build: Build) -> Numb
 
 
 def centre_row(x: Number, eps: float, build: Build) -> Number:
-    """A row with mean zero and variance one."""
+    """Return rows with mean zero and variance one."""
     n = x.shape[-1]
     off = x - sum_of(x, build) / n
     sums = squares(off, build, TREE)
@@ -47,7 +47,7 @@ def centre_row(x: Number, eps: float, build: Build) -> Number:
 
 
 def mean(x: F32, build: Build) -> Number:
-    """(tokens, width) -> (width,)"""
+    """Return the mean over tokens: (tokens, width) -> (width,)."""
     out = sum_terms(build.number(x), len(x), axis=0, keep=False) / len(x)
     return because(out, "a sum in float32, in any order, and a quotient")
 

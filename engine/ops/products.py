@@ -129,7 +129,7 @@ def without(weight: Weight, rows: slice, *fields: str) -> F32:
 
 
 def multiply_pairs(pairs: Iterable[Factors], multiply: Multiply = np.matmul) -> F64:
-    """(tokens, rows), in float64."""
+    """Return the sum of the pairs' products in float64: (tokens, rows)."""
     with np.errstate(invalid="ignore", over="ignore"):  # activations may be infinite
         return reduce(np.add, (multiply(a, w.astype(np.float64).T) for a, w in pairs))
 
@@ -198,7 +198,7 @@ def bounded_product(
 
 
 def of_floats(a: F64, b: F64, build: Build) -> Number:
-    """(.., m, k) and (.., k, n) -> (.., m, n), multiplied and added up in float32."""
+    """Multiply (.., m, k) and (.., k, n) -> (.., m, n) in float32."""
     value = build.multiply(a, b)
     if not build.bounds:
         return value
@@ -230,7 +230,7 @@ def summed_products(
 
 
 def count_filled_runs(acts: F64, run: int) -> NDArray[Any]:
-    """(tokens, inputs) -> (tokens, 1): how many runs of inputs are not all zeros."""
+    """Return how many runs of inputs are not all zeros: (tokens, inputs) -> (tokens, 1)."""
     runs = acts.reshape(len(acts), acts.shape[-1] // run, run)
     counts: NDArray[Any] = runs.any(axis=-1).sum(axis=-1, keepdims=True)
     return counts

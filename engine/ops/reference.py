@@ -41,7 +41,7 @@ class ReferenceOps:
     # --- embeddings and norms -------------------------------------------------------------
 
     def get_rows(self, weight: Weight, ids: I32) -> F32:
-        """-> (ids, columns)"""
+        """Look up the rows of these ids -> (ids, columns)."""
         return weight.take(ids)
 
     def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
@@ -172,11 +172,11 @@ class ReferenceOps:
         return x * np.float32(factor)
 
     def swiglu(self, gate: F32, up: F32) -> F32:
-        """silu(gate) * up"""
+        """Return silu(gate) * up."""
         return self.run(gates.swiglu, gate, up)
 
     def swiglu_oai(self, gate: F32, up: F32) -> F32:
-        """gate * sigmoid(1.702 * gate) * (up + 1), both clamped at 7."""
+        """Return gate * sigmoid(1.702 * gate) * (up + 1), both clamped at 7."""
         return self.run(gates.swiglu_oai, gate, up)
 
     def gelu(self, x: F32) -> F32:
@@ -184,18 +184,18 @@ class ReferenceOps:
         return self.run(gates.gelu, x)
 
     def geglu(self, gate: F32, up: F32) -> F32:
-        """gelu(gate) * up"""
+        """Return gelu(gate) * up."""
         return self.run(gates.geglu, gate, up)
 
     def sigmoid(self, x: F32) -> F32:
         return self.run(gates.sigmoid, x)
 
     def soft_cap(self, x: F32, cap: float) -> F32:
-        """tanh(x / cap) * cap: nothing is larger."""
+        """Return tanh(x / cap) * cap, which never exceeds cap."""
         return self.run(gates.soft_cap, x, cap)
 
     def mean(self, x: F32) -> F32:
-        """(tokens, width) -> (width,)"""
+        """Return the mean over tokens: (tokens, width) -> (width,)."""
         return self.run(norms.mean, x)
 
     # --- mixture of experts ---------------------------------------------------------------
@@ -215,7 +215,7 @@ class ReferenceOps:
         return self.run(experts.normalise, weights)
 
     def sum_experts(self, x: F32) -> F32:
-        """(tokens, used, width) -> (tokens, width)"""
+        """Sum over experts: (tokens, used, width) -> (tokens, width)."""
         return self.run(experts.sum_experts, x)
 
 

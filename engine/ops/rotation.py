@@ -109,7 +109,7 @@ def rotate(x: Number, cos: Number, sin: Number, first: Any, second: Any) -> Numb
 
 
 def frequencies(params: RopeParams) -> F64:
-    """(n_rot / 2,), not scaled."""
+    """Return unscaled frequencies: (n_rot / 2,)."""
     exponents = -np.arange(0, params.n_rot, 2) / params.n_rot
     found: F64 = params.base**exponents
     return found if params.factors is None else found / params.factors

@@ -38,7 +38,7 @@ class WeightFormat(Registered):
 
     @classmethod
     def dequantize(cls, raw: Bytes) -> F32:
-        """Whole blocks of bytes -> their weights, flat."""
+        """Decode whole blocks of bytes to their weights, flat."""
         out = np.empty(cls.whole_blocks(raw) * cls.weights, np.float32)
         cls.dequantize_into(raw, out)
         return out

@@ -14,7 +14,7 @@ HMASK, QS, SCALES, D = offsets(LAYOUT)
 
 @kernel
 def scales_of(raw: Bytes, at: int) -> Any:
-    """12 bytes -> 16 scales of 6 bits."""
+    """Return 16 scales of 6 bits from 12 bytes."""
     low, high = bytes_at(raw, at, 8), bytes_at(raw, at + 8, 4)
     # the upper two bits of scale i are pair i // 4 in high byte i % 4
     top = concat(concat(high, high >> 2), concat(high >> 4, high >> 6)) & 3

@@ -17,7 +17,7 @@ class TempExt(Sampler, name="temp_ext"):
     exponent: float
 
     def apply(self, c: CandidateList) -> CandidateList:
-        """t = low + (high - low) * (entropy / most entropy) ^ exponent"""
+        """Apply the temperature t = low + (high - low) * (entropy / most entropy) ^ exponent"""
         if F(self.delta) <= 0:
             return divide_by_temperature(c, F(self.t))
         if len(c) <= 1:

@@ -14,7 +14,7 @@ class TopNSigma(Sampler, name="top_n_sigma"):
     n: float  # 0 and less: all
 
     def apply(self, c: CandidateList) -> CandidateList:
-        """Others stay in the list, at minus infinity."""
+        """Set the logits of all other candidates to minus infinity, and keep them in the list."""
         if F(self.n) <= 0 or len(c) <= 1:
             return c
         valid = c.logits[c.logits != -np.inf]

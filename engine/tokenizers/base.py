@@ -77,7 +77,7 @@ class Tokenizer(Registered):
 
     @cached_property
     def hidden(self) -> frozenset[int]:
-        """Control and unknown tokens."""
+        """Return control and unknown tokens."""
         return frozenset(i for i, a in enumerate(self.vocabulary.attrs) if a & Attr.HIDDEN)
 
     def decode(

@@ -83,7 +83,7 @@ class Gpt2Tokenizer(Tokenizer, name="gpt2"):
 
     @cached_property
     def merging(self) -> Merging:
-        """Merges of this vocabulary; the result of a merge need not be a token."""
+        """Return the merges of this vocabulary; the result of a merge need not be a token."""
         tokens = self.vocabulary.ids
         letters = [CHARACTER_OF_BYTE[byte] for byte in range(256)]
         return Merging(

@@ -48,7 +48,7 @@ class HybridDnaTokenizer(Gpt2Tokenizer, name="hybriddna"):
         yield from super().segment(text[at:])
 
     def sixes(self, dna: bytes) -> Iterator[int]:
-        """Six letters a token, the last of them filled up with A."""
+        """Yield tokens of six letters, the last of them padded with A."""
         ids = self.vocabulary.ids
         for at in range(0, len(dna), SIZE):
             piece = dna[at : at + SIZE].upper().ljust(SIZE, b"A")

@@ -74,6 +74,6 @@ def unescape(text: bytes) -> bytes:
 
 
 def digit(character: int) -> int:
-    """Modulo 256; bytes from 0x80 on are negative in C."""
+    """Return a hexadecimal digit's value modulo 256; bytes from 0x80 on are negative in C."""
     letter = ord("a") <= character < 0x80
     return character - ord("a") + 10 if letter else character - ord("0")

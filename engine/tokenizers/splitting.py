@@ -119,7 +119,7 @@ def stand_ins() -> NDArray[np.uint8]:
 
 
 def collapse(text: str) -> str:
-    """`text` with a stand-in for each code point beyond ASCII."""
+    """Return `text` with a stand-in for each code point beyond ASCII."""
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
     collapsed: bytes = stand_ins()[codes].tobytes()
     return collapsed.decode("latin-1")

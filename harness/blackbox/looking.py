@@ -136,8 +136,8 @@ def judge_lens(opened: Opened, file: GgufFile, lens: Lens, kept: Kept) -> Looked
 
 def allowed_in_halves(stored: Collection[str], kept: Kept, lens: Lens) -> More | None:
     """Return a wider limit for an engine in half precision: as many roundings, each in halves. An
-    engine that only rounds its logits gets half a step. None: for others. stored: the types whose
-    numbers the logits of each run are, "" for F32."""
+    engine that only rounds its logits gets half a step. Other engines give None. stored: the types
+    whose numbers the logits of each run are, "" for F32."""
     shown = "" if "" in stored else "F16" if "F16" in stored else "BF16"
     proven = kept()
     if proven == "":

@@ -40,7 +40,7 @@ def replay_floor(
     runs: int = RUNS,
     way: Honest = HONEST,
 ) -> ReplayFloor:
-    """Runs the program once without errors and `runs` times with. Raises Unsupported if a node
+    """Run the program once without errors and `runs` times with. Raises Unsupported if a node
     cannot be computed."""
     honest = whole(replay(program, file, build, way))
 

@@ -26,7 +26,7 @@ Trace = Callable[[Graph, PlannedNode, NDArray[Any]], None]  # sees each value as
 
 @dataclass(frozen=True, kw_only=True)
 class NotComputed:
-    """A node that has no value of ours."""
+    """A node that our replay did not compute."""
 
     place: Place
     op: str

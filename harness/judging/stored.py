@@ -76,7 +76,7 @@ def are_numbers_of(value: NDArray[np.float64], kind: str) -> bool:
 
 
 class Bf16File:
-    """A file of safetensors, read by hand as numpy has no BF16; safetensors has looked at it."""
+    """A file of safetensors, whose bytes Lockstep reads, because numpy has no BF16."""
 
     def __init__(self, path: Path) -> None:
         self.file = path.open("rb")

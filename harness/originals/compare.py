@@ -29,7 +29,7 @@ class OriginalComparison:
 
     @property
     def exit_code(self) -> int:
-        """0: the same; 1: something differs; 3: something was not compared."""
+        """Return 0: the same; 1: something differs; 3: something was not compared."""
         if any(part.differences for part in self.parts):
             return 1
         skipped = (each for part in self.parts for each in part.skipped)

@@ -73,7 +73,7 @@ class OriginalConfig:
 
     @cached_property
     def rope(self) -> Mapping[str, Any]:
-        """Parameters of the rotation, of layers without windows where there are two kinds."""
+        """Return parameters of the rotation, of layers without windows if there are two kinds."""
         found = self.get("rope_parameters", "rope_scaling") or {}
         found = found if isinstance(found, Mapping) else {}
         full = found.get("full_attention")

@@ -256,7 +256,7 @@ def compare_windows(
 def compare_vocabulary(
     result: PartResult, prefix: str, config: OriginalConfig, metadata: Metadata
 ) -> None:
-    """The number of tokens may only differ from the config's by padding, which the tensors show."""
+    """Compare the number of tokens, which may only differ from the config's by padding."""
     key, tokens = f"{prefix}.vocab_size", metadata.get("tokenizer.ggml.tokens")
     if key not in metadata or tokens is None:
         return

@@ -1,6 +1,6 @@
 """A checkpoint whose tensors are rounded, and padded, as a GGUF file stores them.
 
-Runs of both then work on the same weights, so what differs is no rounding of weights.
+Runs of both then work on the same weights, so their differences are not roundings of weights.
 """
 
 import json

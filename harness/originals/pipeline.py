@@ -40,7 +40,7 @@ class Pipeline:
     normalised: bool
 
     def embed(self, rows: F32) -> NDArray[np.float64]:
-        """(tokens, width) -> (width,)"""
+        """Pool the rows of tokens: (tokens, width) -> (width,)."""
         found = POOL[self.pooling](rows)
         norm = np.linalg.norm(found)
         return found / norm if self.normalised and norm else found

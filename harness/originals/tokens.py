@@ -155,7 +155,7 @@ def compare_special(
 
 
 def is_usually_added(name: str, model: str, metadata: Metadata) -> bool | None:
-    """Return what llama.cpp does if no key says it; None: it adds another token instead."""
+    """Return llama.cpp's default without a key; None: it adds another token instead."""
     if name == "eos":
         return None if model == "bert" else False  # which ends texts with SEP
     if model != "gpt2":

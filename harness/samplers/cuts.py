@@ -222,8 +222,8 @@ def zipf_size(n_vocab: int, s: float, mu: float) -> tuple[float, float]:
 
 
 def cut_grammar(sampler: Grammar, c: CandidateList) -> RankedCut:
-    """A candidate at minus infinity may be left out: nothing draws it. So may a control token that
-    is allowed by its spelling: many engines read it as no text."""
+    """Allow leaving out a candidate at minus infinity, which is never drawn. So may a control token
+    that is allowed by its spelling: many engines read it as no text."""
     n = len(c)
     if sampler.is_open:
         return by_logits(c, size_between(n, n))

@@ -83,7 +83,7 @@ def stages_for(token: NextToken) -> dict[str, list[Stage]]:
 
 
 def penalty_rows() -> Iterator[tuple[int, float, float, float]]:
-    """Negative numbers make tokens of the prompt likelier, which draws show best."""
+    """Yield penalties; negative ones make tokens of the prompt likelier, which draws show best."""
     for repeat in (0.2, 0.5, 1.5, 4.0):
         yield 64, repeat, 0.0, 0.0
     for number in (-2.0, 2.0, -4.0):

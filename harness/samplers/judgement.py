@@ -46,7 +46,7 @@ class Judgement:
 def judge_answer(
     request: SampleRequest, answer: SampleAnswer, words: SamplerVocabulary | None = None
 ) -> Judgement:
-    """The answer shows every stage. A stage is judged by its own input in the engine."""
+    """Judge an answer with every stage. A stage is judged by its own input in the engine."""
     n_vocab = request.logits.shape[1]
     chain = make_chain(request.chain, n_vocab, words)
     judges = [StageJudge(sampler) for sampler in chain.samplers]
@@ -162,7 +162,7 @@ def run_mirror(
 
 
 def is_same(found: CandidateList, shown: SampledList) -> bool:
-    """Bit for bit; of p, whether it is a number."""
+    """Compare bit for bit; for p, compare whether it is a number."""
     p = np.isnan(shown.p)
     return (
         np.array_equal(found.ids, shown.ids)
@@ -203,6 +203,6 @@ def compare_lists(
 
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
-    """NaN of any sign and payload is one."""
+    """Compare bits, with all NaN equal."""
     one, other = (np.where(np.isnan(x), np.float32(np.nan), x).view(np.int32) for x in (a, b))
     return np.array_equal(one, other)

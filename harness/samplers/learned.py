@@ -32,7 +32,8 @@ def learn_error(sampler: Sampler, before: CandidateList, after: CandidateList) -
 
 
 def mu_error(sampler: Any, after: CandidateList) -> float:
-    """The surprise -log2 p is off by the relative error of p, and by log2's last place."""
+    """Return the error of mu: the surprise -log2 p has the relative error of p, and log2's last
+    place."""
     held = probabilities_of(after.logits)
     p, radius = float(held.p[after.selected]), float(held.radius[after.selected])
     if p <= 0:

@@ -213,7 +213,7 @@ def places_of(ids: NDArray[np.int32], source: NDArray[np.int32]) -> NDArray[np.i
 
 
 def check_p(stage: JudgedStage) -> StageDifference | None:
-    """A list may be normalised or not; NaN, where it is undefined, is not compared."""
+    """Compare p. A list may be normalised or not; NaN, where it is undefined, is not compared."""
     after = stage.after
     if np.isnan(after.p).all() or not len(after):
         return None
@@ -232,7 +232,7 @@ def check_p(stage: JudgedStage) -> StageDifference | None:
 def check_merged_p(
     before: CandidateList, expected: CandidateList, after: CandidateList
 ) -> StageDifference | None:
-    """Infill gives a candidate the probability of others: each sum is off by its terms' error."""
+    """Compare p after infill, which merges candidates: each sum has the error of its terms."""
     held = probabilities_of(before.logits)
     want = expected.p[places_of(after.ids, expected.ids)].astype(np.float64)
     share = after.p / np.float64(after.p.astype(np.float64).sum())

@@ -1,4 +1,4 @@
-"""Logits behind each stage, and how far an honest engine's may be from ours.
+"""Logits after each stage, with the limits of an honest engine's.
 
 Counted in roundings of 2^-24 of the rounded values, twice: ours are rounded as well.
 """
@@ -119,7 +119,8 @@ def divide(t: float, c: CandidateList, e: CandidateList, off: float) -> Found:
 
 
 def temp_ext(sampler: TempExt, c: CandidateList, e: CandidateList, places: NDArray[Any]) -> Found:
-    """The error of the entropy becomes one of the temperature, and that one of each logit."""
+    """Return limits in which the error of the entropy becomes one of the temperature, and of each
+    logit."""
     if F(sampler.delta) <= 0:
         return divide(float(F(sampler.t)), c, e, 0.0)
     if len(c) <= 1:
@@ -155,7 +156,7 @@ def penalties(
 
 
 def dry(sampler: Dry, c: CandidateList, e: CandidateList, places: NDArray[Any]) -> Found:
-    """A power may be a product of as many factors as its exponent."""
+    """Return limits for a power that may be a product of as many factors as its exponent."""
     change = np.abs(wide(e.logits) - wide(c.logits[places]))
     factors = 6 + len(sampler.tokens)
     radius = UNIT * (factors * change + 2 * np.abs(wide(e.logits)))
@@ -174,7 +175,7 @@ def bias(sampler: LogitBias, c: CandidateList, e: CandidateList, places: NDArray
 def top_n_sigma(
     sampler: TopNSigma, c: CandidateList, e: CandidateList, places: NDArray[Any]
 ) -> Found:
-    """Near the threshold a candidate may be there or not."""
+    """Return limits; candidates near the threshold may be kept or not."""
     before = wide(c.logits[places])
     valid = before[np.isfinite(before)]
     if F(sampler.n) <= 0 or len(c) <= 1 or not len(valid):
@@ -196,7 +197,7 @@ def adapt(
     places: NDArray[Any],
     learnt_off: float,
 ) -> Found:
-    """The slope of 5 - 10 d^2 / (1 + d) is at most 10; d = |p - target| / 0.3."""
+    """Return limits by the slope of 5 - 10 d^2 / (1 + d), at most 10; d = |p - target| / 0.3."""
     if F(sampler.target) < 0:
         return np.zeros(len(e)), None
     held = probabilities_of(c.logits)
@@ -207,7 +208,7 @@ def adapt(
 
 
 def forbid(sampler: Grammar, c: CandidateList, e: CandidateList, places: NDArray[Any]) -> Found:
-    """Minus infinity, or the logit that was there; either for control tokens that are spelled."""
+    """Return minus infinity, or the earlier logit; either for spelled control tokens."""
     if sampler.is_open:
         return np.zeros(len(e)), None
     spelled = sampler.find_spelled()[e.ids]

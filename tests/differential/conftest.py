@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Built-in models by name, each written once."""
+    """Return a function that writes built-in models by name, each once."""
     folder = tmp_path_factory.mktemp("models")
     return lambda name: builtin(name, folder)
 

@@ -97,7 +97,7 @@ class EpsInTheCodeWithoutF32(Reference, name="test:eps-of-heads-in-the-code-with
     ops = WithoutF32
 
 
-def test_graph_fault_blames_no_stored_weights_without_f32(
+def test_graph_fault_blames_no_weights_of_an_engine_without_f32(
     tmp_path: Path,
 ) -> None:
     (path,) = make_variants(["qwen3"], tmp_path, quant="Q4_1")

@@ -62,7 +62,8 @@ def tile_tokens(x: NDArray[Any]) -> NDArray[Any]:
 
 
 def tiled_pairs(x: I16) -> I16:
-    """(tokens, n) -> (tiles, n / 2, tokens of a tile, 2)"""
+    """Return pairs of columns in tiles of tokens: (tokens, n) -> (tiles, n / 2, tokens of a tile,
+    2)."""
     pairs = tile_tokens(np.ascontiguousarray(x).view(np.int32))
     return pairs.view(np.int16).reshape(*pairs.shape, 2)
 

@@ -87,7 +87,7 @@ def serve(box: Any, number: int, seen: int, patience: int) -> int:
 def share(
     box: Any, kernel: int, kinds: int, arguments: Any, n: int, piece: int, helpers: int
 ) -> int:
-    """WRONG if the kernel takes arguments of other types."""
+    """Share the work of a kernel. Return WRONG if the kernel takes arguments of other types."""
     if code(arguments) != kinds:
         return WRONG
     function, given = piece_of(kernel, arguments)

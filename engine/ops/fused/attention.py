@@ -49,7 +49,8 @@ def attend_heads(q: F64, k: F64, v: F64, added: F64, scale: float) -> Near:
 
 @operation("paged_decode_attention")
 def paged_decode_attention(call: Call) -> dict[str, Result]:
-    """Pools: (blocks, kv_heads, block_size, dim), tables: (sequences, blocks), lengths: one each.
+    """Attend to pools of blocks: (blocks, kv_heads, block_size, dim), with tables (sequences,
+    blocks) and one length each.
 
     One token of each sequence: q (sequences, heads, dim). Or several of one, the last of which is
     the last of the context: q (heads, tokens, dim).
@@ -74,8 +75,8 @@ def cells_of(call: Call, pool: str, sequence: int, length: int) -> F64:
 
 @operation("mla_attention")
 def mla_attention(call: Call) -> dict[str, Result]:
-    """Multi-head latent attention, absorbed: all heads share one key, which is the latent vector
-    with a rotated part behind it, and the value is the latent vector.
+    """Compute multi-head latent attention, absorbed: all heads share one key, the latent vector
+    with a rotated part, and the value is the latent vector.
 
     q: (batch, heads, tokens, rank + rope), kv_compressed: (batch, cells, rank), kv_rope: (batch,
     cells, rope) -> (batch, heads, tokens, rank)

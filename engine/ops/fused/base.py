@@ -76,7 +76,7 @@ def operate(name: str, call: Call) -> dict[str, dict[str, Expected]]:
 
 
 def product(a: F64, b: F64) -> Near:
-    """(.., m, k) and (.., k, n) -> (.., m, n), summed in float32 in any order."""
+    """Multiply (.., m, k) and (.., k, n) -> (.., m, n), summed in float32 in any order."""
     return near(of_floats(a, b, ANY_ENGINE))
 
 

@@ -22,7 +22,7 @@ def put(cache: F64, new: Result, write: Write) -> Expected:
 
 
 def append_cells(call: Call) -> Write:
-    """(heads, capacity, dim), from `cache_len` on."""
+    """Return a write to (heads, capacity, dim), from `cache_len` on."""
     at = call.number("cache_len")
 
     def write(cache: F64, new: F64) -> None:
@@ -76,5 +76,5 @@ def split_qkv_norm_rope_into_paged_cache(call: Call) -> dict[str, Result]:
 
 @operation("transpose_head_to_token")
 def transpose_head_to_token(call: Call) -> dict[str, Result]:
-    """(heads, tokens, dim) -> (tokens, heads, dim)"""
+    """Transpose (heads, tokens, dim) -> (tokens, heads, dim)."""
     return {"y": expect_copy(call.inputs["x"].transpose(1, 0, 2))}

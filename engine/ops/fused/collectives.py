@@ -13,7 +13,7 @@ EXACT_ONES = {"max": np.max, "min": np.min}
 
 
 def reduce_ranks(call: Call) -> Expected:
-    """(length): over ranks"""
+    """Reduce over ranks to (length)."""
     x, op = call["x"], str(call.params["reduce"])
     if op in EXACT_ONES:
         return expect_copy(EXACT_ONES[op](call.inputs["x"], axis=0))
@@ -46,7 +46,7 @@ def reduce_scatter(call: Call) -> dict[str, Result]:
 
 @operation("all_gather")
 def all_gather(call: Call) -> dict[str, Result]:
-    """Every rank gets the parts of all, in the order of ranks: (ranks, ranks * length)"""
+    """Give every rank the parts of all, in the order of ranks: (ranks, ranks * length)."""
     x = call.inputs["x"]
     return {"y": expect_copy(np.repeat(x.reshape(1, -1), len(x), axis=0))}
 
@@ -59,7 +59,7 @@ def broadcast(call: Call) -> dict[str, Result]:
 
 @operation("all_to_all")
 def all_to_all(call: Call) -> dict[str, Result]:
-    """Part j of rank i becomes part i of rank j: (ranks, ranks, length)"""
+    """Exchange parts: part j of rank i becomes part i of rank j: (ranks, ranks, length)."""
     return {"y": expect_copy(call.inputs["x"].swapaxes(0, 1))}
 
 

@@ -24,7 +24,7 @@ def add_scalar(call: Call) -> dict[str, Result]:
 
 @operation("scaled_add")
 def scaled_add(call: Call) -> dict[str, Result]:
-    """y + scale * x"""
+    """Return y + scale * x."""
     near = call.exact("y") + call.exact("x") * constant(call.real("scale"))
     return {"y": near.expect("a product and a sum")}
 

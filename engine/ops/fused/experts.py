@@ -45,7 +45,7 @@ def moe_buckets(call: Call) -> dict[str, Result]:
 
 
 def weigh_slots(slots: F64, weights: F64) -> Near:
-    """(.., slots, width) and (.., slots) -> (.., width)"""
+    """Return the weighted sum of slots: (.., slots, width) and (.., slots) -> (.., width)."""
     terms = exact(slots) * exact(weights[..., None])
     return total(terms, slots.shape[-2], axis=-2, keep=False)
 

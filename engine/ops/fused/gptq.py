@@ -23,7 +23,7 @@ def unpack_words(words: NDArray[np.int32], bits: int, axis: int) -> NDArray[np.i
 
 
 def weights(call: Call) -> F64:
-    """(k, n)"""
+    """Return the decoded weights: (k, n)."""
     bits = call.number("bits")
     q = unpack_words(np.ascontiguousarray(call.inputs["qweight"].T), bits, 1).T
     zeros = unpack_words(np.ascontiguousarray(call.inputs["qzeros"]), bits, 1)

@@ -72,7 +72,7 @@ def qk_norm_rope(call: Call) -> dict[str, Result]:
 
 
 def parts(call: Call) -> dict[str, NDArray[np.float32]]:
-    """(tokens, heads, dim) each, from rows of (q_heads + 2 * kv_heads) * dim."""
+    """Split rows of (q_heads + 2 * kv_heads) * dim into q, k and v, (tokens, heads, dim) each."""
     dim = call.number("head_dim")
     ends = np.cumsum([call.number("q_heads"), call.number("kv_heads")]) * dim
     split = np.split(call.inputs["qkv"], ends, axis=1)

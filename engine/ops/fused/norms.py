@@ -21,7 +21,7 @@ def weighted_rms_norm(call: Call) -> dict[str, Result]:
 
 @operation("affine_layer_norm")
 def affine_layer_norm(call: Call) -> dict[str, Result]:
-    """((x - mean) / sqrt(variance + eps)) * gamma + beta"""
+    """Return ((x - mean) / sqrt(variance + eps)) * gamma + beta."""
     found = near(norms.centre_row(call.exact("x"), call.real("eps"), ANY_ENGINE))
     return {"y": (found * call.exact("gamma") + call.exact("beta")).expect(REASON)}
 

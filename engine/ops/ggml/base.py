@@ -65,7 +65,7 @@ def single(value: F64, kind: str) -> NDArray[Any]:
 
 
 def round_to_type(value: NDArray[Any], kind: str) -> NDArray[Any]:
-    """Rounded to the node's type, as every result is in the end."""
+    """Round to the node's type, as every result is in the end."""
     if kind not in PLAIN:
         raise Unsupported(f"a result of type {kind} is not known here")
     with np.errstate(over="ignore"):
@@ -73,7 +73,7 @@ def round_to_type(value: NDArray[Any], kind: str) -> NDArray[Any]:
 
 
 def rounding_of(kind: str) -> tuple[float, float]:
-    """Unit roundoff of a type and half the distance of its subnormals."""
+    """Return the unit roundoff of a type, and half the distance of its subnormals."""
     if kind == "F16":
         return U16, 2.0**-25
     return U, SMALLEST

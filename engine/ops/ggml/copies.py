@@ -76,7 +76,7 @@ def put(node: Node, _: Build) -> Expected:
 
 @meaning("GET_ROWS")
 def get_rows(node: Node, build: Build) -> Expected:
-    """source 0: (ne3, ne2, rows, columns); source 1: ids, (1, ne3, ne2, n)."""
+    """Return rows by ids. source 0: (ne3, ne2, rows, columns); source 1: ids, (1, ne3, ne2, n)."""
     table, ids = node.source(0), node.source(1).value
     assert ids is not None
     assert table.value is not None

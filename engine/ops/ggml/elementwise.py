@@ -130,7 +130,8 @@ def softplus_of(node: Node, _: Build) -> Expected:
 
 @meaning("XIELU")
 def xielu(node: Node, _: Build) -> Expected:
-    """The node holds softplus of the alphas; `eps` keeps expm1 from positive arguments."""
+    """Compute xIELU. The node holds softplus of the alphas; `eps` keeps expm1 from positive
+    arguments."""
     alpha_n, alpha_p, beta, eps = (float(f) for f in node.floats()[1:5])
     x = exact(node.wide(0))
     above = constant(alpha_p) * x * x + constant(beta) * x

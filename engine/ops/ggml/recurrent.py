@@ -52,8 +52,8 @@ def latest(states: list[Near], node: Node) -> list[Near]:
 
 
 def convolve_windows(x: F64, kernel: F64) -> Near:
-    """Sliding windows times a kernel. x: (sequences, channels, width), kernel: (channels, d_conv)
-    -> (sequences, channels, width - d_conv + 1)"""
+    """Multiply sliding windows by a kernel. x: (sequences, channels, width), kernel: (channels,
+    d_conv) -> (sequences, channels, width - d_conv + 1)"""
     d_conv = kernel.shape[-1]
     windows = np.lib.stride_tricks.sliding_window_view(x, d_conv, axis=-1)
     return total(exact(windows) * exact(kernel[None, :, None, :]), d_conv, keep=False)
@@ -61,7 +61,7 @@ def convolve_windows(x: F64, kernel: F64) -> Near:
 
 @meaning("SSM_CONV")
 def ssm_conv(node: Node, _: Build) -> Expected:
-    """(sequences, tokens, channels)"""
+    """Convolve each channel: (sequences, tokens, channels)."""
     kernel = node.wide(1)[0, 0]
     near = convolve_windows(node.wide(0)[0], kernel)
     out = near.expect(f"{kernel.shape[-1]} products summed")
@@ -72,7 +72,8 @@ def ssm_conv(node: Node, _: Build) -> Expected:
 def scan_states(
     state: F64, x: F64, dt: F64, decay: F64, b: F64, c: F64
 ) -> tuple[list[Near], list[Near]]:
-    """Scan: state = state * exp(dt * A) + B * x * dt; y = state . C. The step dt is a softplus.
+    """Run the scan state = state * exp(dt * A) + B * x * dt; y = state . C. C. The step dt is a
+    softplus.
 
     state: (sequences, heads, dim, d_state); x: (sequences, tokens, heads, dim); dt: (sequences,
     tokens, heads); decay: A, (heads, 1, d_state or 1); b, c: (sequences, tokens, heads, d_state).
@@ -92,7 +93,8 @@ def scan_states(
 
 @meaning("SSM_SCAN")
 def ssm_scan(node: Node, _: Build) -> Expected:
-    """Mamba-1 decays by state. Heads in groups share their B and C."""
+    """Run the scan of a node. Mamba-1 decays by state. Heads in groups share their B and C. Heads
+    in groups share their B and C."""
     s, x, dt, a, b, c = (node.wide(i) for i in range(6))
     ids = node.source(6).value
     assert ids is not None
@@ -128,14 +130,14 @@ def gated_delta_net(node: Node, _: Build) -> Expected:
 
 
 def by_sequence(node: Node, i: int, seqs: int) -> F64:
-    """(tokens, heads, size) -> (seqs, tokens of each, heads, size)"""
+    """Split tokens by sequence: (tokens, heads, size) -> (seqs, tokens of each, heads, size)."""
     x: F64 = node.wide(i)[0]
     return x.reshape(seqs, -1, *x.shape[1:])
 
 
 @meaning("RWKV_WKV6")
 def rwkv_wkv6(node: Node, _: Build) -> Expected:
-    """out = (first * (k (x) v) + state) r; state = state * decay + k (x) v."""
+    """Compute out = (first * (k (x) v) + state) r; state = state * decay + k (x) v."""
     seqs = node.source(5).ne[1]
     k, v, r = (by_sequence(node, i, seqs) for i in range(3))
     decay = by_sequence(node, 4, seqs)
@@ -153,7 +155,7 @@ def rwkv_wkv6(node: Node, _: Build) -> Expected:
 
 @meaning("GATED_LINEAR_ATTN")
 def gated_linear_attn(node: Node, _: Build) -> Expected:
-    """state = state * gate + k (x) v; out = state q * scale."""
+    """Compute state = state * gate + k (x) v; out = state q * scale."""
     seqs = node.source(4).ne[1]
     k, v, q, gate = (by_sequence(node, i, seqs) for i in range(4))
     heads, size = k.shape[2:]
@@ -170,7 +172,8 @@ def gated_linear_attn(node: Node, _: Build) -> Expected:
 
 @meaning("RWKV_WKV7")
 def rwkv_wkv7(node: Node, _: Build) -> Expected:
-    """state = state * w + v (x) k + (state . a) (x) b; out = state . r."""
+    """Compute state = state * w + v (x) k + (state . a) (x) b; out = state . r. a) (x) b; out =
+    state . r."""
     seqs = node.source(6).ne[1]
     r, w, k, v, a, b = (by_sequence(node, i, seqs) for i in range(6))
     heads, size = k.shape[2:]

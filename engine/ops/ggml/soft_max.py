@@ -35,7 +35,7 @@ def power_of_two(exponent: float) -> float:
 
 
 def scores(node: Node, build: Build) -> Number:
-    """x * scale + slope * mask: (ne3, heads, rows, columns)."""
+    """Return x * scale + slope * mask: (ne3, heads, rows, columns)."""
     factor, max_bias = (float(f) for f in node.floats()[:2])
     x = build.number(node.wide(0))
     if factor != 1.0:

@@ -52,12 +52,12 @@ def store_rows(rows: F32, kind: str, build: Build) -> tuple[F64, F64, NDArray[np
 
 
 def bytes_of_rows(raw: NDArray[Any]) -> NDArray[np.uint8]:
-    """(..., blocks) -> (..., bytes)"""
+    """Return blocks as bytes: (..., blocks) -> (..., bytes)."""
     return np.ascontiguousarray(raw).view(np.uint8).reshape(*raw.shape[:-1], -1)
 
 
 def centre_blocks(blocks: F32, below: int) -> tuple[F64, F64, dict[str, F64]]:
-    """The first value of the largest magnitude decides scale and sign."""
+    """Code blocks by the first value of largest magnitude, which decides scale and sign."""
     at = np.abs(blocks).argmax(axis=-1)[..., None]
     scale = np.take_along_axis(blocks, at, axis=-1) / np.float32(-below)
     low, high = codes(blocks, scale, below + 0.5, 2 * below - 1)

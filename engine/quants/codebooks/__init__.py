@@ -67,6 +67,6 @@ def entries(typing: Any, book: Any, indices: Any) -> Any:
 
 @kernel
 def four_signs(word: Any) -> Any:
-    """4 x 7 bits, from the lowest up -> 4 x 8 sign bits."""
+    """Return 4 x 8 sign bits from 4 x 7 bits, from the lowest up."""
     low = SIGNS[word & 127] | SIGNS[word >> 7 & 127] << 8
     return low | SIGNS[word >> 14 & 127] << 16 | SIGNS[word >> 21 & 127] << 24

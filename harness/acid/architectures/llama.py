@@ -117,7 +117,7 @@ def keys(s: Shape) -> Keys:
 
 
 def tensors(w: AcidWeights) -> Iterator[tuple[str, F64]]:
-    """Vectors are norms, which are F32 in every file."""
+    """Yield the tensors of a model. Vectors are norms, which are F32 in every file."""
     n_embd, order = w.shape.n_embd, w.shape.order
     yield "token_embd.weight", w.embd
     for layer in range(w.shape.n_layer):

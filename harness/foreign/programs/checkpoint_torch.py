@@ -59,7 +59,8 @@ class Checkpoint(TorchModel):
         found.setdefault(node, []).append((places, value))
 
     def rows(self, ids, positions):
-        """(tokens, width), or (1, width) of a sequence if there is pooling."""
+        """Return hidden states: (tokens, width), or (1, width) of a sequence if there is
+        pooling."""
         ids, positions = torch.tensor(ids)[None], torch.tensor(positions)[None]
         hidden = self.model(ids, position_ids=positions, use_cache=False).last_hidden_state
         if self.behind is None:
@@ -72,7 +73,7 @@ class Checkpoint(TorchModel):
 
 
 def join_parts(parts):
-    """Rows of tokens in the order of the batch; one row of each sequence one behind the other."""
+    """Join the rows of tokens in the order of the batch, or one row of each sequence, in turn."""
     if any(len(value) != len(places) for places, value in parts):
         return np.concatenate([value for _, value in parts])
     rows = np.concatenate([value for _, value in parts])
@@ -81,7 +82,7 @@ def join_parts(parts):
 
 
 def modules_behind(folder):
-    """Return the modules behind the model but for the last norm; None: there are none."""
+    """Return the modules after the model, except for the last norm; None without any."""
     path = Path(folder) / MODULES
     if not path.is_file():
         return None

@@ -173,7 +173,7 @@ class Tokenizer:
 
 
 def within(module):
-    """Return the module that one of PEFT's holds; another module itself."""
+    """Return the module inside a PEFT wrapper; any other module itself."""
     return getattr(module, "base_layer", module)
 
 
@@ -188,7 +188,7 @@ def add_biases_last(model):
 
 
 def layers_of(model, n_layers):
-    """The name and the list of a model's layers: the first list of so many of that name."""
+    """Return the name and the list of a model's layers: the first list of this name and length."""
     for name, module in model.named_modules():
         known = name.rpartition(".")[2] in LAYERS
         if known and isinstance(module, torch.nn.ModuleList) and len(module) == n_layers:

@@ -118,7 +118,7 @@ class Judge:
         if want["logits"].shape != got["logits"].shape:
             text = f"{len(got['logits'])} rows of logits, expected {len(want['logits'])}"
         elif not (error := worst(want["logits"], got["logits"])) <= ALLOWED_NMSE:
-            text = f"logits differ by {error:.1e} of their squares (allowed {ALLOWED_NMSE})"
+            text = f"NMSE of the logits is {error:.1e} (allowed {ALLOWED_NMSE})"
         return (
             ScheduleDifference(symptom="logits", step=at, name="decode", text=text)
             if text

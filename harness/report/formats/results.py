@@ -149,7 +149,7 @@ def of_run(name: str, text: str) -> TestResult:
 
 
 def clip_text(text: str, most: int = LONGEST, keep: str = "") -> str:
-    """Printable, and no longer than that."""
+    """Return the text printable, and at most this long."""
     shown = printable(text[: most + 1], keep)
     if len(shown) <= most:
         return shown

@@ -39,5 +39,7 @@ def test_diagnosis_names_an_ignored_alignment(view: View, tmp_path: Path) -> Non
         ("phi3-short-factors", "phi3"),
     ],
 )
-def test_mistake_is_near_models_of_its_architecture(shows_on: str, architecture: str) -> None:
+def test_mistakes_of_the_architecture_are_tried_as_near_ones(
+    shows_on: str, architecture: str
+) -> None:
     assert architecture_of(shows_on) == architecture

@@ -73,7 +73,7 @@ def test_sum_with_far_larger_partial_sums_is_within_its_probable_error(
     assert np.abs(off).max() < 2.5
 
 
-def test_file_order_adds_nothing_to_the_error_of_terms_in_no_order() -> None:
+def test_file_order_adds_no_error_to_terms_in_random_order() -> None:
     weights, x = normal(1, ROWS, 1024), normal(2, TOKENS, 1024)
     value, error, _ = of(product(weights, x))
     squares = np.square(x, dtype=np.float64) @ np.square(weights, dtype=np.float64).mean(axis=0)
@@ -139,7 +139,7 @@ def test_errors_of_experts_follow_their_matrices(rows: int) -> None:
         assert np.allclose(found[token, used], alone[0], rtol=ROUNDED)
 
 
-def test_heads_that_share_a_matrix_have_errors_by_their_queries() -> None:
+def test_errors_of_grouped_heads_follow_their_queries() -> None:
     keys, queries = normal(1, 2, 10, 32), normal(2, 4, 5, 32)
     made = node("MUL_MAT", np.zeros((4, 5, 10), np.float32), keys, queries)
     found = error_of_product(made, expect(made, SCALAR).value)[0]

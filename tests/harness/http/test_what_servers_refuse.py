@@ -1,4 +1,4 @@
-"""Refusals by servers are no wrong answers; and the token counts that they report."""
+"""Refusals by servers are no wrong answers, and their token counts are compared."""
 
 from functools import partial
 from pathlib import Path

@@ -157,7 +157,7 @@ def test_a_product_of_64_terms_does_not_cover_a_small_fault(lanes: int, seed: in
 
 
 def blocks_of_integers(seed: int, n: int) -> tuple[NDArray[np.int64], F32]:
-    """Integer products of 6 rows of n blocks of 32, and the scale of each block."""
+    """Return integer products of 6 rows of n blocks of 32, and the scale of each block."""
     draw = np.random.default_rng(seed)
     whole = draw.integers(-127, 128, (6, n, 32)) * draw.integers(-127, 128, (6, n, 32))
     return whole, draw.uniform(1e-4, 1e-2, (6, n)).astype(np.float16).astype(np.float32) ** 2

@@ -150,7 +150,7 @@ def test_text_that_neither_engine_takes_is_excused_and_counted() -> None:
 
 
 @pytest.mark.parametrize(("says_so", "status"), [(True, "agreed"), (False, "diverged")])
-def test_engine_that_declares_utf8_alone_is_accused_of_no_other_texts(
+def test_utf8_engine_is_not_accused_of_other_texts(
     says_so: bool, status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Lossy, "says_so", says_so)
