@@ -1,6 +1,6 @@
 """Classifier-free guidance: a prompt's log-probabilities, led away from those of a negative prompt.
 
-l' = g + scale * (l - g), where l and g are log-probabilities behind the prompt and behind the
+l' = g + scale * (l - g), where l and g are log-probabilities after the prompt and after the
 negative one. Source: arXiv 2306.17806, and llama_sample_apply_guidance of older llama.cpp.
 """
 

@@ -108,10 +108,7 @@ class Model:
     ) -> F32:
         """Return logits, (outputs, vocabulary), in the order of the batch, for any number of
         ubatches; or embeddings (tokens or sequences, width). ops: replace the model's own for this
-        batch.
-
-        ops: another way of computing than the model's own, for this batch.
-        """
+        batch."""
 
         def compute(ubatch: Batch, views: Mapping[int, LayerView]) -> F32:
             return self.compute(ubatch, views, probe, ops)

@@ -40,9 +40,8 @@ def judge_answers(
     """Yield one verdict for each right operation, and one for each wrong output. only: names such
     as "rope"; all if empty.
 
-    only: names such as "rope"; all if empty. An unanswered case is listed as not compared; an
-    unknown file, such as one with a misspelt name, is named. Raises BrokenGolden for vectors that
-    are not intact.
+    An unanswered case is listed as not compared; an unknown file, such as one with a misspelt name,
+    is named. Raises BrokenGolden for vectors that are not intact.
     """
     entries = {entry.path: entry for entry in read_manifest(root)}
     known = {Path(e.path).stem: e for e in entries.values() if e.kind == "ops"}

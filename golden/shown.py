@@ -48,7 +48,7 @@ def nodes_of(
 ) -> Matrices:
     """Return the wanted nodes that the engine has, from its graph or else from a trace.
 
-    Raises NoAnswer if it shows neither.
+    Raises NoAnswer if it shows neither of them.
     """
     try:
         return record_graph(session, batches, result, [node.name for node in wanted]).shown

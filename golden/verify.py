@@ -103,8 +103,6 @@ def holds(
     """Ask the oracle of each vector, or the given one, again. Ids and weights must be the same;
     products and logits within the recorded bound.
 
-    Ids and weights must be the same; products and logits within the recorded bound.
-
     `detail["bit_exact"]` says whether they agree bit for bit, for information: another CPU may sum
     in another order. Raises BrokenGolden if the folder does not verify.
     """

@@ -39,10 +39,10 @@ def write(
     kept: Collection[str],
     progress: Progress,
 ) -> list[Path]:
-    """Write vectors and manifest; return the changed files. kept: paths of old files that stay.
+    """Write vectors and manifest; return the changed files.
 
-    kept: paths of the old files that stay, unless they are among those made; what else is old is
-    deleted. Raises BrokenGolden, and then nothing has been written.
+    kept: paths of the old files that stay, unless they are among those made; all other old files
+    are deleted. Raises BrokenGolden, and then nothing has been written.
     """
     made = [held_or_made(root, old, each, progress) for each in made]
     new = [pair for each in made for pair in files_of(each)]

@@ -124,7 +124,7 @@ class SampleRequest:
 class SampleAnswer:
     """Candidates that each stage left of each row. An engine that shows only the end has one stage.
 
-    Lists lie behind each other: all stages of the first row, then those of the next.
+    Lists follow each other: all stages of the first row, then those of the next.
     """
 
     sizes: NDArray[np.int32]  # (rows, stages) or (rows, 1)

@@ -6,7 +6,7 @@ from lockstep.harness.records import SampleAnswer, SampleRequest
 
 
 class EndAlone(Reference, name="fake-end-alone"):
-    """An engine that shows only the list behind a chain's last stage."""
+    """An engine that shows only the list after a chain's last stage."""
 
     def sample(self, request: SampleRequest) -> SampleAnswer:
         return join_lists([[row[-1]] for row in split_lists(super().sample(request))])

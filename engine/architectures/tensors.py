@@ -15,7 +15,7 @@ Table = Mapping[str, tuple[str, ...]]
 def table(text: str) -> Table:
     """Parse a table of tensors, one a line: name, then shape, slowest first, as hyperparameters.
 
-    `blk.*.` stands for every layer. `?` behind a name: it may be absent. `?kind`: it may be in
+    `blk.*.` stands for every layer. `?` after a name: it may be absent. `?kind`: it may be in
     layers of another kind.
     """
     lines = (line.split() for line in text.strip().splitlines())

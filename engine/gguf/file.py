@@ -129,10 +129,8 @@ class GgufFile:
             self._buffer.madvise(mmap.MADV_DONTNEED)
 
     def close(self) -> None:
-        """Close the tensors' bytes. Views in use, metadata and the tensor table keep the map open.
-
-        The map ends with its last user: views in use, metadata and the tensor table.
-        """
+        """Close the tensors' bytes. The map ends with its last user: views in use, metadata and the
+        tensor table keep it open."""
         self._bytes = None
         self._buffer = b""
 

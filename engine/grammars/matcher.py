@@ -117,7 +117,7 @@ class GrammarMatcher:
         return self.table.places[self.frames[stack][0]].symbol
 
     def pop(self, stack: int) -> frozenset[int]:
-        """Return the stacks behind the symbol on top."""
+        """Return the stacks after the symbol on top."""
         place, below = self.frames[stack]
         return self.open(self.push(self.table.places[place].after, below))
 

@@ -1,4 +1,4 @@
-"""Rules as a table: places in sequences, each with its symbol and the place behind it.
+"""Rules as a table: places in sequences, each with its symbol and the place after it.
 
 S{m,n} becomes S m times and a chain of n - m rules that may each be empty; S* a rule that ends in
 itself. Repetitions in each other add up and never multiply.

@@ -18,7 +18,7 @@ LINE = 64
 
 @compiled_as
 def prefetch_line(typing: Any, array: Any, at: Any) -> Any:
-    """Prefetch the cache line of a byte, which may lie behind the array's end."""
+    """Prefetch the cache line of a byte, which may lie beyond the array's end."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         start = address(context, builder, array, args[0], args[1], I8)

@@ -114,7 +114,7 @@ def half_by_bits(builder: Any, bits: Any, to: Any) -> Any:
 
 
 def shuffle_bytes(context: Any, builder: Any, table: Any, at: Any) -> list[Any]:
-    """Return the table's bytes at sixteen indices; the table has sixteen bytes."""
+    """Return the bytes at sixteen indices of a table of sixteen bytes."""
     triple, _, features = context.codegen().magic_tuple()
     numbers = [number(i) for i in range(16)]
     if triple.startswith(("x86", "i686")) and "+ssse3" in features:

@@ -62,11 +62,7 @@ def whole(
 ) -> bool:
     """Convert the weights of a row to integers, plus `offset`; return True if all of them are
     integers from `least` to `most`. factor: makes them integers; mask: the bits of the weight,
-    without those of minima.
-
-    factor: what makes them integers; mask: what of their bits is theirs, where minima are in the
-    others.
-    """
+    without those of minima."""
     fine = ALL
     for i in range(0, len(weights), AT_ONCE):
         fine &= whole_at(weights, i, factor, mask, least, most, offset, out)

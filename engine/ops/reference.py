@@ -86,9 +86,8 @@ class ReferenceOps:
         once."""
 
     def linear_id(self, x: F32, weight: Weight, ids: I32) -> F32:
-        """Apply to each row the matrix of its expert. x: (tokens, used or 1, inputs), weight:
-        (experts, outputs, inputs), ids: (tokens, used) -> (tokens, used, outputs): each row times
-        the matrix of the expert chosen for it."""
+        """Multiply each row by the matrix of its expert. x: (tokens, used or 1, inputs), weight:
+        (experts, outputs, inputs), ids: (tokens, used) -> (tokens, used, outputs)."""
         out = np.empty((*ids.shape, weight.shape[1]), np.float32)
         rows = np.broadcast_to(x, (*ids.shape, x.shape[-1]))
         for expert in np.unique(ids):

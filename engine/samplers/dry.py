@@ -66,7 +66,7 @@ class Dry(Sampler, name="dry"):
         return F(float(F(self.dry_multiplier)) * float(base) ** exponent)
 
     def find_breaker(self, back: Sequence[int]) -> int:
-        """Return how many of the newest tokens stand behind the last breaker."""
+        """Return how many of the newest tokens stand after the last breaker."""
         for i, head in enumerate(back):
             lengths = [
                 len(tail)

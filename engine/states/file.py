@@ -261,7 +261,7 @@ def read_rows(
     n_cells: int,
     least: int = 1,
 ) -> SavedRows:
-    """Read a type, the bytes of a cell, and the cells one behind the other."""
+    """Read a type, the bytes of a cell, and the cells one after the other."""
     what = f"{name} of layer {index}"
     kind, at = read_type(fields, what), fields.at
     row = fields.number(U64, "row")

@@ -111,7 +111,7 @@ def is_chinese(code: int) -> bool:
 def bare(code: int) -> int:
     """Return the first code point of the decomposition: for a Korean syllable, only the consonant.
 
-    Python's tables agree with llama.cpp's, but for newer code points.
+    Python's tables agree with llama.cpp's, except for newer code points.
     """
     return ord(unicodedata.normalize("NFD", chr(code))[0]) if is_assigned(code) else code
 

@@ -68,10 +68,7 @@ class Merging(NamedTuple):
 @kernel
 def spell(raw: U8, sizes: I64, letters: I32) -> Any:
     """Return the text with its bytes spelled as characters, and the word boundaries in bytes. A
-    size beyond the end of the text is cut there.
-
-    A size beyond the end of the text is one up to its end.
-    """
+    size beyond the end of the text is cut there."""
     text, edges = np.empty(2 * len(raw), np.uint8), np.zeros(len(sizes) + 1, np.int64)
     at, end = 0, 0
     for word in range(len(sizes)):

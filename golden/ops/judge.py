@@ -1,5 +1,4 @@
-"""Judgement of an answer by the vector alone, as an engine's author would do it. The judgement uses
-only the vector, as an engine's author would."""
+"""Judgement of an answer by the vector alone, as an engine's author would do it."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

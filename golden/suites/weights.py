@@ -74,7 +74,7 @@ class GoldenWeights(Golden, name="weights"):
         return found
 
     def replay(self, vectors: Vectors, ask: AskedEngine, verdict: Verdicts) -> Iterator[Verdict]:
-        """Yield one verdict for each type that agrees, and one for each tensor that does not."""
+        """Yield one verdict for each type that agrees, and one for each tensor that differs."""
         assert ask.path is not None
         rows: dict[str, list[Case]] = {}
         for row in vectors.document["tensors_of_model"]:

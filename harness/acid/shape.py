@@ -33,7 +33,7 @@ class Shape:
 
     @property
     def unit(self) -> float:
-        """Return the size of the constant behind a norm, 8 in most models."""
+        """Return the size of the constant after a norm, 8 in most models."""
         return float(np.sqrt(self.n_embd / self.squares))
 
     @property

@@ -145,7 +145,7 @@ class Adapter(Registered):
         raise Unsupported(f"{self.name} does not compute fused operations")
 
     def sample(self, request: SampleRequest) -> SampleAnswer:
-        """Return the candidates behind each stage of a chain, for each row of logits. A stage that
+        """Return the candidates after each stage of a chain, for each row of logits. A stage that
         draws uses the request's draw, as llama.cpp's seeds give it."""
         raise Unsupported(f"{self.name} does not show its samplers")
 
@@ -198,7 +198,7 @@ class Adapter(Registered):
         self, batches: Sequence[Batch], negative: Sequence[Batch], scale: float
     ) -> tuple[NDArray[np.float32], ...]:
         """Return guided logits of each batch, (outputs, vocabulary), up to a constant in each row.
-        `negative` has as many batches and outputs, behind another prompt."""
+        `negative` has as many batches and outputs, after another prompt."""
         raise Unsupported(f"{self.name} has no guidance")
 
     def save(

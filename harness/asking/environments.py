@@ -1,7 +1,7 @@
 """Other versions of an engine, each in a Python environment of its own: `llama.cpp@0.3.8`.
 
 pip builds them from their source distribution, into the user's cache folder. A worker runs there
-with that environment's interpreter and packages, and with our own code behind those.
+with that environment's interpreter and packages, and with our own code after those.
 """
 
 import os
@@ -88,10 +88,7 @@ def has_amx() -> bool:
 
 def for_builds() -> dict[str, str]:
     """Return `variables` with flags that disable AMX in compilers. pip's cache does not record
-    them.
-
-    pip's cache does not record them.
-    """
+    them."""
     if not has_amx():
         return variables()
     flags = {

@@ -1,4 +1,4 @@
-"""Checks that an engine uses replaced values. A user's class may ignore them; values behind them
+"""Checks that an engine uses replaced values. A user's class may ignore them; values after them
 would accuse an honest engine."""
 
 from collections.abc import Iterator

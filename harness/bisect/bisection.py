@@ -188,7 +188,7 @@ def make_bisection(found: Findings, **known: Any) -> Bisection:
 
 
 def unsteadiness(context: Context, found: Findings) -> Unsteady | None:
-    """Return how the subject's runs differ from each other; None if they do not. A replacement
+    """Return how the subject's runs differ from each other; None if they are equal. A replacement
     proves something only if runs repeat."""
     capture = context.subject_info.shows != ()
     request = Request(batches=context.batches, embeddings=found.embeddings, capture=capture)

@@ -1,4 +1,4 @@
-"""Operations on logits behind the head: a factor, a cap. The operations follow llama.cpp, by
+"""Operations on logits after the head: a factor, a cap. The operations follow llama.cpp, by
 architecture."""
 
 from typing import Any

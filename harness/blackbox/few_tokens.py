@@ -1,7 +1,7 @@
 """A model with only the first tokens of its vocabulary: no layer depends on the others.
 
 A slice of one layer is otherwise most of all its embeddings: 113 of 127 MB of SmolLM2, which both
-engines would read for each question. Special tokens are kept, behind the others.
+engines would read for each question. Special tokens are kept, after the others.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -2,7 +2,7 @@
 user's.
 
 Whole runs of a quantised model are allowed a few percents: honest engines convert activations
-otherwise. The F32 twin converts nothing, and shows a fault of the graph from some 1e-5 on, behind
+otherwise. The F32 twin converts nothing, and shows a fault of the graph from some 1e-5 on, after
 thirty layers from 3e-5. For a large model slices of layers are asked instead. Lenses show each
 weight as the engine decodes it, and each layer's matrices are looked at in their places
 (in_place.py). For any model, small activations show a small error of its norms' eps.
@@ -58,8 +58,8 @@ SLICES = 8  # of layers that are computed alike
 
 
 def takes_models(plan: Plan) -> bool:
-    """Return True if models that are made from the file can be asked about: they have no adapters,
-    and an engine may have a model of its own."""
+    """Return True if models that are made from the file can be asked about: not with adapters,
+    which they lack, nor if the engine has its own model."""
     return not (plan.settings.adapters or has_own_model(plan.engine))
 
 

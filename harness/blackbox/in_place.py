@@ -8,7 +8,7 @@ of the FFN are the file's own bytes, and those around them are such that their s
 the logits.
 
 - eps is so large that norms divide by its root, for any input, so that scales stay visible.
-- Every fourth element of an embedding is +X or -X, the others are zero: behind a norm 127 * 2**-6
+- Every fourth element of an embedding is +X or -X, the others are zero: after a norm 127 * 2**-6
   or its negative, which every conversion of activations represents exactly (lenses.py).
 - What a layer adds is less than a millionth of X and lies in the other elements, which
   are all that the head reads. So the next layers meet the same activations, to as much.

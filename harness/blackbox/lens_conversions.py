@@ -38,12 +38,7 @@ Known = tuple[NDArray[np.float64], NDArray[np.float64]]  # logits, and how far o
 class ConversionSeen:
     """The conversion of one engine, by the logits of the uneven tokens. known: whether a known
     conversion reproduces them; convert: that conversion, None for unchanged activations or
-    llama.cpp's own; the rest: the worst logit under the nearest conversion.
-
-    known: whether a known conversion gives all of them; convert: that one, None where activations
-    stay as they are or become what llama.cpp makes of them; the rest: the worst logit beside the
-    conversion that comes nearest.
-    """
+    llama.cpp's own; the rest: the worst logit under the nearest conversion."""
 
     known: bool
     convert: Convert | None = None
@@ -94,7 +89,7 @@ def some_rows(file: GgufFile, lens: Lens, stretch: Stretch) -> tuple[Weight, sli
 
 
 def met_by_head(lens: Lens) -> F32:
-    """Return the uneven rows behind the last norm, (tokens, width)."""
+    """Return the uneven rows after the last norm, (tokens, width)."""
     rows = lens.embeddings(lens.uneven.start, lens.uneven.stop)
     roots = np.sqrt(np.mean(rows**2, axis=1, keepdims=True))
     found: F32 = (rows / roots * (LARGEST_STEP / lens.period**0.5)).astype(np.float32)

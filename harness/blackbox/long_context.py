@@ -1,5 +1,4 @@
-"""Parts that only long texts show, tested on a model in which a short text shows them. Asked with a
-model in which a short one shows it.
+"""Parts that only long texts show, tested on a model in which a short text shows them.
 
 Real windows have 128 to 4096 tokens, and long-context factors start as late. The run with judged
 ops is shorter than any of them, and further runs of a real model have at most 300 tokens, and

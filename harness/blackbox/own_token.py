@@ -3,7 +3,7 @@
 Text seldom ends within a few tokens, and the last id of a vocabulary is the likeliest nowhere: of
 an engine whose greedy search ends one id early nothing is seen on the user's model. So both engines
 are given one whose layers add nothing and whose head is the table of its embeddings, rows of signs:
-behind each token the likeliest is the token itself, by far.
+after each token the likeliest is the token itself, by far.
 """
 
 from collections.abc import Iterator

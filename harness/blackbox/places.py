@@ -166,11 +166,8 @@ def judge_place(opened: Opened, layout: Layout, look: LookInPlace) -> SeenInPlac
 
 def is_another_eps(expected: F32, actual: F32) -> bool:
     """Return True if each token's logits are scaled by a factor that no rounding explains: the norm
-    divides by something else.
-
-    The norm divides by something else. The user's model may still be right, as its eps may be the
-    one that the engine uses.
-    """
+    divides by something else. The user's model may still be right, as its eps may be the one that
+    the engine uses."""
     if expected.shape != actual.shape or not np.isfinite(actual).all():
         return False
     wide, found = expected.astype(np.float64), actual.astype(np.float64)

@@ -94,7 +94,7 @@ def adapters_of(
 def adapter_of(kind: str, text: str) -> "AdapterFile":
     """Return the adapter FILE=SCALE. Raises BadParameter.
 
-    A path with an equals sign needs a scale behind it.
+    A path with an equals sign needs a scale after it.
     """
     from lockstep.harness.check.inputs import check_file
     from lockstep.harness.records import AdapterFile

@@ -1,4 +1,4 @@
-"""The prompt of a model behind a chat: its own template around a message."""
+"""The prompt of a model after a chat: its own template around a message."""
 
 from lockstep.engine.errors import EngineError
 from lockstep.harness.context.suite import Context, NoAnswer

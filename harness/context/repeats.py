@@ -102,8 +102,8 @@ def unsteady(
 
 def goes_by_history(session: Session, request: Request) -> bool:
     """Return True if differing runs repeat after each restart, so that they depend on earlier
-    questions, as with slowly fading state. Then they depend on earlier questions, like slowly
-    fading state. A server cannot be restarted, so the test does not apply to it."""
+    questions, as with slowly fading state. A server cannot be restarted, so the test does not apply
+    to it."""
     one, other = (fresh_runs(session, request) for _ in range(2))
     if one is None or other is None or first_difference(one[0], one[-1]) is None:
         return False

@@ -20,7 +20,7 @@ class SameRows:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
-    """A plan of batches. words: how a sentence names it, behind "logits". usual: as the usual run,
+    """A plan of batches. words: how a sentence names it, after "logits". usual: as the usual run,
     with other tokens.
 
     known: it computes nothing that the usual run does not, so no honest run of its own is needed

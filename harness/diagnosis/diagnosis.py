@@ -94,7 +94,7 @@ class Family:
 @dataclass(frozen=True, kw_only=True)
 class Rows:
     """The number of compared answers of one kind, and of those where the right engine agrees with
-    the subject. not_compared: answers behind ties within the noise."""
+    the subject. not_compared: answers after ties within the noise."""
 
     unit: str
     compared: int

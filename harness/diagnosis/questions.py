@@ -32,11 +32,7 @@ TEXTS = ("detokenize", "tokenizer")
 class MistakeQuestion:
     """A question to our engines in this process, asked with `of`; None: no answer. words: its
     unique name within a model. aspect: mistakes of one aspect affect only its questions. methods:
-    an engine that inherits all of them answers as the right one.
-
-    words: what no other question of a model has. aspect: mistakes of one show in no other's
-    answers. methods: an engine that has all of them from the right one answers as that does.
-    """
+    an engine that inherits all of them answers as the right one."""
 
     words: str
     unit: ClassVar[str]

@@ -19,7 +19,7 @@ SHARE = 4  # of the tokens of a run one, or there is little to save
 
 def shortest(context: Context, engines: Engines, of: HeldAnswers) -> AskedQuestion | None:
     """Return the run up to its first differing row, if that row is early. The subject is asked for
-    these tokens anew: an engine that lets a token see those behind it then answers otherwise. If
+    these tokens anew: an engine that lets a token see those after it then answers otherwise. If
     the right engine gives the same answer there is no such question."""
     for one, right in zip(of.every, of.right, strict=True):
         question = one.question

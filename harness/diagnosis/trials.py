@@ -1,5 +1,5 @@
-"""A wrong engine seen through a view: the mistake that diagnosis names, also without it in the
-catalogue."""
+"""Diagnoses of a wrong engine seen through a view, with its mistake in the catalogue and
+without."""
 
 import tempfile
 from collections.abc import Callable, Sequence

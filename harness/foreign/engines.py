@@ -158,7 +158,7 @@ NOT_RUNNING: dict[str, str] = {}
 
 
 def split_name(engine: str) -> tuple[str, str] | None:
-    """Return the name in ENGINES and what follows it behind a colon; None for other engines."""
+    """Return the name in ENGINES and what follows it after a colon; None for other engines."""
     name, colon, argument = engine.partition(":")
     if name not in ENGINES or (colon and not ENGINES[name].takes):
         return None

@@ -104,7 +104,7 @@ class Fuzzer(Registered):
 
     def run(self, plan: FuzzPlan, progress: Progress) -> Iterator[Verdict | Checkpoint]:
         """Yield verdicts target by target, at least one each, with the cases that it covers. A
-        checkpoint follows each target; a stopped run continues behind it
+        checkpoint follows each target; a stopped run continues after it
         (harness.fuzzers.resume)."""
         raise NotImplementedError
 

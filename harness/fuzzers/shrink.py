@@ -20,12 +20,11 @@ def shrink(
     identity: Callable[[T], Any] = lambda case: case,
 ) -> T:
     """Return the smallest case found that shows what `case` shows. One maker runs until it finds
-    nothing smaller, then the next.
+    nothing smaller, then the next; the end is reached where none does.
 
-    One maker is used until it gives nothing, then the next; the end is where none does. shows: of
-    each case whether it still shows it. size: the measure to minimise. budget: how much all
-    questions may cost. at_once: the approximate maximum cost of a question. identity: a key of
-    equal cases, which are asked about once.
+    shows: tells of each case whether it still shows it. size: the measure to minimise. budget: how
+    much all questions may cost. at_once: the approximate maximum cost of a question. identity: a
+    key of equal cases, which are asked about once.
     """
     useless = 0
     for make in cycle(makers):

@@ -42,7 +42,7 @@ def orders_seen(
 ) -> dict[Place, NDArray[Any]]:
     """Return the shown order of ids for each ARGSORT whose experts have another order than ours.
 
-    The widest of the wrong values behind it decides: numbers alone may be nearly the same.
+    The widest of the wrong values after it decides: numbers alone may be nearly the same.
     """
     suspects: dict[Place, Segment] = {}
     for segment, finding in found:

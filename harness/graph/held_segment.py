@@ -82,7 +82,7 @@ def nearest(tried: Sequence[HeldSegment]) -> HeldSegment:
 
 def hidden_cells(seen: Seen) -> Mismatch | None:
     """Return a mismatch if hidden cells have weight. Replaced values give them none, so that
-    everything behind would agree."""
+    everything after would agree."""
     if not seen.more:
         return None
     text = f"more cells than the {seen.truth.shape[-1]} shown ones have weight"

@@ -2,7 +2,7 @@
 
 A step of the table is larger than what GELU by tanh and by erf are apart. So it is nothing that a
 row may be off: an engine without a table has no steps, and one with it has another half there
-alone where the step before or behind an argument has.
+alone where the step before or after an argument has.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -164,7 +164,7 @@ class SegmentJudge:
     @cached_property
     def usable(self) -> dict[Place, NDArray[Any]]:
         """Return the shown values with invalid ids replaced, so that later values can be computed.
-        An id of no row would leave no value behind it, and nothing else would be judged."""
+        An id of no row would leave no value after it, and nothing else would be judged."""
         most = {place: rows_to_choose(*self.nodes[place]) for place in self.shown}
         return {
             p: value if (n := most[p]) is None else legal(value, n)

@@ -69,7 +69,7 @@ def cells_in_use(program: Program, graph: Graph, node: PlannedNode, shape: tuple
 
 def cells_written(program: Program, graph: Graph, node: PlannedNode, width: int) -> int:
     """Return the number of cells written to a cache up to this graph, from the first; another
-    stream's cells are behind a gap."""
+    stream's cells are after a gap."""
     cells = prod(node.result.ne) // width if width else 0
     cache, used = graph.roots[node.result.root].cache, np.zeros(cells + 1, np.bool_)
     for each in program.graphs[: program.graphs.index(graph) + 1] if cells else ():

@@ -52,8 +52,7 @@ def member(said: Any, *path: str | int) -> Any:
 
 
 def complaint(said: Any) -> Any:
-    """Return the server's complaint, which some servers send with a success status. Some servers
-    complain with a status that says that all is well."""
+    """Return the server's complaint, which some servers send with a success status."""
     found = said.get("error") if type(said) is dict else None
     words = found.get("message") if type(found) is dict else found
     return f"error: {words}" if type(words) is str else said

@@ -80,7 +80,8 @@ class LlamaServer:
         return [tokens_of(each) for each in said]
 
     def generate(self, ask: Ask, prompt: bytes, n: int) -> bytes:
-        """Generate text. A byte is a token at most, except for BOS and the space before."""
+        """Generate text. A prompt has at most as many tokens as bytes, plus two: BOS and a
+        space."""
         (words,) = utf8([prompt])
         self.check_room(len(prompt) + 2 + n)
         said = self.complete(ask, {"prompt": words, "n_predict": n, **GREEDY})

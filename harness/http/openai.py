@@ -2,7 +2,7 @@
 
 Prompts are ids where the server takes them, which the number of prompt tokens that it reports
 shows; else they are texts, which it tokenises itself. One that takes ids alone is asked for no text
-behind a text.
+after a text.
 """
 
 from collections.abc import Mapping, Sequence

@@ -335,7 +335,7 @@ def page(ask: Ask, path: str) -> Any:
 
 
 def other_model(about: About, model: Path | None) -> str:
-    """Say how the server's model differs from the file; "" if it does not."""
+    """Say how the server's model differs from the file; "" if it is the same."""
     if model is None or not model.is_file():
         return ""
     theirs = Path(about.path) if about.path else None

@@ -44,9 +44,7 @@ class Listed:
 class Off:
     """The worst candidate. expected: with the list's own constant; for a missing one, how far its
     logit exceeds the last listed one; for one out of order, the smallest value before it; for one
-    listed too often, the number of possible tokens. expected: with the list's own constant; of one
-    that is missing, by how much its logit is above that of the last of the list; of one out of
-    order, the smallest value before it; of one listed too often, how many tokens it may be."""
+    listed too often, the number of possible tokens."""
 
     kind: Literal["value", "not finite", "missing", "order", "twice"]
     token: int
@@ -74,11 +72,7 @@ def names_of(
 ) -> dict[bytes, tuple[int, ...]]:
     """Return the forms in which engines write a token, and the tokens of each form. pieces: the
     bytes of each token; texts: as stored in the vocabulary; hidden: control tokens, which many
-    engines do not show.
-
-    pieces: the bytes that each token stands for; texts: as the vocabulary has it; hidden: control
-    tokens, which many do not show.
-    """
+    engines do not show."""
     found: dict[bytes, list[int]] = defaultdict(list)
     for token, (piece, text) in enumerate(zip(pieces, texts, strict=True)):
         escaped = b"bytes:" + b"".join(b"\\x%02x" % byte for byte in piece)

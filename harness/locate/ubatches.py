@@ -1,8 +1,8 @@
 """Values of a batch, split by the ubatches that llama.cpp makes of it, and the engine's answers.
 
 If a model has states, llama.cpp computes as many tokens of each sequence at once, and the rest
-behind them. An engine shows the rows of its batch; the ids that a part was given say which rows are
-in it. An engine's answer is the graph's result, shown by name or not. So the stretch behind the
+after them. An engine shows the rows of its batch; the ids that a part was given say which rows are
+in it. An engine's answer is the graph's result, shown by name or not. So the stretch after the
 last tensor that it shows (the head, a last norm, pooling) is judged as well.
 """
 
@@ -108,8 +108,8 @@ def rows_in(
 def outputs_of_graphs(
     program: Program, outputs: Sequence[NDArray[np.float32]]
 ) -> dict[Place, NDArray[Any]]:
-    """Return the rows of each batch as its graph's result, if both have the same rows in order. A
-    batch that llama.cpp splits, or whose rows it drops, has not."""
+    """Return the rows of each batch as its graph's result, if both have the same rows in order.
+    Batches that llama.cpp splits, or whose rows it drops, are left out."""
     found: dict[Place, NDArray[Any]] = {}
     for step, (rows, order) in enumerate(zip(outputs, program.orders, strict=False)):
         graphs = [graph for graph in program.graphs if graph.step == step]

@@ -28,7 +28,7 @@ Metadata = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class KeyRule:
-    """A row: the key behind `ARCH.`, its value from the config, and what its absence means.
+    """A row: the key after `ARCH.`, its value from the config, and what its absence means.
 
     A value of None: the config has nothing of it. absent: a value, or how to get it from the
     config. only: the architectures that have it; empty: all.

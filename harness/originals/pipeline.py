@@ -127,7 +127,7 @@ def variants(right: Pipeline, length: int) -> Iterator[tuple[list[str], Pipeline
 
 
 def cut(ids: Sequence[int], n_after: int, length: int) -> list[int]:
-    """Return the first tokens of a text, and the last ones, which are put behind every text."""
+    """Return the first tokens of a text, and the last ones, which are put after every text."""
     if len(ids) <= length:
         return list(ids)
     end = len(ids) - n_after

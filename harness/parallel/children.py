@@ -85,8 +85,8 @@ def side_by_side(works: Sequence[Work], jobs: int) -> Iterator[tuple[int, Event]
     """Yield the index of a work and its events; its last event is not `Said`. At most `jobs` run at
     a time.
 
-    At most `jobs` run at a time. A caller that stops listening ends those that still run. Their
-    temporary folders, models of gigabytes among them, lie in one of ours, and go with them.
+    A caller that stops listening ends those that still run. Their temporary folders, models of
+    gigabytes among them, lie in one of ours, and go with them.
     """
     with tempfile.TemporaryDirectory(prefix="lockstep-", ignore_cleanup_errors=True) as folder:
         try:

@@ -217,10 +217,7 @@ def open_head(
 
 def checked_shape(shape: Any) -> tuple[int, ...]:
     """Return the shape as a tuple. Raises ValueError, also if zeros hide a dimension that numpy
-    cannot hold. Raises ValueError.
-
-    Zeros must not hide a dimension that numpy cannot hold.
-    """
+    cannot hold."""
     if type(shape) is not list or len(shape) > MAX_DIMENSIONS:
         raise ValueError(f"no shape: {shape!r:.80}")
     if not all(type(n) is int and 0 <= n < 1 << 48 for n in shape):

@@ -2,7 +2,7 @@
 
     {"id":7,"ask":"dequantize","type":"Q8_0","arrays":[["raw","u8",[34]]],"bytes":34}\\n<34 bytes>
 
-Nothing that an engine sends is trusted: a line and the arrays behind it are limited before memory
+Nothing that an engine sends is trusted: a line and the arrays after it are limited before memory
 is taken, and names, types and shapes come from closed lists.
 """
 

@@ -71,8 +71,7 @@ def fetch(name: str, progress: Progress = lambda _: None) -> Path:
 
 
 def provide(model: RealModel, folder: Path, progress: Progress) -> None:
-    """Make a file beside its final place and rename it, so that a file of that name is complete. It
-    is made beside the final place and renamed, so a file of that name is whole."""
+    """Make a file beside its final place and rename it, so that a file of that name is complete."""
     wheels = folder / f"wheels-{model.name}"
     wheels.mkdir(exist_ok=True)
     paths = []

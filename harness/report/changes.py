@@ -337,7 +337,7 @@ def title_of(run: RowsOfRun) -> str:
 
 
 def line_of(row: Row) -> str:
-    """Say how far a difference goes, its limit, and why."""
+    """Describe a difference: its size, its limit and the reason."""
     far, allowed, why = in_short(row)
     if not far:
         return str(row["summary"])

@@ -128,7 +128,7 @@ MESSAGE = re.compile(
 
 def last_words(log: Sequence[str]) -> Sequence[str]:
     """Return an engine's last lines, without Python's report of its threads. For languages that
-    print a stack behind the message, return the lines before the stack."""
+    print a stack after the message, return the lines before the stack."""
     fatal = next((i for i, line in enumerate(log) if line.startswith("Fatal Python error")), None)
     log = log[:fatal] if fatal else log
     said = next((i for i in reversed(range(len(log))) if MESSAGE.match(log[i])), len(log))

@@ -60,7 +60,7 @@ class Extent:
         return ""
 
     def differs_from(self, other: "Extent") -> str:
-        """Return why the other extent differs at the same place; "" if it does not."""
+        """Return why the other extent differs at the same place; "" if they are equal."""
         if other.kind != self.kind:
             listed = repr(self.kind) if self.kind else "none"
             return f"its kind is {other.kind!r}, and {listed} is listed"
@@ -111,7 +111,8 @@ class KnownFailures:
         )
 
     def why_not(self, name: Name, verdict: Verdict) -> str:
-        """Return why a divergence with this key differs from the listed one; "" if it does not."""
+        """Return why a divergence with this key differs from the listed one; "" if they are
+        equal."""
         found = extent_of(verdict)
         if name not in self.places:
             return self.extents.get(name, Extent()).exceeded_by(found)

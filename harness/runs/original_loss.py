@@ -16,7 +16,7 @@ QUANTILE = 2.3646  # of Student's t with PROMPTS - 1 degrees of freedom, two-sid
 
 
 def run_for_loss(plan: Plan, say: Say) -> None:
-    """Say what it does as text, then the QuantisationLoss."""
+    """Report progress as texts, and finally the QuantisationLoss."""
     opened = open_plan(plan, say)
     try:
         say(measure_loss(opened.context))

@@ -122,7 +122,7 @@ def loss_of(plan: Plan, progress: Callable[[str], None]) -> QuantisationLoss | N
 
 
 def run_both(plan: Plan, say: Say) -> None:
-    """Say what it does as text, then the RunOfOriginal."""
+    """Report progress as texts, and finally the RunOfOriginal."""
     opened = open_plan(plan, say)
     try:
         say(judge_runs(opened.context))

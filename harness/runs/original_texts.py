@@ -167,7 +167,7 @@ def explain_all(
     options: RunOptions,
     say: Say,
 ) -> None:
-    """Say what it does as text, then a list of ExplainedText."""
+    """Report progress as texts, and finally a list of ExplainedText."""
     with open_model(model) as file:
         metadata = {key: value.data for key, value in file.metadata.items()}
         prefix = architecture_name(file.metadata)

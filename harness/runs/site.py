@@ -1,7 +1,7 @@
 """A static site of a matrix: an index, a page for each engine and a page for each finding.
 
 A run that is interrupted keeps the engines that it finished, and the next run with the same setup
-goes on behind them.
+goes on after them.
 """
 
 import json

@@ -113,7 +113,7 @@ class NextToken:
     def probabilities(
         self, chain: Sequence[Stage], row: F32 | None = None, ways: Ways = DEFINITION
     ) -> F64:
-        """Return the probability of each token behind the stages before the draw."""
+        """Return the probability of each token after the stages before the draw."""
         row = self.row if row is None else row
         made, whole = self.chain_of(chain, ways).clone(), CandidateList.of_logits(row)
         left = made.apply(whole)[-1] if made.samplers else whole
@@ -148,7 +148,7 @@ class NextToken:
         return np.argsort(-self.row, kind="stable")
 
     def turn(self, order: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """Return signs of logits that go up by rank, and down behind."""
+        """Return signs of logits that go up by rank, and down after."""
         n, rank = len(order), np.argsort(order, kind="stable")
         return [np.where(rank < turn, 1, -1) for turn in TURNS if turn < n]
 

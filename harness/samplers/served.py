@@ -240,7 +240,7 @@ class ServedRun:
         return replace(found, draws=len(drawn))
 
     def judge_texts(self, chain: tuple[Stage, ...], found: "JudgedChain") -> "JudgedChain":
-        """Look for a token that a grammar forbids behind others."""
+        """Look for a token that a grammar forbids after others."""
         for _ in range(TEXTS):
             answer = self.draw(chain, more=MORE_TOKENS)
             if isinstance(answer, NotSaid) or not isinstance(answer.token, int):

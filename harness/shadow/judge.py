@@ -212,7 +212,7 @@ def view_of(raw: NDArray[np.uint8], source: Operand) -> NDArray[Any]:
 def lying(
     kind: str, ne: tuple[int, ...], nb: tuple[int, ...]
 ) -> tuple[np.dtype[Any], tuple[int, ...], tuple[int, ...], int | None]:
-    """Return dtype, shape, strides, and the bytes from its first to behind its last: None for an
+    """Return dtype, shape, strides, and the bytes from its first to after its last: None for an
     empty tensor, 0 if elements would lie before the first."""
     dtype, shape, strides = layout(kind, ne, nb)
     assert strides is not None

@@ -191,8 +191,8 @@ def seeded_behind(context: Context, prompt: int, n: int) -> list[int]:
 
 
 def fewer_reads(context: Context, batches: tuple[Batch, ...]) -> tuple[Batch, ...]:
-    """Return the same tokens in fewer batches, so that the weights are read less often. Generating
-    read all weights for each token."""
+    """Return the same tokens in fewer batches, so that the weights are read less often than in the
+    generating run, once for each token."""
     if context.facts.is_small:
         return batches
     n = len(batches) - sum(len(batch) == 1 for batch in batches) + ALONE

@@ -239,8 +239,8 @@ def with_old_answer(
 
 
 def left_out(run: Run, oracle: Outcome | None, subject: Outcome) -> LeftOut | None:
-    """Return why a run cannot be compared. Every engine must answer the usual run with other
-    tokens."""
+    """Return why a run cannot be compared, or None. The usual run with other tokens is never left
+    out."""
     if isinstance(oracle, Unanswerable | Rejected):  # there is nothing to hold against the other
         return LeftOut(status="not-applicable", why=f"{run.words}: {oracle.message}")
     if run.usual or not isinstance(subject, Unanswerable | Rejected):

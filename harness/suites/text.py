@@ -1,7 +1,7 @@
 """Texts of an engine that shows nothing else: could greedy tokens of the oracle's model produce
 them?
 
-An engine that stops at a text of its own, such as a line's end, is compared behind other prompts as
+An engine that stops at a text of its own, such as a line's end, is compared after other prompts as
 well.
 """
 
@@ -167,7 +167,7 @@ def reason(context: Context, prompt: bytes) -> str:
 
 
 def kept_too_long(context: Context) -> str:
-    """Return a clause if the text is right behind a prompt with another beginning."""
+    """Return a clause if the text is right after a prompt with another beginning."""
     try:
         context.ask(context.subject, "generate", OTHERS[0], 1)
         again = list(behind(context, ALIKE, min(N_OTHERS, context.n_steps)))
@@ -255,7 +255,7 @@ def may_begin_with(said: bytes, pieces: "Pieces", run: F32, allowed: NDArray[np.
 
 
 class NothingToAsk(NoAnswer):
-    """Raised when the model leaves nothing to compare behind a prompt."""
+    """Raised when the model leaves nothing to compare after a prompt."""
 
     def __init__(self, why: str) -> None:
         super().__init__("not-compared", why, {})

@@ -91,11 +91,7 @@ def write_gguf(
 
 def check_output(path: Path, model: Path | None = None) -> None:
     """Check that a file can be written at the path. Raises OSError if not, and InvalidModel if it
-    is one of the model's own files.
-
-    Raises OSError if not, and InvalidModel if it is one of the model's own files, which it would
-    replace. A split model has several.
-    """
+    would replace one of the model's own files. A split model has several."""
     if path.exists():
         check_regular(path)  # renamed over, a device would be gone
     if not path.absolute().parent.is_dir():
@@ -242,7 +238,7 @@ def _inner_array(inner: str, item: Any) -> bytes:
 
 def _string(data: Any) -> bytes:
     if not isinstance(data, str | bytes):
-        raise TypeError(f"{data!r} is a {type(data).__name__}")
+        raise TypeError(f"{data!r} is a {type(data).__name__}, expected a string")
     raw = data if isinstance(data, bytes) else data.encode("utf-8", "surrogateescape")
     return pack("<Q", len(raw)) + raw
 

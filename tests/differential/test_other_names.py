@@ -105,7 +105,7 @@ def test_exchanged_gate_factors_are_recognised() -> None:
 def with_weights(
     x: NDArray[np.float32], weights: NDArray[np.float32], eps: float, op: str = "RMS_NORM"
 ) -> tuple[Node, Node]:
-    """Return a norm, and behind it the product with its weights, as llama.cpp computes them."""
+    """Return a norm, and after it the product with its weights, as llama.cpp computes them."""
     held = node(op, np.zeros_like(x), x, held=params(eps))
     norm = node(op, expect(held, PLAIN).value.astype(np.float32), x, held=params(eps))
     product = node("MUL", norm.value * weights, norm.value[0, 0], weights)

@@ -233,7 +233,7 @@ def test_attention_may_be_shown_over_the_cells_in_use(qwen3: Recorded) -> None:
 
 
 def test_wrong_hidden_product_of_cells_is_found_downstream(qwen3: Recorded) -> None:
-    """All runs of ours put the same values in their place: else it is noise, and all agrees."""
+    """All our runs take the same values for hidden cells, so a wrong one is no noise."""
     place = next(p for p, w in qwen3.wires.items() if str(w.site) == "kq-1")
     wrong = qwen3.run(Honest())[place].copy()
     wrong[..., 1:] *= 1.5

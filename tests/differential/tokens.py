@@ -264,7 +264,7 @@ def check(ask: Ask, path: Path, texts: list[bytes], every: int = 1, n_pieces: in
     """Check that every answer is llama.cpp's, and that llama.cpp dies of texts that we refuse.
 
     every: 1 of so many texts is asked with all flags, which take some kinds a millisecond each;
-    n_pieces: of so many tokens, and of 1 in `every` behind them, the pieces are asked.
+    n_pieces: of so many tokens, and of 1 in `every` after them, the pieces are asked.
     """
     tokenizer = opened(path)
     refused = [text for text in texts if refuses(tokenizer, text)]

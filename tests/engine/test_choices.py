@@ -17,7 +17,7 @@ def test_few_names_are_all_listed() -> None:
     ("name", "meant"),
     [("ffn_out3", "ffn_out-3"), ("FFN_OUT-3", "ffn_out-3"), ("atn_norm-7", "attn_norm-7")],
 )
-def test_choices_of_many_names_are_the_nearest_with_a_count(name: str, meant: str) -> None:
+def test_only_the_nearest_of_many_names_are_listed_with_their_number(name: str, meant: str) -> None:
     said = choices(name, MANY)
     assert said.startswith("(near: ")
     assert meant in said

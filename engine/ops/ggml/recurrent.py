@@ -93,8 +93,7 @@ def scan_states(
 
 @meaning("SSM_SCAN")
 def ssm_scan(node: Node, _: Build) -> Expected:
-    """Run the scan of a node. Mamba-1 decays by state. Heads in groups share their B and C. Heads
-    in groups share their B and C."""
+    """Run the scan of a node. Mamba-1 decays by state. Heads in groups share their B and C."""
     s, x, dt, a, b, c = (node.wide(i) for i in range(6))
     ids = node.source(6).value
     assert ids is not None

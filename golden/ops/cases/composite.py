@@ -38,7 +38,7 @@ def attention(op: str, draw: SeededInputs) -> Iterator[Case]:
 
 @cases("paged_decode_attention")
 def paged_cases(op: str, draw: SeededInputs) -> Iterator[Case]:
-    """Yield cases with large values behind the context in the pool, which must not be seen."""
+    """Yield cases with large values after the context in the pool, which must not be seen."""
     tables = np.array([[4, 1, 5], [2, 0, 0], [3, 6, 0]], np.int32)
     for name, lengths, tokens in (
         *(("three-sequences", [11, 1, 8], 1), ("full-blocks", [12, 4, 8], 1)),

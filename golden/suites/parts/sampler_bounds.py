@@ -29,7 +29,7 @@ class ErrorBound:
     def pass_stage(
         self, sampler: Sampler, before: CandidateList, after: CandidateList, learnt: float
     ) -> float:
-        """Move on behind a stage; return the bound of logits and of probabilities there.
+        """Move on after a stage; return the bound of logits and of probabilities there.
 
         sampler: in its state before the stage. learnt: how far that state may be off.
         """

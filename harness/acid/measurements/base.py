@@ -104,8 +104,8 @@ class Answer:
 
 
 def answers_of(test: Measurement, unit: float) -> list[Answer]:
-    """Return the answers, the right one first. unit: the size of a measured 1 behind the last
-    norm."""
+    """Return the answers, the right one first. unit: how large a measured value of 1 is after the
+    last norm."""
     right = np.array(test.right)
     aways = [(says, np.array(values) - right) for says, values in test.wrong]
     nearest = min(float((away * away).sum()) for _, away in aways)

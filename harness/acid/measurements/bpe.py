@@ -38,7 +38,7 @@ class BpeCut(Measurement):
 
 
 class BpeMerges(BpeCut):
-    """A test with "abc": b and c merge, and a stays; the merge of a and b comes behind it."""
+    """A test with "abc": b and c merge, and a stays; the merge of a and b comes after it."""
 
     name = "bpe-merges"
     sees = "tokens are merged, the pair with the best rank first"

@@ -153,8 +153,7 @@ class SlowQueryNorm(QueryNorm):
 
 
 class OneKeyNorm(QueryNorm):
-    """Norm of keys: before it, the key of the first token is eight times as long as the others.
-    Before it, the key of the first token is eight times as long as the others."""
+    """Norm of keys: before it, the key of the first token is eight times as long as the others."""
 
     name = "key-norm"
     sees = "the key of each head is divided by its own root mean square"

@@ -77,7 +77,7 @@ def conversions(
 
 def architecture(model: Path | None) -> str:
     """Return the architecture's name; "" if it is missing, for which the loading engine reports the
-    error. If it is "", the engine that loads the file reports the error."""
+    error."""
     with suppress(EngineError, OSError, KeyError):
         if model is not None:
             with GgufFile.open(model) as file:

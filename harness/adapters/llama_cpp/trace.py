@@ -143,7 +143,7 @@ class SiteRecorder:
 
     def _record(self, site: Site, value: NDArray[Any], *, again: bool = False) -> None:
         """Record a node's values. Values of V are read late but were stored with those of K, so
-        they stand behind them. again: replace the earlier record."""
+        they stand after them. again: replace the earlier record."""
         if site in self.seen and not again:
             raise RuntimeError(f"llama.cpp computed {site} twice in step {site.step}")
         dtype = np.int32 if value.dtype == np.int32 else np.float32
@@ -170,7 +170,7 @@ class SiteRecorder:
 
 
 def reach_beyond(weights: NDArray[Any], cells: int) -> bool:
-    """Return True if attention gives weight to a cell behind the last one in use.
+    """Return True if attention gives weight to a cell after the last one in use.
 
     weights: (..., tokens, cells). A row that is NaN throughout came from scores that were NaN. The
     sum of its powers is NaN, and takes the cells with it that the mask leaves out.

@@ -61,7 +61,7 @@ def type_count(llama: Any, ggml: Any) -> int:
     """Return the number of types that ggml knows: requesting the traits of a later one aborts.
 
     If the binding's own count is out of date, ggml names a type that it does not know NONE; newer
-    versions read behind their table instead.
+    versions read after their table instead.
     """
     count: int = llama.GGML_TYPE_COUNT
     if count == TYPES_BEFORE_BF16:

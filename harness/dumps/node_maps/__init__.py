@@ -9,7 +9,7 @@
 no pattern fits is not compared. A node is named as llama.cpp names it: "Qcur ADD-{layer}" where it
 gives one name to several, "inp_norm-0" where only one layer has it. `rows`: "halves" where a head's
 first half is rotated with its second (as Hugging Face has it), and llama.cpp's with its neighbour.
-`axes`: the order of theirs in which they are as llama.cpp's, behind leading axes of one.
+`axes`: the order of theirs in which they are as llama.cpp's, after leading axes of one.
 `architectures = ["llama"]` above the table: the names mean these nodes in files of these alone.
 """
 

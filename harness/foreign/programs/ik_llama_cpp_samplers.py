@@ -252,7 +252,7 @@ class Samplers:
 
 
 def apply_all(stages, logits, draws):
-    """Yield the list behind each stage, and the selected token or -1."""
+    """Yield the list after each stage, and the selected token or -1."""
     rows = np.zeros(len(logits), ROW)
     rows["id"], rows["logit"] = np.arange(len(logits)), logits
     data = ctypes.cast(rows.ctypes.data, ctypes.POINTER(api.llama_token_data))

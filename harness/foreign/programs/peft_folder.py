@@ -49,8 +49,8 @@ def write_peft_folder(model, adapter, folder):
 
 
 def config(ranks, alpha, scale):
-    """Return PEFT's config. PEFT divides alpha by the rank; without alpha, the scale alone counts.
-    Without alpha, the scale alone counts."""
+    """Return PEFT's config. PEFT divides alpha by the rank; without alpha, the scale alone
+    counts."""
     most = max(ranks.values())
     others = {module: rank for module, rank in ranks.items() if rank != most}
     if others and not alpha:

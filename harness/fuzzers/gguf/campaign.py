@@ -75,7 +75,7 @@ class FileCampaign:
         self.peak = 0  # the most that the subject took beyond twice a file's size
 
     def run(self) -> Iterator[Verdict | Checkpoint]:
-        """Run from `start` of the checkpoint on."""
+        """Run the cases from the checkpoint's `start` on."""
         begun, asked = self.plan.start, [self.batch(self.numbers.behind(self.plan.start))]
         for numbers in self.numbers:
             if following := self.numbers.behind(numbers.stop):

@@ -140,7 +140,7 @@ def set_number(draw: Draw, saved: SavedBase) -> Edit:
 
 
 def insert_bytes(draw: Draw, saved: SavedBase) -> Edit:
-    """Insert bytes, half of the time behind the end."""
+    """Insert bytes, half of the time after the end."""
     at = len(saved.raw) if draw.below(2) else draw.below(len(saved.raw))
     return "insert", at, bytes(draw.below(256) for _ in range(1 + draw.below(8))).hex()
 

@@ -79,7 +79,7 @@ class Mistake(Mutant):
 
 
 def names_with(cls: type[Mistake], prefix: str) -> tuple[str, ...]:
-    """Return the rest of each method's name behind a prefix."""
+    """Return the rest of each method's name after a prefix."""
     return tuple(name.removeprefix(prefix) for name in dir(cls) if name.startswith(prefix))
 
 

@@ -23,11 +23,7 @@ WRONG_SESSIONS: dict[str, "type[WrongSession]"] = {}
 class WrongSession(Reference):
     """The reference with a wrong session file. `cells` alters the saved attention cache, `state` a
     recurrent state, `near` the second of two caches, with the window layers; `go_on` the batches
-    after loading.
-
-    `cells` alters what is saved of an attention cache, `state` a recurrent state, `near` the second
-    of two caches, with the layers that see a window; `go_on` the batches behind a file.
-    """
+    after loading."""
 
     group: ClassVar[str] = "sessions"
     mistake: ClassVar[str]

@@ -43,11 +43,7 @@ N_TOKENS = 32  # as bisect has by itself
 class BlackBoxRow:
     """A row of the table of trials. wrong: places, as node-layer; said: layer and name of each
     part, in order. layer: the first named place is the first wrong one; layers: the other tested
-    ones are right too; part: every part named there is wrong.
-
-    layer: the first place that is said is the first that is wrong; layers: and so are all others
-    that were asked; part: every part that is named there is wrong.
-    """
+    ones are right too; part: every part named there is wrong."""
 
     engine: str
     family: str

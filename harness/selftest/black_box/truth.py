@@ -58,7 +58,7 @@ def values_of(session: Session, request: Request) -> dict[Site, NDArray[Any]]:
 def differing(
     right: dict[Site, NDArray[Any]], shown: dict[Site, NDArray[Any]]
 ) -> Iterator[WrongPlace]:
-    """Yield the wrong places. A missing node is wrong; nodes behind it have no inputs and cannot be
+    """Yield the wrong places. A missing node is wrong; nodes after it have no inputs and cannot be
     judged."""
     missing = [site for site in right if site not in shown]
     off = (site for site, value in right.items() if is_off(value, shown.get(site)))

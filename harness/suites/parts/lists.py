@@ -84,7 +84,7 @@ def change_list(listed: Listed, change: Callable[[float], float]) -> Listed:
 
 
 def ends(context: Context, listed: Sequence[Listed], logits: F32, allowed: float) -> list[int]:
-    """Return the empty lists behind prefixes where the oracle's text also ends: its likeliest token
+    """Return the empty lists after prefixes where the oracle's text also ends: its likeliest token
     ends the text, or ties within the noise (twice a logit's limit) with one that does. Servers that
     stop there list nothing."""
     rows = [row for row, each in enumerate(listed) if is_empty(each)]

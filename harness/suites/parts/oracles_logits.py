@@ -102,7 +102,7 @@ def is_honest(context: Context, batches: Sequence[Batch], fits: Fits) -> bool:
 def nearly_chosen(
     tokens: Sequence[int], run: F32, allowed: NDArray[np.float64], first: int = 0
 ) -> bool:
-    """Return True if each chosen token nearly has the largest logit. tokens: one behind each row
+    """Return True if each chosen token nearly has the largest logit. tokens: one after each row
     from `first` on; allowed: in each row."""
     rows, limits = run[first:][: len(tokens)], allowed[first:][: len(tokens)]
     return bool((rows.max(axis=1) - rows[np.arange(len(rows)), list(tokens)] <= limits).all())

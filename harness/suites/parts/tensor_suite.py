@@ -97,7 +97,7 @@ class TensorSuite(Suite):
 
 def left_out(context: Context, suite: str, found: Findings) -> Iterator[Verdict]:
     """Yield verdicts on tensors that the engine does not show, or shows with inputs that the other
-    engine lacks. They accuse neither."""
+    engine lacks. They accuse neither engine."""
     who, oracle = context.subject.name, context.oracle.name
     empty = [f.site for f in found.all if f.mismatch is None and not f.compared]
     # who gave all its tensors names of its own, or another framework's, takes them for compared

@@ -166,8 +166,7 @@ def fits(piece: bytes, rest: bytes, pieces: Pieces) -> bool:
 def divergence(
     context: Context, logits: F32, free: Sequence[int], best: Reading, pieces: Pieces
 ) -> Verdict:
-    """Return the verdict on a text, with the likeliest token that fits the text there. It names the
-    likeliest of all tokens that fit the text there."""
+    """Return the verdict on a text, with the likeliest of all tokens that fit the text."""
     row, chosen = logits[best.end], free[best.end]
     order = np.argsort(-row, kind="stable").tolist()
     fitting = (t for t in order if pieces[t] and fits(pieces[t], best.rest, pieces))

@@ -45,7 +45,7 @@ class Pieces:
 @dataclass(frozen=True, kw_only=True)
 class Reading:
     """The subject's text matched with the oracle's tokens, under one honest reading. end: the
-    number of the oracle's tokens that fit; rest: the subject's text behind them; drops: bytes that
+    number of the oracle's tokens that fit; rest: the subject's text after them; drops: bytes that
     are no characters are left out."""
 
     end: int

@@ -57,12 +57,11 @@ def compare_runs(
     *,
     rows_differ: bool = True,
 ) -> Verdict:
-    """Compare every logit of every output of the batches, (outputs, vocabulary) in all. truth: of
-    an honest run of our own, which agreeing engines must agree with too.
+    """Compare every logit of every output of the batches, (outputs, vocabulary) in all.
 
-    truth: of an honest run of our own, with which engines that agree must agree as well. Nobody is
-    called wrong by it alone: where there is a difference, more runs are made on these batches.
-    rows_differ: a right engine gives another row for each token.
+    truth: the logits of an honest run, with which agreeing engines must agree too. It alone proves
+    no engine wrong: where there is a difference, more runs are made on these batches. rows_differ:
+    a right engine gives another row for each token.
     """
     expected, got = np.concatenate(oracle.logits), np.concatenate(subject.logits)
     if not np.isfinite(expected).any() and not np.isfinite(got).any():

@@ -238,7 +238,7 @@ def test_ties_go_to_even(kind: type[ActivationFormat]) -> None:
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_the_largest_of_a_q8_k_block_is_minus_127(sign: int) -> None:
+def test_largest_element_of_a_q8_k_block_becomes_minus_127(sign: int) -> None:
     block = np.zeros(256, np.float32)
     block[:3] = sign * 2.0, 1.0, -1.0
     (made,) = Q8_KActivations.quantise(block)

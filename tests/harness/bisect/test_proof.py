@@ -88,7 +88,7 @@ class Float64AndOtherEps(Reference, name="test:float64-and-other-eps"):
 
 
 def test_fault_smaller_than_conversion_noise_is_confirmed(tmp_path: Path) -> None:
-    """The oracle converts activations, so the engine is as far from it before the fault as behind
+    """The oracle converts activations, so the engine is as far from it before the fault as after
     it."""
     model = written(tmp_path, seed=6, n_layer=1, quant="Q4_0")
     proof = proof_of(model, Float64AndOtherEps.name, site="attn_norm")

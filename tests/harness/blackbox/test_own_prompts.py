@@ -75,7 +75,7 @@ def test_suite_is_silent_if_no_prompt_shows_anything(tmp_path: Path) -> None:
 def test_amplified_tensor_is_the_attention_output_after_its_norm(
     arch: str, loud: str, tmp_path: Path
 ) -> None:
-    """gpt-oss gives this name to the norm before its FFN, and has no norm behind attention."""
+    """gpt-oss gives this name to the norm before its FFN, and has no norm after attention."""
     with GgufFile.open(one_layer_of(arch, tmp_path)) as file:
         changed = first_layer(file).changes
     assert {name.split(".")[2] for name in changed if name.startswith("blk.")} == {loud}

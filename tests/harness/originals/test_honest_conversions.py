@@ -57,7 +57,7 @@ def test_order_and_names_do_not_matter(tmp_path: Path) -> None:
 
 
 def test_padding_of_rows_is_the_same(tmp_path: Path) -> None:
-    """Some converters cut the rows behind the last token off, others add some."""
+    """Some converters cut the rows after the last token off, others add some."""
     values = ck.write_checkpoint(tmp_path, "llama")
     for size in (270, 288):
         made = convert("llama", values)

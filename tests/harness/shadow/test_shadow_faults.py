@@ -61,7 +61,7 @@ class Blind(ShadowJudge):
 
 
 class Blaming(ShadowJudge):
-    """A judge that finds a fault in every square, too."""
+    """A judge that also calls the right result of every SQR wrong."""
 
     def compare(self, node: Node, expected: Expected, actual: Any, tally: Any) -> None:
         wrong = actual + 1 if node.op == "SQR" else actual

@@ -132,7 +132,7 @@ def test_long_prompt_is_asked_if_its_beginning_matters() -> None:
 def test_truncated_prompt_is_found_if_the_token_depends_on_its_beginning(
     tmp_path: Path,
 ) -> None:
-    """The next token behind 67 tokens is the same without the first 35; behind 68 it is not."""
+    """The next token after 67 tokens is the same without the first 35; after 68 it is not."""
     model, engine = builtin("f32", tmp_path), "mutant:prompt-keeps-last-32"
     *_, found = check_engine(model, engine, "decode", n_tokens=32, n_steps=16)
     assert found.status == "diverged"

@@ -120,8 +120,7 @@ class Races(Quiet, name="in turn: is wrong behind every fourth long prompt"):
 def test_threads_are_named_if_the_second_run_is_right(
     engine: str, said: bool, tmp_path: Path
 ) -> None:
-    """The engine caches nothing, and a user who looks only at caches would not find the fault. A
-    user who looks there alone would not find the fault."""
+    """The engine caches nothing, and a user who looks only at caches would not find the fault."""
     with context_of(builtin("f32", tmp_path), engine=engine, suites=("decode",)) as context:
         context.begin_noise()
         (found,) = in_turn(context, context)

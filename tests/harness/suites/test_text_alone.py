@@ -316,7 +316,7 @@ def test_wrong_text_is_asked_for_again(folder: Path) -> None:
 def test_other_prompts_are_compared_if_the_oracle_ends_at_once(
     tmp_path: Path,
 ) -> None:
-    """The first token there is a control token, behind which engines may end.
+    """The first token there is a control token, after which engines may end.
 
     It was all that was asked for.
     """

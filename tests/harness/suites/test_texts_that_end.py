@@ -162,7 +162,7 @@ SEVERAL = [b",", b"are", b"", b"and", b"and"]
 def test_engine_that_writes_nothing_diverges_from_several_honest_starts(
     honest: Sequence[bytes], said: bytes, diverges: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The honest starts must be written behind the five prompts."""
+    """The honest starts must be written after the five prompts."""
     each = iter(honest)
     monkeypatch.setattr(no_text, "must_write", lambda context, prompt: next(each))
     context: Any = SimpleNamespace(

@@ -62,7 +62,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fuzzed(kind: str, **changes: Any) -> Iterator[Verdict]:
-    """Yield findings lazily, so that nothing runs behind the first one."""
+    """Yield findings lazily, so that nothing runs after the first one."""
     plan = FuzzPlan(
         **{
             "targets": (kind,),
