@@ -44,7 +44,7 @@ class Weight:
         return Weight(self.name, self.format, (rows.stop - rows.start, self.shape[-1]), raw)
 
     def runs(self, size: int | None = None) -> Iterator[slice]:
-        """Yield ranges of rows small enough to hold decoded; size: in weights."""
+        """Yield ranges of rows small enough to hold decoded; size: the number of weights."""
         step = max(1, (CHUNK if size is None else size) // self.shape[-1])
         for start in range(0, self.shape[0], step):
             yield slice(start, min(start + step, self.shape[0]))

@@ -34,10 +34,10 @@ def regenerate_user(
 ) -> list[Path]:
     """Write the vectors of these models, and leave those of others as they are.
 
-    nodes: of llama.cpp's graph, whose values are wanted as well. note: receives messages about
-    parts that a model lacks. Returns the files whose bytes changed. Raises BrokenGolden, and then
-    nothing has been written, if the folder is not intact, a model is no good or the oracle does not
-    answer.
+    nodes: names of nodes of llama.cpp's graph, whose values are wanted as well. note: receives
+    messages about parts that a model lacks. Returns the files whose bytes changed. Raises
+    BrokenGolden, and then nothing has been written, if the folder is not intact, a model is no good
+    or the oracle does not answer.
     """
     if root.resolve() == DEFAULT_ROOT.resolve():
         raise BrokenGolden("vectors of your model lie in a folder of yours: name one with --out")

@@ -24,7 +24,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """Vectors on their way to the disk. path: without a suffix."""
+    """Vectors on their way to the disk. path: the path without a suffix."""
 
     path: str
     kind: str

@@ -87,7 +87,7 @@ def recorded(
     change: Callable[[Path], None] = as_it_is,
     batches: Sequence[Batch] = BATCHES,
 ) -> Iterator[Recorded]:
-    """Record a run. change: of the model's file."""
+    """Record a run. change: a change of the model's file."""
     path = variant_of(arch, folder / f"{arch}.gguf")
     change(path)
     with GgufFile.open(path) as file, Runner().open("llama.cpp", path, EXACT) as session:

@@ -28,10 +28,10 @@ def scale_rope(plain: RopeParams, attn_factor: float, n_ctx_orig: int) -> RopePa
 
 
 def shares_kept(n_rot: int, base: float, n_ctx_orig: int) -> F32:
-    """Return the unscaled share of each frequency, from 1 (unchanged) to 0 (scaled). (n_rot / 2,)
-    (n_rot / 2,)"""
+    """Return the unscaled share of each frequency, (n_rot / 2,), from 1 (unchanged) to 0
+    (scaled)."""
     if n_ctx_orig < 0 or not 1 < base < math.inf:
-        raise InvalidModel(f"no YaRN of base {base} and {n_ctx_orig} tokens")
+        raise InvalidModel(f"no YaRN has base {base} and {n_ctx_orig} original tokens")
 
     def pair_of(turns: float) -> float:
         return n_rot * math.log(n_ctx_orig / (turns * 2 * math.pi)) / (2 * math.log(base))

@@ -34,7 +34,8 @@ class Tensors:
         self.optional = {name: kind for name, mark, kind in parts if mark}
 
     def check(self, arch: str, kinds: Callable[[int], Collection[str]]) -> None:
-        """Refuse a file that lacks a tensor, or has one that would go unused. kinds: of a layer.
+        """Refuse a file that lacks a tensor, or has one that would go unused. kinds: the kinds of
+        each layer.
 
         In steps of the tensors that are there: the number of layers may be anything.
         """

@@ -146,7 +146,7 @@ class GrammarMatcher:
     # --- bytes ---------------------------------------------------------------------------------
 
     def step(self, state: State, byte: int, begins: bool, habits: Habits) -> State:
-        """Read a byte. begins: it is a token's first one."""
+        """Read a byte. begins: True for a token's first one."""
         key = state, byte, begins, habits
         if key in self.steps:
             return self.steps[key]

@@ -83,9 +83,9 @@ def signed_products(typing: Any, steps: Any, x: Any, at: Any, added_up: Any) -> 
 def add_scaled_bytes(
     typing: Any, sums: Any, steps: Any, more: Any, x: Any, at: Any, scales: Any
 ) -> Any:
-    """Return sums of 8 lanes plus products of 32 steps and 32 more, below 64, with as many int8
-    each; each four of them times a scale: the first 16 of the steps, the first of the others, and
-    so on, as `four_of` gives them."""
+    """Return sums of 8 lanes plus scaled products of steps with int8. steps, more: 32 each, below
+    64. Each four products have one scale, in the order of `four_of`: those of the first 16 steps,
+    of the first 16 of `more`, and so on."""
     packed_lanes = Lanes("short", 16)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -6,8 +6,8 @@ A kernel is made of a function of one block:
 
     sum_of(raw, at, x, at_x, sums, at_sums) -> eight lanes of its sum, and of what its minima are
 
-`at`: its first byte; x: int8 steps of the activations, -127 to 127; sums: of groups of them. Steps
-are multiplied unsigned, and what that is too much is a multiple of sums.
+`at`: its first byte; x: int8 steps of the activations, -127 to 127; sums: sums of groups of them.
+Steps are multiplied unsigned, and what that is too much is a multiple of sums.
 """
 
 from collections.abc import Callable

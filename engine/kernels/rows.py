@@ -91,7 +91,7 @@ def add_products(
     """Add the products to value, and `times` the sums of their magnitudes to sizes, unless it is
     empty.
 
-    unpack: a pointer to it; raw: whole rows; mask: what is left of the bytes of each; half: where
+    unpack: a pointer to it; raw: whole rows; mask: the bits kept of the bytes of each; half: where
     in a block the number is that is meant, or -1: weights are, of a row's each `stride`th; left:
     (tokens, these); value, sizes: (rows, tokens).
     """

@@ -85,7 +85,7 @@ def steps_of_rows(
 ) -> bool:
     """Write steps, scales and minima of rows of weights; return False if a row has none.
 
-    raw: the rows. mask: what is kept of a row's bytes; `instead` replaces its scales, which are
+    raw: the rows. mask: the bits kept of a row's bytes; `instead` replaces its scales, which are
     halves at `at` of each block. shift: with minima of groups, each weight is step + (minimum <<
     shift). factor, limits: see `whole`. minima: (rows, groups), or none a row.
     """

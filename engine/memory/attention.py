@@ -42,7 +42,7 @@ class SavedCells:
 class Attention(Memory):
     """Streams of cells: one for all sequences (unified), or one for each.
 
-    `window`: how many positions back a token sees; 0: all of them.
+    `window`: the number of positions that a token sees back; 0: all of them.
     """
 
     def __init__(

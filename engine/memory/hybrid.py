@@ -26,9 +26,8 @@ class Hybrid(Pair):
         numbers: Numbers = NONE,
         layers: Mapping[int, States] | None = None,
     ) -> None:
-        """Make both parts. numbers: what attention layers keep; layers: what recurrent layers
-        keep.
-        """
+        """Make both parts. numbers: the memory of attention layers; layers: the memory of recurrent
+        layers."""
         super().__init__(n_seq)
         self.attention = Attention(size=size, n_seq=n_seq, unified=unified, numbers=numbers)
         self.states = Recurrent(n_seq, layers)

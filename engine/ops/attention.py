@@ -89,8 +89,8 @@ def flash_attn(
     spread: Spread,
     build: Build,
 ) -> Number:
-    """Return attention as one op, without roundings between its three parts; cap: of scores; sinks:
-    (heads,)."""
+    """Return attention as one op, without roundings between its three parts; cap: the limit of
+    scores; sinks: (heads,)."""
     heads, ends = q.shape[1], None if sinks is None else sinks.astype(np.float64)[:, None, None]
     added = np.where(visible, 0.0, -np.inf)
     wide = q.astype(np.float64).transpose(1, 0, 2)

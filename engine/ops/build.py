@@ -19,10 +19,10 @@ Tip = Callable[[NDArray[Any], F64], F64]
 class Factors:
     """The formats that an engine rounds factors of products to; None: they stay as they are.
 
-    rows: of a table, such as embeddings; weights, inputs: of products with weights; queries, keys,
-    chances, values: of attention, whose chances are what the softmax gives. loss: the relative
-    error of a softmax weight in an engine that rounds it before dividing by the sum, because the
-    largest score is unknown.
+    rows: rows of a table, such as embeddings; weights, inputs: of products with weights; queries,
+    keys, chances, values: of attention, whose chances are what the softmax gives. loss: the
+    relative error of a softmax weight in an engine that rounds it before dividing by the sum,
+    because the largest score is unknown.
     """
 
     rows: Convert | None = None
@@ -42,7 +42,7 @@ class Factors:
         return self.loss if factor == "chances" and self.chances is None else 0.0
 
     def round(self, factor: str, x: NDArray[Any], tip: Tip | None = None) -> NDArray[Any]:
-        """Return x in float64, rounded if such factors are rounded. x: of any shape."""
+        """Return x in float64, rounded if such factors are rounded. x: an array of any shape."""
         to: Convert | None = getattr(self, factor)
         if to is None:
             return x
@@ -62,15 +62,15 @@ class Build:
     any order. multiply: multiplication for the truth. BLAS is fast, but its last bit depends on the
     CPU; `in_order` is for stored values. zeros: True if a product's zero terms count as rounded,
     for bounds that hold for any inputs of a shape. False otherwise. bounds: True if results come
-    with a bound. An engine that runs has no use for one. sizes: True if products with weights add
-    up magnitudes too, of which their bound is a share. Bounds take half of the time, which is
-    wasted if nobody reads them. activations: format for activations that meet weights quantised in
-    blocks, if plain and the engine has a format of its own. None: they stay as they are. factors:
-    formats that the factors of all products are rounded to, if plain. None: no rounding.
-    offsets_apart: if plain, True if codes of quantised weights are multiplied as they are, and
-    their offsets and minima by sums of activations: d * (sum of q * x - 8 * sum of x), as in Metal.
-    tip: disturbs a product's activations, given also as converted. ties: gives so many numbers that
-    put equal values in order. None: nothing is disturbed.
+    with a bound. Engines do without, as they only run. sizes: True if products with weights add up
+    magnitudes too, of which their bound is a share. Bounds take half of the time, which is wasted
+    if nobody reads them. activations: format for activations that meet weights quantised in blocks,
+    if plain and the engine has a format of its own. None: they stay as they are. factors: formats
+    that the factors of all products are rounded to, if plain. None: no rounding. offsets_apart: if
+    plain, True if codes of quantised weights are multiplied as they are, and their offsets and
+    minima by sums of activations: d * (sum of q * x - 8 * sum of x), as in Metal. tip: disturbs a
+    product's activations, given also as converted. ties: returns that many numbers, which decide
+    the order of equal values. None: nothing is disturbed.
     """
 
     lanes: int  # float32 values in a vector register

@@ -26,8 +26,8 @@ def takes(kind: type[WeightFormat]) -> bool:
 
 
 def product(left: Steps, sums: F64 | None, weight: Weight) -> F64 | None:
-    """Return the product (tokens, rows), or None if integers would give another result. sums: those
-    that the activations carry."""
+    """Return the product (tokens, rows), or None if integers would give another result. sums: the
+    sums stored with the activations."""
     kind = weight.format
     if len(left.columns) or not has_sums_for(kind, sums):
         return None

@@ -33,7 +33,8 @@ FACTORS = {"IQ1_S": 8, "IQ1_M": 8, "IQ2_XXS": 8, "IQ2_XS": 8, "IQ2_S": 8, "IQ3_X
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """Activations: `steps` times `scales`, and the rest."""
+    """Activations as integers (`steps`) times `scales`, plus `rest` in the columns that are not
+    integers."""
 
     steps: NDArray[Any]  # (runs, columns of a run / 2, tokens, 2), or in fours of int8
     starts: NDArray[np.int32]  # (runs, tokens): what an offset of the weights adds

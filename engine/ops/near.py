@@ -44,8 +44,8 @@ class Expected:
 
 @dataclass(frozen=True, eq=False)
 class Near:
-    """Number with its distance. v: in float64; r: how far float32 may be, of a shape that
-    broadcasts.
+    """Number with its distance. v: the value in float64; r: the largest error of float32, in a
+    shape that broadcasts.
 
     reason: a description of the counted roundings; copied: elements without any computation.
     """

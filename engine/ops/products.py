@@ -92,7 +92,7 @@ def factors(
 ) -> Iterator[tuple[slice, tuple[Factors, ...]]]:
     """Yield ranges of rows with the pairs whose products make up the result.
 
-    acts: (tokens, columns) as converted; sums: those that the activation format stores, None if
+    acts: (tokens, columns) as converted; sums: the sums that the activation format stores, None if
     they are just the sums of the values; apart: steps and minima, as in ggml.
     """
     left = left_factors(acts, sums, weight, apart=apart)
@@ -165,7 +165,7 @@ def convert_activations(x: F32 | F64, weight: Weight, build: Build) -> Converted
 
 
 def is_for_amx(weight: Weight, build: Build) -> bool:
-    """Return True if such a build lays this matrix out for AMX: F16, and no cache or experts.
+    """Return True if a build with AMX lays this matrix out for it: F16, and no cache or experts.
 
     Source: supports_op in ggml-cpu/amx/amx.cpp of llama.cpp in llama-cpp-python 0.3.36.
     """
@@ -215,8 +215,8 @@ def summed_products(
     nonzero: NDArray[Any] | None = None,
 ) -> Near:
     """Return `value`, the sum of so many terms, with its bound. size: the sum of their magnitudes;
-    run: how many in a row are multiplied as integers; nonzero: how many runs are not zero.
-    """
+    run: the number of neighbours that are multiplied as integers; nonzero: the number of runs that
+    are not zero."""
     most = np.asarray(terms // run if nonzero is None else nonzero)
     roundings = product_roundings(terms, build.lanes, run, most)
     if build.offsets_apart:

@@ -35,7 +35,7 @@ def product_roundings(
     terms: int, lanes: int, run: int, nonzero: NDArray[Any] | int | None = None
 ) -> NDArray[Any]:
     """Return roundings of a product of so many terms, of which `run` in a row are integers;
-    nonzero: how many such runs are not all zeros."""
+    nonzero: the number of such runs that are not all zeros."""
     most = np.asarray(terms // run if nonzero is None else nonzero)
     if run > 1:
         return np.asarray(block_roundings(most, lanes))

@@ -48,8 +48,8 @@ class StateLayout:
     """The parts of a memory in the order of the file.
 
     values: whether the layers of attention keep values apart from keys. extra: whether cells hold
-    positions in two dimensions and a token as well, as those of M-RoPE do. tables: of recurrent
-    states, two a layer; None: all up to the end.
+    positions in two dimensions and a token as well, as those of M-RoPE do. tables: tables of
+    recurrent states, two a layer; None: all up to the end.
     """
 
     parts: tuple[PartKind, ...]

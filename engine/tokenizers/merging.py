@@ -48,7 +48,7 @@ class Merging(NamedTuple):
     def ids(self, text: bytes, sizes: Sequence[int]) -> list[list[int]]:
         """Return the ids of each word of a text.
 
-        sizes: in characters; they may go beyond the end of the text.
+        sizes: lengths in characters; they may go beyond the end of the text.
 
         Raises EngineError if the text is too long.
         """

@@ -15,7 +15,8 @@ VERDICTS = {"valid": "VALID", "invalid": "INVALID", "implementation-defined": "E
 
 
 def c_source(level: str, name: str, vectors: Vectors) -> str:
-    """Return a C source. name: of the document, such as `q4_k`; the set's is `set_name` of it."""
+    """Return a C source. name: the document's name, such as `q4_k`; the set's is `set_name` of
+    it."""
     lines = [f'#include "{level}.h"', "", "#include <math.h>", "", *SOURCES[level](name, vectors)]
     return "\n".join(lines) + "\n"
 

@@ -129,7 +129,7 @@ class SeededInputs:
         return found.reshape(shape).astype(np.int32)
 
     def blocks(self, name: str, kind: str, *shape: int, size: float = 0.3) -> Blocks:
-        """Draw blocks of a weight type. shape: in weights."""
+        """Draw blocks of a weight type. shape: the shape in weights."""
         bits = stream(self.seed, f"ops.{self.op}.{name}")
         raw = np.frombuffer(b"".join(tensor_bytes(bits, kind, prod(shape), size)), np.uint8)
         return Blocks(type=kind, raw=raw.reshape(*shape[:-1], -1))

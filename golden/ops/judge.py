@@ -80,7 +80,7 @@ def against(
 def in_place_of_ids(rule: str, source: Array, want: Array, got: Array) -> tuple[Array, Array]:
     """Replace ids by the values at these ids: any of several equal values may be chosen.
 
-    Behind the values, flags say if the ids are different places within the row.
+    After the values, flags say if the ids are different places within the row.
     """
     sides = []
     for ids in (want, got):

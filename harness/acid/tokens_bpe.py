@@ -82,7 +82,7 @@ class Bpe:
 
 
 def vocabulary(pre: str, n_digits: int, letters: str = LETTERS) -> AcidVocabulary:
-    """Make a vocabulary. n_digits: the number of tokens for " 12"; letters: those that tests
+    """Make a vocabulary. n_digits: the number of tokens for " 12"; letters: the letters that tests
     use."""
     n_prompt = len(PROMPT) - len("".join(PIECES)) + 2 + n_digits + 2 + 1
     return AcidVocabulary(

@@ -15,7 +15,7 @@ BOS = "letter:bos"  # of the token that is put before a text, where a test looks
 class AcidVocabulary:
     """`tokens` come before the report's lines, as the file spells them. `places`: the state and the
     size of those that have another than START; `only_cut`: of these states, those that have it
-    where no test of the report looks for them. `keys`: of a file with these lines."""
+    where no test of the report looks for them. `keys`: the keys of a file with these lines."""
 
     prompt: str
     n_prompt: int  # tokens of the prompt, without BOS

@@ -129,8 +129,8 @@ class Adapter(Registered):
 
     def time_capture(self, batches: Sequence[Batch]) -> dict[str, float]:
         """Return the seconds of all batches but the first, or of a single one, measured in several
-        ways: plain; callback: with an empty Python callback; capture; copy: of the captured bytes.
-        """
+        ways: plain; callback: the time with an empty Python callback; capture; copy: the time of
+        copying the captured bytes."""
         raise Unsupported(f"{self.name} does not show its graph")
 
     def compute(self, node: Node) -> NDArray[Any]:

@@ -192,7 +192,7 @@ def after(seconds: float) -> str:
 
 def run_command(command: list[str], problem: str, waiting: Callable[[float], None]) -> str:
     """Return the output of a command. Raises NotBuilt with the problem and the command's last
-    lines. waiting: is called now and then with the seconds so far."""
+    lines. waiting: called now and then with the seconds passed so far."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

@@ -16,8 +16,8 @@ Progress = Callable[[str, str], None]  # (what is measured, text)
 
 @dataclass(frozen=True, kw_only=True)
 class BenchPlan:
-    """The plan of a benchmark. `targets`: from its list, all if empty; `seconds`: for each engine
-    and round.
+    """The plan of a benchmark. `targets`: members of its list, all if empty; `seconds`: for each
+    engine and round.
 
     `size` is the number of units per call: for weights, by default the number that our engine
     decodes at a time (engine.weights.CHUNK). Their floats stay in the cache, where a product wants

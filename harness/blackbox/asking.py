@@ -107,8 +107,8 @@ class SliceAnswer:
 
 @dataclass(kw_only=True)
 class SliceAsker:
-    """Asks both engines about slices. plan: of the user's models; folder: for those that are made
-    of them, one at a time; opening: how both engines are opened for one of them."""
+    """Asks both engines about slices. plan: the plan for the user's models; folder: for those that
+    are made of them, one at a time; opening: how both engines are opened for one of them."""
 
     plan: Plan
     folder: Path

@@ -48,7 +48,7 @@ def write_first_layers(
 ) -> FirstLayers:
     """Write a model of the first n layers.
 
-    short: with the keys of `long_texts`; it may keep all its layers then. Raises EngineError,
+    short: write the keys of `long_texts`; it may keep all its layers then. Raises EngineError,
     OSError; then an existing file is left as it was. Memory is bounded, as of `rewrite`.
     """
     with open_model(model) as file:

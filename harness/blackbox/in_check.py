@@ -137,7 +137,8 @@ def says_more(context: Context) -> bool:
 
 
 def of_steps(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
-    """Compare the time steps on the whole model, or on a slice of the first layer with any."""
+    """Compare the time steps on the whole model, or on a slice of the first layer that has time
+    steps."""
     if is_small_enough(asker):
         asker.progress(STEPS)
         yield verdict_for_answer(context, STEPS, asker.ask(with_large_steps))

@@ -167,7 +167,7 @@ def parts_of_layer(
     answer: SliceAnswer,
     likely: Collection[str] = (),
 ) -> LayerRow:
-    """Return the parts of a layer. role: as `half` has it."""
+    """Return the parts of a layer. role: a role as `half` names it."""
     asked: dict[str, SliceAnswer] = {}
     parts: list[Part] = []
     for name, others in HALVES.items():

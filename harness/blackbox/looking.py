@@ -47,7 +47,7 @@ class SeenThroughLens:
 
 @dataclass(frozen=True, kw_only=True)
 class Looked:
-    """The result of a look through lenses. lens: the weights; tensors: those that the engine
+    """The result of a look through lenses. lens: the weights; tensors: the tensors that the engine
     decodes wrongly."""
 
     lens: Lens

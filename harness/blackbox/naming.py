@@ -49,7 +49,7 @@ BIAS = "bias"
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A named part. name: from a closed list; words: the evidence; left: everything else was made
+    """A named part. name: one of a closed list; words: the evidence; left: everything else was made
     simple and can be excluded."""
 
     name: str
@@ -226,7 +226,8 @@ def part_of_ffn(asked: Asked, likely: Collection[str]) -> Part:
 
 def half_of_the_activation(part: Part) -> Part:
     """Note that the model reads only half of the activation, so that a cut row of the down matrix
-    changes nothing. A gate that overwrote the other factor was once called a norm or a matrix."""
+    changes nothing. Without this note, a gate that overwrites the other factor would be called a
+    norm or a matrix."""
     text = "only the first half of the activation was compared"
     return replace(part, words=f"{part.words}; {text}" if part.words else text)
 

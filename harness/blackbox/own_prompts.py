@@ -3,8 +3,8 @@
 On a real quantised model the likeliest token is seldom likelier by more than honest runs differ, so
 that of most prompts nothing follows from another answer. So both engines are given the model's
 first layer in F32, and prompts in turn; of a large model, of which a short text is generated, they
-are asked for a long one as well. So they are of a small one: a loop that counts positions otherwise
-than the run that shows logits writes what the limit of its text takes for honest.
+are asked for a long one as well. A small model is asked for a long text too: an engine's text may
+come from a loop that counts positions wrongly, and the limit of a short text excuses it.
 """
 
 from collections.abc import Iterator

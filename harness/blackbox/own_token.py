@@ -64,7 +64,7 @@ def recipe_of(file: GgufFile) -> Recipe:
 def judge_choices(outer: Context, context: Context) -> Iterator[Verdict]:
     """Yield verdicts on the tokens that the subject chooses; none if the oracle chooses others.
 
-    context: of the made model.
+    context: the made model's context.
     """
     ids = ids_to_choose(context)
     batch = Batch.of(ids.tolist())

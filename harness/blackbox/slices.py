@@ -88,8 +88,8 @@ def slice_of(
     changes: Mapping[str, Change] | None = None,
     stored: bool = False,
 ) -> Recipe:
-    """Cut a slice. changes: by the slice's names, whose layer is 0; stored: matrices keep their
-    type."""
+    """Cut a slice. changes: new tensors by their names in the slice, whose layer is 0; stored:
+    matrices keep their type."""
     names = {}
     for name in file.tensors:
         inside = IN_A_LAYER.fullmatch(name)

@@ -29,7 +29,7 @@ class OpenedForOne(Opened):
 
 @dataclass(kw_only=True)
 class KnownModels:
-    """Models on disk. folder: where they stay."""
+    """Models on disk. folder: the folder of their files."""
 
     folder: Path
     known: dict[str, Opened] = field(default_factory=dict)

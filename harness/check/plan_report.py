@@ -13,7 +13,8 @@ from lockstep.harness.report.jsonl import ReportWriter
 
 @dataclass(frozen=True, kw_only=True)
 class PlanReport:
-    """The facts for a report. command: as typed; started: by time.perf_counter()."""
+    """The facts for a report. command: the command as typed; started: runs by their
+    time.perf_counter()."""
 
     plan: Plan
     engines: Sequence[EngineInfo]

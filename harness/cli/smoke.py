@@ -54,9 +54,8 @@ def smoke(
 
     It asks each question of `check --engine COMMAND` once, on a tiny model. It checks the form of
     answers; `check` checks the numbers. A level is ok, not offered (no error), unsupported,
-    refused,
-    or WRONG. `lockstep protocol` prints the protocol, and an example engine
-    with --example. Exit codes: 0 all offered levels work, 1 an answer is malformed or too late, 3
+    refused, or WRONG. `lockstep protocol` prints the protocol, and an example engine with
+    --example. Exit codes: 0 all offered levels work, 1 an answer is malformed or too late, 3
     nothing is offered. Examples:
 
     \b

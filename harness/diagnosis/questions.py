@@ -47,7 +47,8 @@ class MistakeQuestion:
         return outcome.value if isinstance(outcome, Answered) else None
 
     def compare(self, said: Any, answer: Any, session: LocalSession, noise: float) -> Compared:
-        """Compare two answers. said: by the subject; answer: by the session's engine."""
+        """Compare two answers. said: the subject's answer; answer: the answer of the session's
+        engine."""
         raise NotImplementedError
 
     def repeats(self, said: Any, again: Any, noise: float) -> bool:

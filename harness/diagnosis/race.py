@@ -101,11 +101,11 @@ def compare_answer(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TriedMistake:
-    """A known mistake that was tried. left: of the distance between the logits of the subject and
-    of the right engine, as a share; of one that answers nothing all and more. alike: the cosine
-    between its effect on the right engine's logits and the subject's. explains: rows that the
-    subject and it have alike, and the right engine otherwise; breaks: rows that it alone has
-    otherwise. as_right: names of questions that its mistake does not affect, because its logits
+    """A known mistake that was tried. left: the share that remains of the distance between the
+    logits of the subject and of the right engine; of one that answers nothing all and more. alike:
+    the cosine between its effect on the right engine's logits and the subject's. explains: rows
+    that the subject and it have alike, and the right engine otherwise; breaks: rows that it alone
+    has otherwise. as_right: names of questions that its mistake does not affect, because its logits
     equal the right engine's."""
 
     cls: KnownMistake

@@ -19,7 +19,7 @@ from lockstep.harness.sites import SITES
 
 @dataclass(frozen=True, kw_only=True)
 class HeldTensor:
-    """A tensor in a file. rule: of the map, if any."""
+    """A tensor in a file. rule: the map's rule, if any."""
 
     path: Path
     key: str

@@ -258,7 +258,7 @@ class TargetWork:
 
 
 def rest_of(plan: FuzzPlan, done: Sequence[int], keys: Sequence[str]) -> FuzzPlan:
-    """Return the rest of a target after its last checkpoint. keys: of its findings."""
+    """Return the rest of a target after its last checkpoint. keys: the keys of its findings."""
     start = done[-1] if done else plan.start
     found = tuple(dict.fromkeys((*plan.found, *filter(None, keys))))
     return replace(plan, start=start, cases=plan.start + plan.cases - start, found=found)

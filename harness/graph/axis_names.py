@@ -10,8 +10,8 @@ AND = " * "
 
 
 def axes_in_words(names: str, whole: Sequence[int], shape: Sequence[int]) -> str | None:
-    """Name the axes of a shown tensor. names: of the node's last axes; whole: its sizes; shape: as
-    it is shown. None: a shown axis is no whole number of the node's axes."""
+    """Name the axes of a shown tensor. names: the names of the node's last axes; whole: its sizes;
+    shape: the shape as shown. None: a shown axis is no whole number of the node's axes."""
     axes = names.strip("()").split(", ")
     parts = [part for axis in axes for part in axis.split(AND)]
     before = len(shape) - len(axes)

@@ -12,8 +12,8 @@ WHOLE = 2.0**24  # beyond it every float32 is a whole number
 
 
 def disturb_values(value: F64, allowed: F64, drawn: NDArray[Any]) -> F64:
-    """Disturb values. value, drawn (64 random bits each): flat; allowed: as many, or one for
-    all."""
+    """Disturb values. value, drawn (64 random bits each): flat; allowed: limits, as many as values
+    or one for all."""
     out = value.copy()
     disturb(out, allowed.reshape(-1), drawn)
     return out

@@ -40,8 +40,8 @@ class ProductFormats:
             self.products[kernel_of(node)] += 1
 
     def is_given(self, site: Site, node: Node, shown: NDArray[Any]) -> bool:
-        """Return True if another format gives the shown value and llama.cpp's does not. node: with
-        its weights."""
+        """Return True if another format gives the shown value and llama.cpp's does not. node: a
+        node with its weights."""
         if not is_converted(node):
             return False
         kernel = kernel_of(node)

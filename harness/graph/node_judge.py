@@ -47,8 +47,8 @@ Compute = Callable[[Node], NDArray[Any] | None]  # None: the engine does not off
 class NodeJudge:
     """Keeps findings, and the values of guilty nodes, of their sources and of `wanted`.
 
-    Any other value is forgotten after its last reader, and of guilty ones no more is kept than
-    `limit` bytes: what comes then is found all the same, and not put right.
+    Any other value is forgotten after its last reader. Values of guilty nodes take at most `limit`
+    bytes; beyond that, faults are still found, but their values are not corrected for later nodes.
     """
 
     wires: Mapping[Place, Wire]

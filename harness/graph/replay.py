@@ -41,7 +41,7 @@ class NotComputed:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Replayed:
-    """The result of a run. outputs: of each batch, in its order; None: not computed."""
+    """The result of a run. outputs: the outputs of each batch, in its order; None: not computed."""
 
     outputs: tuple[NDArray[Any] | None, ...]  # (rows, width)
     missing: tuple[NotComputed, ...]  # the causes, not what only reads them

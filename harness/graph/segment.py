@@ -41,7 +41,8 @@ class Segment:
         return named[len(named) // 2] if named else None
 
     def reason(self, own: str, noise: Noise) -> str:
-        """Return the reason of a limit. own: the last op's bound; noise: of perturbed runs."""
+        """Return the reason of a limit. own: the last op's bound; noise: the noise of perturbed
+        runs."""
         if not self.rounds:
             return f"one op on the engine's own inputs: {own}"
         if noise.rows:

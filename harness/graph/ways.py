@@ -26,7 +26,7 @@ class Honest:
     """The formula's value, rounded to the node's type once; the build's deliberate roundings are
     made.
 
-    sizes: whether results have bounds, of which sizes are most of the time.
+    sizes: True if results have bounds, whose magnitudes take most of the time.
     """
 
     sizes: bool = field(default=True, kw_only=True)

@@ -15,7 +15,7 @@ ANY_MODEL = "default"  # servers of one model take any name
 
 @dataclass(kw_only=True)
 class Chat:
-    """A chat endpoint. name: of the model, where a server has several."""
+    """A chat endpoint. name: the model's name, where a server has several."""
 
     name: str = ""
 

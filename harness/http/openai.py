@@ -1,8 +1,8 @@
 """Servers with OpenAI's completions: text, and a few candidates as strings or bytes.
 
 Prompts are ids where the server takes them, which the number of prompt tokens that it reports
-shows; else they are texts, which it tokenises itself. One that takes ids alone is asked for no text
-after a text.
+shows; else they are texts, which it tokenises itself. A server that takes only ids is not asked to
+continue a text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ PLAIN = {"repeat_penalty": 1.0, "repetition_penalty": 1.0}
 
 @dataclass(kw_only=True)
 class OpenAi:
-    """An OpenAI-compatible server. name: of the model, where a server has several."""
+    """An OpenAI-compatible server. name: the model's name, where a server has several."""
 
     name: str = ""
     most: int = 0  # candidates that it lists

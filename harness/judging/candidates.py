@@ -34,7 +34,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Listed:
-    """List of candidates. unknown: how many candidates are of unknown tokens."""
+    """List of candidates. unknown: the number of candidates with unknown tokens."""
 
     candidates: tuple[Candidate, ...]
     unknown: int = 0

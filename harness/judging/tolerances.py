@@ -81,7 +81,7 @@ def whole_run(noise: float, size: float, runs: str = BY_SUMS) -> Bound:
     """Return the distance allowed between the logits of two honest runs, absolutely.
 
     noise: the worst logit error of an honest run (graph/floor.py), relative to the largest logit;
-    size: the largest logit; runs: those that it was measured by, in words.
+    size: the largest logit; runs: a description of the runs that it was measured by.
     """
     text = f"two honest runs, each within {noise:.1e} of the largest logit: measured by {runs}"
     return Bound(2 * noise * size, text)
@@ -106,7 +106,7 @@ def between_two_in_rows(noise: float, logits: F32) -> NDArray[np.float64]:
 
 
 def log_softmax_roundings(value: float, distance: float) -> float:
-    """Return the error of a log-softmax in float32, without the list's constant. distance: from the
-    largest logit, whose subtraction is rounded. exp is off by two units, the division by one, and
-    log by one of its result, which is rounded again."""
+    """Return the error of a log-softmax in float32, without the list's constant. distance: the
+    distance from the largest logit, whose subtraction is rounded. exp is off by two units, the
+    division by one, and log by one of its result, which is rounded again."""
     return U * (distance + 3 + 2 * abs(value))

@@ -77,8 +77,8 @@ def locate_along_nodes(context: Context) -> Findings:
 
 
 def record_program(context: Context, batches: Sequence[Batch] | None = None) -> Program:
-    """Record the graph; honest runs use the same recording. batches: others than those of the
-    run."""
+    """Record the graph; honest runs use the same recording. batches: these batches instead of those
+    of the run."""
     context.progress("recording the graph")
     along = context.honest
     assert isinstance(along, AlongLlamaCpp)

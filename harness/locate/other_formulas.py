@@ -1,6 +1,6 @@
 """Values of an engine that used another function or constant than llama.cpp. Examples are GELU by
 erf, as many a model is published with, the two factors of a gate exchanged, or another eps in a
-norm. They change words alone."""
+norm. They change only the report's words."""
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
@@ -64,8 +64,8 @@ Made = Mapping[OtherFormula, NDArray[Any]]  # what each comes to
 
 @dataclass(frozen=True, kw_only=True)
 class NearestFormulas:
-    """Formulas that the numbers cannot distinguish. error: as a share of the largest shown
-    value."""
+    """Formulas that the numbers cannot distinguish. error: the error as a share of the largest
+    shown value."""
 
     alike: tuple[OtherFormula, ...]
     error: float
@@ -126,8 +126,8 @@ def with_source(node: Node, i: int, value: NDArray[Any]) -> Node | None:
 
 
 def other_formula(node: Node, shown: NDArray[Any]) -> str:
-    """Describe the other formula; "" if none fits. shown: what an engine shows for the node's
-    inputs, or for almost these."""
+    """Describe the other formula; "" if none fits. shown: an engine's values for the node's inputs,
+    or for almost these."""
     found = find_nearest(node, shown, of_node(node))
     return found.describe() if found else ""
 

@@ -1,8 +1,8 @@
 """Tensors that an engine shows under one node's name, though they are another node's values.
 
 Embeddings that are scaled already, queries after their rotation instead of before: the engine is
-right and the name is not, and what reads the tensor looks wrong as well. It changes words alone.
-The shown tensor stays wrong under its own name.
+right and the name is not, and what reads the tensor looks wrong as well. It changes only the
+report's words. The shown tensor stays wrong under its own name.
 """
 
 from collections.abc import Mapping, Sequence

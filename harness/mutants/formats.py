@@ -55,7 +55,7 @@ BUILTIN = {"Q4_0": "q4_0", "Q8_0": "q8_0", "BF16": "bf16"}  # models that have s
 class WrongReading:
     """A wrong way to read blocks. kinds: names of formats. words: a description without the format.
     before: changes a copy of the blocks. after: changes the right weights, (blocks, weights of
-    each). source: by format."""
+    each). source: the source of each format."""
 
     name: str
     kinds: str

@@ -138,7 +138,8 @@ class KeptPrompt(WrongPrompt):
     held: tuple[int, ...] = ()  # in the cache, which is another one where too much was taken
 
     def taken(self, ids: Sequence[int], alike: int) -> int:
-        """Return how many tokens are kept. alike: how many tokens both prompts begin with."""
+        """Return how many tokens are kept. alike: the number of tokens with which both prompts
+        begin."""
         raise NotImplementedError
 
     def read(self, ids: Sequence[int]) -> list[int]:

@@ -218,8 +218,8 @@ class HalvesTruncated(WrongConversion, name="mutant:activation-halves-truncated"
 
 
 class Bf16ForHalf(WrongConversion, name="mutant:activations-in-bf16"):
-    """An engine that rounds to BF16 instead of half precision. kind: of the weights that converted
-    activations meet."""
+    """An engine that rounds to BF16 instead of half precision. kind: the type of the weights that
+    converted activations meet."""
 
     mistake = "activations become BF16 where weights are in half precision"
     effect = LITTLE

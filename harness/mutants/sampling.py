@@ -74,7 +74,7 @@ WrongChoice.add_fault(
 
 
 class Misplaced(Mirror):
-    """An engine with misplaced tokens. `at`: what becomes of positions."""
+    """An engine with misplaced tokens. `at`: changes the positions."""
 
     at: Callable[[I32], I32] | None = None
 

@@ -27,8 +27,8 @@ from lockstep.harness.mutants.parts import slow_merges
 class WrongTokenizer(Reference):
     """The reference with `change` applied to its lazy tokenizer before anything is derived.
 
-    `lockstep fuzz tokens` on the built-in vocabulary `shows_on` must make a case of at most `size`
-    bytes or ids of it, in the direction `way`.
+    `lockstep fuzz tokens` must find it on the built-in vocabulary `shows_on`, in the direction
+    `way`, and shrink the case to at most `size` bytes or ids.
     """
 
     group: ClassVar[str] = "tokenizers"

@@ -66,7 +66,8 @@ def find_holder(
 
 
 def wrong_rounding(want: F32, got: F32, kind: str) -> Cause | None:
-    """Return how numbers of F32, F16 or BF16 were rounded wrongly, if that is all."""
+    """Return the wrong way in which numbers of F32, F16 or BF16 were rounded, or None if it does
+    not explain all of them."""
     if kind in CUTS and same_bits(CUTS[kind](want), got).all():
         return DifferenceKind.truncated, {}
     for way in CUTS:

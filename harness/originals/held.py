@@ -77,7 +77,7 @@ def fits(expected: ExpectedTensor, held: TensorInFile, index: NDArray[np.int64])
 
 
 def wrong_places(expected: ExpectedTensor, held: TensorInFile, n_rows: int) -> WrongPlaces | None:
-    """Return where the file's tensor differs, or None. n_rows: those that are compared."""
+    """Return where the file's tensor differs, or None. n_rows: the number of compared rows."""
     found = WrongPlaces(n_rows=n_rows, rows=[])
     odd, odd_rows, n_blocks = 0, [], 0
     sums = np.zeros(3)

@@ -31,7 +31,8 @@ POOL: dict[str, Callable[[F32], NDArray[np.float64]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """The way of a text. length: most tokens that are read; prompts: all that there are."""
+    """The steps from a text to its embedding. length: the largest number of tokens read; prompts:
+    all known ones."""
 
     prompt: str = ""
     prompts: tuple[str, ...] = ()

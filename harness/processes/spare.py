@@ -19,7 +19,8 @@ P = TypeVar("P", bound=EngineProcess)
 
 class Spare:
     """A process started in advance: at most one for each process and thread. A fork has none, and
-    one that another thread had started would die with it. kept: whether any is started ahead."""
+    one that another thread had started would die with it. kept: True if a process is started
+    ahead."""
 
     def __init__(self) -> None:
         self.kept = 0

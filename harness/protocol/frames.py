@@ -36,7 +36,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Message:
-    """A message. head: without `arrays` and `bytes`."""
+    """A message. head: the head without `arrays` and `bytes`."""
 
     head: Mapping[str, Any]
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)

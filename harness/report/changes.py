@@ -74,8 +74,8 @@ class Move:
 
 @dataclass(frozen=True, kw_only=True)
 class DifferenceSize:
-    """The size of a difference. share: of its limit, None without one; count: of wrong elements,
-    None if unknown."""
+    """The size of a difference. share: the difference as a share of its limit, None without one;
+    count: the number of wrong elements, None if unknown."""
 
     share: float | None = None
     count: int | None = None
@@ -95,7 +95,7 @@ class DifferenceSize:
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """A difference in both runs whose size changed. row: of run b."""
+    """A difference in both runs whose size changed. row: a row of run b."""
 
     row: Row
     before: DifferenceSize

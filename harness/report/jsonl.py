@@ -51,7 +51,7 @@ class ReportWriter:
 
     def footer(self, exit_code: int, seconds: float, **more: Any) -> None:
         """Write the last line, and report.html. more: of a check the engines by model; the header
-        knows those of the first alone."""
+        knows only those of the first."""
         counts = dict(sorted(self.counts.items()))
         self.write(
             {"kind": "footer", "exit_code": exit_code, "seconds": round(seconds, 3)}

@@ -16,7 +16,7 @@ from lockstep.harness.runs.run import Listener, run_plans
 
 
 def plan_for_model(model: Path, engine: str, *, settings: str | None, **of_plan: Any) -> Plan:
-    """Return a plan of this model for both engines. of_plan: other fields of Plan. Raises
+    """Return a plan of this model for both engines. of_plan: the other fields of Plan. Raises
     BadInput."""
     settings = settings or preset_for(engine)
     return Plan(

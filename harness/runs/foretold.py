@@ -20,7 +20,7 @@ SUITES = {"evaluate": "logits", "greedy": "decode"}  # that ask it first
 
 @dataclass(kw_only=True)
 class Foretold:
-    """Prints a forecast once, if the check takes long. suites: those that run; empty: all."""
+    """Prints a forecast once, if the check takes long. suites: the suites that run; empty: all."""
 
     context: Context
     suites: Sequence[str]

@@ -56,7 +56,7 @@ def what_is_quicker(model: Path | None, large: int = LARGE) -> str:
 
 
 def diagnose_of_a_slice(plan: "Plan", wrong: Sequence[int], n: int) -> str:
-    """Return the commands that diagnose a slice with the first wrong layers. Behind many layers a
+    """Return the commands that diagnose a slice with the first wrong layers. After many layers a
     mistake may be less than honest engines differ by, and the first of them show it. wrong: layers;
     n: how many there are; "": these are no fewer, or no file that both engines are given can be
     cut."""

@@ -76,7 +76,8 @@ def run_matrix(
     jobs: int,
     progress: Callable[[str, str], None],
 ) -> Iterator[MatrixRow]:
-    """Yield a row for each engine, with a report for each. plans: by the engine's name."""
+    """Yield a row for each engine, with a report for each. plans: each engine's plans, by its
+    name."""
     for engine, same in plans.items():
         try:
             result = run_plans(same, reports, command, Forks(jobs), listener_of(engine, progress))
@@ -141,8 +142,8 @@ def write_matrix(
     *,
     html: bool = False,
 ) -> list[Path]:
-    """Write matrix.json and matrix.md into a new folder, with html matrix.html as well. plans:
-    those of any one engine."""
+    """Write matrix.json and matrix.md into a new folder, with html matrix.html as well. plans: the
+    plans of any one engine."""
     folder = run_folder(reports, "matrix")
     document = document_of(rows, plans, command)
     as_json, as_text = folder / "matrix.json", folder / "matrix.md"
@@ -155,7 +156,7 @@ def write_matrix(
 
 
 def document_of(rows: Sequence[MatrixRow], plans: Sequence[Plan], command: str) -> dict[str, Any]:
-    """Return the content of matrix.json. plans: those of any one engine."""
+    """Return the content of matrix.json. plans: the plans of any one engine."""
     document = {
         "format": FORMAT,
         **header(command, plans[0].seed, [], []),

@@ -74,8 +74,8 @@ def run_original(
     options: RunOptions | None = None,
     embeddings: Path | None = None,
 ) -> OriginalRun:
-    """Compare, and write a report into a new folder. options: of the run; None: of files alone.
-    embeddings: of a user's pipeline, to be explained.
+    """Compare, and write a report into a new folder. options: the run's options; None: of files
+    alone. embeddings: of a user's pipeline, to be explained.
 
     Raises EngineError and OSError.
     """

@@ -51,7 +51,7 @@ PROMPTS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """The options of a run. engine: the one that runs the GGUF file."""
+    """The options of a run. engine: the engine that runs the GGUF file."""
 
     engine: str = "llama.cpp"
     n_tokens: int = 32

@@ -102,7 +102,7 @@ class TextJudge:
         return max(float(np.abs(row - truth).max()), step)
 
     def explain(self, text: EmbeddedText, right: Pipeline, pooling: str) -> ExplainedText:
-        """Return the fewest traits that make the embedding. pooling: that of the file."""
+        """Return the fewest traits that make the embedding. pooling: the file's pooling."""
         states: dict[tuple[int, ...], F32] = {}
         limits: dict[bool, float] = {}
         distance = np.inf

@@ -95,7 +95,8 @@ def path_of(plan: ShadowPlan, folder: Path) -> Path:
 
 
 def judge_model(plan: ShadowPlan, folder: Path) -> Judged:
-    """Have llama.cpp run the model, and judge every node. folder: of the variants' files."""
+    """Have llama.cpp run the model, and judge every node. folder: the folder of the variants'
+    files."""
     generic: tuple[str, ...] = ()
     try:
         path = path_of(plan, folder)

@@ -123,7 +123,7 @@ def row_from(held: Mapping[str, Any]) -> MatrixRow:
 def write_site(
     folder: Path, rows: Sequence[MatrixRow], plans: Sequence[Plan], command: str
 ) -> Path:
-    """Write all pages, and return the index. plans: those of any one engine."""
+    """Write all pages, and return the index. plans: the plans of any one engine."""
     for old in (page for name in FOLDERS for page in (folder / name).glob("*.html")):
         old.unlink()
     date = datetime.now(UTC).date().isoformat()

@@ -77,8 +77,8 @@ class Labels:
 
     @classmethod
     def by_text(cls, pieces: Sequence[bytes], unseen: Sequence[int]) -> "Labels":
-        """Label tokens by text, without the spaces around it, which some servers lose. pieces: of
-        all tokens."""
+        """Label tokens by text, without the spaces around it, which some servers lose. pieces: the
+        bytes of all tokens."""
         names: dict[int | bytes, int] = {b"": UNSEEN}
         of = np.zeros(len(pieces), np.int64)
         for token, piece in enumerate(pieces):

@@ -15,8 +15,8 @@ SECOND = 3  # tokens of the second batch: it is neither a prompt nor a single to
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """An amount of work. tokens: of a prompt; batches: after it; sequences: side by side in every
-    batch."""
+    """An amount of work. tokens: a prompt's tokens; batches: after it; sequences: side by side in
+    every batch."""
 
     tokens: int = 16
     batches: int = 2

@@ -11,9 +11,9 @@ from lockstep.harness.records import Settings
 def known_crash(
     variant: str, preset: str, types: Collection[str] = ("F32",), generic: Collection[str] = ()
 ) -> str:
-    """Return the known crash of a made variant, in words; empty without one. types: of its weights;
-    generic: the build's differences, as in Build. A known crash is still a crash: nothing was
-    compared."""
+    """Return the known crash of a made variant, in words; empty without one. types: the types of
+    its weights; generic: the build's differences, as in Build. A known crash is still a crash:
+    nothing was compared."""
     for entry in entries("shadow"):
         changed = entry["keys"] or entry["complete"] or "tokens" in entry
         same = variant in (entry["variant"], *entry.get("also", ()))

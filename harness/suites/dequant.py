@@ -127,8 +127,8 @@ class Side:
         return values
 
     def block_of(self, name: str, at: int, first: int, values: Any) -> dict[str, Any]:
-        """Return the bytes of the weight's block, and the engine's decoded values. values: of all
-        weights from `first` on."""
+        """Return the bytes of the weight's block, and the engine's decoded values. values: the
+        values of all weights from `first` on."""
         kind = type_by_name(self.listed[name].type)
         start = at // kind.block * kind.block
         raw = self.blocks(name, start, start + kind.block)

@@ -110,7 +110,7 @@ def kind(verdict: Verdict) -> str:
 
 
 def at_once(found: Container[str], context: Context) -> Iterator[Verdict]:
-    """Ask several questions concurrently. found: of single texts, which may end early."""
+    """Ask several questions concurrently. found: the single texts, which may end early."""
     yield from asked_at_once(partial(behind, whole=ENDED not in found), context)
 
 
@@ -269,7 +269,7 @@ def behind(
     *,
     whole: bool = False,
 ) -> Iterator[Verdict]:
-    """Judge the text after a prompt. whole: it must not end early. Raises NoAnswer."""
+    """Judge the text after a prompt. whole: True if it must not end early. Raises NoAnswer."""
     ids = prompt_ids(context, prompt)
     if not ids:
         raise NothingToAsk("the prompt has no tokens, so there is nothing to continue")

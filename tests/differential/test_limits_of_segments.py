@@ -16,7 +16,7 @@ ALONE = "the last op's own bound is enough"
 def judged(
     engine: Recorded, way: Honest, *, limits: bool, site: str = "", factor: float = 1.0
 ) -> dict[str, SiteFinding]:
-    """Judge a segment. factor: of what is shown at the site."""
+    """Judge a segment. factor: multiplies the shown value at the site."""
     shown = {p: v for p, v in engine.run(way).items() if engine.wires[p].site.name in SHOWN}
     for place in shown:
         if str(engine.wires[place].site) == site:

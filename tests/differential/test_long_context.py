@@ -68,7 +68,7 @@ def gemma3_in_f16(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def says(plan_for: Callable[..., Plan], open_for: OpenPlan) -> Says:
-    """Return the messages of check. levels: of an engine without tensors."""
+    """Return the messages of check. levels: the levels of an engine without tensors."""
 
     def verdicts(
         path: Path, *suites: str, levels: tuple[str, ...] = (), **plan: str

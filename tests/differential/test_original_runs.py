@@ -42,7 +42,7 @@ def test_right_conversion_computes_the_same(arch: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16"])
-def test_rounded_weights_compute_the_same(kind: str, tmp_path: Path) -> None:
+def test_file_of_rounded_weights_agrees_with_its_original(kind: str, tmp_path: Path) -> None:
     values = ck.write_checkpoint(tmp_path, "qwen2", "F32")
     found = run(tmp_path, convert("qwen2", values, kind))
     assert (found.differences, found.skipped) == ([], [])

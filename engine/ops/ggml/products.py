@@ -54,7 +54,7 @@ def in_parts(
 ) -> Iterator[tuple[slice, Near]]:
     """Yield the product by ranges of rows, so that a large vocabulary stays in the cache.
 
-    name: of the weight, in `Factors`. A token with a NaN or an infinity that becomes a step of a
+    name: the weight's name in `Factors`. A token with a NaN or an infinity that becomes a step of a
     block has no limit: x86 has -128 for it, which ggml's AVX2 code keeps when it moves signs, and C
     has none.
     """

@@ -48,7 +48,7 @@ def norm(node: Node, build: Build) -> Expected:
 
 @meaning("GROUP_NORM")
 def group_norm(node: Node, build: Build) -> Expected:
-    """Normalise groups of channels (ne2), each with all their rows; the last group may be
+    """Normalise over groups of channels (ne2) with all rows of these; the last group may be
     smaller."""
     x = node.wide(0)
     groups, eps = int(node.params[0]), float(node.floats()[1])

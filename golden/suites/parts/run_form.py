@@ -35,8 +35,8 @@ def body_of(
     seed: int,
     about: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> tuple[dict[str, Any], Tensors]:
-    """Return the document's part about the runs, and the tensors. about: other facts of a node, by
-    name."""
+    """Return the document's part about the runs, and the tensors. about: more facts about a node,
+    by name."""
     tensors: Tensors = {}
     for name in floors:
         tensors |= tensors_of(name, seed, {way: ways[way][name] for way in WAYS})

@@ -31,7 +31,8 @@ class ErrorBound:
     ) -> float:
         """Move on after a stage; return the bound of logits and of probabilities there.
 
-        sampler: in its state before the stage. learnt: how far that state may be off.
+        sampler: the sampler in its state before the stage. learnt: the error that this state may
+        have.
         """
         with np.errstate(all="ignore"):
             limits = logit_limits(sampler, before, after, learnt)

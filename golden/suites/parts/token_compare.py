@@ -19,7 +19,7 @@ def compare_tokens(
 ) -> Verdict:
     """Return one verdict on all cases, which shows the shortest difference.
 
-    names: of the cases; want, got: their ids, or texts as hex or base64. fit: which of them the
+    names: the cases' names; want, got: their ids, or texts as hex or base64. fit: which of them the
     engine's language has; the others are left out.
     """
     if len(got) != len(want):

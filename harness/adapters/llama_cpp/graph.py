@@ -62,7 +62,7 @@ class LiveNode:
         return self.memory(dtype, tuple(reversed(self.tensor.ne)), self.tensor.nb[0])
 
     def memory(self, dtype: np.dtype[Any], shape: tuple[int, ...], stride: int) -> Array:
-        """Return the bytes of a tensor. stride: in bytes, along the last dimension."""
+        """Return the bytes of a tensor. stride: the stride in bytes along the last dimension."""
         if 0 in shape:
             return np.empty(shape, dtype)
         memory = (ctypes.c_ubyte * self.ggml.ggml_nbytes(self.address)).from_address(

@@ -20,7 +20,7 @@ class SampledList(NamedTuple):
 
 
 def join_lists(rows: Sequence[Sequence[SampledList]]) -> SampleAnswer:
-    """Return the answer that holds these lists. rows: of each row its stages."""
+    """Return the answer that holds these lists. rows: the stages of each row."""
     every = [each for row in rows for each in row]
     shape = (len(rows), len(rows[0]) if rows else 0)
     says = [each.sorted for each in every]

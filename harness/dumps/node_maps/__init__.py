@@ -44,7 +44,7 @@ HEADS = {"Qcur": "heads", "Kcur": "kv_heads", "Qcur_rope": "heads", "Kcur_rope":
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """A rule of a map. node: with {layer}, if it belongs to a layer."""
+    """A rule of a map. node: a name, with {layer} if it belongs to a layer."""
 
     pattern: re.Pattern[str]
     node: str
@@ -52,9 +52,8 @@ class Rule:
     axes: tuple[int, ...] = ()
 
     def apply(self, value: NDArray[Any], sizes: Mapping[str, int]) -> NDArray[Any]:
-        """Return the tensor in llama.cpp's layout. sizes: of the model's axes. Raises
-        ValueError.
-        """
+        """Return the tensor in llama.cpp's layout. sizes: the sizes of the model's axes. Raises
+        ValueError."""
         if self.axes:
             value = np.transpose(value, self.axes)
         if self.halves:

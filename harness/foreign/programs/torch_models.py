@@ -65,7 +65,7 @@ SHOWS += dict.fromkeys(n for own in (OF_LAYER, OF_NORMED) for names in own.value
 
 
 class TorchModel:
-    """A loaded model. heads: whether it gives logits, and not hidden states alone."""
+    """A loaded model. heads: True if it gives logits, and not only hidden states."""
 
     def __init__(self, model):
         self.model = model.eval()
@@ -178,8 +178,8 @@ def within(module):
 
 
 def add_biases_last(model):
-    """Add each bias to its product, as llama.cpp does. torch begins the sum with it, and rounds
-    every term to the last place of that."""
+    """Add each bias to its product, as llama.cpp does. torch begins its sum with the bias, and if
+    that is large, every term is rounded more coarsely."""
     for module in model.modules():
         if isinstance(module, torch.nn.Linear | Conv1D) and module.bias is not None:
             turned = isinstance(module, Conv1D)

@@ -34,7 +34,8 @@ EXACT = ("code", "pos", "ubatches", "slots", "order")
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleDifference:
-    """The first difference. `symptom`: of EXACT, logits, neighbours, splitting, crashed ..."""
+    """The first difference. `symptom`: one of EXACT, or logits, neighbours, splitting, crashed
+    ..."""
 
     symptom: str
     step: int

@@ -13,9 +13,9 @@ MEMORY = {"yarn": "attention"}  # of a kind of model that has no other
 
 @dataclass(frozen=True, kw_only=True)
 class KnownSchedule:
-    """A known difference of schedules. symptom: what differs first; cause: what our machine must
-    have seen by then, as no schedule is excused by its shape; case: the smallest schedule, as
-    JSON."""
+    """A known difference of schedules. symptom: the first fact that differs; cause: what our
+    machine must have seen by then, as no schedule is excused by its shape; case: the smallest
+    schedule, as JSON."""
 
     id: str
     component: str  # an adapter's name

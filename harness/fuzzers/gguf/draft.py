@@ -58,7 +58,7 @@ class TensorRow:
 
 @dataclass(slots=True)
 class FileDraft:
-    """A whole file. cut: how many bytes are left away at the end."""
+    """A whole file. cut: the number of bytes that are missing at the end."""
 
     pairs: list[KeyAndValue] = field(default_factory=list)
     rows: list[TensorRow] = field(default_factory=list)

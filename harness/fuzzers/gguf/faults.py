@@ -21,7 +21,8 @@ NUL = b"\0"
 
 @dataclass(frozen=True, slots=True)
 class FileFault:
-    """A way to break a file. kinds: of our reader's refusal; empty if it accepts the file."""
+    """A way to break a file. kinds: the kinds of our reader's refusal; empty if it accepts the
+    file."""
 
     name: str
     verdict: FileVerdict

@@ -48,7 +48,7 @@ class KnownFile:
 
     case: a file, as hex, or `fault NAME` for a long one: that fault and nothing else.
 
-    ways: of the component, all of which do the same with this file and the others of this cause.
+    ways: the component's ways of reading, all of which treat each file of this cause alike.
     """
 
     id: str

@@ -115,7 +115,7 @@ def files_kept(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """A round of libFuzzer. branches: of the reader, as atheris counts them."""
+    """A round of libFuzzer. branches: the reader's branches, as atheris counts them."""
 
     files: int
     branches_before: int  # reached by the files of the folder

@@ -29,7 +29,7 @@ FULL = "buffer"  # the subject's way, and that of the oracle which sees every fi
 
 @dataclass(kw_only=True)
 class Stage:
-    """A parser and one of its ways. every: it is asked about one file in so many.
+    """A parser and one of its ways. every: one file in so many is asked about.
 
     A witness is slow, so it sees a sample, and all about which the subject and others part.
     """

@@ -32,7 +32,8 @@ Names = tuple[str, str]  # a way and a memory, as in the names of targets
 
 @dataclass(frozen=True)
 class SavedBase:
-    """A file that is right. places: of its numbers; values: where keys, values and states lie."""
+    """A file that is right. places: the places of its numbers; values: where keys, values and
+    states lie."""
 
     raw: bytes
     state: SavedState

@@ -16,8 +16,8 @@ Rank = Callable[[bytes, bytes], float | None]
 def merge_parts(
     parts: list[bytes], rank: Rank, *, from_the_right: bool = False, careless: bool = False
 ) -> list[bytes]:
-    """Join neighbours, the lowest rank first, and the leftmost if equal by default. careless: it
-    does not notice that the left part of a pair is gone."""
+    """Join neighbours, the lowest rank first, and the leftmost if equal by default. careless:
+    ignores that the left part of a pair is gone."""
     text, sizes = b"".join(parts), list(map(len, parts))
     starts = list(accumulate(sizes, initial=0))
     waiting: list[tuple[float, int, int, int]] = []  # rank, place, right, bytes of both
@@ -48,7 +48,8 @@ def merge_parts(
 
 
 def characters(text: bytes) -> list[bytes]:
-    """Split into characters by first bytes alone, for any continuation."""
+    """Split into characters by their first bytes, which give the lengths; the bytes after them are
+    not checked."""
     parts, at = [], 0
     while at < len(text):
         size = LENGTHS[text[at] >> 4]

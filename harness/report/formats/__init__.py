@@ -1,5 +1,5 @@
-"""A report in the formats of CI systems: JUnit XML, CTRF, Markdown, a badge; from its lines
-alone."""
+"""A report in the formats of CI systems: JUnit XML, CTRF, Markdown, a badge; made only from its
+lines."""
 
 from collections.abc import Callable
 from pathlib import Path

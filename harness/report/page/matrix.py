@@ -19,7 +19,7 @@ def page_of_matrix(
     folder: Path,
 ) -> str:
     """Draw the page of a matrix. document: matrix.json. names, texts: of its engines, and of its
-    cells by suite. folder: where the page will lie."""
+    cells by suite. folder: the page's future folder."""
     suites = list(dict.fromkeys(suite for cells in texts for suite in cells))
     rows = [
         {

@@ -83,8 +83,8 @@ WEIGHTS = re.compile(
 
 
 def is_right(part: str, engine: str, family: str, places: Collection[WrongPlace]) -> bool:
-    """Return True if the named part is right. part: as named by the black box. places: of its
-    layer."""
+    """Return True if the named part is right. part: the part that the black box named. places: the
+    wrong places of its layer."""
     nodes = {place.node for place in places}
     part = part.removesuffix(f", {BY_NUMBER}")
     if OR_A_TENSOR in part:

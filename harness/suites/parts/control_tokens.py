@@ -184,7 +184,7 @@ def other_prompts(
     """Return the lengths of further prompts. One is as long as the first prompt, to find a cache
     that is looked up by length. Another has more tokens than a tile or a small ubatch, and a next
     token that depends on its beginning, if possible; else the next longer clear one, else the
-    longest. ends: as `lengths_asked`."""
+    longest. ends: as in `lengths_asked`."""
     if not len(clear):
         return []
     long = [at for at in clear.tolist() if ends[at] >= PROMPT]

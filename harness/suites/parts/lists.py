@@ -31,8 +31,8 @@ class ScaleKind(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class ListScale:
-    """The scale of a list. by: the factor of all values; base: of other logarithms than natural
-    ones."""
+    """The scale of a list. by: the factor of all values; base: the base of logarithms that are not
+    natural."""
 
     kind: ScaleKind
     by: float = 1.0

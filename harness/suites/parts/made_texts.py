@@ -76,7 +76,8 @@ def every_byte() -> Iterator[bytes]:
 
 
 def special_rows(tokenizer: Tokenizer) -> list[list[int]]:
-    """Return lists of ids: none, and tokens of every two kinds side by side."""
+    """Return lists of ids: an empty one, and lists of tokens in which every two kinds are
+    neighbours."""
     kinds = (*KINDS.values(), Attr.NORMAL)
     some = [token for kind in kinds for token in ends_of(tokens_of_kind(tokenizer, kind))]
     pairs = itertools.permutations(dict.fromkeys(some), 2)

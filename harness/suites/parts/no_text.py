@@ -1,7 +1,7 @@
 """Verdicts on an engine that writes nothing: is an empty text possible in an honest run?
 
 After one prompt it may end, or hold back a partial character, so an empty text accuses no engine.
-Behind several prompts any honest run begins with characters: there the engine has chosen other
+After several prompts any honest run begins with characters: there the engine has chosen other
 tokens. If logits are NaN, an argmax is often 0, a control token without a text.
 """
 

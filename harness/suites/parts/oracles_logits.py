@@ -67,7 +67,7 @@ def honest_runs(
     context: Context, batches: Sequence[Batch], among: Sequence[int] | None = None
 ) -> Iterator[tuple[int, F32]]:
     """Yield a run of each design with its number: 0 with llama.cpp's conversions of activations, 1
-    without any, then other formats. among: of these designs alone."""
+    without any, then other formats. among: only these designs are used."""
     numbers = range(2) if among is None else [n for n in among if n < 2]
     first = context.honest_runs(batches) if numbers else ()
     yield from ((n, first[n]) for n in numbers)
@@ -102,8 +102,8 @@ def is_honest(context: Context, batches: Sequence[Batch], fits: Fits) -> bool:
 def nearly_chosen(
     tokens: Sequence[int], run: F32, allowed: NDArray[np.float64], first: int = 0
 ) -> bool:
-    """Return True if each chosen token nearly has the largest logit. tokens: one after each row
-    from `first` on; allowed: in each row."""
+    """Return True if each chosen token nearly has the largest logit. tokens: the next token of each
+    row from `first` on; allowed: the limit of each row."""
     rows, limits = run[first:][: len(tokens)], allowed[first:][: len(tokens)]
     return bool((rows.max(axis=1) - rows[np.arange(len(rows)), list(tokens)] <= limits).all())
 

@@ -1,6 +1,6 @@
 """Consistency of an engine: its greedy tokens must follow from its own logits, also after a tie.
 
-Behind a tie the texts are two, and the oracle's logits say nothing of the engine's own. An engine
+After a tie the texts are two, and the oracle's logits say nothing of the engine's own. An engine
 with logits is asked for those of its own text: a loop with wrong positions, or with another cache,
 has right logits and writes other tokens.
 """

@@ -138,7 +138,7 @@ def test_bisection_names_a_tensor_that_slices_and_lenses_miss(
     assert found.exit_code == 1
 
 
-def test_check_finds_a_tensor_off_in_its_place(
+def test_check_names_the_tensor_that_is_wrong_only_in_its_place(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(OneTensorOff, "tensor", "blk.0.attn_q.weight")

@@ -204,8 +204,8 @@ def test_outputs_of_another_shape_are_a_difference_and_the_run_continues(
 
 
 def test_nan_with_another_sign_is_the_same_answer() -> None:
-    """The compiled code of a JVM gives others than its interpreter: the fault of such an engine is
-    the NaN, and no race. A number that is another beside it is one."""
+    """Compiled code of a JVM gives NaN another sign than its interpreter does, which is no race. If
+    another number of the answer changes as well, it is a race."""
     nan = np.array([[0.5, np.nan, 1.0]], np.float32)
     signed = np.array([[0.5, np.nan, 1.0]], np.float32)
     signed.view(np.uint32)[0, 1] |= 1 << 31

@@ -190,7 +190,7 @@ def test_server_with_another_model_is_refused_before_the_comparison(
         checked(model, url, "logprobs")
 
 
-def test_a_file_that_the_server_names_must_be_as_large(model: Path, other: Path) -> None:
+def test_servers_file_of_another_size_is_refused(model: Path, other: Path) -> None:
     def change(path: str, said: Any) -> Any:
         return said | {"model_path": str(other)} if path == "/props" else said
 

@@ -71,7 +71,7 @@ def pairs(rows: F32, heads: int) -> F32:
 
 
 def convert(arch: str, values: dict[str, F32], kind: str = "F32") -> Conversion:
-    """Return the honest conversion. kind: of matrices."""
+    """Return the honest conversion. kind: the type of the matrices."""
     made = NAMES[arch](values)
     kinds = {name: kind if a.ndim > 1 else "F32" for name, a in made.items()}
     return Conversion(arch, {**keys_of(arch), **tokenizer_of(arch)}, made, kinds, {})

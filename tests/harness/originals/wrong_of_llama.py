@@ -29,7 +29,7 @@ EMBD, HEAD = "token_embd.weight", "output.weight"
 
 @dataclass(frozen=True)
 class WrongConversion:
-    """A row. stored: the type of the checkpoint; kind: of the file's matrices."""
+    """A row. stored: the type of the checkpoint; kind: the type of the file's matrices."""
 
     name: str
     arch: str

@@ -262,8 +262,8 @@ def test_bisect_does_not_conform_if_both_are_wrong_in_hidden_tensors(model: Path
 
 
 class KeepsPrompts(Reference):
-    """An engine that caches prompts. `read`: the tokens used for a first batch; known: those of
-    earlier calls."""
+    """An engine that caches prompts. `read`: the tokens used for a first batch; known: the tokens
+    of earlier calls."""
 
     read: Callable[[dict[Any, Any], Request], NDArray[np.int32]]
 
