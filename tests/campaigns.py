@@ -23,7 +23,7 @@ CAMPAIGNS = {
     "differential/test_tokens_bpe.py": "606 texts under every pre-tokenizer",
     "differential/test_vocabularies.py": "our tokenizer and wrong ones on llama.cpp's vocabularies",
     "differential/test_wrong_weights.py": "every wrong decoder in a whole check",
-    "engine/ops/test_fast_products.py::test_other_processors_multiply_the_same": "other processors",
+    "engine/ops/test_fast_products.py::test_other_processors_multiply_equally": "other processors",
     "golden/test_other_cpus.py": "vectors made on other processors",
     "harness/acid/test_acid.py::test_every_type_is_ok_in_our_engine": "every weight type",
     "harness/acid/test_acid_architectures.py": "every honest engine on every acid model",

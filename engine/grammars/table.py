@@ -161,7 +161,7 @@ class GrammarTable:
         return found
 
     def refuse_left_recursion(self) -> None:
-        """Refuse left recursion; a repetition of an item that may be empty is none."""
+        """Refuse left recursion; repeating an item that may be empty does not count as such."""
         empty, first = self.find_empty(), dict[int, set[int]]()
         for rule, starts in enumerate(self.starts):
             held = first.setdefault(rule, set())

@@ -118,7 +118,7 @@ class Layout:
         return EVERY * (1 + 2 * layer + half)
 
     def times(self, size: float, layer: int, matrix: str, terms: float) -> float:
-        """Return the power of two that scales the sum of so many weights to about that size."""
+        """Return the power of two that scales a sum of `terms` weights to about `size`."""
         return power(size / (self.sizes[f"blk.{layer}.{matrix}.weight"] * terms**0.5 or size))
 
     def tokens(self, look: LookInPlace) -> int:

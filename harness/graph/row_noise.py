@@ -95,8 +95,8 @@ Noises = tuple[Mapping[Place, Noise], Mapping[Place, Noise]]  # the second of wi
 def beyond(
     truth: NDArray[Any], shown: NDArray[Any], allowed: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the error of each row, as a multiple of the limit, along the last axis; flat. NaN and
-    infinity do not measure other rows; `lost` says if they may occur."""
+    """Return the error of each row along the last axis as a multiple of the limit, in one flat
+    array. NaN and infinity do not measure other rows; `lost` says if they may occur."""
     if shown.shape != truth.shape or not truth.size:
         return np.zeros(0)
     with np.errstate(invalid="ignore"):

@@ -133,7 +133,7 @@ def transpose(expected: ExpectedTensor) -> ExpectedTensor:
 
 
 def moved_experts(expected: ExpectedTensor, held: TensorInFile) -> dict[str, Any]:
-    """Return which expert's matrix the first wrong one is, or nothing."""
+    """Return the expert whose matrix the first wrong one holds, or nothing."""
     if len(expected.shape) < 3:
         return {}
     n, size = expected.shape[0], expected.shape[1]

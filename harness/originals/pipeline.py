@@ -75,7 +75,7 @@ def read_embeddings(path: Path, width: int) -> list[EmbeddedText]:
             text = EmbeddedText(text=row["text"], embedding=values, prompt=row.get("prompt") or "")
             right = values.shape == (width,) and np.isfinite(values).all()
             if not right or not isinstance(text.text, str) or not isinstance(text.prompt, str):
-                raise ValueError(f"no text with {width} numbers")
+                raise ValueError(f"expected a text and {width} finite numbers")
         except (KeyError, TypeError, ValueError, RecursionError, AttributeError) as error:
             raise InvalidModel(f"{path}: line {number}: {error!s:.200}") from None
         found.append(text)

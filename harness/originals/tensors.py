@@ -115,7 +115,7 @@ def matches(rule: TensorRule, names: Mapping[str, str]) -> Iterator[tuple[str, l
 
 
 def tie_head(plan: TensorPlan, config: OriginalConfig) -> None:
-    """Plan a tied head as the embeddings, whatever else the checkpoint holds."""
+    """Plan the embeddings as the tied head, even if the checkpoint holds another matrix."""
     if config.tied and "token_embd.weight" in plan.wanted:
         embeddings = plan.wanted["token_embd.weight"]
         plan.wanted["output.weight"] = replace(embeddings, name="output.weight", may_lack=True)

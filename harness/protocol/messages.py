@@ -210,8 +210,8 @@ def read_parse(answer: Message) -> FileSummary:
 
 
 def value_of(kind: str, said: Any) -> Any:
-    """Return a value of JSON. NaN and infinities are texts there; without types a text stays a
-    text, as "inf" is a token of most vocabularies."""
+    """Return a value of JSON. JSON has NaN and infinities only as texts, which become numbers if
+    `kind` is a float: "inf" may also be a token."""
     if not kind.removeprefix("ARR[").startswith(("F32", "F64")):
         return said
     if type(said) is list:

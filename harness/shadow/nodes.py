@@ -55,7 +55,8 @@ def rows_of(piece: Nodes) -> Iterator[tuple[int, int]]:
 
 
 def node_of(piece: Nodes, first: int, end: int, *, values: bool = True) -> Node:
-    """Return the node. values: True if each input must have one; without, its values are zeros."""
+    """Return the node. values: True if each input must have values; otherwise missing ones are
+    zeros."""
     sources: list[Operand | None] = []
     for row in range(first + 1, end):
         sources += [None] * (int(piece.place[row]) - len(sources))

@@ -221,7 +221,7 @@ def test_a_wrong_cache_is_confirmed_by_patching(
     assert found.patched.confirms
 
 
-def test_window_layers_share_no_cell_with_llama_cpp(recorded: Any) -> None:
+def test_graph_with_windows_shares_no_names_of_cache_cells(recorded: Any) -> None:
     program = recorded("gemma3").program
     names = {site.name for site in places_by_site(program, wires_of(program))}
     assert not names & {"k_cache", "v_cache"}

@@ -79,7 +79,8 @@ def test_llama_cpp_computes_the_same_in_each_kept_layer(
 
 
 def test_layer_that_changes_in_a_shorter_model_is_refused(tmp_path: Path) -> None:
-    """llama.cpp takes a gemma2 with 46 layers for the largest one, and scales scores otherwise."""
+    """llama.cpp takes a gemma2 with 46 layers for the largest one, and scales its scores
+    differently."""
     model, output = model_of("gemma2", tmp_path, n_layer=46), tmp_path / "first.gguf"
     output.write_bytes(b"of before")
     with pytest.raises(Unsupported, match="layer 0 changes in a model of 2 layers"):

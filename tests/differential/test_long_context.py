@@ -269,7 +269,7 @@ def test_window_shorter_than_a_longer_run_is_tested(
 def test_window_that_llama_cpp_ignores_is_not_applicable(
     engine: str, tmp_path: Path, says: Says
 ) -> None:
-    """The report says neither that the window was compared, nor that an engine with one is wrong.
+    """The report calls no window compared, and no engine with a window wrong.
 
     llama.cpp has switched off the windows of phi3, and takes 4096 for any number of smallthinker.
     """

@@ -236,7 +236,7 @@ def test_engine_is_not_asked_beyond_its_declared_context(
     says: Callable[..., list[Verdict]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """llama.cpp is run with the same."""
+    """llama.cpp is run with the same context."""
 
     def followed(plan: Plan, progress: Any) -> Opened:
         settings = replace(plan.settings, n_ctx=cells, n_threads=1)

@@ -117,7 +117,7 @@ def test_wrong_residual_factor_is_named_in_its_layer(
 
 
 def test_outside_part_is_asked_with_the_fewest_layers_that_load(tmp_path: Path) -> None:
-    """A model of any size is written in another way."""
+    """The model has four layers, of which llama.cpp needs two to load it."""
     path = tmp_path / "lfm2.gguf"
     with open_for_variants() as session:
         variant = replace(variant_named("lfm2"), sizes=(("n_layer", 4),))

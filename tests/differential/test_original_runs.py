@@ -34,7 +34,7 @@ def run(folder: Path, conversion: Conversion) -> PartResult:
 
 
 @pytest.mark.parametrize("arch", ck.CONFIGS)
-def test_right_conversion_computes_the_same(arch: str, tmp_path: Path) -> None:
+def test_right_conversion_gives_the_outputs_of_its_original(arch: str, tmp_path: Path) -> None:
     found = run(tmp_path, convert(arch, ck.write_checkpoint(tmp_path, arch)))
     assert (found.differences, found.skipped) == ([], [])
     assert found.compared > 50

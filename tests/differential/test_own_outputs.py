@@ -184,7 +184,7 @@ def test_engine_that_reads_replaced_values_is_compared(look: Callable[[object], 
     assert not watch_values((Request(batches=()),))[0].is_ignored  # there is nothing to look at
 
 
-def test_dump_of_embeddings_is_compared_and_its_wrong_end_found(tmp_path: Path) -> None:
+def test_dump_of_embeddings_is_compared_and_wrong_pooling_is_found(tmp_path: Path) -> None:
     """`lockstep trace` wrote no valid dump of such a model: it has no logits."""
     model, right = made(tmp_path, "bert"), tmp_path / "right"
     plan = Plan(

@@ -68,7 +68,7 @@ def test_wrong_integers_are_located(qwen3: Recorded) -> None:
 def test_noise_of_a_single_op_is_not_measured_if_its_bound_decides(
     only: tuple[str, ...], runs: int, qwen3: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One wrong op gets runs with wider inputs alone: hundreds of engines have one."""
+    """An engine with one wrong op, as most have, gets only the runs with wider inputs."""
     right, made = SegmentJudge.run, []
 
     def run(self: SegmentJudge, way: Honest, *args: Any, **more: Any) -> Any:

@@ -197,7 +197,7 @@ def test_in_place_node_shows_its_input(tmp_path: Path, namer: Session) -> None:
     assert {n.op for n in readers} >= {"RMS_NORM", "ADD"}
 
 
-def test_buffers_of_any_size_show_the_same(
+def test_buffers_of_any_size_show_the_same_values(
     tmp_path: Path, namer: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The buffers are filled by several nodes, and exceeded by single ones."""

@@ -65,7 +65,7 @@ def test_header_number_costs_no_more_than_the_file(
 
 
 def test_missing_layers_cost_nothing(tmp_path: Path, honest: int) -> None:
-    """Counting so many layers would show, and the test would still end."""
+    """A loop over 50,000 layers would take visible memory, but few enough to end."""
     path = with_metadata(tmp_path / "m.gguf", DENSE, llama__block_count=("U32", 50_000))
     assert taken(path) < honest
 

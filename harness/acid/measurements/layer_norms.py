@@ -53,9 +53,9 @@ class Eps(Measurement):
 
 
 class Bias(Measurement):
-    """A coordinate that is zero in all tokens has a bias of 4 in ffn_norm of layer 0, which a unit
-    reads beside 4, and of 1 in attn_norm of layer 1, which a head reads; the last norm gives the
-    third value a bias of its own."""
+    """Biases of three norms. A coordinate that is zero in all tokens has a bias of 4 in ffn_norm of
+    layer 0, and a unit adds 4 to it. Its bias in attn_norm of layer 1 is 1, and a head reads it.
+    The third value is a bias of the last norm."""
 
     name = "norm-bias"
     sees = "the biases of ffn_norm, attn_norm and output_norm are added"

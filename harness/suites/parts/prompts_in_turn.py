@@ -249,9 +249,9 @@ def telling_prompts(context: Context) -> list[TellingPrompt]:
 def best_of(
     context: Context, telling: Iterator[TellingPrompt], turn: Turn, before: Sequence[TellingPrompt]
 ) -> list[TellingPrompt]:
-    """Return the best prompts. Among prompts that share a beginning with the previous one, the
-    first is taken whose token changes if one cached token too many is reused. The cache of the
-    prompt before may compensate, so one such prompt is not enough."""
+    """Return the best prompts. Prompts that share a beginning with the previous one are best if
+    their token changes when an engine reuses one cached token too many; the first of them is taken.
+    The cache of the prompt before may compensate, so one such prompt is not enough."""
     if not (turn.begin and before):
         return list(islice(telling, 1))
     several: list[TellingPrompt] = []

@@ -271,7 +271,7 @@ PROCESSORS = {"haswell": "+avx,+avx2,+bmi,+bmi2,+f16c,+fma,+popcnt,+sse4.2,+ssse
 
 
 @pytest.mark.parametrize("processor", PROCESSORS)
-def test_other_processors_multiply_the_same(processor: str) -> None:
+def test_other_processors_multiply_equally(processor: str) -> None:
     """Kernels compiled for one processor are kept beside those for others, by its name."""
     there = {"NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": PROCESSORS[processor]}
     code = "import json; from tests.engine.ops.test_fast_products import of_some_formats as f; "

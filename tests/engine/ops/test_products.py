@@ -71,7 +71,7 @@ def test_unsigned_code_weight_equals_code_times_scale_minus_offset(name: str) ->
 
 
 def test_bound_adds_back_the_rounding_loss_of_float32() -> None:
-    """One large term, and small ones that float32 drops one by one if it adds them to it."""
+    """A sum of one large term and small ones: float32 drops each small one that is added to it."""
     small = np.full((1, 4096), 2.0**-24 * 0.99)
     small[0, 0] = 1
     weight, x = f32_weight(small.astype(np.float32)), np.ones((1, 4096), np.float32)

@@ -1,4 +1,5 @@
-"""Products of few tokens, row by row, equal those of decoded weights: in value, and in size."""
+"""Products of few tokens, row by row, equal those of decoded weights, and so do their sums of
+magnitudes."""
 
 import numpy as np
 import pytest

@@ -227,7 +227,7 @@ def test_whitespace_tokenizer_drops_white_space_and_lowers_case() -> None:
     assert Gpt2Tokenizer(metadata).encode(text) != ids("ab", "ab")
 
 
-def test_case_stays_if_the_pre_tokenizer_or_the_key_says_so() -> None:
+def test_capitals_stay_unless_the_normalizer_key_lowers_them() -> None:
     metadata = tiny(model="whitespace", pre="whitespace")
     assert WhitespaceTokenizer(metadata).encode(b"a Aab") == ids("a", "A", "ab")
     lowered = tiny(model="whitespace", pre="whitespace", **{"normalizer.lowercase": True})

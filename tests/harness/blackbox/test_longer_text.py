@@ -133,7 +133,7 @@ def test_loop_with_other_positions_than_logits_is_found(tmp_path: Path) -> None:
 def test_first_layer_in_f32_shows_a_loop_hidden_by_the_models_limit(
     engine: str, keys: set[str], tmp_path: Path
 ) -> None:
-    """The limit is that of honest engines that convert activations otherwise: it hides much."""
+    """The limit allows for honest engines that convert activations differently, and hides much."""
     model = builtin("q8_0", tmp_path)
     plan = plan_for(model, engine=engine, oracle="llama.cpp", n_steps=STEPS)
     with closing(open_plan(plan, lambda _: None)) as whole:

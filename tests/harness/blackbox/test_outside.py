@@ -131,7 +131,8 @@ class WithLastIdLost(Reference, name="test:the-table-loses-its-last-id"):
 def test_head_fault_is_not_blamed_on_the_embedding_table(
     tmp_path: Path,
 ) -> None:
-    """Models with separate embeddings and output matrix agree only for that reason."""
+    """Models that store the output matrix apart from the embeddings agree, although the table is
+    right."""
     path = builtin("f16", tmp_path)
     found = bisected(path, tmp_path / "made", engine="test:the-table-loses-its-last-id")
     assert faults(found) == {None: [TIED]}

@@ -167,7 +167,7 @@ def test_missed_and_falsely_accused_engines_are_failures(
 def test_honest_engines_run_on_models_that_exercise_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Each engine runs so often on ten models in both presets, and again with other tokens."""
+    """Each engine runs on ten models in both presets, and again with other tokens."""
     parts = list(honest_parts(40))
     runs = [(name, part) for part in parts for name in part.engines]
     for engine in honest_engines():

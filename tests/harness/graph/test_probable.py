@@ -169,7 +169,7 @@ def test_infinite_input_changes_no_other_row() -> None:
 @pytest.mark.parametrize("wrong", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("row", [0, 5])  # the first is one of the sample
 def test_infinite_weight_does_not_measure_other_rows(wrong: float, row: int) -> None:
-    """The row's own sum must not be anything else either: honest runs would seem to overflow."""
+    """The limit of the row itself stays zero: otherwise honest runs would seem to overflow."""
     weights, x = normal(1, ROWS, 32), normal(2, TOKENS, 32)
     _, error, _ = of(product(weights, x))
     weights[row, 7] = wrong

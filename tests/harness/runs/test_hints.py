@@ -126,9 +126,9 @@ def test_conforming_server_may_be_tested_with_exact_settings(
 def test_started_server_may_be_tested_with_exact_settings(
     settings: Settings,
 ) -> None:
-    """An engine with a badly reduced sine conformed, and by models made of the user's too.
+    """An engine with an inexact sine conformed, also on models made from the user's.
 
-    An F32 cache showed the fault at once, but the hint was for addresses alone.
+    An F32 cache showed the fault at once, but only addresses got that hint.
     """
     engine = "serve:./mine -m {model} --port {port}"
     plan = Plan(

@@ -85,7 +85,7 @@ def test_engine_with_fewer_positions_gets_shorter_prompts(
 def test_prompts_are_as_long_for_a_vocabulary_with_room_for_few_logits(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Room for 12 rows: no beginning of 67 tokens was among the first so many."""
+    """There is room for 12 rows, and no prompt of 67 tokens was among the first 12."""
     monkeypatch.setattr(control_tokens, "ROWS", 12 * 312)
     model = written(tmp_path, n_layer=1, n_vocab=312, seed=6)
     found = check_engine(model, f"mutant:{engine}", "decode", n_tokens=32, n_steps=6)
