@@ -54,17 +54,17 @@ class Hparams:
 
     @property
     def n_embd_qkv(self) -> int:
-        """Return number of rows of a matrix that holds queries, keys and values."""
+        """Return the number of rows of a matrix that holds queries, keys and values."""
         return self.n_embd_q + 2 * self.n_embd_kv
 
     @property
     def n_gate_up(self) -> int:
-        """Return number of rows of a matrix that holds gate and up."""
+        """Return the number of rows of a matrix that holds gate and up."""
         return 2 * self.n_ff
 
     @property
     def n_pairs(self) -> int:
-        """Return number of pairs that are rotated in a head."""
+        """Return the number of pairs that are rotated in a head."""
         return self.n_embd_head // 2
 
     def check(self, arch: str) -> None:

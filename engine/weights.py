@@ -50,7 +50,7 @@ class Weight:
             yield slice(start, min(start + step, self.shape[0]))
 
     def chunks(self) -> Iterator[tuple[slice, F32]]:
-        """Yield such runs, decoded."""
+        """Yield the runs of `runs`, decoded."""
         for rows in self.runs():
             yield rows, self.rows(rows.start, rows.stop)
 

@@ -65,7 +65,7 @@ def logits(spoil: Callable[[Any], Any]) -> Spoil:
 
 
 def trace(spoil: Callable[[tuple[TensorRecord, ...]], Any]) -> Spoil:
-    """Return the records, if there are any."""
+    """Return the trace's records, if there are any."""
 
     def spoilt(run: Any) -> Any:
         if run.trace is None:

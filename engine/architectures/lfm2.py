@@ -46,7 +46,7 @@ class Lfm2Hparams(Hparams):
 
     @property
     def n_bcx(self) -> int:
-        """Return number of rows of the matrix for the gates before and after, and for the gated
+        """Return the number of rows of the matrix for the gates before and after, and for the gated
         values."""
         return 3 * self.n_embd
 

@@ -46,12 +46,12 @@ class MambaHparams(Hparams):
 
     @property
     def n_both(self) -> int:
-        """Return number of rows of the matrix for the mixed values and their gate."""
+        """Return the number of rows of the matrix for the mixed values and their gate."""
         return 2 * self.d_inner
 
     @property
     def n_selected(self) -> int:
-        """Return number of rows of the matrix for steps, B and C, which the token chooses."""
+        """Return the number of rows of the matrix for steps, B and C, which the token chooses."""
         return self.dt_rank + 2 * self.d_state
 
 

@@ -120,7 +120,7 @@ class GgufFile:
 
     @property
     def size(self) -> int:
-        """Return bytes of the whole file."""
+        """Return the size of the whole file in bytes."""
         return len(self._buffer)
 
     def release(self) -> None:

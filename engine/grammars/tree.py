@@ -50,7 +50,7 @@ class Alternatives:
 
 @dataclass(frozen=True, slots=True)
 class Repetition:
-    """An item several times."""
+    """An item that is repeated."""
 
     item: "Item"
     least: int

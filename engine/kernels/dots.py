@@ -35,7 +35,7 @@ ints_at = load_of(I32, as_it_is, "int")  # of an array of int32
 
 @compiled_as
 def as_short(typing: Any, lanes: Any) -> Any:
-    """Return the lowest 16 bits of each."""
+    """Return the lowest 16 bits of each integer."""
     narrow = Lanes("short", lanes.count)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -94,7 +94,7 @@ class Splitter:
 
 
 def split(form: Callable[[], Ubatch | None]) -> list[Ubatch]:
-    """Return ubatches until none is left."""
+    """Return the ubatches that `form` gives, until it gives None."""
     ubatches = []
     while (ubatch := form()) is not None:
         ubatches.append(ubatch)

@@ -82,7 +82,7 @@ class Bench(Registered):
         raise NotImplementedError
 
     def promises(self, rows: Sequence[BenchRow]) -> list[Promise]:
-        """Return the promises about these rows."""
+        """Return the promises on speed, compared with these rows."""
         return []
 
 

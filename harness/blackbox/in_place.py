@@ -11,7 +11,7 @@ the logits.
 - Every fourth element of an embedding is +X or -X, the others are zero: after a norm 127 * 2**-6
   or its negative, which every conversion of activations represents exactly (lenses.py).
 - What a layer adds is less than a millionth of X and lies in the other elements, which
-  are all that the head reads. So the next layers meet the same activations, to as much.
+  are all that the head reads. So the next layers meet the same activations, up to this millionth.
 - Each layer writes into its own elements, through a matrix of ours. attn_output and
   ffn_down write everywhere: there each token lets one layer add something, the others nothing.
 

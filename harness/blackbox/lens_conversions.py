@@ -102,8 +102,8 @@ def candidates_for(
     """Yield each way to convert, with the converted activations and their error in an honest
     engine: the norm's roundings, and a step where these tip one over.
 
-    That happens only if a larger block contains several sizes: 127 steps of one are 63.5 of the
-    next. So these are moved against each other.
+    A step tips only if a larger block contains several sizes: 127 steps of one are 63.5 of the
+    next. So the sizes are changed a little relative to each other.
     """
     x = met_by_head(lens)
     share = (lens.width + MORE) * U * (lens.sizes - 1)

@@ -197,7 +197,7 @@ class Located:
 
 
 def locate(bench: TrialBench, name: str) -> Located:
-    """Bisect an engine that shows all."""
+    """Bisect an engine that shows all tensors."""
     context = show_through(bench, name, ALL)
     try:
         result = bisect(context)

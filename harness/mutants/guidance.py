@@ -37,7 +37,7 @@ class WrongGuidance(Reference):
     def add_fault(
         cls, name: str, mistake: str, *, mix: Mix | None = None, lead: Lead | None = None
     ) -> None:
-        """Register a row."""
+        """Register an engine with this mistake."""
         held: dict[str, Any] = {"__module__": cls.__module__, "mistake": mistake}
         held |= {"mix": (mix,) if mix else (), "lead": (lead,) if lead else ()}
         WRONG_GUIDANCE[f"mutant:{name}"] = type(name, (cls,), held, name=f"mutant:{name}")

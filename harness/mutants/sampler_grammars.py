@@ -30,7 +30,7 @@ LESS_LIKELY = F(10)
 
 
 def reads(change: Callable[[Item], Item]) -> Callable[..., Any]:
-    """Return a `rules` of changed parts."""
+    """Return a method `rules` that changes every part."""
     return lambda s: {
         name: change_items(choice, change) for name, choice in type(s).rules(s).items()
     }

@@ -78,7 +78,7 @@ def architecture_of(config: Mapping[str, Any]) -> OriginalArchitecture:
 
 
 def flatten_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config of the language model, which those with eyes hold in a part of its own."""
+    """Return the config of the language model, which is a part of the config of a vision model."""
     text = config.get("text_config")
     return {**config, **text} if isinstance(text, Mapping) else dict(config)
 

@@ -63,7 +63,7 @@ class OriginalConfig:
 
     @property
     def n_rot(self) -> int:
-        """Return number of elements of a head that are rotated."""
+        """Return the number of elements of a head that are rotated."""
         share = self.rope.get("partial_rotary_factor") or self.get("partial_rotary_factor") or 1.0
         return int(share * self.n_embd) // self.n_head if share != 1.0 else self.head_dim
 
@@ -98,7 +98,7 @@ class OriginalConfig:
 
     @property
     def n_ctx_original(self) -> Any:
-        """Return number of tokens that the model was trained on before its positions were
+        """Return the number of tokens that the model was trained on before its positions were
         scaled."""
         name = "original_max_position_embeddings"
         return self.rope.get(name) or self.get(name)

@@ -6,7 +6,7 @@ from typing import Any
 
 
 class OriginalPart(StrEnum):
-    """The comparisons, in their order."""
+    """The comparisons, in the order in which they run."""
 
     hyperparameters = "hyperparameters"
     tensors = "tensors"

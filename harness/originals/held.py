@@ -32,7 +32,7 @@ class TensorInFile:
         return self.raw.reshape(-1, self.row_bytes)[index]
 
     def values(self, index: NDArray[np.int64]) -> F32:
-        """Return rows, decoded."""
+        """Return decoded rows."""
         found = self.kind.dequantize(self.raw_rows(index).reshape(-1))
         return found.reshape(len(index), -1)
 

@@ -54,7 +54,7 @@ class ExpectedTensor:
 
     @property
     def n_rows(self) -> int:
-        """Return number of rows of all matrices; a vector is one row."""
+        """Return the number of rows of all matrices; a vector is one row."""
         return int(np.prod(self.shape[:-1], dtype=np.int64))
 
     def runs(self, rows: int | None = None) -> Iterator[slice]:

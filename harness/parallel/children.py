@@ -179,7 +179,7 @@ def body(work: Work, connection: Connection, folder: str) -> None:
 
 
 def ending_of(work: Work, say: Say) -> Event:
-    """Do the work, and return how it ended."""
+    """Do the work, and return its last event."""
     try:
         work(say)
     except NoAnswer as error:

@@ -97,7 +97,8 @@ def status_at_end(engine: int) -> int:
 
 
 def ended_children() -> Iterator[tuple[int, int]]:
-    """Yield the id and status of each, reaped. Raises ChildProcessError where no child is left."""
+    """Reap the ended children, and yield the id and status of each. Raises ChildProcessError where
+    no child is left."""
     while (found := os.waitpid(-1, os.WNOHANG))[0]:
         yield found
 

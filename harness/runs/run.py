@@ -113,7 +113,7 @@ def run_plans(
 ) -> RunResult:
     """Check every plan, each in its own process; each verdict is on disk before the next one.
 
-    known: divergences that are excused, and errors if they are none.
+    known: divergences that are excused; one that is resolved is an error.
 
     Raises BadInput for an impossible request, before there is a report.
     """

@@ -216,7 +216,8 @@ def make_case(
 
 
 def grammar_cases(seed: int, limits: CaseLimits) -> Iterator[SampleCase]:
-    """Yield each grammar, and those that wait several times; drawn from if the engine can."""
+    """Yield a case for each grammar, and several for those that wait for a trigger. If the engine
+    can draw, a draw follows."""
     assert limits.words is not None
     rng, n = np.random.default_rng(seed), len(limits.words.pieces)
     stages = [grammar_stage(text) for text in GRAMMARS]
@@ -253,7 +254,7 @@ def complete(
 
 
 def accept_permitted(chain: Chain, tokens: Sequence[int]) -> list[int]:
-    """Return those that the chain was told."""
+    """Return the tokens that the chain accepted."""
     told = []
     for token in tokens:
         if chain.permits(token):

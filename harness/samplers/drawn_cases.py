@@ -135,7 +135,8 @@ def orders_for(stages: Mapping[str, Sequence[Stage]]) -> Iterator[tuple[Stage, .
 
 
 def neighbours(token: NextToken, chain: Sequence[Stage], right: F64) -> Iterator[tuple[str, F64]]:
-    """Yield probabilities of wrong chains, by their mistake. right: of the chain itself."""
+    """Yield probabilities of wrong chains, by their mistake. right: the probabilities of the chain
+    itself."""
     without = token.probabilities(chain[1:])
     yield "without", without
     if len(chain) > 1:

@@ -26,7 +26,7 @@ def known_crash(
 
 
 def known_crash_of(context: Context) -> str:
-    """Return the entry on a user's model."""
+    """Return the known crash on a user's model."""
     types = {tensor.type.name for tensor in context.file.tensors.values()}
     settings = context.settings
     return known_crash(context.facts.architecture, settings.name, types, settings.generic)

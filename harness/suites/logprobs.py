@@ -111,8 +111,8 @@ class LogProbs(Suite, name="logprobs"):
 
 @dataclass(frozen=True, kw_only=True)
 class AskedPrefixes:
-    """Prefixes with their batches. prefixes: in the engine's form; batches: a row of logits for
-    each."""
+    """Prefixes with their batches. prefixes: in the engine's form; batches: have a row of logits
+    for each prefix."""
 
     prefixes: list[list[int] | bytes]
     batches: tuple[Batch, ...]

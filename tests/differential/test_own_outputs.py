@@ -136,7 +136,8 @@ def test_missing_logits_of_an_embedding_model_accuse_no_engine(tmp_path: Path) -
 def test_shared_state_is_located_by_layer_and_tokens(
     tmp_path: Path,
 ) -> None:
-    """llama.cpp takes such batches apart: the look-up of the tokens had been accused."""
+    """llama.cpp splits these batches into ubatches, and once the look-up of the tokens was
+    accused."""
     model = made(tmp_path, "mamba")
     found = bisected(model, engine(tmp_path, "embd", "l_out", batches=ONE_SEQUENCE))
     assert found.exit_code == 1

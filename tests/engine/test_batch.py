@@ -1,4 +1,4 @@
-"""Batches keep their arrays in step."""
+"""Batches keep arrays of equal length."""
 
 import numpy as np
 

@@ -55,7 +55,7 @@ def right_answers(found: Vectors, row: dict[str, Any]) -> dict[str, NDArray[Any]
 
 
 def judged(op: str, change: Callable[[NDArray[Any]], NDArray[Any]]) -> list[JudgedCase]:
-    """Judge right answers, each changed."""
+    """Judge right answers, each after a change."""
     found = vectors(op)
     held: list[JudgedCase] = []
     for row in found.document["cases"]:

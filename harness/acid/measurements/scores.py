@@ -8,7 +8,7 @@ REASON = "a weight of attention within exp(-50) of one, and seven roundings to B
 
 
 class NewestToken(Measurement):
-    """The token looks for itself."""
+    """A head whose token looks for itself."""
 
     name = "newest-token"
     sees = "a token attends to itself, so attention reads the newest cells of the cache"

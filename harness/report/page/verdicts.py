@@ -137,7 +137,7 @@ def causes_of(verdicts: Sequence[Row], statuses: Sequence[str]) -> list[Cause]:
 
 
 def sentence(run: RowsOfRun, causes: Sequence[Cause]) -> str:
-    """Sum up the run."""
+    """Sum up the run in a sentence."""
     if run.footer is None:
         n = len(run.verdicts)
         return f"Not finished: the run was stopped. Its {n} verdicts are valid and incomplete."

@@ -88,7 +88,7 @@ class BlackBoxBench:
 
 
 def tries(part: CataloguePart) -> list[BlackBoxRow]:
-    """Return engines of one model."""
+    """Return the wrong engines of one model."""
     wrong_engines()
     with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
         kept, made = Path(folder, "kept"), Path(folder, "made")

@@ -64,7 +64,7 @@ def asked_at_once(judge: Judge, context: Context) -> Iterator[Verdict]:
 def asked_alone(context: Context) -> Iterator[TextByItself]:
     """Ask each prompt alone. There are more than the four that many servers take at a time, so that
     some wait and reuse a slot. Two begin alike, because a server may keep a prefix once. Their
-    lengths differ, because servers keep those too."""
+    lengths differ, because a server may mix up the lengths of requests."""
     room = n_cells(context) - N_OTHERS - 2
     for number, prompt in enumerate((*OTHERS, BEFORE, ALIKE)):
         n = max(1, min(N_OTHERS, context.n_steps) - 2 * (number % 2))

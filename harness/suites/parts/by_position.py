@@ -55,7 +55,7 @@ def choice_of(row: F32) -> int:
 
 
 def choice(context: Context, expected: int, actual: int) -> dict[str, Any]:
-    """Return two ids with their texts."""
+    """Describe two ids with their texts."""
     texts = pieces_of(context, [expected, actual]) or [None, None]
     found: dict[str, Any] = {"expected": expected, "actual": actual}
     return found | {"expected_text": texts[0], "actual_text": texts[1]}

@@ -79,8 +79,8 @@ def nearer_designs(
     """Yield designs whose runs are nearer than float32: of one part, or one format throughout, and
     then of several parts with different formats.
 
-    The nearest need not be the engine's: where one rounding that goes the other way moves all that
-    follow, a run that leaves them out is nearer than one that draws them anew.
+    The nearest design need not be the engine's. If one different rounding changes all later ones, a
+    run without roundings is nearer than one with other roundings.
     """
     far = min(size_of(run, logits) for run in float32)
     if not far <= FARTHEST * size_of(logits, np.zeros_like(logits)):

@@ -96,7 +96,7 @@ def test_nan_activations_equal_decoded_weights(
 @pytest.mark.parametrize("scale", [0.0, -1.0, 6e-8, 65504.0, np.inf, np.nan])
 @pytest.mark.parametrize(("name", "field"), [("Q8_0", "d"), ("Q4_1", "m"), ("Q4_K", "dmin")])
 @pytest.mark.parametrize("sizes", [True, False])
-def test_unusual_scales_equal_decoded_weights(
+def test_products_with_unusual_scales_equal_those_of_decoded_weights(
     name: str, field: str, scale: float, sizes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weight = weight_of(name, (9, COLUMNS), seed=3)

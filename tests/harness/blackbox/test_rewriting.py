@@ -135,7 +135,7 @@ def test_one_bit_norms_still_have_an_effect() -> None:
     assert not signs(1.0)(rows, 0).sum(axis=1).any()
 
 
-def test_experts_may_all_be_the_first(tmp_path: Path) -> None:
+def test_all_experts_are_replaced_by_the_first(tmp_path: Path) -> None:
     experts = np.arange(3 * 4 * 32, dtype=np.float32).reshape(3, 4, 32)
     tensor = ("blk.0.ffn_up_exps.weight", (32, 4, 3), "F32", [experts.tobytes()])
     path, out = tmp_path / "experts.gguf", tmp_path / "alike.gguf"

@@ -1,4 +1,4 @@
-"""Mistakes are tried with ggml's roundings and without: none without an effect twice."""
+"""Mistakes are tried with ggml's roundings and without; one without an effect is tried once."""
 
 from pathlib import Path
 from typing import Any

@@ -31,7 +31,7 @@ def of(made: Node, build: Build = SCALAR) -> tuple[NDArray[Any], NDArray[Any], N
 
 
 def one_by_one(weights: Matrix, x: Matrix) -> Matrix:
-    """Return a scalar loop in float32."""
+    """Return the sums of a scalar loop in float32."""
     return np.cumsum(x[:, None] * weights[None], axis=-1, dtype=np.float32)[..., -1]
 
 

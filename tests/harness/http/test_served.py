@@ -163,7 +163,7 @@ def test_connection_to_itself_counts_as_no_listener() -> None:
 def test_taken_port_is_not_a_death_of_the_server(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The port may be the other end of a connection, say: nobody listens there."""
+    """The port may be in use without a listener, such as by the other end of a connection."""
     with socket.socket() as other:
         other.bind((HOST, 0))
         taken = other.getsockname()[1]
