@@ -59,8 +59,8 @@ def kept_in(file: GgufFile, layers: int, run: Run) -> str | None:
 def to_powers_of_two(more: float, but: int = 0) -> Change:
     """Return a change that rounds values to powers of two.
 
-    more: the fraction by which every other column is larger, but not in the last of each `but` rows
-    (0: in all rows).
+    more: the fraction that is added to every other column. but: the last of each `but` rows stays
+    unchanged; 0: all rows change.
     """
 
     def change(rows: F32, start: int) -> F32:

@@ -4,7 +4,7 @@ last.
 If no slice differs and the whole does, each layer is asked at its own place, the others muted. Many
 are asked at once first: a group that agrees has no wrong layer. If all slices differ, the fault may
 be in number 0, or in what is done in a model's last layer. Some slices may differ in a model whose
-layers are something by their number (every sixth sees all tokens). Then an engine may number layers
+layers have a kind by their number (every sixth sees all tokens). Then an engine may number layers
 differently: slices of any layer show its layer 0, and other layers differ at their places. An
 engine that takes another layer's tensors is right if all layers have the same.
 """

@@ -32,7 +32,7 @@ class HonestAdapter(Reference):
 
     @classmethod
     def add_design(cls, name: str, design: str, change: Callable[[Model], None]) -> None:
-        """Register a row: the form of a model's pairs."""
+        """Register an engine. change: changes the form of a model's pairs."""
         held = {"__module__": cls.__module__, "design": design, "change": (change,)}
         found = type(name, (cls,), held, name=f"honest:{name}")
         HONEST_ADAPTERS[f"honest:{name}"] = found

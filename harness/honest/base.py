@@ -16,6 +16,6 @@ class HonestEngine(Reference):
 
     @classmethod
     def add_design(cls, name: str, design: str, **changed: Any) -> type[Self]:
-        """Register a row: the engine whose ops are these."""
+        """Register an engine. changed: its ops and other attributes."""
         frame = {"__module__": changed["ops"].__module__, "design": design, **changed}
         return type(name, (cls,), frame, name=f"honest:{name}")

@@ -29,7 +29,7 @@ class HonestCache(Reference):
 
     @classmethod
     def add_design(cls, name: str, design: str, change: Callable[[Model], None]) -> None:
-        """Register a row: the change of the model."""
+        """Register an engine. change: changes its model."""
         held = {"__module__": cls.__module__, "design": design, "change": (change,)}
         HONEST_CACHES[f"honest:{name}"] = type(name, (cls,), held, name=f"honest:{name}")
 

@@ -153,7 +153,7 @@ class Rounded(Mirror):
 
 
 def add_rounded(name: str, design: str, rounds: dict[str, Round], on: str = "f32") -> None:
-    """Register a row: the rounding of each factor."""
+    """Register an engine. rounds: the rounding of each factor."""
     kept = {factor: staticmethod(to) for factor, to in rounds.items()}
     ops = type("RoundedOps", (Rounded,), {"__module__": __name__, **kept})
     HonestEngine.add_design(name, design, ops=ops, shows_on=on, views=WITH_LOGITS)

@@ -41,7 +41,7 @@ class HonestSampler(Reference):
     def add_design(
         cls, name: str, design: str, ways: Ways | None = None, show: Show | None = None
     ) -> type[Self]:
-        """Register a row: other ways, or a change of the list after each stage."""
+        """Register an engine with other ways, or with a change of the list after each stage."""
         held = {"__module__": cls.__module__, "design": design, "ways": ways or Ways()}
         held["shows"] = () if show is None else (show,)
         found = type(name, (cls,), held, name=f"honest:{name}")

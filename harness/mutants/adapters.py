@@ -50,7 +50,7 @@ class WrongAdapter(Reference):
 
     @classmethod
     def add_fault(cls, name: str, mistake: str, site: str, *change: Change, **held: Any) -> None:
-        """Register a row. held: `files`, the files that are read, with their scales."""
+        """Register an engine. held: `files`, the files that are read, with their scales."""
         held |= {"__module__": module_of_caller(), "mistake": mistake, "site": site}
         held |= {"change": change}
         found: type[Self] = type(name, (cls,), held, name=f"mutant:{name}")

@@ -24,7 +24,7 @@ class Mutant(Reference):
 
     @classmethod
     def add_fault(cls, name: str, mistake: str, effect: str = "", **changed: Any) -> type[Self]:
-        """Register a row: an engine with these attributes and methods."""
+        """Register an engine with these attributes and methods."""
         held = {"__module__": cls.__module__, "mistake": mistake, **changed}
         if effect:
             held["effect"] = effect

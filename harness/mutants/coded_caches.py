@@ -56,7 +56,7 @@ class WrongCache(Reference):
 
     @classmethod
     def add_fault(cls, name: str, mistake: str, keys: Change | None, values: Change | None) -> None:
-        """Register a row: what becomes of the blocks of keys and of values."""
+        """Register an engine that changes the blocks of keys and of values."""
         held: dict[str, Any] = {"__module__": cls.__module__, "mistake": mistake}
         held |= {"keys": (keys,) if keys else (), "values": (values,) if values else ()}
         found = type(name, (cls,), held, name=f"mutant:{name}")

@@ -49,7 +49,7 @@ class WrongSampler(Reference):
     def add_fault(
         cls, name: str, mistake: str, stage: str, source: str = "", **wrong: Callable[..., Any]
     ) -> type[Self]:
-        """Register a row: the sampler whose methods are these."""
+        """Register an engine. wrong: the wrong methods of its sampler."""
         held: dict[str, Any] = {"__module__": module_of_caller(), "mistake": mistake}
         held |= {"stage": stage, "source": source}
         if "change" in wrong:

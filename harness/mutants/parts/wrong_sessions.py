@@ -64,7 +64,7 @@ class WrongSession(Reference):
 
     @classmethod
     def add_fault(cls, name: str, mistake: str, memory: str, **changed: Any) -> type[Self]:
-        """Register a row: the engine that differs by these methods."""
+        """Register an engine. changed: the changed methods."""
         held: dict[str, Any] = {"__module__": sys._getframe(1).f_globals["__name__"]}
         held |= {"mistake": mistake, "memory": memory, **changed}
         found = type(name, (cls,), held, name=f"mutant:{name}")

@@ -36,7 +36,7 @@ def small_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("layers_that_fit", "groups"), [(0, [1, 1, 1]), (2, [2, 1]), (9, [3])])
-def test_number_of_f32_layers_fits_a_twin(
+def test_layers_in_f32_are_grouped_to_fit_into_a_twin(
     layers_that_fit: int, groups: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(asker_of(written(tmp_path, n_layer=3), tmp_path / "made")) as asker:

@@ -56,7 +56,7 @@ def rotated_with(ops: Mirror, x: F32, params: RopeParams, positions: I32 = POSIT
 
 @pytest.mark.parametrize("way", WAYS)
 @ropes
-def test_angle_designs_are_honest_up_to_tens_of_thousands(
+def test_angle_designs_are_honest_up_to_positions_of_tens_of_thousands(
     way: type[Mirror], params: RopeParams
 ) -> None:
     x = normal(1, len(POSITIONS), 4, params.n_rot)
