@@ -39,7 +39,7 @@ TIMES: Mapping[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "
 
 
 def parse_grammar(text: str) -> Rules:
-    """Return the rules by name; of two with one name the last. Raise InvalidGrammar."""
+    """Return the rules by name; of two with one name the last. Raises InvalidGrammar."""
     if len(text.encode("utf-8", "replace")) > MAX_TEXT_BYTES:
         raise InvalidGrammar(f"a grammar of more than {MAX_TEXT_BYTES} bytes: make it shorter")
     return GrammarParser(text).parse()

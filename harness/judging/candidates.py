@@ -101,7 +101,7 @@ def off_from(listed: Listed, logits: F32, allowed: float) -> Off | None:
 
 def not_finite(listed: Listed, logits: F32) -> Off | None:
     """Return a value that is wrong because it is NaN or infinite. NaN is right where the logit is
-    NaN; only an impossibility is infinite."""
+    NaN, and minus infinity for a token that is impossible."""
     wrong = [
         c
         for c in listed.candidates

@@ -39,7 +39,8 @@ def stored_otherwise(
     checkpoint: OriginalCheckpoint, file: GgufFile, *, rounds: bool = True
 ) -> dict[str, StoredAs]:
     """Return the tensors of the checkpoint that the file stores in F16 or BF16, or with another
-    number of tokens, and not as they are. rounds: types count. Raises InvalidModel, Unsupported."""
+    number of tokens. rounds: False if the type does not matter. Raises InvalidModel,
+    Unsupported."""
     architecture = architecture_of(checkpoint.config)
     config = OriginalConfig(flatten_config(checkpoint.config), architecture.defaults)
     plan, found = plan_tensors(checkpoint, architecture, config), {}

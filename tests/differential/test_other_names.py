@@ -35,8 +35,7 @@ def test_nearest_node_is_named_if_much_nearer() -> None:
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_constant_tensor_gets_no_other_name(value: float) -> None:
-    """Zeros, beside tensors that are zero in llama.cpp because of a zero bias, or one constant
-    everywhere."""
+    """Zeros also occur in llama.cpp's tensors, by a zero bias, and so do other constants."""
     shown = np.full(8, value, np.float32)
     assert other_name(shown, A, {A: RIGHT, B: shown.copy()}, NAMES) == ""
     assert other_name(shown[:1], A, {A: RIGHT[1:2] * 3, B: shown[:1]}, NAMES) == ""

@@ -57,7 +57,7 @@ def small_run(**nodes: F32) -> Vectors:
 
 
 def changed(name: str) -> F32:
-    """Return the logits of an engine with that property."""
+    """Return the logits of an engine with the named property."""
     m = DRAWN.copy()
     small = int(np.abs(m[2, :BLOCK]).argmin())
     if name == "honest errors":

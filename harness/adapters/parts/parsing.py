@@ -56,7 +56,7 @@ Row = tuple[str, int, int]  # ending, digest, bytes of memory that it took or -1
 
 @dataclass(frozen=True, kw_only=True)
 class Parsed:
-    """Answers to many files. words: of some files, by index, the reason or the last words."""
+    """Answers to many files. words: the reason or the last words of some files, by index."""
 
     endings: NDArray[np.uint8]  # numbers of ENDINGS
     digests: NDArray[np.uint64]  # 0 unless accepted, and for ways that show nothing

@@ -1,6 +1,6 @@
 """Vectors as numba types: their rounding, halves without an instruction, and refusals.
 
-Loads, integers, bits and tables are what decoders are made of: golden vectors hold these to bits.
+Decoders consist of loads, integers, bits and tables, and golden vectors test these bit for bit.
 """
 
 import operator

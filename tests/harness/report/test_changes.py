@@ -115,7 +115,7 @@ def test_additional_suite_or_model_is_not_worse() -> None:
     assert not found.worse
 
 
-def test_op_nearer_to_its_limit_is_reported_only() -> None:
+def test_op_that_comes_nearer_to_its_limit_is_no_failure() -> None:
     found = changes(run(op(0.3), op(0.5, "ADD")), run(op(0.8), op(0.55, "ADD")))
     assert [(m.what, m.before, m.after) for m in found.moved] == [("ROPE", 0.3, 0.8)]
     assert not found.worse
