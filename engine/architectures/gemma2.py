@@ -26,7 +26,7 @@ class Gemma2Hparams(Gemma3Hparams):
     def check(self, arch: str) -> None:
         super().check(arch)
         if not (self.f_attn_logit_softcapping > 0 and self.f_final_logit_softcapping > 0):
-            raise Unsupported(f"{arch}: a logit cap is 0 or less; expected above 0")
+            raise Unsupported(f"{arch}: a cap of logits is 0 or less; expected above 0")
 
 
 class Gemma2(Gemma3, name="gemma2"):

@@ -257,9 +257,7 @@ def _row(name: str, ne: Sequence[int], type_name: str, source: Source) -> _Row:
     kind = type_by_name(type_name)
     dims = tuple(int(extent) for extent in ne)
     if len(dims) > 4 or min(dims, default=0) < 0:
-        raise ValueError(
-            f"{name!r} has the shape {dims}, expected at most 4 dimensions of 0 or more"
-        )
+        raise ValueError(f"{name!r} has the shape {dims}, expected at most 4 dimensions from 0 up")
     if (dims[0] if dims else 1) % kind.block:
         raise ValueError(
             f"rows of {name!r} are not a multiple of {kind.block}, as {type_name} needs"

@@ -128,7 +128,7 @@ def test_normalised_rows_differ_from_wrong_rows(engine: type[Reference], bert: P
         ("F32", WrongEps.name, {SMALL: "diverged"}),
     ],
 )
-def test_wrong_graph_behind_embeddings_shows_in_f32_and_small_activations(
+def test_wrong_graph_after_embeddings_shows_in_f32_and_small_activations(
     quant: str, engine: str, found: dict[str, str], tmp_path: Path
 ) -> None:
     assert asked(made(tmp_path / "m.gguf", quant), engine) == found

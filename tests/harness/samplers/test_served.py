@@ -101,7 +101,7 @@ def test_wrong_sampler_of_a_server_is_found(
 
 
 @pytest.mark.parametrize("seed", [3, 4])  # a token of the prompt becomes the likeliest by far
-def test_list_behind_penalties_has_room_for_noise(seed: int, vocabulary: Path) -> None:
+def test_list_after_penalties_has_room_for_noise(seed: int, vocabulary: Path) -> None:
     found = judge(run_of(Reference, "llama-server", vocabulary, seed), "penalties")
     assert found.result is Result.RIGHT
 
