@@ -242,6 +242,8 @@ def of_right_ones(fine: Sequence[Looked], context: Context) -> Iterator[Verdict]
     if fine:
         types = ", ".join(dict.fromkeys(each.lens.type for each in fine))
         n = sum(each.weights for each in fine)
-        text = f"{n:,} weights ({types}) agree with their bytes, through {len(fine)} lenses"
+        kinds = " or ".join(dict.fromkeys(each.rounded for each in fine if each.rounded))
+        how = f", some rounded to {kinds}" if kinds else ""
+        text = f"{n:,} weights ({types}) agree with their bytes{how}, through {len(fine)} lenses"
         text += ": models whose logits are weights"
         yield context.verdict(SUITE, "agreed", text, {"lenses": len(fine), "weights": n})

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.gguf.file import GgufFile, TensorInfo
-from lockstep.engine.ops.build import Build
+from lockstep.engine.ops.build import Build, Convert
 from lockstep.engine.ops.near import SMALLEST, U
 from lockstep.engine.ops.products import added_up
 from lockstep.engine.quants.base import F32, WeightFormat
@@ -192,9 +192,14 @@ def head_of(file: GgufFile, lens: Lens) -> Iterator[bytes]:
 
 
 def expected_of(
-    file: GgufFile, lens: Lens, inputs: NDArray[np.float64], lanes: int
+    file: GgufFile,
+    lens: Lens,
+    inputs: NDArray[np.float64],
+    lanes: int,
+    to: Convert | None = None,
 ) -> Iterator[tuple[slice, NDArray[np.float64], NDArray[np.float64]]]:
-    """Yield rows of the lens, their logits, and the error of an honest engine.
+    """Yield rows of the lens, their logits, and the error of an honest engine. to: the format that
+    the engine rounds decoded weights to.
 
     Every term of a sum is rounded at most once in each of its parts, and added to the others in
     some order; the inputs are off by the roundings of the last norm, a sum of as many squares.
@@ -210,6 +215,7 @@ def expected_of(
             shape = len(part) // size, lens.width
             weight = Weight(stretch.tensor, format, shape, part)
             with np.errstate(all="ignore"):
+                weight = weight if to is None else round_weight(weight, to)
                 value, sizes = added_up(inputs, None, weight, Build(lanes=lanes), np.float64)
                 allowed = roundings * sizes + lens.hot * SMALLEST
                 if lens.ids:
@@ -217,3 +223,10 @@ def expected_of(
             rows = slice(stretch.start + start, stretch.start + start + shape[0])
             yield rows, *as_logits(lens.scale, lens.cap, value, allowed)
         file.release()
+
+
+def round_weight(weight: Weight, to: Convert) -> Weight:
+    """Return the decoded weights, each rounded by itself, as an F32 matrix."""
+    found = to(weight.rows(0, weight.shape[0])).astype("<f4")
+    raw = found.reshape(-1).view(np.uint8)
+    return Weight(weight.name, WeightFormat.member("F32"), weight.shape, raw)

@@ -17,7 +17,7 @@ from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker
 from lockstep.harness.blackbox.behind_the_head import hidden_by
 from lockstep.harness.blackbox.in_halves import NOT_WEIGHTS, Kept
 from lockstep.harness.blackbox.lens import Lens
-from lockstep.harness.blackbox.lens_conversions import conversions_seen
+from lockstep.harness.blackbox.lens_conversions import ConversionSeen, conversions_seen
 from lockstep.harness.blackbox.lenses import expected_of, lenses_of, recipe_of, shorten_names
 from lockstep.harness.blackbox.probes import judge_logits
 from lockstep.harness.blackbox.wide_lenses import is_wide
@@ -25,6 +25,7 @@ from lockstep.harness.check.check import Opened
 from lockstep.harness.context.suite import Context
 from lockstep.harness.judging.compare import mismatch_between
 from lockstep.harness.judging.conversions import Convert
+from lockstep.harness.judging.factor_designs import HALVES, of_quantised_weights
 from lockstep.harness.judging.stored import ROUNDED, half_step, looks_like
 from lockstep.harness.records import Request
 
@@ -53,6 +54,7 @@ class Looked:
     lens: Lens
     answer: SliceAnswer
     tensors: tuple[str, ...] = ()
+    rounded: str = ""  # words for how the engine rounds decoded weights
 
     @property
     def weights(self) -> int:
@@ -106,6 +108,9 @@ def judge_lens(opened: Opened, file: GgufFile, lens: Lens, kept: Kept) -> Looked
     if oracle.wrong:
         text = f"{context.oracle.name} changes logits after the head's product: {oracle.sentence}"
         return Looked(lens=lens, answer=SliceAnswer(status="not-compared", summary=text))
+    if subject.wrong and (kind := rounded_to(context, file, lens, converted)):
+        text = f"{subject.logits:,} logits show each weight once, rounded to {kind}"
+        return Looked(lens=lens, answer=SliceAnswer(status="agreed", summary=text), rounded=kind)
     if subject.wrong and (more := allowed_in_halves(subject.stored, kept, lens)):
         _, subject = seen_by_both(context, file, lens, more, converted)
         if not subject.wrong:
@@ -114,13 +119,7 @@ def judge_lens(opened: Opened, file: GgufFile, lens: Lens, kept: Kept) -> Looked
         text = f"the cap of logits, {lens.cap:g}, hides {subject.hidden:,} of {subject.logits:,}"
         return Looked(lens=lens, answer=SliceAnswer(status="not-compared", summary=text))
     if not subject.wrong and conversions and conversions[0].known and not conversions[1].known:
-        if kept() != "":  # halves round more than what a conversion leaves
-            return Looked(lens=lens, answer=SliceAnswer(status="not-compared", summary=NOT_WEIGHTS))
-        seen = conversions[1]
-        extent = {"kind": "value", "mismatched": seen.mismatched, "actual": seen.actual}
-        extent |= {"expected": seen.expected, "allowed": seen.allowed}
-        answer = SliceAnswer(status="diverged", summary=seen.sentence, extent=extent)
-        return Looked(lens=lens, answer=answer)
+        return Looked(lens=lens, answer=unknown_conversion(conversions[1], kept))
     if not subject.wrong:
         text = f"{subject.logits:,} logits show each weight once, within {subject.worst:.2g} of the"
         answer = SliceAnswer(status="agreed", summary=f"{text} limit")
@@ -132,6 +131,27 @@ def judge_lens(opened: Opened, file: GgufFile, lens: Lens, kept: Kept) -> Looked
     extent = {"kind": subject.kind, "mismatched": subject.wrong.total()}
     answer = SliceAnswer(status="diverged", summary=text, extent=extent)
     return Looked(lens=lens, answer=answer, tensors=tensors)
+
+
+def unknown_conversion(seen: ConversionSeen, kept: Kept) -> SliceAnswer:
+    if kept() != "":  # halves round more than what a conversion leaves
+        return SliceAnswer(status="not-compared", summary=NOT_WEIGHTS)
+    extent = {"kind": "value", "mismatched": seen.mismatched, "actual": seen.actual}
+    extent |= {"expected": seen.expected, "allowed": seen.allowed}
+    return SliceAnswer(status="diverged", summary=seen.sentence, extent=extent)
+
+
+def rounded_to(context: Context, file: GgufFile, lens: Lens, converted: Convert | None) -> str:
+    """Return the format that the engine rounds decoded weights to, if each weight seen is the
+    nearest number of it; "" for none. Its designs may then explain runs of the made models."""
+    if context.rounding is None:
+        return ""
+    for kind, to in HALVES.items():
+        _, subject = seen_by_both(context, file, lens, converted=converted, to=to)
+        if not subject.wrong:
+            context.rounding[:] = context.rounding or of_quantised_weights(kind)
+            return kind
+    return ""
 
 
 def allowed_in_halves(stored: Collection[str], kept: Kept, lens: Lens) -> More | None:
@@ -155,15 +175,19 @@ def seen_by_both(
     lens: Lens,
     more: More | None = None,
     converted: Convert | None = None,
+    to: Convert | None = None,
 ) -> tuple[SeenThroughLens, SeenThroughLens]:
     """Return the result for both engines. more: from the usual limit to the limit of the engine
-    under test; converted: that engine's conversion of activations, if it is its own."""
+    under test; converted: that engine's conversion of activations, if it is its own; to: the format
+    that it rounds decoded weights to."""
     both = SeenThroughLens(), SeenThroughLens()
     for batch, inputs in lens.batches:
         runs = context.ask_both("evaluate", Request(batches=(batch,)))
         theirs = inputs if converted is None else converted(inputs.astype(np.float32))
-        met = [inputs] if np.array_equal(theirs, inputs) else [inputs, theirs]
-        each = [list(expected_of(file, lens, some, context.lanes)) for some in met]
+        ways: list[tuple[NDArray[np.float64], Convert | None]] = [(inputs, None)]
+        if to is not None or not np.array_equal(theirs, inputs):
+            ways += [(theirs, to)]
+        each = [list(expected_of(file, lens, met, context.lanes, way)) for met, way in ways]
         for seen, run, expected in zip(both, runs, (each[0], each[-1]), strict=True):
             seen.stored.add(looks_like(run.logits))
             for rows, value, allowed in expected:

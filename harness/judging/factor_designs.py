@@ -93,6 +93,14 @@ def of_weights(kind: str) -> Iterator[FactorDesign]:
     yield FactorDesign(words=f"weights in {kind}", factors=Factors(weights=to))
 
 
+def of_quantised_weights(kind: str) -> Iterator[FactorDesign]:
+    """Return the designs of an engine that decodes quantised weights to halves. It may leave the
+    activations that meet other weights as they are, as llama.cpp does on CUDA."""
+    yield from of_weights(kind)
+    words, to = f"quantised weights and their activations in {kind}", HALVES[kind]
+    yield FactorDesign(words=words, factors=Factors(weights=to), activations=to)
+
+
 def of_attention(kind: str) -> Iterator[FactorDesign]:
     """Return the designs of attention, the least rounding first, as the first that explains a
     result is taken. Weights may be rounded before or after the division by their sum."""
