@@ -59,9 +59,10 @@ AGAIN = Turn(n=0)  # the one before once more, of which all is kept and nothing 
 PROMPTS = (
     *(Turn(n=37), Turn(n=37), AGAIN, Turn(n=37)),
     *(Turn(n=59), Turn(n=59, begin=29), Turn(n=59, begin=57), Turn(n=59, end=27)),
-    *(Turn(n=59, begin=19, end=6), Turn(n=97), Turn(n=199), Turn(n=389)),
+    *(Turn(n=59, begin=19, end=6), Turn(n=97), Turn(n=199)),
+    *(Turn(n=389), Turn(n=491)),
 )
-KEPT = (32, 64, 128)  # tokens that are left of a prompt that is cut
+KEPT = (32, 64, 128, 384)  # tokens that are left of a prompt that is cut
 # tokens that are left in front of the middle, where half a context is left of a longer prompt
 IN_FRONT = (0, 4, 64, 128)
 CUT = 16  # tokens that it loses, at least: fewer hardly matter
@@ -70,6 +71,7 @@ MORE = 72  # of those of which fewer tell
 LONG = 64  # tokens: of more, beginnings of one run are tried, which the oracle reads at once
 ENDS = 12  # of each run
 NEARLY = 8  # of those that tell, tried for one that also does where one token too many is kept
+LONGEST = "longest"  # in the detail of a verdict: how many tokens the longest of them has
 SAME = "repeats the one before"
 BEGINS, ENDS_SO = "begins like the one before", "ends like the one before"
 BOTH = "begins and ends like the one before"
@@ -119,7 +121,8 @@ def in_turn(outer: Context, context: Context, where: str = "") -> Iterator[Verdi
             return
         ties += 1
     if len(asked) > max(1, ties):
-        yield outer.verdict(SUITE, "agreed", where + the_same(asked, ties))
+        detail = {LONGEST: max(len(prompt.ids) for prompt in asked)}
+        yield outer.verdict(SUITE, "agreed", where + the_same(asked, ties), detail)
 
 
 def the_same(asked: Sequence[TellingPrompt], ties: int) -> str:

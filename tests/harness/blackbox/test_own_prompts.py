@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from lockstep.harness.suites import decode
 from tests.black_boxes import one_layer_of, with_made_models
 from tests.harness.check.test_check import plan_for
 from tests.models import builtin
+from tests.quiet_engines import Quiet
 
 
 def asked(model: Path, engine: str) -> list[Verdict]:
@@ -111,3 +113,28 @@ def test_made_model_is_asked_if_the_models_prompts_show_nothing(
     said = "; ".join(verdict.summary for verdict in with_made_models(plan))
     assert "prompts in turn" in said
     assert (WHERE not in said) is tell
+
+
+class KeepsHalf(Quiet, name="own prompts: the last half of a context"):
+    """An engine of tokens whose context has 512 cells."""
+
+    levels = ("greedy",)
+    kept = 256
+
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        return super().greedy([*prompt][-self.kept :], n)
+
+
+class KeepsThreeQuarters(KeepsHalf, name="own prompts: the last 384 tokens"):
+    kept = 384
+
+
+@pytest.mark.parametrize("engine", [KeepsHalf, KeepsThreeQuarters])
+def test_engine_that_keeps_part_of_a_context_is_found_on_q4_0(
+    engine: type[KeepsHalf], tmp_path: Path
+) -> None:
+    """No long prompt of that model tells: its noise leaves none whose next token is sure."""
+    model = builtin("q4_0", tmp_path)
+    more: dict[str, Any] = {"engine": engine.name, "oracle": "llama.cpp", "n_tokens": 32}
+    found = with_made_models(plan_for(model, suites=("decode",), **more))
+    assert [v.key for v in found if v.status == "diverged"] == ["decode/other prompt"]
