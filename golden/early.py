@@ -46,7 +46,7 @@ def can_be_kept(views: Sequence[TensorView | None]) -> bool:
 
 
 def nodes_of_first_layer(graph: Graph) -> Iterator[PlannedNode]:
-    """Return the nodes of the first layer, with the product's input first; none for a graph that
+    """Yield the nodes of the first layer, with the product's input first; none for a graph that
     multiplies by no weight."""
     layers = list(layers_of(graph.nodes))
     writers: dict[int, PlannedNode] = {}

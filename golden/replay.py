@@ -86,8 +86,10 @@ def repro(
 
 
 class Opener:
-    """Sessions, one per engine, kept until the next engine is needed: neighbours in the list share
-    one."""
+    """Sessions, one per engine, each kept until that engine needs another model or settings.
+
+    Neighbours in the list share theirs, and another engine in between ends none.
+    """
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner

@@ -30,7 +30,7 @@ class Q8_0Activations(ActivationFormat, name="Q8_0"):
 
 
 def steps(blocks: F32, variant: str) -> tuple[F32, F32]:
-    """Return the scaled values before rounding to integers, and the unrounded scales. (..., 32)
+    """Return the multiples of the scale, as whole floats, and the unrounded scales. (..., 32)
 
     The scale is stored as a half, but the multiples are taken of the unrounded one: on purpose the
     two are no exact inverses. quantize_row_q8_0 in ggml-cpu's x86 code and in ggml-quants.c

@@ -102,7 +102,7 @@ def number_in(file: GgufFile, key: str) -> int:
 
 
 def check_tensors(path: Path, files: Sequence[GgufFile]) -> None:
-    """Check that each tensor occurs once, and that the first file states their number."""
+    """Check that each tensor occurs once, and that their number is the one in the first file."""
     names = [name for file in files for name in file.tensors]
     if len(set(names)) < len(names):
         twice = Counter(names).most_common(1)[0][0]

@@ -216,7 +216,7 @@ ARITHMETIC = {
 
 @part
 def alone(q: Any, offset: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
-    """Subtract an offset from steps below 128, and return the lanes of products twice."""
+    """Multiply steps below 128, less an offset, and return the lanes of products twice."""
     found = add_bytes(first_lane(-offset * sums[at_sums], 8), q, x, at_x)
     return found, found
 

@@ -156,8 +156,8 @@ def sums_products(context: Any) -> bool:
 
 
 def multiply_pairs(context: Any, builder: Any, a: Any, b: Any) -> Any:
-    """Return integers of 16 bits, 32 or 16 -> half as many of 32: products, the two of a pair
-    added."""
+    """Multiply 32 or 16 integers of 16 bits -> half as many of 32 bits: products, the two of a
+    pair added."""
     features, count = features_of(context), a.type.count
     if "+avx512bw" in features and count == 32:
         return by_name(builder, "llvm.x86.avx512.pmaddw.d.512", a, b)

@@ -86,7 +86,8 @@ register_model(Lanes)(LanesModel)
 
 
 def compiled_as(build: Callable[..., Any]) -> Any:
-    """Rotate the keys of cells that have moved."""
+    """Return a compiled operation. build(typing context, argument types...) gives signature and
+    code generator."""
     return intrinsic(prefer_literal=True)(build)
 
 
@@ -159,7 +160,7 @@ double_at = scalar_of(F64, as_it_is, types.float64, F64)
 
 @compiled_as
 def store(typing: Any, out: Any, at: Any, lanes: Any) -> Any:
-    """Write lanes to out[at : at + count]. Floats are stored as they are; whole numbers must fit
+    """Write lanes to out[at : at + count]: floats to float32, or whole numbers that fit to
     int16."""
     if not isinstance(lanes, Lanes) or out.dtype not in (types.float32, types.int16):
         return None

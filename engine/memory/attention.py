@@ -82,7 +82,7 @@ class Attention(Memory):
     # --- decoding -----------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Rotate stored keys."""
+        """Rotate the keys of cells that have moved."""
         for stream, cells in enumerate(self.streams):
             moved = [i for i in cells.used_cells() if cells.shift[i]]
             if moved:

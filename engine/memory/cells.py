@@ -77,7 +77,8 @@ class Cells:
         return not self.seqs[i]
 
     def search_from(self, freed: list[int]) -> None:
-        """Search from a cell that became free before the head."""
+        """Move the head back to the first freed cell if that lies before it; the next search begins
+        there."""
         if freed and freed[0] < self.head:
             self.head = freed[0]
 

@@ -85,7 +85,8 @@ class Recurrent(Memory):
         self.states.clear()
 
     def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
-        """Remove all of a sequence or nothing: a state cannot forget a part."""
+        """Remove all of a sequence. Return False if only a part is to go: a state cannot forget a
+        part."""
         p0, p1 = span(p0, p1)
         chosen = list(self.states) if seq < 0 else [seq]
         touched = [s for s in chosen if s in self.states and p0 <= self.states[s].pos and p0 < p1]

@@ -62,8 +62,8 @@ class Sbatch:
         return Ubatch(self.take(last, min(n_ubatch, last.length)), 1, equal=True)
 
     def next_equal(self, n_ubatch: int) -> Ubatch | None:
-        """Take the same number of tokens from each of the last groups; a shared prompt gets its own
-        ubatch."""
+        """Take as many tokens of each of the last groups as the shortest has; a shared prompt gets
+        its own ubatch."""
         self.drop_empty()
         if not self.groups:
             return None

@@ -51,7 +51,7 @@ def product(left: Steps, sums: F64 | None, weight: Weight) -> F64 | None:
 
 
 def has_sums_for(kind: type[WeightFormat], sums: F64 | None) -> bool:
-    """Return True if the sums are there. Minima of small blocks meet the given sums, as float32;
+    """Return True if the sums fit the kind. Minima of small blocks meet the given sums, as float32;
     those of large blocks meet the sums of the steps, which an engine may have otherwise."""
     block = BLOCKS[kind.name]
     if block.m >= 0:

@@ -67,7 +67,7 @@ class WeightSteps:
     n: int
 
     def columns(self, at: NDArray[np.intp]) -> F64:
-        """Return the product for these columns, without minima: (rows, columns)."""
+        """Decode the weights of these columns, without minima: (rows, these columns)."""
         per = self.steps.shape[1] // self.scales.shape[1]
         scales = self.scales[: self.n, at // per].astype(np.float64)
         return scales * (self.steps[: self.n, at].astype(np.float64) - self.offset)

@@ -178,7 +178,7 @@ def is_for_amx(weight: Weight, build: Build) -> bool:
 
 
 def carries_sums(kind: type[WeightFormat]) -> bool:
-    """Return True if activations for these weights carry sums of another kind."""
+    """Return True if activations for these weights carry sums other than those of their values."""
     return kind.vec_dot_type == "Q8_1"
 
 

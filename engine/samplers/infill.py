@@ -39,7 +39,8 @@ class Infill(ReadingSampler, name="infill"):
         return c.change(p=np.asarray(c.p / self.ways.total(c.p), F))
 
     def merge(self, c: CandidateList) -> CandidateList:
-        """Give the share of one token to the likelier of two, where one begins with the other."""
+        """Give the share of the less likely of two tokens to the likelier, where one begins with
+        the other."""
         logits, p = c.logits.copy(), c.p.copy()
         pieces = [self.known.pieces[token] for token in c.ids.tolist()]
         for i, head in enumerate(pieces):

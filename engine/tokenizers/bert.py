@@ -117,7 +117,7 @@ def bare(code: int) -> int:
 
 
 def lower(code: int) -> int:
-    """Return the lower-case form of the character if it is one code point."""
+    """Return the first code point of the lower-case form; unassigned ones stay."""
     return ord(chr(code).lower()[0]) if is_assigned(code) else code
 
 

@@ -46,8 +46,8 @@ class AskedEngine:
         raise no_answer(self.engine, question, outcome)
 
     def has(self, texts: Sequence[bytes]) -> list[bool]:
-        """Return a flag for each text that the engine can take. Some engines declare that they take
-        only UTF-8."""
+        """Return a flag for each text, False if the engine cannot take it. Some engines declare
+        that they take only UTF-8."""
         outcome = self.session.ask("describe")
         utf8_only = isinstance(outcome, Answered) and outcome.value.utf8_only
         return [not utf8_only or is_utf8(text) for text in texts]
@@ -119,8 +119,8 @@ class Golden(Registered):
         return iter(())
 
     def why_outdated(self, held: Vectors, made: Vectors) -> str:
-        """Explain why `held`, on the disk, cannot replace `made`; "" if it can. Any difference is a
-        reason if no bit of the answer depends on the CPU."""
+        """Explain why `held`, on the disk, cannot stay in place of `made`; "" if it can. Any
+        difference is a reason if no bit of the answer depends on the CPU."""
         return difference(held, made)
 
     def cases(self, vectors: Vectors) -> Mapping[str, Any]:

@@ -196,7 +196,7 @@ def truth(
 def greedy_after(
     source: Source, prompt: Sequence[int], greedy: list[int], own: list[int], start: int | None
 ) -> list[int]:
-    """Return our own ids up to the first that differs, and the oracle's logits for them."""
+    """Return our own ids up to the first that differs, and the oracle's greedy ids after them."""
     first = next(i for i in range(N_GREEDY) if own[i] != greedy[i])
     known = own[: first + 1]
     rest = N_GREEDY - len(known)

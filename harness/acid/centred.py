@@ -23,8 +23,8 @@ SHARED = "value {}"
 
 
 class Centred(AcidWeights):
-    """A model whose norms subtract the mean. `sharing`: tests during whose measurement no other
-    test writes."""
+    """A model whose norms subtract the mean. `sharing`: tests, or single values of tests, that
+    share coordinates because nothing else writes their values while another one measures."""
 
     def __init__(self, shape: Shape, n_vocab: int) -> None:
         super().__init__(shape, n_vocab)

@@ -37,7 +37,8 @@ class AcidExperts(AcidWeights):
         up: float,
         out: Mapping[str, float],
     ) -> None:
-        """Return the unit's value in this expert. place: layer, expert and unit."""
+        """Write a unit of this expert alone: its gate, its up and its outputs. place: layer, expert
+        and unit."""
         layer, expert, at = place
         here = self.coordinate(state)
         self.gates[layer, expert, at, here] = gate / self.shape.unit

@@ -149,7 +149,7 @@ class AcidWeights:
         distance: float,
         score: float,
     ) -> None:
-        """Rotate keys that lie d positions back: their score grows by score * cos(f * (d -
+        """Raise the score of these keys, which lie d positions back, by score * cos(f * (d -
         distance)). place: layer, head and pair."""
         layer, head, pair = place
         angle = self.frequency(layer, pair) * distance

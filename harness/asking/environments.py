@@ -82,7 +82,8 @@ def variables() -> dict[str, str]:
 
 
 def has_amx() -> bool:
-    """Return True if this processor has AMX. Only Linux is supported, as in llama.cpp."""
+    """Return True if this processor has AMX. Linux alone reports it here, and llama.cpp uses AMX
+    only there."""
     return CPU.is_file() and "amx_tile" in CPU.read_text().split()
 
 
@@ -112,7 +113,7 @@ def provide(name: str, progress: Progress = lambda _: None) -> Path | None:
 
 def built_once(folder: Path, make: Callable[[Path], None]) -> Path:
     """Build a folder once. It is made beside the final place, then renamed, so a folder of that
-    name is whole."""
+    name is whole. Raises NotBuilt, and then leaves nothing behind."""
     try:
         with hold_lock(environments() / LOCK):
             for old in environments().glob(f"{UNFINISHED}*"):  # of a process that was killed

@@ -63,7 +63,8 @@ class PutIn(dict[Any, Any]):
 
 
 def watch_values(args: tuple[Any, ...]) -> tuple[PutIn, tuple[Any, ...]]:
-    """Provide values to replace, and the question with the recorded values in their place."""
+    """Return the replacement values of a question about a run in a PutIn, and the question with
+    that PutIn in their place."""
     if not args or not isinstance(args[0], Request):
         return PutIn(), args
     given = PutIn(args[0].replace)

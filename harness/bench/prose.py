@@ -76,7 +76,7 @@ def word(rank: int) -> str:
 
 
 def long_word(n_bytes: int, seed: int) -> bytes:
-    """Return an endless word: random letters, so merges are frequent and irregular."""
+    """Return one word of n_bytes random letters, so merges are frequent and irregular."""
     letters = b"etaoinshrdlucmfwypvbgkjqxz"
     numbers = (stream(seed, "bench.word").random_raw(n_bytes) >> 32).tolist()
     return bytes(letters[int((number / 2**32) ** 2 * 26)] for number in numbers)

@@ -201,8 +201,7 @@ class SliceAsker:
 
     @property
     def kept(self) -> Kept | None:
-        """Return the type in which the engine keeps made F32 models; None if all are made of F32
-        models."""
+        """Return a function for `halves`; None if the user's model has no quantised weights."""
         return (lambda: self.halves) if holds_quantised(self.file) else None
 
     @cached_property
@@ -323,8 +322,9 @@ class NotSteady(Exception):
 
 
 def logits_of(context: Context, *, whole: bool, kept: Kept | None) -> Verdict:
-    """Return the logits. Raises NotSteady if one more run differs; a bisection meets many such
-    runs."""
+    """Compare the logits, and return the verdict. Raises NotSteady if they differ and one more run
+    of the subject differs as well. whole: the model is the user's own, so that rows must differ and
+    the verdict names batches; kept: how the engine keeps models made in F32 of another type."""
     request = Request(batches=context.batches)
     try:
         expected, actual = context.ask_both("evaluate", request)

@@ -268,8 +268,8 @@ def shows_logits(answer: SliceAnswer) -> bool:
 
 
 def told_from_scale(asker: SliceAsker, eps: Part) -> Part:
-    """Return the outside parts. A norm also divides by the scale of embeddings; it shows only
-    beside a layer's output."""
+    """Return eps if the first layer agrees on larger inputs, else the part of eps or scale. A norm
+    also divides by the scale of embeddings; it shows only beside a layer's output."""
     try:
         answer = half(asker, 0, role_or_place(asker, 0), ())(larger)
     except Unsupported:
@@ -280,7 +280,7 @@ def told_from_scale(asker: SliceAsker, eps: Part) -> Part:
 
 @dataclass(frozen=True, kw_only=True)
 class MadeToShow:
-    """A change to a layer's slice that makes a fault in another layer visible."""
+    """A change to a layer's slice without which a fault of `part` stays invisible."""
 
     words: str
     make: Callable[..., Recipe]

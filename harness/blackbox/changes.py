@@ -25,7 +25,7 @@ def ones(rows: F32, start: int) -> F32:
 
 
 def far_below(rows: F32, start: int) -> F32:
-    """Return a value far below every score that F16 can hold."""
+    """Fill the rows with a value that is far below every score and that F16 can hold."""
     return np.full_like(rows, -(2.0**14))
 
 
@@ -45,7 +45,8 @@ def only_columns(first: int, last: int) -> Change:
 
 def reads_first(period: int = 0, *, key: int = 0) -> Change:
     """Return a matrix whose every output is its first input times a seeded number of either sign,
-    from a quarter to 16, with all bits of a float32."""
+    from a quarter to 16, with all bits of a float32. period: the number of rows after which the
+    numbers repeat, 1 for equal outputs, 0 for no repetition; key: selects other numbers."""
 
     def change(rows: F32, start: int) -> F32:
         found, numbers = np.zeros_like(rows), start + np.arange(len(rows))

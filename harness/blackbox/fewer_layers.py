@@ -41,8 +41,8 @@ def check_fewer_layers(plan: Plan, context: Context) -> Iterator[Verdict]:
 
 
 def is_asked(context: Context) -> bool:
-    """Return True if fewer layers are asked. An engine that holds one run, or a prompt encoder, is
-    not asked."""
+    """Return True if fewer layers are asked. An engine that holds one run is not asked, nor is one
+    whose model reads the prompt with an encoder."""
     info, facts = context.subject_info, context.facts
     if context.given or info.partial or facts.decoder_start is not None or is_small(context.file):
         return False
@@ -66,7 +66,7 @@ def ask_first_layers(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
 
 
 def says_all(found: list[Verdict]) -> bool:
-    """Return True if fewer layers say all that matters. The usual run of the whole model agrees."""
+    """Return True if fewer layers suffice, given that the usual run of the whole model agrees."""
     enough = all(says_enough(verdict) for verdict in found[1:])
     return enough and bool(found) and found[0].status == "agreed"
 

@@ -93,8 +93,8 @@ def roles_in(model: Path, n: int) -> list[Layer]:
 
 
 def layers_in(graph: Graph, n: int) -> list[Layer]:
-    """Return each layer's role and the number of its mask: 0 for the first mask in use, 1 for
-    another one."""
+    """Return each layer's role and the number of its mask: masks are counted from 0 in
+    the order in which layers first use them."""
     masks = [mask_of(graph, layer) for layer in range(n)]
     numbers = {mask: number for number, mask in enumerate(dict.fromkeys(masks))}
     return [(telling(role_of(graph, layer)), numbers[masks[layer]]) for layer in range(n)]
@@ -110,8 +110,8 @@ def without_unread(recipe: Recipe, graph: Graph, n: int) -> Recipe:
 
 
 def telling(role: tuple[Node, ...]) -> Role:
-    """Return the nodes that may depend on the number of layers, without sizes, which differ for
-    nodes of all layers."""
+    """Return the nodes that may tell the number of layers, without sizes. Nodes outside the layers
+    are left out, as are sums, which tell nothing."""
     found = []
     for op, parameters, _, *reads in role:
         named = [(kind, name) for kind, name, _ in reads if kind != "computed"]
@@ -121,7 +121,8 @@ def telling(role: tuple[Node, ...]) -> Role:
 
 
 def check_alike(every: list[Layer], kept: list[Layer]) -> None:
-    """Check that both graphs are alike. Raises Unsupported."""
+    """Check that the kept layers equal those of the whole model. Raises Unsupported. The last layer
+    may lack nodes that read neither a weight nor an input, but may have no new ones."""
     last = len(kept) - 1
     for layer, (role, mask) in enumerate(kept):
         full, sees = every[layer]

@@ -191,7 +191,7 @@ def parts_of_layer(
 
 
 def is_recurrent(file: GgufFile, layer: int) -> bool:
-    """Return the faulty heads, if some heads are right."""
+    """Return True if the layer has states, or a convolution, and no attention."""
     stems = {name[len("blk.0.") :] for name in within(file, layer)}
     return any(s.startswith(OF_STATES) for s in stems) and not any(
         s.startswith(OF_KEYS) for s in stems
@@ -220,8 +220,9 @@ def half(
     *,
     every_token: bool = False,
 ) -> Callable[[Maker], SliceAnswer | None]:
-    """Find the faulty part of a half by the layer's slice, with some parts muted and one more made
-    neutral."""
+    """Return a function that asks about the layer's slice, with some parts muted and one more made
+    neutral. role: None for the layer at its place, the others muted; every_token: use the whole
+    vocabulary, and for a layer without a role only as many layers as llama.cpp needs to load."""
     cut = asker.layers_to_load if every_token and role is None else 0
 
     def ask(maker: Maker) -> SliceAnswer | None:
@@ -248,7 +249,7 @@ def at_place(
     file: GgufFile, layer: int, role: Mapping[str, int] | None, own: Neutral, cut: int = 0
 ) -> Recipe:
     """Cut the model at a place. own: changes by the slice's names; cut: the number of first layers
-    without a role."""
+    to keep if there is no role, 0 for all."""
     if role is not None:
         recipe = slice_of(file, layer, role=role, changes=own.changes)
         return replace(recipe, keys={**recipe.keys, **own.keys}, rows=own.rows)
@@ -261,8 +262,8 @@ def at_place(
 
 
 def with_own_head(recipe: Recipe, head: str) -> Recipe:
-    """Return a recipe with a separate output matrix if it is tied, because a change of the
-    embeddings must not change it."""
+    """Return the recipe with a separate output matrix, so that changed embeddings do not change it.
+    head: the tensor whose values it has; "" for the model's own output matrix or embeddings."""
     source = head or recipe.names.get(OUTPUT, EMBEDDING)
     return replace(recipe, names={**recipe.names, OUTPUT: source})
 

@@ -220,7 +220,7 @@ def layers_to_ask(
     asker: SliceAsker, least: Callable[[list[Layer]], int] = lambda every: 0
 ) -> tuple[int, str]:
     """Return the number of layers to ask, with its description. Each mask occurs, and one more
-    layer."""
+    layer. least: returns the number of layers that are wanted at least. Raises Unsupported."""
     total = n_layers(asker.file)
     every = roles_in(asker.plan.model, total)
     masks = [mask for _, mask in every]
@@ -246,8 +246,8 @@ def shown_by_oracle(
 def unseen_of(
     asker: SliceAsker, opened: Opened, way: Way, every: Sequence[OnlyInLong], allowed: float
 ) -> str:
-    """Return a note on the parts that stay invisible, though the answers agree. The answers agree,
-    whatever becomes of the oracle's further runs."""
+    """Return a note on the parts that stay invisible, though the answers agree. A failure of the
+    oracle's further runs does not change that they agree."""
     try:
         return too_coarse(asker, opened, way, every, allowed)
     except NoAnswer as error:

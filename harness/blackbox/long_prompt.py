@@ -282,8 +282,8 @@ def batches_of(context: Context, n: int, steps: int) -> tuple[Batch, ...]:
 
 
 def shortest_wrong(context: Context, n: int) -> tuple[int, int] | None:
-    """Return the shortest wrong prompt length, given that n tokens are wrong; and the number of
-    later tokens, if prompts are right."""
+    """Return the shortest wrong prompt length up to n, and the number of later tokens, 0 if the
+    prompt itself is wrong. None: nothing is wrong, or the engine has another design."""
     steps = next((steps for steps in (0, STEPS) if is_wrong(context, n, steps)), None)
     if steps is None or is_of_another_design(context, steps):
         return None

@@ -119,10 +119,7 @@ def long_factors(file: GgufFile) -> OnlyInLong | None:
 
 def growth_of_rotations(longer: float, original: int) -> float:
     """Return the factor of rotated elements for a context `longer` than the original, as in
-    transformers' _compute_longrope_parameters.
-
-    It is transformers' _compute_longrope_parameters.
-    """
+    transformers' _compute_longrope_parameters."""
     if longer <= 1 or original <= 1:  # of one token it would be a division by zero
         return 1.0
     return math.sqrt(1 + math.log(longer) / math.log(original))

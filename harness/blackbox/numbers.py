@@ -150,8 +150,8 @@ def are_of_other_numbers(asker: SliceAsker, slices: Sequence[LayerRow], n: int) 
 
 
 def counted_otherwise(slices: Sequence[LayerRow], placed: Sequence[LayerRow]) -> list[LayerRow]:
-    """Return the layers that the engine numbers differently. placed: layers whose faulty parts
-    match the slices."""
+    """Return the layers that the engine numbers differently. placed: the layers at their
+    places, whose faulty parts get a note on the slices."""
     wrong = ", ".join(str(row.layer) for row in slices if row.answer.differs)
     text = (
         f"as models of one layer, layers {wrong} differ: the engine counts the kinds of "
@@ -183,7 +183,7 @@ def are_of_one_number(asker: SliceAsker, slices: Sequence[LayerRow], n: int) -> 
 
 
 def with_another_behind(asker: SliceAsker) -> SliceAnswer:
-    """Return the first layer, and a second that adds nothing."""
+    """Ask about a model of the first layer and a second that adds nothing."""
 
     def make(file: GgufFile) -> Recipe:
         changes = mute_other_layers(file, (0,)).changes

@@ -67,7 +67,7 @@ def judge_prompts(outer: Context, context: Context) -> Iterator[Verdict]:
 
 
 def longer_text(outer: Context, context: Context, *, right: int) -> Iterator[Verdict]:
-    """Yield questions about longer texts, if the large model itself is asked for fewer tokens."""
+    """Yield verdicts on a longer text, for a large model that itself is asked for fewer tokens."""
     prompt = Decode().prompt(context)
     oracle, subject = context.ask_both("greedy", prompt, outer.n_steps)
     batches = steps_of(prompt, oracle, context.facts.decoder_start)

@@ -62,7 +62,7 @@ LOUD = 2.0**30  # what is one beside it is less than its rounding, and its squar
 @dataclass(frozen=True, kw_only=True)
 class Neutral:
     """A slice with a neutral part. own_head: give a tied model a separate output matrix with the
-    old embeddings."""
+    old embeddings; head: the tensor whose values that matrix has instead."""
 
     changes: Mapping[str, Change] = field(default_factory=dict)
     keys: Mapping[str, Typed] = field(default_factory=dict)
@@ -265,7 +265,9 @@ def no_rotation(file: GgufFile, layer: int) -> Neutral | None:
 
 def plain(*stems: str, period: int = 0, alike: bool = False, few: bool = False) -> Maker:
     """Make the matrices of a half so simple that no product can be wrong: the first reads one
-    input, the last each element in turn, after a norm without effect."""
+    input, the last each element in turn, after a norm without effect. alike: a
+    gate has the matrix of the values that it gates; few: a down matrix reads only the first half of
+    its input."""
 
     key = 0 if alike else 1
 

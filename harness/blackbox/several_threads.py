@@ -81,7 +81,7 @@ def check_threads(answers: Answers, plan: Plan, context: Context) -> Iterator[Ve
 def asked_with_threads(
     plan: Plan, context: Context, suite: str, said: Callable[[Context], Iterator[Verdict]]
 ) -> Iterator[Verdict]:
-    """Return `said`'s verdict on the program with several threads. A program that does not start is
+    """Yield `said`'s verdicts on the program with several threads. A program that does not start is
     named, and not at fault, as one copy runs already."""
     with with_threads(plan, context) as asked:
         if isinstance(asked, Context):

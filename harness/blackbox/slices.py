@@ -163,7 +163,7 @@ def keys_of_layers(file: GgufFile, layers: range) -> dict[str, Typed | Value]:
 
 
 def roles_of(file: GgufFile) -> Iterator[Mapping[str, int]]:
-    """Return the metadata that can give a layer its role, the likeliest first: only what differs
+    """Yield the metadata that can give a layer its role, the likeliest first: only what differs
     from the file."""
     arch = architecture(file)
     wanted = {PERIOD: WINDOW}  # a period may be the architecture's own, a window is in the file

@@ -19,8 +19,8 @@ LARGEST = 1 << 24  # bytes of a model that is kept
 
 
 class OpenedForOne(Opened):
-    """Opened engines, of which only the one under test is closed; the oracle restarts for another
-    setup."""
+    """Opened engines of one test. The processes of both end with it; the oracle, whose answers are
+    kept, starts again only for a new question."""
 
     def close(self) -> None:
         self.context.subject.close()
@@ -36,8 +36,7 @@ class KnownModels:
     asked: int = 0  # how many models engines were opened on
 
     def opening(self, start: Start, view: View = LOGITS) -> Callable[[Plan, Progress], Opened]:
-        """Return a stand-in for `open_plan`, with this engine under test, which shows only
-        logits."""
+        """Return a stand-in for `open_plan`, with this engine under test, seen through the view."""
 
         def open_one(plan: Plan, progress: Progress) -> Opened:
             self.asked += 1

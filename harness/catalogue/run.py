@@ -89,7 +89,7 @@ def parts_of(
 
 
 def try_part(part: CataloguePart, through: Sequence[View] = VIEWS) -> list[Trial]:
-    """Test one part. through: the view of wrong engines."""
+    """Test one part. through: the views of wrong engines."""
     wrong_engines()
     honest_engines()
     with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
@@ -108,7 +108,7 @@ def try_part(part: CataloguePart, through: Sequence[View] = VIEWS) -> list[Trial
 
 
 def honest_parts(runs: int) -> Iterator[CataloguePart]:
-    """Return the parts of honest runs: ten models, both presets, other tokens each time, at least
+    """Yield the parts of honest runs: ten models, both presets, other tokens each time, at least
     so many for each design."""
     engines = honest_engines()
     for seed in range(-(-runs // (len(TEN) * len(PRESETS)))):

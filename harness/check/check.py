@@ -103,8 +103,8 @@ def suites_named(names: Sequence[str]) -> list[type[Suite]]:
 
 
 def preflight(plan: Plan) -> ModelFacts:
-    """Check that both files can be opened. A broken vocabulary is refused by the wrong key, if a
-    suite needs it."""
+    """Check that both files can be checked, and return the facts of the oracle's file. A broken
+    vocabulary is refused by the wrong key, if a suite needs it. Raises BadInput."""
     suites = suites_named(plan.suites)
     found = {}
     for path in dict.fromkeys((plan.model, plan.subject_model)):

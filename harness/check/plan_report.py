@@ -13,7 +13,7 @@ from lockstep.harness.report.jsonl import ReportWriter
 
 @dataclass(frozen=True, kw_only=True)
 class PlanReport:
-    """The facts for a report. command: the command as typed; started: runs by their
+    """The facts for a report. command: the command as typed; started: the start, by
     time.perf_counter()."""
 
     plan: Plan

@@ -11,9 +11,9 @@ from lockstep.harness.cli.variants import variant_files
 def files_to_check(
     model: Path | None, arch: str | None, suites: list[str] | None, folder: str, seed: int
 ) -> Sequence[tuple[str, Path, list[str] | None, bool]]:
-    """Return the names in the report, files, their suites, and the models that an engine may
-    refuse. Acid models are chosen by their suite; without MODEL the other suites get the built-in
-    ones."""
+    """Return for each file its name in the report, its path, its suites, and True if an engine may
+    refuse the model. Acid models are chosen by their suite; without MODEL the other suites get the
+    built-in ones."""
     others = [each for each in suites or () if each != ACID]
     makes = model is None and ACID in (suites or ())
     made = list(acid_files(arch, Path(folder))) if makes else []

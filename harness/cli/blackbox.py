@@ -142,8 +142,8 @@ def wrong_layers(rows: Sequence["LayerRow"]) -> list[int]:
 
 
 def where_else(result: "BlackBoxBisection") -> Iterator[str]:
-    """Yield where to look if every part agrees and the whole does not: tokens chosen by logits, and
-    sums computed by threads."""
+    """Yield where to look if every part agrees alone, but the whole model differs, or the tokens
+    chosen by right logits, or runs with several threads."""
     from lockstep.harness.report.text import CALLS, THREADS
 
     if result.rows and result.whole.differs and no_part_is_named(result):

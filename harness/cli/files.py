@@ -86,7 +86,8 @@ def fuzz_gguf(
 
 
 def families(given: Sequence[str], corpus: Path | None, keep: Path | None) -> tuple[str, ...]:
-    """Return the families. A given corpus is always used; a guided run uses only it."""
+    """Return the families. A guided run has no other family; a corpus without --family is added to
+    all of them."""
     if keep is not None:
         from lockstep.harness.check.check import BadInput
 

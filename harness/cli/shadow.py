@@ -200,7 +200,7 @@ def by_op(verdicts: Sequence["Verdict"]) -> dict[str, list["Verdict"]]:
 
 
 def notes(verdicts: Sequence["Verdict"]) -> list[str]:
-    """Return notes on each kind of op, over all models, with errors far from the bound."""
+    """Return notes on the kinds of op, over all models, whose errors are far below their bound."""
     from lockstep.harness.shadow.notes import note_of
 
     found = []

@@ -67,8 +67,9 @@ def unsteady(
     doubt: bool = False,
     again: Outcome | None = None,
 ) -> Unsteady | None:
-    """Return the differing answers if the engine is asked again; None: the second answer has the
-    same bits."""
+    """Ask the engine again, and return how its answers differ; None: the second answer has the same
+    bits. doubt: ask seven times in any case, as after a difference; again: the first of these
+    answers, if it is known. Raises NoAnswer."""
     places: list[Place] = []
     apart, runs = 0.0, 0
     second: Evaluation | None = None

@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Compared:
     """The comparison of each row of an answer. apart: squared distances; 0 or 1 for rows without a
-    distance."""
+    distance. not_compared: tokens after a tie, or half a character, of which nothing is known.
+    ties: tokens of a tie that the engine may choose, and does not. moved: squared distances of an
+    engine's rows of logits from the right ones."""
 
     same: NDArray[np.bool_]
     apart: NDArray[np.float64]

@@ -24,7 +24,9 @@ KnownMistake = Wrong | type[WrongSampler]
 
 @dataclass(kw_only=True)
 class Engines:
-    """Our own engines on one file. plain: without conversions and deliberate roundings."""
+    """Our own engines on one file. plain: without conversions and deliberate roundings. keep: keeps
+    all answers, for more subjects on the same file. at_once: processes that may hold the data of a
+    run at one time."""
 
     path: Path
     settings: Settings

@@ -181,7 +181,8 @@ class Embedded(RunQuestion):
 
 
 def within(said: NDArray[Any], answer: NDArray[Any], allowed: float) -> Compared:
-    """Return True if all values are within the noise; NaN and infinity match only themselves."""
+    """Compare row by row: a row is the same if all its values differ by no more than allowed. NaN
+    and infinity match only themselves."""
     with np.errstate(all="ignore"):
         off = said.astype(np.float64) - answer
         equal = (said == answer) | (np.isnan(said) & np.isnan(answer))

@@ -34,7 +34,8 @@ LEFT = 0.5
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeldAnswers:
     """The right engine's answers beside the subject's. Texts that differ early come first: other
-    texts show no mistake, and each token is a run."""
+    texts show no mistake, and each token is a run. in_turn: the questions in the order in which the
+    subject was asked. shortest: a part of another question, which rules out most mistakes."""
 
     every: tuple[AskedQuestion, ...]
     right: tuple[Compared, ...]
@@ -231,8 +232,8 @@ def is_as_right(one: AskedQuestion, own: Compared, right: Compared) -> bool:
 def reaching(
     classes: Sequence[KnownMistake], of: HeldAnswers, before: Sequence[TriedMistake]
 ) -> list[KnownMistake]:
-    """Return the mistakes that changed something in an earlier race. The others do nothing to such
-    a model, and each would cost a run."""
+    """Leave out the mistakes that made none of this difference in an earlier race. They do nothing
+    to such a model, and each would cost a run."""
     off = {one.question.words for one in of.off}
     idle = {row.cls for row in before if row.as_right & off}
     return [cls for cls in classes if cls not in idle]
@@ -271,7 +272,8 @@ def tried_in_turn(engines: Engines, cls: KnownMistake, of: HeldAnswers) -> Tried
 
 def left_by(own: Sequence[Compared], of: HeldAnswers) -> float:
     """Return the share of the distance that remains, in rows or lists where the right engine
-    differs."""
+    differs. Rows of the right engine without a finite distance do not count. Without any distance,
+    return 0 if the answers explain everything, else infinity."""
     of_it, of_right = 0.0, 0.0
     for one, a, b in zip(of.every, own, of.right, strict=False):
         has_numbers = isinstance(one.question, RunQuestion | Likeliest)

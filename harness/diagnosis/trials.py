@@ -84,7 +84,7 @@ class Shown(Narrow):
 
 
 def tries(part: CataloguePart) -> list[TrialRow]:
-    """Return engines of one model, through each view."""
+    """Try the engines of one model, and return a row for each through each view."""
     wrong_engines()
     with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
         tried = bench_for(part.model, Path(folder))

@@ -1,5 +1,5 @@
-"""Size check of a dump before it is read: its tensors must fit into memory in single precision. It
-is, whole and in single precision, before it is compared.
+"""Size check of a dump before it is read: its tensors must fit into memory. A dump is held whole,
+in single precision, before it is compared.
 
 A file's size on disk says little: a sparse file takes no room there, and its full size once it is
 read.

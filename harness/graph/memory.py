@@ -81,7 +81,7 @@ class GraphMemory:
         )
 
     def write(self, view: TensorView, value: NDArray[Any]) -> None:
-        """Return the root's bytes, made at its first write."""
+        """Write a value to a view; the first write to a root that a node owns makes its bytes."""
         root = self.roots[view.root]
         if root.kind == "computed" and view.root not in self.held:
             self.held[view.root] = self.empty(root)

@@ -209,8 +209,8 @@ class NodeJudge:
         return again
 
     def others(self, node: Node, expected: Expected) -> Iterator[Other]:
-        """Yield the designs of its op: an engine without ggml's deliberate roundings, if that
-        differs, and ggml on another processor.
+        """Yield the known designs of its op; without any, an engine without ggml's deliberate
+        roundings, and ggml on other processors.
 
         If nothing is rounded on purpose, its bound covers sums in any order: a replay of the graph
         is held to llama.cpp's order.

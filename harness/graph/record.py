@@ -164,7 +164,7 @@ class ProgramRecorder:
             self.watch(node, place)
 
     def value_of(self, node: Node) -> NDArray[Any]:
-        """Return a copy of the value, or None if there is none."""
+        """Return a copy of the value; a node without values keeps its placeholder, uncopied."""
         return node.value.copy() if self.values or node.name == self.result else node.value
 
     def plan_node(

@@ -48,8 +48,8 @@ class Noise:
         return np.where(self.lost, np.inf, found)
 
     def explains(self, rows: NDArray[np.float64]) -> bool:
-        """Return True if the wrong rows are as few as in honest runs: in all, by size, and in
-        sum."""
+        """Return True if at each size of error no more rows are off than in honest runs, with room
+        for rare ones."""
         runs = (np.zeros(0), *self.rows)
         far = max(float(run.max(initial=0.0)) for run in runs)
         sizes = [(0.0, 0.0), *((far / 8 / 4**k, far / 32 / 4**k) for k in range(STEPS_DOWN))]

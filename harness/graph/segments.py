@@ -148,9 +148,9 @@ class SegmentJudge:
         return honest, noise, [(s, found[s.place]) for s in every if s.place not in ids]
 
     def is_of_numbers(self, segment: Segment, seen: Seen) -> bool:
-        """Return True for a node of numbers, or if the engine says so. Wrong whole numbers are
-        wrong where they are. Ids that are looked up have one value. Ids of a choice that is not
-        shown may come in another order, so they are reported as not compared."""
+        """Return True if the values are compared as numbers: floats of either side, or looked-up
+        ids. Looked-up ids have one value. Ids of a hidden choice may come in another order, so
+        whole numbers there are reported as not compared."""
         place = segment.place
         chosen = any(self.op_of[site] in CHOOSE for site in segment.inside)
         if self.nodes[place][1].result.type in IDS and not (chosen or segment.rounds):

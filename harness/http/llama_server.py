@@ -103,7 +103,7 @@ class LlamaServer:
         return found
 
     def likeliest(self, ask: Ask, prefix: Sequence[int], *, ended: bool) -> int:
-        """Return the likeliest tokens. ended: the text ends here."""
+        """Return the likeliest token. ended: the server says that the text ends here."""
         rows = self.list_likeliest(ask, prefix, 1)
         if not rows and ended and len(ends := self.ends()) == 1:
             return min(ends)

@@ -57,7 +57,7 @@ def without_loras(words: Sequence[str]) -> list[str]:
 
 def free_port() -> int:
     """Return a port that is free now. Until the server listens, which may be after it has loaded
-    its model, anybody may take it; systems seldom give the same port twice."""
+    its model, anybody may take it. No system gives one of these to a program that asks for any."""
     for _ in range(PORTS):
         port = FIRST_PORT + secrets.randbelow(LAST_PORT - FIRST_PORT)
         if is_free(port):
@@ -177,6 +177,7 @@ class ServedSession(HttpSession):
         return None
 
     def starts_with(self, loras: Sequence[tuple[Path, float]]) -> bool:
+        """Return True if the command names the adapters, all at scale 1: it takes no scales."""
         told = any(LORAS in word for word in self.words)
         return told and all(scale == 1 for _, scale in loras)
 

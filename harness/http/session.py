@@ -286,8 +286,8 @@ def tokens_counted(said: Any) -> int | None:
 
 
 class StillBusy(Exception):
-    """Raised when the time is over, or after enough attempts. failed: the server never became
-    ready."""
+    """Raised when the time is over, or after enough attempts. failed: the server never announced
+    when it would be ready. StatusRefused is not used, as it would tell what the server offers."""
 
     def __init__(self, message: str, *, failed: bool) -> None:
         super().__init__(message)

@@ -275,7 +275,7 @@ def half_units_of_decimals(values: Iterable[float]) -> dict[float, float]:
 
 
 def factor(lists: Iterable[Listed], logits: Iterable[F32]) -> float:
-    """Return the factor that best maps distances between values to those between logits, over all
+    """Return the factor that best maps distances between logits to those between values, over all
     lists; NaN without any."""
     both = own = 0.0
     for listed, row in zip(lists, logits, strict=True):
@@ -300,7 +300,7 @@ def squares(listed: Listed, logits: F32) -> float:
 
 
 def spread(listed: Listed, logits: F32) -> tuple[int, float]:
-    """Return the number of compared values, and half of their largest error."""
+    """Return the number of compared values, and half of the range of their errors."""
     sure, _, _ = sorted_out(listed, logits)
     apart = [c.value - float(logits[c.ids[0]]) for c in sure]
     return (len(apart), (max(apart) - min(apart)) / 2) if len(apart) > 1 else (0, 0.0)

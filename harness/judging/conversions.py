@@ -75,7 +75,7 @@ def in_halves(x: F32) -> F64:
 
 
 def conversions(*, every: bool) -> Iterator[Convert]:
-    """Return the conversions. every: also variants that differ only between two steps, or by the
+    """Yield the conversions. every: also variants that differ only between two steps, or by the
     rounding of a scale, which a whole run does not distinguish."""
     yield from (family[0] for family in families(every=every))
     if every:

@@ -118,7 +118,7 @@ def swiglu_by_tanh(gate: NDArray[Any], up: NDArray[Any] | None, build: Build) ->
 
 
 def in_half(x: Number) -> Number:
-    """Return the value, which is exact in half precision."""
+    """Return half of the value, which is an exact operation."""
     return Near(x.v / 2, x.r / 2) if isinstance(x, Near) else x / 2
 
 

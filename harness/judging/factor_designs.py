@@ -94,7 +94,7 @@ def of_weights(kind: str) -> Iterator[FactorDesign]:
 
 
 def of_quantised_weights(kind: str) -> Iterator[FactorDesign]:
-    """Return the designs of an engine that decodes quantised weights to halves. It may leave the
+    """Yield the designs of an engine that decodes quantised weights to halves. It may leave the
     activations that meet other weights as they are, as llama.cpp does on CUDA."""
     yield from of_weights(kind)
     words, to = f"quantised weights and their activations in {kind}", HALVES[kind]
@@ -102,7 +102,7 @@ def of_quantised_weights(kind: str) -> Iterator[FactorDesign]:
 
 
 def of_attention(kind: str) -> Iterator[FactorDesign]:
-    """Return the designs of attention, the least rounding first, as the first that explains a
+    """Yield the designs of attention, the least rounding first, as the first that explains a
     result is taken. Weights may be rounded before or after the division by their sum."""
     to, loss = HALVES[kind], LOSS[kind]
     for factors in (Factors(chances=to, loss=loss), Factors(loss=loss)):

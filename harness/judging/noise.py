@@ -77,8 +77,8 @@ class Bounded(np.ndarray[Any, Any]):
 
 
 def carry_bound(value: NDArray[Any]) -> Bounded:
-    """Return the value with its bound, or a copy with an exact one, for a correctly rounded
-    operation."""
+    """Return the value with its bound. A value without one, a copy or a correctly rounded result,
+    gets the bound EXACT."""
     return value if isinstance(value, Bounded) else Bounded.of(value, EXACT)
 
 

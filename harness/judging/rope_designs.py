@@ -79,7 +79,7 @@ def exact_frequencies(params: RopeParams) -> F64:
 
 
 def frequencies(params: RopeParams) -> Iterator[tuple[F64, NDArray[np.int64]]]:
-    """Return the frequencies of pairs, and how many float32 steps an honest engine may be off in
+    """Yield the frequencies of pairs, and how many float32 steps an honest engine may be off in
     each.
 
     A step is at least one U. A power: pow or exp, a division, and the rounding of the value here.
@@ -100,7 +100,7 @@ def frequencies(params: RopeParams) -> Iterator[tuple[F64, NDArray[np.int64]]]:
 
 
 def powers(params: RopeParams) -> Iterator[F64]:
-    """Return base^-x and exp(-x log(base)) for x = 2i / n, with the roundings of their float32
+    """Yield base^-x and exp(-x log(base)) for x = 2i / n, with the roundings of their float32
     arguments."""
     twice = np.arange(0, params.n_rot, 2, dtype=np.float32)
     n, log = np.float32(params.n_rot), np.float32(math.log(params.base))

@@ -58,8 +58,8 @@ def with_other_name(
 
 
 def other_axes(shown: NDArray[Any], value: NDArray[Any]) -> str:
-    """Return the order of axes that turns the tensor into the node's; "" if none does. A shape may
-    fit as it is, if there are as many tokens as heads."""
+    """Describe the order of axes that turns the tensor into the node's; "" if none does. A shape
+    may fit as it is, if there are as many tokens as heads."""
     here, size = worst_distance(value, shown), largest(value) or 1.0
     _, *orders = permutations(range(shown.ndim)) if shown.ndim <= MOST_AXES else ((),)
     for order in orders:
@@ -89,8 +89,8 @@ def other_name(
     values: Mapping[Place, NDArray[Any]],
     names: Mapping[Place, str],
 ) -> str:
-    """Return the name of the node that the values belong to; "" if none. values: llama.cpp's, in
-    the shape that is shown."""
+    """Describe the other node, or the other order of axes, that the shown tensor has; "" if none.
+    values: llama.cpp's, in the shape that is shown."""
     if place not in values or shown.dtype.kind != "f" or not np.isfinite(shown).all():
         return ""
     if not shown.size or (shown == shown.flat[0]).all():

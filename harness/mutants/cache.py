@@ -140,7 +140,7 @@ class RotatedAgain(Cache, name="mutant:cache-keys-rotated-again"):
 
 
 class HiddenCells(Cache):
-    """A fault in hidden cells. `seen`: hidden cells that become visible, (tokens, cells) or
+    """A fault that hides cells. `seen`: the only cells that may stay visible, (tokens, cells) or
     broadcastable."""
 
     site = "kq_soft_max"

@@ -20,7 +20,7 @@ class WrongProduct(Mistake):
 
 
 def without_columns(x: F32, lost: slice | int) -> F32:
-    """Return some activations taken for zero."""
+    """Return the activations with some of them taken for zero."""
     found = x.copy()
     found[..., lost] = 0
     return found

@@ -120,9 +120,9 @@ def beside(works: Sequence[Work], jobs: int, folder: str) -> Iterator[tuple[int,
 def result_of(
     work: Work, progress: Callable[[str], None], tell: Callable[[Any], None] = lambda said: None
 ) -> Any:
-    """Return the last message of a work; earlier texts are progress. tell: receives every other
-    message at once. Raises BadInput for an impossible request, NoAnswer for an engine that leaves a
-    question unanswered, and RuntimeError for a defect of ours."""
+    """Return the last message of a work that is no text; texts are progress. tell: receives each
+    message that is no text, at once. Raises BadInput for an impossible request, NoAnswer for an
+    engine that leaves a question unanswered, and RuntimeError for a defect of ours."""
     value = None
     for _, event in side_by_side([work], 1):
         match event:

@@ -39,7 +39,7 @@ def executor_for(jobs: int, cluster: str | None) -> Iterator[Executor | None]:
 
 @contextmanager
 def on_cluster(address: str) -> Iterator["DaskCluster"]:
-    """Return the executor of a cluster. Raises BadInput if there is no scheduler, or no worker."""
+    """Yield the executor of a cluster. Raises BadInput if there is no scheduler, or no worker."""
     try:
         from distributed import Client
     except ImportError as error:

@@ -31,7 +31,8 @@ LATER = 19  # of what is wanted after other forks' work
 
 class Ahead:
     """Work that a fork does in advance. work: returns a transferable result; it is dropped if the
-    fork fails."""
+    fork fails. again: the work to do here after such a failure, if it is another one; all that
+    `work` holds then lives only in the fork."""
 
     def __init__(
         self,

@@ -47,8 +47,8 @@ def limit_memory(limit: int | None) -> None:
 
 
 def room_for(size: int, limit: int) -> int:
-    """Return the memory limit of an engine that loads a model of so many bytes. It may hold the
-    file and all decoded weights, but no more than the machine has, or `limit`."""
+    """Return the memory limit of an engine that loads a model of so many bytes: `limit`, or more if
+    the file and all its decoded weights need it, up to the machine's memory."""
     return max(limit, min(memory_of_machine(), DECODED * size))
 
 

@@ -210,8 +210,8 @@ def read_parse(answer: Message) -> FileSummary:
 
 
 def value_of(kind: str, said: Any) -> Any:
-    """Return a value of JSON. JSON has NaN and infinities only as texts, which become numbers if
-    `kind` is a float: "inf" may also be a token."""
+    """Return a value of JSON. JSON has NaN and infinities only as texts: infinities become numbers
+    if `kind` is a float, since "inf" may also be a token; NaN stays a text, as in our records."""
     if not kind.removeprefix("ARR[").startswith(("F32", "F64")):
         return said
     if type(said) is list:
@@ -220,8 +220,7 @@ def value_of(kind: str, said: Any) -> Any:
 
 
 def tensor_of(row: Mapping[str, Any]) -> TensorSummary:
-    """Return the tensor. Missing sizes in bytes follow from type and shape. Type and shape give its
-    bytes, where they are not said."""
+    """Return the tensor. A missing size in bytes follows from type and shape."""
     ne = shape(row["ne"])
     return TensorSummary(
         name=row["name"],

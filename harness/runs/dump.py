@@ -72,8 +72,8 @@ def dump_trace(plan: Plan, folder: Path, prompt: str | None, say: Say) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Check the folder before a run that takes a while. Raises BadInput if there is none, or if it
-    holds another program's dump, whose files have the same names."""
+    """Check the folder before a run that takes a while. Raises BadInput if the path is no folder,
+    or if it holds another program's dump, whose files have the same names."""
     if folder.exists() and not folder.is_dir():
         raise BadInput(f"{folder} is not a folder: name one for the tensors")
     there = [name for name in (INDEX, TENSORS) if (folder / name).exists()]

@@ -50,7 +50,7 @@ class Extent:
     size: float | int | None = None
 
     def exceeded_by(self, other: "Extent") -> str:
-        """Return why the other extent does not cover this one; "" if it may."""
+        """Return why this listed extent does not cover the other one; "" if it does."""
         if self.kind and other.kind != self.kind:
             return f"its kind is {other.kind!r}, and {self.kind!r} is listed"
         if self.size is not None and other.size is None:

@@ -31,7 +31,7 @@ NO_VOCABULARY = "the file has no vocabulary (tokenizer.ggml.model), so it has no
 
 
 def answer(session: Session, question: str, *args: Any, **kwargs: Any) -> Any:
-    """Return the value of an answer, or raise a sentence with the reason."""
+    """Return the value of an answer. Raises BadInput with the reason if there is none."""
     return value_of(session, question, session.ask(question, *args, **kwargs))
 
 
@@ -133,7 +133,8 @@ def generate_texts(
 
 
 def ids_in(session: Session, path: Path, text: bytes, by_us: list[str]) -> list[int]:
-    """Return the ids of a text. by_us: called if our own tokenizer replaces a missing one."""
+    """Return the ids of a text. by_us: receives a sentence if our own tokenizer replaces a missing
+    one."""
     said = session.ask("tokenize", [text])
     if isinstance(said, Unanswerable) and (ours := tokenizer_in(path)):
         by_us.append(f"{session.name} offers no tokenizer, so our tokenizer made the prompt's ids")
@@ -144,7 +145,7 @@ def ids_in(session: Session, path: Path, text: bytes, by_us: list[str]) -> list[
 
 def tokens_behind(session: Session, ids: list[int], n: int, by_us: list[str]) -> list[int]:
     """Return n greedy tokens. An engine that shows only logits gets each prefix anew, so n tokens
-    cost as much as n prompts."""
+    cost as much as n prompts. by_us: receives a sentence if the largest logit decides."""
     said = session.ask("greedy", ids, n)
     if not isinstance(said, Unanswerable):
         found: list[int] = value_of(session, "greedy", said)

@@ -148,7 +148,7 @@ class NextToken:
         return np.argsort(-self.row, kind="stable")
 
     def turn(self, order: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """Return signs of logits that go up by rank, and down after."""
+        """Return signs by which the first logits by rank go up, and all after them down."""
         n, rank = len(order), np.argsort(order, kind="stable")
         return [np.where(rank < turn, 1, -1) for turn in TURNS if turn < n]
 

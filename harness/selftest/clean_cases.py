@@ -147,7 +147,7 @@ def write_model(seed: int, path: Path) -> str:
 
 
 def clean_plan(seed: int, folder: Path) -> Plan:
-    """Return a random model, prompt length and preset."""
+    """Return a plan with a random model, prompt length and preset."""
     path = folder / f"clean-{seed}.gguf"
     arch = write_model(seed, path)
     bits = Philox(key=seed)

@@ -75,7 +75,7 @@ class Injected:
 
 @dataclass(kw_only=True)
 class FaultTrial:
-    """One fault, and the ones before it that changed nothing."""
+    """One fault, and the tries before it that were drawn again."""
 
     number: int
     kind: str

@@ -55,8 +55,10 @@ def rows_of(piece: Nodes) -> Iterator[tuple[int, int]]:
 
 
 def node_of(piece: Nodes, first: int, end: int, *, values: bool = True) -> Node:
-    """Return the node. values: True if each input must have values; otherwise missing ones are
-    zeros."""
+    """Return the node. values: True if its result must have a value; else a missing one is zeros.
+
+    Raises ValueError if the value is missing.
+    """
     sources: list[Operand | None] = []
     for row in range(first + 1, end):
         sources += [None] * (int(piece.place[row]) - len(sources))

@@ -147,7 +147,7 @@ def of_this_file(reading: AcidReading, report: Report) -> AcidReading:
 
 
 def of_oracle(context: Context, report: Report, truth: Found) -> Iterator[Verdict]:
-    """Return the verdict on the oracle if it is wrong. A right oracle is no answer of the
+    """Yield the verdict on the oracle if it is wrong. A right oracle is no answer of the
     subject's."""
     name = context.oracle.name
     for no in truth.noes(report):

@@ -100,7 +100,8 @@ class Logits(Suite, name="logits"):
 def asked_more(
     context: Context, request: Request, first: Evaluation, verdict: Verdict, again: Outcome
 ) -> FurtherAnswers:
-    """Ask the usual run again, then further runs. again: the answer to the second time."""
+    """Ask the usual run again, then in other ways, then further runs if it agrees. again: the
+    second answer to the usual run."""
     agrees = verdict.status == "agreed"
     fewer = on_fewer_layers(context) if agrees else []
     further = of_all_layers(context) if fewer else further_runs(context)

@@ -150,8 +150,9 @@ def known_differences(reader: str) -> dict[str, str]:
 
 
 def differences(oracle: FileSummary, other: FileSummary) -> list[dict[str, Any]]:
-    """Yield each difference: its kind, its place, a sentence, both values as text, and its kind in
-    harness/known, if it has one. Values that the other engine does not show are left out."""
+    """List the differences, each with a short kind, the place, a sentence, both values as text, and
+    its kind in harness/known, if it has one. Values that the other engine does not show are left
+    out."""
     found = fields(("version", "alignment"), oracle, other)
     for key in {**oracle.metadata, **other.metadata}:
         if not same_key(key, oracle, other):

@@ -41,7 +41,7 @@ def said_ahead(context: Context, oracle: Session) -> list[Said]:
 
 
 def said_of(context: Context, oracle: Session) -> Iterator[Said]:
-    """Return the verdict. The suite judges the oracle, so an oracle without a graph leaves nothing
+    """Yield the verdict. The suite judges the oracle, so an oracle without a graph leaves nothing
     to do."""
     settings = context.settings
     build = Build(lanes=context.lanes, n_threads=settings.n_threads, generic=settings.generic)

@@ -244,7 +244,7 @@ def encode_texts(
 
 
 def encode_beyond(way: Way) -> Iterator[Verdict]:
-    """Yield a text that ends llama.cpp's process under most kinds of vocabulary."""
+    """Yield the verdict on a text that ends llama.cpp's process under most kinds of vocabulary."""
     context = way.context
     outcome = context.oracle.ask("tokenize", [BEYOND], **way.flags)
     if isinstance(outcome, Answered):

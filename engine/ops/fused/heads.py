@@ -24,7 +24,7 @@ PAIRS: dict[str, Callable[[int], tuple[slice, slice]]] = {
 
 
 def rotate_pairs(x: Near, cos: Near, sin: Near, pairs: str) -> Near:
-    """Rotate neighbouring elements. x: (tokens, heads, dim); cos, sin: (tokens, 1, dim / 2)."""
+    """Rotate pairs of elements. x: (tokens, heads, dim); cos, sin: (tokens, 1, dim / 2)."""
     if pairs not in PAIRS:
         raise Unsupported(f"no pairs named {pairs!r} (known: {', '.join(PAIRS)})")
     return near(rotate(x, cos, sin, *PAIRS[pairs](x.v.shape[-1])))
@@ -55,8 +55,8 @@ def prepare_heads(call: Call, x: Near, weight: str, mode: int) -> Near:
 
 @operation("apply_rotary_emb")
 def apply_rotary_emb(call: Call) -> dict[str, Result]:
-    """Rotate the first half of each head against the second. x: (tokens, heads, dim) -> the
-    same."""
+    """Rotate the pairs of each head, as the parameter `pairs` arranges them. x: (tokens, heads,
+    dim) -> the same."""
     x = call.exact("x")
     found = rotate_pairs(x, *tables(call, len(x.v)), str(call.params["pairs"]))
     return {"y": found.expect("two products and their sum")}

@@ -72,8 +72,8 @@ def ssm_conv(node: Node, _: Build) -> Expected:
 def scan_states(
     state: F64, x: F64, dt: F64, decay: F64, b: F64, c: F64
 ) -> tuple[list[Near], list[Near]]:
-    """Run the scan state = state * exp(dt * A) + B * x * dt; y = state . C. C. The step dt is a
-    softplus.
+    """Run the scan state = state * exp(dt * A) + B * x * dt; y = state . C. The step is
+    the softplus of dt.
 
     state: (sequences, heads, dim, d_state); x: (sequences, tokens, heads, dim); dt: (sequences,
     tokens, heads); decay: A, (heads, 1, d_state or 1); b, c: (sequences, tokens, heads, d_state).
@@ -171,8 +171,7 @@ def gated_linear_attn(node: Node, _: Build) -> Expected:
 
 @meaning("RWKV_WKV7")
 def rwkv_wkv7(node: Node, _: Build) -> Expected:
-    """Compute state = state * w + v (x) k + (state . a) (x) b; out = state . r. a) (x) b; out =
-    state . r."""
+    """Compute state = state * w + v (x) k + (state . a) (x) b; out = state . r."""
     seqs = node.source(6).ne[1]
     r, w, k, v, a, b = (by_sequence(node, i, seqs) for i in range(6))
     heads, size = k.shape[2:]

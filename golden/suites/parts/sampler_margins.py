@@ -106,7 +106,7 @@ def top_n_sigma(sampler: TopNSigma, before: CandidateList, after: CandidateList)
 
 
 def mirostat(sampler: Mirostat, before: CandidateList, after: CandidateList) -> float:
-    """Return how far the candidate count, a rounded number, is from the next rounding."""
+    """Return how far the candidate count, a rounded number, is from the next count."""
     p = np.asarray(np.sort(softmax(before.logits))[::-1], np.float32)
     if len(p) < 3 or not (p > 0).all():
         return FREE if len(p) < 2 else 0.0

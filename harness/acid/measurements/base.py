@@ -72,7 +72,7 @@ class AcidPlace:
         return self.vocabulary.n_prompt + self.behind_prompt
 
     def before(self, steps: int) -> str:
-        """Return the state of the token that is this many steps before the last."""
+        """Return the state of the test that is this many steps before this one."""
         return state_of(self.order[self.order.index(self.test) - steps])
 
 

@@ -81,7 +81,8 @@ class Log:
             self.ubatches[-1][2].append([int(found[1]), int(found[2]), seqs, bool(int(found[4]))])
 
     def cells(self, text: str) -> None:
-        """Return each cell's owners, then its position; cells from `n` on are empty."""
+        """Note the owners of each cell, and at the next call the positions; cells from `n` on are
+        empty."""
         slot = self.slots[-1]
         n = slot[2]
         if not slot[5]:

@@ -25,7 +25,7 @@ def name_tensors(lib: Library, metadata: bytes) -> tuple[TensorSummary, ...]:
     found: dict[str, TensorSummary] = {}
 
     def asked(address: int, _: int) -> None:
-        """Return a tensor of zeros, because some models look at their weights while they load."""
+        """Fill the tensor with zeros, because some models look at their weights while they load."""
         one = summary_of(lib, address)
         if one.n_bytes <= FRESH:
             ctypes.memset(lib.ggml.ggml_get_data(address), 0, one.n_bytes)

@@ -115,7 +115,8 @@ class SiteRecorder:
 
         `tokens` have been decoded since the cache was empty. A site that this version does not show
         is missing in the trace: the comparison reports it. A value that could not be put in is
-        another matter, for what follows was computed from something else.
+        another matter, for what follows was computed from something else. Raises Unsupported,
+        RuntimeError, EngineError.
         """
         if not self.cells:
             raise Unsupported("llama.cpp's graph does not show in which cells it stores keys")

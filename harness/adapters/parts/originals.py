@@ -253,7 +253,7 @@ def sentencepiece_model(data: Data) -> bytes:
 
 
 def number(value: int) -> int:
-    """Return a negative number in protobuf's form: 64 bits of two's complement."""
+    """Return a number in protobuf's form: a negative one as 64 bits of two's complement."""
     return value & 0xFFFFFFFFFFFFFFFF
 
 

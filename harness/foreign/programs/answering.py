@@ -57,8 +57,8 @@ def serve(start):
 
 
 def later(load, *names):
-    """Yield the answers of a model's methods. The model is loaded with the first question, whose
-    answer is any refusal."""
+    """Return a function for each named method of a model. The first question loads the model, and
+    gets its refusal as the answer."""
     loaded = []
 
     def answer(name):
@@ -90,7 +90,7 @@ def write(out, head, arrays):
 
 
 def steps(batches):
-    """Return (ids, position of the first, wanted rows) of each step, for one sequence alone."""
+    """Yield (ids, position of the first, wanted rows) of each step, for one sequence alone."""
     done = 0
     for batch in batches:
         if batch["encoder"] or len({*batch["sequences"]}) > 1:

@@ -80,7 +80,7 @@ class Maker:
         return [row for row in rows if needed[row[2][0]] <= self.room(row[2][0])] or rows[:1]
 
     def fill(self) -> None:
-        """Add tokens until the cells run out."""
+        """Add many tokens, so that the cells run out sooner or later."""
         if self.draw.below(2):
             self.batch(self.tokens(self.seq(), 60 + self.draw.below(160)))
         else:
@@ -281,7 +281,7 @@ class Maker:
 
 
 def cut(past: tuple[Any, ...], p0: int, p1: int, last: int) -> tuple[Any, ...]:
-    """Return the rest of a history: only a tail or a whole can be shared."""
+    """Return the rest of a history; others can share it only if a tail or the whole was cut."""
     kept = tuple(
         one
         for one in past

@@ -115,7 +115,7 @@ def simpler_numbers(step: Step) -> Iterator[Step]:
 
 
 def number_tokens(rows: tuple[Row, ...]) -> Iterator[Row]:
-    """Renumber tokens so that they are distinct, and as few as possible."""
+    """Renumber legal tokens from 1 on, so that neighbours are distinct."""
     for i, row in enumerate(rows):
         legal = 0 < row[0] < 60
         yield (i % 59 + 1 if legal else row[0], *row[1:])

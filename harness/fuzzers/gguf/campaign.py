@@ -295,7 +295,7 @@ class FileCampaign:
         return told
 
     def about(self, first: int, end: int, case: FileCase | None = None) -> Verdict:
-        """Return the finding. case: its single file, if it has a name."""
+        """Return the verdict on these cases. case: its single file, if it has a name."""
         known = {str(c): n for c, n in sorted(self.found.items()) if n and c in self.known}
         other = {str(c): n for c, n in sorted(self.found.items()) if n and c not in self.known}
         n = self.slice["files"]

@@ -43,7 +43,7 @@ def fault(name: str, verdict: FileVerdict, kinds: str, why: str) -> Callable[[Ap
 
 
 def each(rows: dict[str, Apply], verdict: FileVerdict, kinds: str, why: str) -> None:
-    """Yield the faults that share a verdict and its reason."""
+    """Register several faults that share a verdict and its reason."""
     for name, apply in rows.items():
         fault(name, verdict, kinds, why)(apply)
 

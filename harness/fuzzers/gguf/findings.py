@@ -96,7 +96,7 @@ def suspects(
 def cause_of(
     engine: str, way: str, subject: Parsed, other: Parsed, i: int, raw: bytes
 ) -> FileCause | None:
-    """Return the oddities of file i, the worst first. `own_cause` returns the subject's own
+    """Return the worst oddity of file i; None without any. `own_cause` returns the subject's own
     failures."""
     mine, theirs, stage = subject.ending(i), other.ending(i), f"{engine} {way}"
     wasteful = other.peaks[i] > allowed_memory(engine, len(raw))
@@ -136,7 +136,7 @@ def own_cause(name: str, subject: Parsed, i: int, raw: bytes) -> FileCause | Non
 
 
 def table_cause(ending: str, faults: Sequence[str]) -> FileCause | None:
-    """Return the table's verdict for a file with one fault, or none."""
+    """Return a cause if a file with one fault, or none, has another verdict than the table's."""
     if len(faults) > 1 or ending in (CRASHED, HUNG):
         return None
     kinds = FAULTS[faults[0]].kinds if faults else ()

@@ -17,7 +17,7 @@ def files_in(folder: Path | None) -> list[Path]:
 
 
 def given_cases(plan: FuzzPlan) -> list[FileCase]:
-    """Yield the given files, then the given bytes."""
+    """Return the given files, then the given bytes."""
     given = [(path.read_bytes(), ("--file", str(path))) for path in plan.files]
     given += [(raw, ("--hex", raw.hex())) for raw in plan.given]
     return [FileCase(i, raw, again=again) for i, (raw, again) in enumerate(given)]

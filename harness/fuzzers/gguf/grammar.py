@@ -88,7 +88,7 @@ class FileCase:
 def cases(
     seed: int, family: str, first: int, count: int, corpus: Sequence[bytes] = ()
 ) -> list[FileCase]:
-    """Yield the cases from `first` on. corpus: the files that the family mutates."""
+    """Return the cases from `first` on. corpus: the files that the family mutates."""
     make = MAKERS[family]
     usable = [raw for raw in corpus if len(raw) <= LARGEST]
     drawn = numbers_of(seed, family, first, count)

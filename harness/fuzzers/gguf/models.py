@@ -35,7 +35,7 @@ def tiny_models(session: Session) -> list[bytes]:
 
 
 def model_cases(seed: int, first: int, count: int, models: Sequence[bytes]) -> list[FileCase]:
-    """Yield the cases from `first` on; the models take turns, unchanged at first."""
+    """Return the cases from `first` on; the models take turns, unchanged at first."""
     drawn = numbers_of(seed, MODELS, first, count)
     return [one_case(first + i, draw, models) for i, draw in enumerate(drawn)]
 
@@ -53,7 +53,7 @@ def one_case(number: int, draw: DrawnNumbers, models: Sequence[bytes]) -> FileCa
 
 
 def other_number(draft: FileDraft, draw: DrawnNumbers) -> None:
-    """Return an edge of the integers, or a small step."""
+    """Change a number to an edge of the integers, or by a small step."""
     pair = chosen_pair(draft, draw, set(WHOLE))
     size = len(pair.value)
     word = EDGES[draw.below(len(EDGES))]

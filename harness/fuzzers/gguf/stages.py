@@ -105,7 +105,7 @@ def describe_answer(answer: Parsed) -> str:
 def opened_stages(
     stack: ExitStack, sessions: dict[Session, dict[str, int]], witness: str = ""
 ) -> list[Stage]:
-    """Open the stages. sessions: an engine, and how many files each question to it takes."""
+    """Open the stages. sessions: for each engine its ways, each asked about one file in so many."""
     stages = []
     for session, ways in sessions.items():
         helper = stack.enter_context(ThreadPoolExecutor(1))

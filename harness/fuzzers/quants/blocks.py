@@ -265,7 +265,7 @@ class Cases:
         self.n_directed = sum(count for count, _ in self.parts)
 
     def blocks(self, start: int, stop: int) -> Bytes:
-        """Yield the cases start to stop - 1, in order."""
+        """Return the blocks of the cases start to stop - 1, in order, as flat bytes."""
         numbers = np.arange(start, stop)
         blocks = random_blocks(self.kind, self.seed, start, len(numbers))
         special = numbers % 4 == 3

@@ -69,8 +69,8 @@ def entry_for(
 
 
 def state_cause(mine: Parsed, theirs: Parsed, i: int, right: int, damage: str) -> StateCause | None:
-    """Return the oddities of file i, the worst first. right: the oracle's digest of the whole file;
-    damage: its names."""
+    """Return the worst oddity of file i; None without any. right: the oracle's digest of the whole
+    file; damage: its names."""
     own, other = mine.ending(i), theirs.ending(i)
     digest = int(theirs.digests[i])
     if own in (CRASHED, HUNG):

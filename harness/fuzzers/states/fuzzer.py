@@ -168,8 +168,8 @@ class StateCampaign:
         return known.id if known else str(cause)
 
     def small(self, case: StateCase, cause: StateCause) -> StateCase:
-        """Order cases: fewer edits, then a shorter base. Different damage is then the same
-        finding."""
+        """Return the smallest case with the same symptom: fewer edits, then a shorter base. Its
+        damage may differ, and the finding is still the same."""
 
         def shows(cases: list[StateCase]) -> list[bool]:
             found = [{c.symptom for _, c in self.judge([each])} for each in cases]

@@ -73,7 +73,7 @@ def group_scales(blocks: Blocks) -> F32:
 
 
 def pair_in_order(blocks: Blocks, out: F32) -> None:
-    """Return the values with weights 2j and 2j + 1 from one byte, where they belong half a group of
+    """Give weights 2j and 2j + 1 the values from one byte, whose right places are half a group of
     32 apart."""
     groups = out.reshape(-1, 32)
     low, high = groups[:, :16].copy(), groups[:, 16:].copy()
@@ -98,8 +98,8 @@ def sign_extend_q4_k(blocks: Blocks, out: F32) -> None:
 
 
 def sign_extend_q6_k(blocks: Blocks, out: F32) -> None:
-    """Return the values with all higher bits of a negative byte set, so that qh's bits change
-    nothing there."""
+    """Set all higher bits of a negative byte in the values, so that qh's bits change nothing
+    there."""
     low, high = blocks["ql"].reshape(-1, 2, 64) >= 128, blocks["qh"].reshape(-1, 2, 32)
     tops = np.concatenate([high >> 4 & 3, high >> 6], axis=2)
     groups = np.repeat(blocks["scales"].reshape(-1, 2, 8)[:, :, 4:], 16, axis=2)

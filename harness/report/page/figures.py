@@ -98,7 +98,7 @@ def agreeing_with_charts(verdicts: Sequence[Mapping[str, Any]]) -> list[Mapping[
 
 
 def charts_of(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], Figure]]:
-    """Return the charts in the order of the run."""
+    """Yield the charts in the order of the run."""
     if len(rows) > MOST_CHARTS:
         nearest = sorted(range(len(rows)), key=lambda i: -share_of_limit(rows[i]["detail"]))
         rows = [rows[i] for i in sorted(nearest[:MOST_CHARTS])]

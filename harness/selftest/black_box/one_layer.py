@@ -60,7 +60,7 @@ def fault_named(engine: str) -> OneLayerFault:
 
 
 def scale_rows(rows: Rows, format: type[WeightFormat], head: int) -> None:
-    """Scale all rows by a thousandth; half-precision scales are rounded."""
+    """Enlarge all rows by a thousandth; half-precision scales are rounded."""
     blocks = rows.reshape(-1).view(format.layout)
     for name in {"x", "d", "m", "dmin"} & set(format.layout.names or ()):
         wide = blocks[name].astype(np.float32) * np.float32(1.001)

@@ -67,8 +67,8 @@ def run_black_box(
 
 
 def every_pair(seed: int, only: str) -> list[Pair]:
-    """Return all pairs. Those of the real model and of single layers need `only`, because they need
-    made models."""
+    """Return all pairs. Those of single layers are left out if `only` names another family, because
+    their models must be made; those of the real model need `only`."""
     mistakes = [cls for cls in wrong_engines() if issubclass(cls, Mutant)]
     mistakes = [cls for cls in mistakes if cls.group not in NOT_OF_LOGITS]
     found = [(cls.shows_on, cls.name) for cls in mistakes if cls.shows_on not in WITHOUT_LOGITS]
@@ -87,7 +87,7 @@ def in_one_layer(seed: int) -> Iterator[Pair]:
 
 
 def of_real_model(of_llama: Sequence[str], seed: int) -> Iterator[Pair]:
-    """Return thirty engines for the real model, as each takes half a minute: ops, tensors of one
+    """Yield thirty engines for the real model, as each takes half a minute: ops, tensors of one
     layer, and one scale off by a thousandth; none without the model."""
     path = model_file(REAL)
     if path is None:

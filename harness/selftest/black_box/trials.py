@@ -42,8 +42,8 @@ N_TOKENS = 32  # as bisect has by itself
 @dataclass(frozen=True, kw_only=True)
 class BlackBoxRow:
     """A row of the table of trials. wrong: places, as node-layer; said: layer and name of each
-    part, in order. layer: the first named place is the first wrong one; layers: the other tested
-    ones are right too; part: every part named there is wrong."""
+    part, in order. layer: the first named place is the first wrong one; layers: the answer is also
+    correct on all other tested layers; part: every part named there is wrong."""
 
     engine: str
     family: str
@@ -88,7 +88,7 @@ class BlackBoxBench:
 
 
 def tries(part: CataloguePart) -> list[BlackBoxRow]:
-    """Return the wrong engines of one model."""
+    """Try the wrong engines of one model, and return a row for each."""
     wrong_engines()
     with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
         kept, made = Path(folder, "kept"), Path(folder, "made")

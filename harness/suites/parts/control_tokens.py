@@ -65,7 +65,8 @@ Ids = NDArray[np.intp]
 
 def control_token(context: Context, first: int, *, may_refuse: bool = False) -> Iterator[Verdict]:
     """Yield verdicts on prompts after which a control token is by far the oracle's likeliest, for a
-    few such tokens."""
+    few such tokens, and on other prompts. first: the length of the prompt that was asked first;
+    may_refuse: the subject may refuse any of them."""
     controls = ids_of_control(context)
     ends = lengths_asked(context, first)
     if context.facts.decoder_start is not None or not ends:

@@ -34,7 +34,7 @@ def hidden_tokens(expected: F32, allowed: float) -> int:
 
 
 def most_are_hidden(detail: Mapping[str, Any]) -> bool:
-    """Return True if most rows are hidden, so that agreement of the others says little. detail: a
+    """Return True if most tokens are hidden, so that agreement of the others says little. detail: a
     verdict's detail."""
     return 2 * int(detail.get("hidden_tokens", 0)) > int(detail.get("vocabulary", 0))
 

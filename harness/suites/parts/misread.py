@@ -57,7 +57,7 @@ READINGS: tuple[Callable[[str], bytes], ...] = (
 
 
 def misread_prompts(context: Context) -> list[bytes]:
-    """Yield the prompts: FOREIGN, and others for readings that FOREIGN does not reveal. A reading
+    """List the prompts: FOREIGN, and others for readings that FOREIGN does not reveal. A reading
     with characters outside of the vocabulary is left out, as engines may choose."""
     behind = Behind(context=context, pieces=Pieces.of(context))
     found = [FOREIGN.decode()] if behind.keeps(FOREIGN.decode()) else []

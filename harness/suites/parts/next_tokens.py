@@ -120,7 +120,7 @@ def closest(context: Context, runs: Iterable[tuple[list[int], list[int]]]) -> li
 
 
 def margin_of(row: F32) -> float:
-    """Return the margin of the largest logit over the next; 0.0 if some logits are NaN."""
+    """Return the margin of the largest logit over the next; 0.0 if some are not finite."""
     if len(row) < 2 or not np.isfinite(row).all():
         return 0.0
     second, first = np.partition(row, -2)[-2:]

@@ -27,7 +27,8 @@ def with_one_batch(
     *,
     usual: bool = False,
 ) -> Verdict:
-    """Add a note to a run that agrees if the same tokens come in one batch."""
+    """Add a note to a wrong run whose tokens agree in one batch. usual: other tokens in such
+    batches agree, so the earlier questions matter."""
     if verdict.detail.get("at_fault") != "subject" or len(batches) < 2 or context.given:
         return verdict
     if any(batch.encoder or batch.seq_ids.any() for batch in batches):

@@ -12,8 +12,8 @@ MOST_IDS, LONGEST = 200, 80  # ids of one side; characters of a piece: a token m
 
 
 def pieces_of(context: Context, ids: Sequence[int]) -> list[str | None] | None:
-    """Return the ids of both engines with their pieces, from a few ids before the first
-    difference."""
+    """Return a text for each id, None for an id that does not exist; None instead of a list if our
+    tokenizer reads no vocabulary."""
     if not context.facts.has_vocabulary:
         return None
     try:

@@ -39,7 +39,7 @@ class TensorSuite(Suite):
         raise NotImplementedError
 
     def locate(self, context: Context) -> Findings:
-        """Locate by nodes and by segments, and ask for further facts of the report. Raises
+        """Ask and judge, and ask for more where it takes more to say what is wrong. Raises
         NoAnswer."""
         raise NotImplementedError
 

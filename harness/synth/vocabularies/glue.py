@@ -53,7 +53,7 @@ def glue_letters(
 
 
 def words_only(piece: str) -> bool:
-    """Return the pieces, with a space only where a piece begins."""
+    """Return True if the piece has a space only at its beginning."""
     return "▁" not in piece[1:]
 
 
