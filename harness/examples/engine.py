@@ -78,8 +78,7 @@ class Llama:
         return np.einsum("htc,chd->thd", p / p.sum(-1, keepdims=True), v).reshape(len(q), -1)
 
     def run(self, batches, show):
-        """Return the logits of each batch. show(node, value) sees a value, and may return a
-        replacement."""
+        """Return the logits of each batch. show(node, value) returns the value to go on with."""
         caches = [None] * self.layers
         return [self.decode(b, caches, show, f"step{i}/") for i, b in enumerate(batches)]
 
