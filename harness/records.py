@@ -300,6 +300,7 @@ class Crashed(Redacted):
     message: str
     log: tuple[str, ...] = ()  # the last lines that it logged
     said: bool = False  # it said so itself: an exception, and no death
+    signal: str = ""  # that killed it, such as SIGABRT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

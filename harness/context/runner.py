@@ -187,8 +187,10 @@ class IsolatedSession(Session):
             return Unanswerable(message=printable(str(error)))
         except Closed:
             death = self.worker.death() if self.worker else "did not start"
+            signal = self.worker.signal if self.worker else ""
             message, log = f"{who} {death} during {in_words(question)}", self._end()
-            return Crashed(message=message + of_memory(log, self.opening["memory_limit"]), log=log)
+            message += of_memory(log, self.opening["memory_limit"])
+            return Crashed(message=message, log=log, signal=signal)
         except WrongField as error:
             self._end()
             return Malformed(message=str(error))

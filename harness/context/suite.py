@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -331,9 +331,9 @@ def no_answer(engine: str, question: str, outcome: Outcome, called: str = "") ->
     """Return a NoAnswer. called: the question's name, if it is not the usual one."""
     asked, question = question, called or in_words(question)
     if isinstance(outcome, Crashed):
-        log = {ENGINE: engine, "log": list(outcome.log), "said": outcome.said}
-        how = "failed" if outcome.said else "crashed"  # the first lives on
-        return NoAnswer("crashed", f"{engine} {how} in {question}: {outcome.message}", log)
+        log = {ENGINE: engine, "question": asked, **asdict(outcome), "log": list(outcome.log)}
+        how = f"{engine} {'failed' if outcome.said else 'crashed'}"  # the first lives on
+        return NoAnswer("crashed", f"{how} in {question}: {outcome.message}", log)
     if isinstance(outcome, TimedOut):
         less = option_for_less(asked, outcome.tokens)
         log = {ENGINE: engine, "log": list(outcome.log), LESS: less}
@@ -352,7 +352,7 @@ def no_answer(engine: str, question: str, outcome: Outcome, called: str = "") ->
         if outcome.of_model:
             return NoAnswer("not-applicable", outcome.message, {})
         text = f"{engine} cannot answer: {outcome.message}"
-        return NoAnswer("not-compared", text, {ENGINE: engine})
+        return NoAnswer("not-compared", text, {ENGINE: engine, "message": outcome.message})
     if isinstance(outcome, Rejected):
         text = f"{engine} refuses what the other engine accepts: {outcome.message}"
         detail = {ENGINE: engine, "question": question}

@@ -1,5 +1,6 @@
 """Builds the environment of an engine from public packages, and says how its program is started."""
 
+import hashlib
 import shutil
 import sys
 from collections.abc import Iterator
@@ -29,9 +30,11 @@ ENTRY = "entry.mjs"  # of a node environment: imports the engine from where it l
 
 
 def folder_of(engine: Foreign) -> Path:
-    """Return the folder of the engine's environment, built or not. Each version has its own."""
+    """Return the folder of the engine's environment, built or not. Each version has its own, and
+    so has each list of packages: an older Lockstep may have installed others."""
     tag = sys.implementation.cache_tag if engine.kind == "python" else "node"
-    return environments() / f"{engine.name}-{engine.version}-{tag}"
+    packages = hashlib.sha256(" ".join(engine.packages).encode()).hexdigest()[:8]
+    return environments() / f"{engine.name}-{engine.version}-{tag}-{packages}"
 
 
 def is_added(engine: Foreign) -> bool:

@@ -183,13 +183,14 @@ class ServedSession(HttpSession):
 
     def death(self, when: str) -> Crashed:
         assert self.process is not None
-        how = self.process.death()
+        how, signal = self.process.death(), self.process.signal
         log = self.end()
         text = f"{self.name} {how} {when}"
         if not is_free(self.port):  # though all that it has started is dead
             self.port_lost = self.n_answered == 0
             text += f"; another process has its port, {self.port}"
-        return Crashed(message=text + of_memory(log, self.memory_limit), log=log)
+        text += of_memory(log, self.memory_limit)
+        return Crashed(message=text, log=log, signal=signal)
 
     def end(self) -> tuple[str, ...]:
         """Kill the server, and return its last lines."""

@@ -1,7 +1,6 @@
 """Known differences between engines of harness.foreign and llama.cpp: [[foreign]]."""
 
-import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -15,6 +14,8 @@ from lockstep.harness.known import entries
 from lockstep.harness.known.own import own_differences
 from lockstep.harness.records import Verdict
 
+ERROR = "message"  # the fact that holds the engine's own words
+
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
@@ -25,7 +26,7 @@ class Finding:
     engine: str
     version: str
     suites: tuple[str, ...]
-    says: str  # a pattern for each thing that the verdict says to differ
+    shows: tuple[Mapping[str, Any], ...]  # facts: each difference of the verdict has one of these
     sentence: str
     cause: str  # where in the engine's source, or what is known of it
     status: str
@@ -59,9 +60,9 @@ class Finding:
             and (not self.kind or any(t.type.name == self.kind for t in file.tensors.values()))
         )
 
-    def explains(self, text: str, verdict: Verdict) -> bool:
+    def explains(self, facts: Mapping[str, Any], verdict: Verdict) -> bool:
         """Return True if the finding explains this difference of the verdict."""
-        return bool(re.search(self.says, text, re.DOTALL)) and self.is_near(verdict)
+        return any(has_facts(facts, wanted) for wanted in self.shows) and self.is_near(verdict)
 
     def is_near(self, verdict: Verdict) -> bool:
         """Return True if the error is at most `within`. For a whole run it is relative to the
@@ -87,8 +88,8 @@ def foreign_findings() -> tuple[Finding, ...]:
     return tuple(Finding(**{**row, **lists(row)}) for row in entries("foreign"))
 
 
-def lists(row: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    return {name: tuple(row.get(name, ())) for name in ("suites", "without")}
+def lists(row: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    return {name: tuple(row.get(name, ())) for name in ("suites", "shows", "without")}
 
 
 def finding_named(name: str) -> Finding:
@@ -113,8 +114,8 @@ def excused_if_foreign(verdict: Verdict, engine: str, version: str, model: Path)
     with GgufFile.open(model) as file:
         suspects = [each for each in suspects if each.applies(file)]
     found: dict[str, str] = {}
-    for text in differences_of(verdict):
-        known = next((each for each in suspects if each.explains(text, verdict)), None)
+    for facts in differences_of(verdict):
+        known = next((each for each in suspects if each.explains(facts, verdict)), None)
         if known is None:
             return verdict
         found[known.id] = f"{known.id}: {known.sentence}"
@@ -127,11 +128,33 @@ def excused_if_foreign(verdict: Verdict, engine: str, version: str, model: Path)
     )
 
 
-def differences_of(verdict: Verdict) -> list[str]:
-    """Return each difference in words; details missing in the verdict stay unknown."""
-    said = verdict.detail.get("differences")
-    if not said:
-        return [verdict.summary]
-    if len(said) < verdict.detail.get("total", len(said)):
-        return [*(row["text"] for row in said), "and others"]
-    return [row["text"] for row in said]
+def differences_of(verdict: Verdict) -> Iterator[Mapping[str, Any]]:
+    """Yield the facts of each difference, or of each kind of differences. Yield no facts for
+    differences that the verdict leaves out."""
+    detail = verdict.detail
+    _, _, symptom = verdict.key.partition("/")
+    facts = {**detail, "suite": verdict.suite, "status": verdict.status}
+    facts["symptom"] = symptom.partition("/")[0]
+    if kinds := detail.get("kinds"):
+        yield from ({**facts, **kind} for kind in kinds)
+        return
+    rows = detail.get("differences") or [{}]
+    yield from ({**facts, **row} for row in rows)
+    if "differences" in detail and len(rows) < detail.get("total", 0):
+        yield {}
+
+
+def has_facts(facts: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    return all(name in facts and is_fact(name, facts[name], wanted[name]) for name in wanted)
+
+
+def is_fact(name: str, fact: Any, wanted: Any) -> bool:
+    """Return True if the fact is the wanted one, or one of several. An engine's own error need
+    only contain the wanted words."""
+    if isinstance(wanted, list):
+        return any(is_fact(name, fact, each) for each in wanted)
+    if isinstance(wanted, Mapping):
+        return isinstance(fact, Mapping) and has_facts(fact, wanted)
+    if name == ERROR:
+        return wanted in fact
+    return bool(fact == wanted) or bool(fact != fact and wanted != wanted)  # NaN

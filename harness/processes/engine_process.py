@@ -13,7 +13,7 @@ from typing import IO, Protocol
 
 from lockstep.harness.processes.forked_process import ForkedProcess
 from lockstep.harness.processes.kept_process import KeptProcess
-from lockstep.harness.processes.side_by_side import killed_by
+from lockstep.harness.processes.side_by_side import killed_by, signal_name
 
 LOG_LINES = 50
 LOG_LINE_BYTES = 500
@@ -55,6 +55,12 @@ class EngineProcess:
         if status < 0:
             return killed_by(-status)
         return f"exited with status {status}"
+
+    @property
+    def signal(self) -> str:
+        """Return the name of the signal that killed the process, as `death` found it; else ""."""
+        status = self.process.returncode
+        return signal_name(-status) if status is not None and status < 0 else ""
 
     def dismiss(self) -> None:
         """Let the process end by itself, so that its engine can clean up; then kill it if

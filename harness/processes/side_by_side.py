@@ -54,8 +54,12 @@ def end_with_parent() -> None:
 
 
 def killed_by(number: int) -> str:
-    """Describe a signal. Real-time signals have no names."""
+    return f"was killed by {signal_name(number)}"
+
+
+def signal_name(number: int) -> str:
+    """Return a name such as SIGABRT. Real-time signals have none: their number stands for it."""
     try:
-        return f"was killed by {signal.Signals(number).name}"
+        return signal.Signals(number).name
     except ValueError:
-        return f"was killed by signal {number}"
+        return f"signal {number}"

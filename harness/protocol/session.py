@@ -169,9 +169,11 @@ class ProgramSession(Session):
             return TimedOut(seconds=limit, log=self.end(), note=note)
         except Closed:
             death = self.program.death() if self.program else "did not start"
+            signal = self.program.signal if self.program else ""
             at = in_words(question) if self.said else "start"
             message, log = f"{self.name} {death} during {at}", self.end()
-            return Crashed(message=message + of_memory(log, self.memory_limit), log=log)
+            message += of_memory(log, self.memory_limit)
+            return Crashed(message=message, log=log, signal=signal)
         except NotStarted as error:
             self.end()
             return error.outcome

@@ -156,7 +156,9 @@ def differences(oracle: FileSummary, other: FileSummary) -> list[dict[str, Any]]
     found = fields(("version", "alignment"), oracle, other)
     for key in {**oracle.metadata, **other.metadata}:
         if not same_key(key, oracle, other):
-            found.append(entry("key", *where_they_part(key, *values_of(key, oracle, other))))
+            place = where_they_part(key, *values_of(key, oracle, other))
+            kind = oracle.metadata[key][0] if key in oracle.metadata else ""
+            found.append(entry("key", *place, name=key, type_=kind))
     # behind the keys, whose sizes move it; without tensors there is no data, and where it would
     # begin is nobody's to say
     if oracle.tensors or other.tensors:
@@ -276,7 +278,17 @@ def where_they_part(key: str, a: tuple[str, Any], b: tuple[str, Any]) -> tuple[s
     return f"key {key!r}, element {at}", pair[0][at], pair[1][at]
 
 
-def entry(what: str, where: str, expected: Any, actual: Any, kind: str = "") -> dict[str, Any]:
+def entry(
+    what: str,
+    where: str,
+    expected: Any,
+    actual: Any,
+    kind: str = "",
+    *,
+    name: str = "",
+    type_: str = "",
+) -> dict[str, Any]:
+    """Return the facts of a difference. name, type_: of a key of the file."""
     a, b = ("absent" if value is ABSENT else cut(repr(value), 200) for value in (expected, actual))
     text = f"{where}: expected {a}, got {b}"
     return {
@@ -286,4 +298,7 @@ def entry(what: str, where: str, expected: Any, actual: Any, kind: str = "") -> 
         "expected": a,
         "actual": b,
         "kind": kind,
+        "name": name,
+        "type": type_,
+        "ascii": not (type(expected) is str and not expected.isascii()),
     }

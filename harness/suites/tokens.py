@@ -27,6 +27,7 @@ from lockstep.harness.suites.parts.made_texts import (
 )
 from lockstep.harness.suites.parts.originals import Original, named_among, originals_of
 from lockstep.harness.suites.parts.pieces import sides
+from lockstep.harness.suites.parts.token_kinds import count_kinds
 
 Row = tuple[Any, Any, Any]
 AT_MOST, LONGEST = 60, 200  # differences in one verdict, characters of an input or an answer
@@ -201,6 +202,7 @@ class Way:
         if self.name.startswith("encode"):
             detail["sides"] = sides(self.context, *wrong[0][1:])
         detail["differences"] = [{"text": f"{a} gives {c}, expected {b}"} for a, b, c in texts]
+        detail["kinds"] = count_kinds(self.context, wrong)
         text = (
             f"{self}: {len(wrong)} of {len(rows)} inputs differ; {cut(given, 80)} "
             f"gives {cut(got, 80)}, expected {cut(want, 80)}{why}"

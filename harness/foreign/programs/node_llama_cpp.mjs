@@ -73,15 +73,18 @@ await serve((path, settings) => {
 
   const logits = (question, show) =>
     inContext(async (sequence) => {
-      for (const [number, batch] of question.batches.entries()) {
+      const every = [];
+      for (const batch of question.batches) {
         if (batch.encoder || new Set(batch.sequences).size > 1) {
           throw new Unsupported("an encoder, or several sequences");
         }
         const wanted = { generateNext: { ...GREEDY, logits: true } };
         const steps = batch.tokens.map((id, i) => (batch.outputs[i] ? [id, wanted] : id));
         const found = (await sequence.controlledEvaluate(steps)).filter((each) => each);
-        const rows = found.map(({ next }) => next.logits);
-        const width = rows[0].size;
+        every.push(found.map(({ next }) => next.logits));
+      }
+      const width = every.flat()[0]?.size ?? 0; // a batch may have no outputs
+      for (const [number, rows] of every.entries()) {
         const values = new Float32Array(rows.length * width);
         rows.forEach((row, i) => row.forEach((logit, id) => (values[i * width + id] = logit)));
         show(`logits${number}`, [rows.length, width], values);

@@ -1,0 +1,53 @@
+"""Kinds of differences between two tokenizers, by which known findings are matched."""
+
+import pytest
+
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.tokenizers.base import Tokenizer, tokenizer_of
+from lockstep.harness.runs.run import builtin_model
+from lockstep.harness.suites.parts.token_kinds import kinds_of
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    with GgufFile.open(builtin_model("f32", tmp_path_factory.mktemp("model"))) as file:
+        return tokenizer_of(file.metadata)
+
+
+def kinds(tokenizer: Tokenizer, expected: object, actual: object) -> list[str]:
+    return [kind.name for kind, _ in kinds_of(tokenizer, expected, actual)]
+
+
+def test_ids_are_compared_with_bos_apart(tokenizer: Tokenizer) -> None:
+    bos, ids = (
+        tokenizer.vocabulary.bos,
+        tokenizer.encode(b"aeee", add_special=False, parse_special=True),
+    )
+    assert kinds(tokenizer, [bos, *ids], ids) == ["BOS"]
+    assert kinds(tokenizer, [bos, *ids], ids[:-1]) == ["BOS", "CUT"]
+    assert kinds(tokenizer, [bos], []) == ["BOS"]
+    assert kinds(tokenizer, [bos, bos], [bos]) == ["BOS"]
+
+
+def test_other_tokens_of_the_same_text_are_told_from_another_text(tokenizer: Tokenizer) -> None:
+    space, *letters = tokenizer.encode(b"aeee", add_special=False, parse_special=True)
+    byte = tokenizer.pieces.index(b"e")  # the token of the byte, and not of the letter
+    assert kinds(tokenizer, [space, *letters], [space, *letters[:-1], byte]) == ["TOKENS"]
+    assert kinds(tokenizer, [space, *letters], letters) == ["LEADING_SPACE"]
+    assert kinds(tokenizer, [space, *letters], letters[::-1]) == ["TEXT"]
+    assert kinds(tokenizer, [space, *letters], [10**6]) == ["TEXT"]
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual", "kind"),
+    [
+        (b" upon", b"upon", "LEADING_SPACE"),
+        (b"a , b", b"a, b", "SPACES"),
+        (b"upon", b"up", "CUT"),
+        (b"upon", b"open", "TEXT"),
+    ],
+)
+def test_bytes_that_lack_spaces_or_an_end_are_told_apart(
+    expected: bytes, actual: bytes, kind: str, tokenizer: Tokenizer
+) -> None:
+    assert kinds(tokenizer, expected, actual) == [kind]
