@@ -1,5 +1,6 @@
 """Engines that round the factors of products are right, and a fault beside that is found."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from lockstep.engine.registry import import_members
 from lockstep.harness.adapters.base import Adapter
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.exit_codes import exit_code
+from lockstep.harness.runs.run import builtin_model
 from tests.models import written
 from tests.plans import plan_of, verdicts_of
 
@@ -91,3 +93,25 @@ class TwentiethMore(Reference, name="test: in halves, and one product a twentiet
 
 def test_logits_show_a_fault_of_an_engine_in_halves(model: Path) -> None:
     assert exit_code(verdicts_of(plan_of(model, TwentiethMore.name), "logits")) == 1
+
+
+def test_choices_of_an_engine_in_halves_are_explained_by_its_logits(tmp_path: Path) -> None:
+    quantised = builtin_model("q4_0", tmp_path)
+    plan = plan_of(quantised, "honest:bf16", n_tokens=32, n_steps=64)
+    verdicts = verdicts_of(plan, "decode")
+    assert exit_code(verdicts) == 0
+
+
+class ChoosesOther(Reference, name="test: in halves, and its greedy loop takes the second token"):
+    class ops(ops_of("bf16")):  # type: ignore[misc]
+        pass
+
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        ids = super().greedy(prompt, n)
+        return [*ids[:-1], ids[-1] ^ 1]
+
+
+def test_wrong_choice_of_an_engine_in_halves_is_found(tmp_path: Path) -> None:
+    quantised = builtin_model("q4_0", tmp_path)
+    plan = plan_of(quantised, ChoosesOther.name, n_tokens=32, n_steps=8)
+    assert exit_code(verdicts_of(plan, "decode")) == 1

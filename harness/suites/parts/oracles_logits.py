@@ -4,6 +4,7 @@ One rule for all suites: a design explains an engine if one run of it reproduces
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import count
 from typing import Any
 
@@ -12,10 +13,12 @@ from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch, join_batches
 from lockstep.engine.quants.base import F32
-from lockstep.harness.context.suite import NOT_IN_ONE, Context
+from lockstep.harness.context.suite import NOT_IN_ONE, Context, NoAnswer
 from lockstep.harness.judging.noise import MORE_RUNS
 from lockstep.harness.judging.tolerances import between_two_in_rows
 from lockstep.harness.records import Request
+from lockstep.harness.suites.parts.rounded_factors import explain_by_factors
+from lockstep.harness.suites.parts.which_tokens import rounding
 from lockstep.harness.suites.parts.whole_runs import is_oracle_wrong
 
 NOT_DETERMINED = "logits are NaN or infinite, so greedy tokens are undefined"
@@ -86,12 +89,25 @@ def designs_that_say(
     for number, run in honest_runs(context, batches, among):
         if fits(run, between_two_in_rows(noise, run)):
             yield number
+    learn_design(context, batches)
     for number, design in enumerate(context.rounding or (), FIRST_ROUNDED):
         if among is None or number in among:
             floor = context.honest.rounded_run(batches, design, seed=context.seed, runs=MORE_RUNS)
             run = np.concatenate(floor.logits)
             if fits(run, between_two_in_rows(floor.relative, run)):
                 yield number
+
+
+def learn_design(context: Context, batches: Sequence[Batch]) -> None:
+    """Ask for logits, if the engine shows them: they may reveal a design that rounds factors, which
+    explains its choices too."""
+    levels = context.subject_info.levels
+    if context.rounding != [] or (levels is not None and "logits" not in levels):
+        return
+    with suppress(NoAnswer):
+        run = context.ask(context.subject, "evaluate", Request(batches=tuple(batches)))
+        logits, float32 = np.concatenate(run.logits), context.honest_runs(batches)
+        explain_by_factors(context, batches, logits, float32, rounding(context, run))
 
 
 def is_honest(context: Context, batches: Sequence[Batch], fits: Fits) -> bool:
