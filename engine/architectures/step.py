@@ -39,9 +39,10 @@ class Step:
         """Attend to the cells that each token sees. q: (tokens, heads, dim); k, v: (tokens,
         kv_heads, dim) -> (tokens, heads * dim).
 
-        window: the number of tokens that each sees, itself included; 0: all before it. cap: the
-        limit of all scores (tanh); 0: there is none. within: without v, the first elements of the
-        keys that are the values. sinks: (heads,), an additional score of each row, without a value.
+        window: the number of tokens that each token sees, itself included; 0: all tokens before it.
+        cap: the limit of all scores (tanh); 0: no limit. within: if v is None, the number of first
+        elements of a key that are its value. sinks: (heads,), an additional score of each row,
+        without a value.
         """
         ops, probe = self.ops, self.probe
         memory = self.memory[layer]

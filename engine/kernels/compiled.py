@@ -1,4 +1,4 @@
-"""Compilation of functions, and the test that a compiled result on disk is out of date."""
+"""Compilation of functions, with a check whether the compiled code on disk is out of date."""
 
 import hashlib
 from collections.abc import Callable
