@@ -1,4 +1,4 @@
-"""GGUF files with one named fault each: our verdict with its reason, and each parser's answer."""
+"""GGUF files with one named fault each, with our verdict, its reason, and each parser's answer."""
 
 import base64
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ COMPARE = (
 
 class GoldenFiles(Golden, name="files"):
     def make(self, source: Source, what: str) -> Vectors:
-        """Make one file's vectors; `every` asks about all at once, in a second instead of
+        """Make the vectors of one file. For all files, use `every`, which takes a second instead of
         minutes."""
         return every(source, [what])[what]
 
@@ -52,7 +52,7 @@ class GoldenFiles(Golden, name="files"):
         return {**found, **document["parsers"]}
 
     def replay(self, vectors: Vectors, ask: AskedEngine, verdict: Verdicts) -> Iterator[Verdict]:
-        """Compare a parser's answers with its own stored ones, or else with the right ones."""
+        """Compare a parser's answers with its stored answers, or else with the right answers."""
         document = vectors.document
         raw = base64.b64decode(document["base64"])
         ways = [name for name in document["parsers"] if name.split()[0] == ask.engine]

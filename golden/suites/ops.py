@@ -1,4 +1,4 @@
-"""Vectors of single operations: inputs, the truth in float64 and a bound for every element."""
+"""Vectors of single operations: inputs, the result in float64, and a bound for every element."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -29,7 +29,7 @@ HELD = {  # ggml's or not: what the truth was held against when it was written
 class GoldenOps(Golden, name="ops"):
     def make(self, source: Source, what: str) -> Vectors:
         """Make the cases of an operation. Raises BrokenGolden if the oracle's own result is out of
-        bound."""
+        bounds."""
         source.progress(f"{what}: cases of an operation")
         rows, tensors = [], Tensors()
         for case in cases_of(what, source.seed):
@@ -105,7 +105,7 @@ def check_oracle(
 
 
 def sentence(op: str, one: JudgedCase) -> str:
-    """Describe a judged case: place, expected value, value that came, and limit."""
+    """Describe a judged case: place, expected value, actual value and limit."""
     where = f"{op}, {one.case}, {one.output}"
     if one.wrong is None:
         return f"{where}: agrees"
