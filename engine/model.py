@@ -116,7 +116,7 @@ class Model:
             return self.compute(ubatch, views, probe, ops)
 
         if self.graph.embeds and len(batch) > self.n_ubatch:
-            raise InvalidModel(f"{len(batch)} tokens at once, and a ubatch holds {self.n_ubatch}")
+            raise InvalidModel(f"{len(batch)} tokens at once, but a ubatch holds {self.n_ubatch}")
         sizes = {"n_vocab": self.graph.hparams.n_vocab, "n_ubatch": self.n_ubatch}
         logits = decode(entries_of(batch), memory, compute, **sizes)
         assert logits is not None

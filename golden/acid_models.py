@@ -107,7 +107,7 @@ def problems_of(root: Path = ROOT) -> Iterator[tuple[str, str]]:
     for name, wanted in hashes.items():
         try:
             if sha256(read(root / name, LARGEST)) != wanted:
-                yield name, f"acid/{name} was changed: its hash is another; {again}"
+                yield name, f"acid/{name} was changed: its hash differs; {again}"
         except BrokenGolden as error:
             yield name, f"acid/{name}: {error}; {again}"
     known = {MANIFEST, PAGE, *hashes}

@@ -127,7 +127,7 @@ def of_operation(vectors: Vectors, answers: Tensors, verdict: Verdicts) -> Itera
         yield verdict("not-compared", text, {"missing": missing})
     if held and all(one.wrong is None for one in held):
         share = max(one.share for one in held)
-        text = f"{op}: {len(held)} outputs, at most {share:.2f} of what is allowed"
+        text = f"{op}: {len(held)} outputs, worst error {share:.2f} of its limit"
         yield verdict("agreed", text, {"worst_share": share})
 
 

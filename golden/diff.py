@@ -45,7 +45,7 @@ def diff(a: Path, b: Path) -> list[GoldenDifference]:
         if not path.exists():
             raise BrokenGolden(f"{path}: no such file or folder")
     if a.is_dir() != b.is_dir():
-        raise BrokenGolden(f"{a} and {b} are a file and a folder: give two of a kind")
+        raise BrokenGolden(f"{a} and {b} are a file and a folder: give two files or two folders")
     if not a.is_dir():
         return list(between(b.name, cases_of(a), cases_of(b)))
     ours, theirs = list_documents(a), list_documents(b)

@@ -168,7 +168,7 @@ def own_cases(model: Path) -> list[tuple[bytes, list[int]]]:
     lines = ids.read_text().splitlines()
     if len(parts) != len(lines):
         raise BrokenGolden(
-            f"{texts.name} has {len(parts)} cases and {ids.name} {len(lines)}: not of one version"
+            f"{texts.name} has {len(parts)} cases and {ids.name} {len(lines)}: different versions"
         )
     return [
         (text, [int(word) for word in line.split()])

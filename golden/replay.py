@@ -135,7 +135,7 @@ def one(
     if row is not None and path is None:
         yield verdict(
             "not-compared",
-            f"the model {row['name']} was not given: --model names it, the file with sha256 "
+            f"the model {row['name']} was not given: pass --model with the file whose sha256 is "
             f"{row['sha256']}",
         )
         return

@@ -97,9 +97,13 @@ class Deepseek2(Llama, name="deepseek2"):
         n_lora_kv = keys.positive("attention.kv_lora_rank")
         n_head_k = keys.positive("attention.key_length_mla")
         n_head_v = keys.positive("attention.value_length_mla")
-        keys.same("attention.head_count_kv", 1, "as what is kept serves all heads")
-        keys.same("attention.key_length", n_lora_kv + n_rot, "what is kept of a token")
-        keys.same("attention.value_length", n_lora_kv, "what is kept without its position")
+        keys.same("attention.head_count_kv", 1, "because all heads share the cached vector")
+        keys.same("attention.key_length", n_lora_kv + n_rot, "the size of the cached vector")
+        keys.same(
+            "attention.value_length",
+            n_lora_kv,
+            "the size of the cached vector without its rotated part",
+        )
         for key in ("expert_group_count", "expert_group_used_count"):
             keys.without(key, int, 0, 1)
         # of GLM 4.7 Flash, whose first files did not say so

@@ -57,7 +57,7 @@ class GptOss(Qwen2, name="gpt-oss"):
     def n_ff(cls, keys: Keys) -> int:
         """Return the feed-forward length of one expert; the dense key must have the same value."""
         n_ff = keys.positive("expert_feed_forward_length")
-        keys.same("feed_forward_length", n_ff, "that of an expert")
+        keys.same("feed_forward_length", n_ff, "the length of an expert")
         return n_ff
 
     @classmethod

@@ -51,7 +51,7 @@ class Step:
         memory.store(k, k[:, :, :0] if v is None else turn(v, of_values))
         keys, values = memory.read()  # (cells, kv_heads, dim, or blocks of it)
         if v is None and is_coded(keys):
-            raise Unsupported("keys that are values as well, in a quantised cache")
+            raise Unsupported("keys that also serve as values, in a quantised cache")
         visible = memory.visible(window)
         keys = show_cache(probe, "k_cache", layer, keys)
         values = keys[:, :, :within] if v is None else show_cache(probe, "v_cache", layer, values)

@@ -114,7 +114,7 @@ class GgufFile:
         """Return the tensor's bytes as a read-only view of the file. Raises KeyError without such a
         tensor."""
         if self._bytes is None:
-            raise ValueError(f"the bytes of {name!r} are gone: the file is closed")
+            raise ValueError(f"the bytes of {name!r} cannot be read: the file is closed")
         info = self.tensors[name]
         start = self.data_offset + info.offset
         return self._bytes[start : start + info.n_bytes]

@@ -110,7 +110,7 @@ class GrammarMatcher:
         number = self.numbers.setdefault((place, below), len(self.frames))
         if number == len(self.frames):
             if number >= MAX_FRAMES:
-                raise InvalidGrammar(f"grammar: readings of more than {MAX_FRAMES} places")
+                raise InvalidGrammar(f"grammar: its readings need more than {MAX_FRAMES} places")
             self.frames.append((place, below))
         return number
 
@@ -293,8 +293,8 @@ def characters_of(word: bytes, half: Half) -> tuple[int, Half]:
 
 def too_many() -> InvalidGrammar:
     return InvalidGrammar(
-        f"grammar: more than {MAX_READINGS} readings of one text: make its alternatives differ "
-        "in what they begin with"
+        f"grammar: more than {MAX_READINGS} readings of one text: let its alternatives "
+        "begin differently"
     )
 
 

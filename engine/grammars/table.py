@@ -182,5 +182,5 @@ class GrammarTable:
             name = self.names[error.args[1][0]]
             raise InvalidGrammar(
                 f"grammar, rule {name!r}: it begins with itself (left recursion): "
-                "let something stand in front of it, or repeat with * or +"
+                "put another item before it, or repeat with * or +"
             ) from None

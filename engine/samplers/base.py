@@ -89,7 +89,7 @@ class ReadingSampler(Sampler):
     @property
     def known(self) -> SamplerVocabulary:
         if self.vocabulary is None:
-            raise NotInModel(f"{self.name} needs a vocabulary, and there is none")
+            raise NotInModel(f"{self.name} needs a vocabulary, but there is none")
         return self.vocabulary
 
 

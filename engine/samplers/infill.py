@@ -59,6 +59,8 @@ class Infill(ReadingSampler, name="infill"):
         """Return a list of one candidate, the end of a turn."""
         token = self.known.end_of_turn
         if token is None:
-            raise NotInModel("infill needs a token that ends a turn or a text, and there is none")
+            raise NotInModel(
+                "infill needs a token that ends a turn or a text, but the model has none"
+            )
         first = c.take(slice(1))
         return first.change(ids=np.array([token], np.int32), logits=np.ones(1, F))

@@ -55,7 +55,7 @@ class Charsmap:
     def node(self, index: int) -> int:
         if index >= len(self.nodes):
             raise InvalidModel(
-                f"{KEY} must have node {index}, which its trie leads to, and has {len(self.nodes)}"
+                f"{KEY} must have node {index}, to which its trie leads, but has {len(self.nodes)}"
             )
         return self.nodes[index]
 

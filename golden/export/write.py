@@ -57,7 +57,7 @@ def export(
     if form == "c" and level not in WITH_RUNNERS:
         raise BrokenGolden(f"the level {level} has no runner in C: --as json has all of it")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise BrokenGolden(f"{out} is there and is not empty: name a new folder")
+        raise BrokenGolden(f"{out} exists and is not empty: name a new folder")
     entries = {entry.path: entry for entry in read_manifest(root)}
     paths = {Path(p).stem: p for p, e in entries.items() if e.kind != "tensors" and of(p, level)}
     for name in only:

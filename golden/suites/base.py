@@ -94,7 +94,7 @@ def difference(held: Vectors, made: Vectors, but: Collection[str] = ()) -> str:
     """Return the first part of the document, or tensor, that differs; the CPU does not count."""
     a, b = parts(held), parts(made)
     changed = (name for name in sorted({*a, *b} - {*but}) if a.get(name) != b.get(name))
-    return next((f"{name!r} is another one" for name in changed), "")
+    return next((f"{name!r} differs" for name in changed), "")
 
 
 def parts(vectors: Vectors) -> Case:

@@ -123,7 +123,7 @@ class GoldenDot(Golden, name="dot"):
         wrong = mismatch_between(tensors["expected"], got, tensors["allowed"])
         if wrong is None:
             share = float((np.abs(got - tensors["expected"]) / tensors["allowed"]).max())
-            text = f"{kind}: {got.size} products, at most {share:.2f} of what is allowed"
+            text = f"{kind}: {got.size} products, worst error {share:.2f} of its limit"
             exact = got.tobytes() == tensors["llama_cpp"].tobytes()
             yield verdict("agreed", text, {"worst_share": share, "bit_exact": exact})
             return

@@ -39,9 +39,9 @@ class GoldenFiles(Golden, name="files"):
             yield f"the file has not {document['bytes']} bytes"
         accepted = document["parsers"].get("reference buffer") == ACCEPTED
         if accepted and document["verdict"] == "invalid":
-            yield "the file is invalid, and our own reader accepts it"
+            yield "the file is invalid, but our own reader accepts it"
         if not accepted and document["verdict"] == "valid":
-            yield "the file is valid, and our own reader refuses it"
+            yield "the file is valid, but our own reader refuses it"
         for parser, ending in document["parsers"].items():
             if ending not in ENDINGS:
                 yield f"{parser} ends in {ending!r}, which is no ending"

@@ -132,7 +132,7 @@ def verdict_of(
     detail: dict[str, Any]
     over = {case for case, finding in known.items() if finding} - {one.case for one in wrong}
     if over:
-        text = f"{op}: {min(over)} agrees by now: take {known[min(over)]} out of the findings"
+        text = f"{op}: {min(over)} now agrees: remove {known[min(over)]} from the findings"
         return verdict("diverged", text, key=f"over/{op}")
     n = len(document["cases"])
     if news:
@@ -141,7 +141,7 @@ def verdict_of(
         detail = {"wrong": names, "output": news[0].output, "reason": news[0].reason}
         return verdict("diverged", text, detail, key=f"value/{op}")
     share = max((one.share for one in held if one.wrong is None), default=0.0)
-    text = f"{op}: {n} cases, at most {share:.2f} of what is allowed"
+    text = f"{op}: {n} cases, worst error {share:.2f} of its limit"
     detail = {"worst_share": share, "ways": dict(Counter(one.way for one in held))}
     if wrong:
         return verdict("excused", f"{text}; {known[wrong[0].case]} is a known finding", detail)

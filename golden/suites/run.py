@@ -75,7 +75,7 @@ class GoldenRun(Golden, name="run"):
         names = {key for row in document["shown"] for key in names_of(row["name"])}
         if names != set(tensors):
             odd = min(names ^ set(tensors))
-            yield f"the tensor {odd!r} is missing, or of nothing that is shown"
+            yield f"the tensor {odd!r} is missing, or belongs to nothing that is shown"
             return
         for row in document["shown"]:
             for key in names_of(row["name"])[1:]:

@@ -96,7 +96,7 @@ def test_new_nan_is_the_worst_change(first: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("a", "b", "match"),
     [
-        ("logits", "logits/f32.json", "two of a kind"),
+        ("logits", "logits/f32.json", "two files or two folders"),
         ("nowhere", "logits", "no such file"),
         ("manifest.json", "manifest.json", "no golden is of kind None"),
     ],

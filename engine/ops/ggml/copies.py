@@ -118,7 +118,9 @@ def set_coded_rows(node: Node, ids: NDArray[np.generic], build: Build) -> Expect
         out[i3, i2, at], allowed[i3, i2, at] = values[i3, i2], slack[i3, i2]
         codes[i3, i2, at] = raw[i3, i2]
     actual = wide(replace(before, value=node.value))
-    reason = "the codes of the rows written; between two, fused or not decides"
+    reason = (
+        "codes of the written rows; between two codes, a fused operation may give the other one"
+    )
     return Expected(out, allowed, reason, actual=actual, answer=codes)
 
 

@@ -260,7 +260,7 @@ TO_LEAF = (CHILD ^ ord("b") ^ 512) << 10 | 0x100
         ({"precompiled_charsmap": np.full(90, 255, np.uint8)}, r"4 \+ 4294967295 bytes, got 90"),
         ({"precompiled_charsmap": np.zeros(9, np.float32)}, "array of int8 or uint8, got float32"),
         ({"precompiled_charsmap": "abcdefgh"}, "array of int8 or uint8, got str"),
-        ({"precompiled_charsmap": blob([ROOT], b"\0")}, "node 266, which its trie leads to"),
+        ({"precompiled_charsmap": blob([ROOT], b"\0")}, "node 266, to which its trie leads"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
@@ -272,7 +272,7 @@ def test_a_broken_map_is_refused_by_its_key(changes: dict[str, Any], message: st
 @pytest.mark.parametrize(
     ("word", "leaf", "replacements", "message"),
     [
-        (0x1FFFFF << 10 | 0x100, 0, b"\0", r"node \d+, which its trie leads to, and has 768"),
+        (0x1FFFFF << 10 | 0x100, 0, b"\0", r"node \d+, to which its trie leads, but has 768"),
         (TO_LEAF, 9, b"abc\0", "ends with NUL at 9, in 4 bytes"),
         (TO_LEAF, 1, b"abc", "ends with NUL at 1, in 3 bytes"),
         (TO_LEAF, 2**31 - 1, b"abc\0", "ends with NUL at 2147483647"),
