@@ -1,4 +1,5 @@
-"""Our grammars and llama.cpp's: the same tokens at every step, and the known differences."""
+"""Our grammars and llama.cpp's allow the same tokens at every step, except for known
+differences."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""An unknown name gets similar known names, and not four hundred."""
+"""The error for an unknown name suggests similar known names, not all of them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Memories as machines: the effects of operations, the places of tokens, and refusals without
+"""Memories without numbers: the effects of operations, the places of tokens, and refusals without
 effects."""
 
 from collections.abc import Sequence

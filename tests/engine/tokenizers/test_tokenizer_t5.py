@@ -1,4 +1,4 @@
-"""The "t5" tokenizer on a vocabulary written by hand: each rule, and its keys."""
+"""The "t5" tokenizer on a vocabulary written by hand: each rule and each key."""
 
 from collections.abc import Mapping
 from struct import pack
@@ -52,7 +52,8 @@ def charsmap(forms: Mapping[str, str], first_base: int = 256) -> bytes:
 def place(
     words: dict[int, int], node: int, path: bytes, starts: Mapping[bytes, int], base: int
 ) -> None:
-    """Find a base with free places for the children of a node, then do the same for each child."""
+    """Place the children of a node at a base where their places are free, then the children of each
+    child."""
     children = {text[len(path)] for text in starts if text.startswith(path) and text != path}
     wanted = sorted(children | ({0} if path in starts else set()))
     while any(base ^ byte in words for byte in wanted):
@@ -242,7 +243,7 @@ ROOT = CHILD << 10
 
 
 def one_child(word: int, leaf: int, replacements: bytes) -> Any:
-    """Return a trie in which `b` leads to a node, and this to a leaf at 512."""
+    """Return a trie in which `b` leads to a node, and this node leads to a leaf at 512."""
     words = [0] * 768  # whole blocks
     words[0], words[CHILD ^ ord("b")], words[512] = ROOT, word | ord("b"), leaf
     return blob(words, replacements)
