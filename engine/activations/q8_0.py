@@ -78,7 +78,8 @@ def half(x: F32) -> NDArray[np.float16]:
 
 
 def largest_of(blocks: F32) -> F32:
-    """Return the largest magnitude of each block, in the order that decides what a NaN does.
+    """Return the largest magnitude of each block, compared in ggml's order, which decides the
+    effect of a NaN.
 
     maxps(a, b) is b if either is NaN, so the next comparison forgets a NaN.
     """

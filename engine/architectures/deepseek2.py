@@ -2,7 +2,7 @@
 
 From the published definition (DeepSeek-V2 and V3 technical reports; DeepseekV3Attention, -MoE and
 -TopkRouter of transformers). For inference, the first report merges the matrix that makes keys from
-the latent vector into the queries, and applies the matrix that makes values after attention. So a
+the latent vector into the queries. The matrix that makes values is applied after attention. So a
 file stores the two matrices separately (attn_k_b, attn_v_b). Groups of experts are not covered.
 """
 

@@ -1,14 +1,15 @@
 """Reader of GGUF files: header, metadata and tensor table, with every rule checked.
 
-The rules are those of ggml/src/gguf.cpp in llama-cpp-python 0.3.36, with these differences. Refused
-here only: an empty tensor name, a bool other than 0 and 1, a key or tensor name that is not UTF-8
-or holds a NUL, a key of more than 65535 bytes, a tensor whose bytes are not all in the file
-(llama.cpp sees that later, when it loads), and one so long that its ggml_nbytes wraps around
-(ggml-org/llama.cpp, pull request 27200). Accepted here only: arrays of arrays, 4 deep at most.
+The rules are those of ggml/src/gguf.cpp in llama-cpp-python 0.3.36, with these differences. Only
+this reader refuses: an empty tensor name, a bool other than 0 and 1, a key or tensor name that is
+not UTF-8 or holds a NUL, a key of more than 65535 bytes, a tensor whose bytes are not all in the
+file (llama.cpp sees that later, when it loads), and a tensor so long that its ggml_nbytes wraps
+around (ggml-org/llama.cpp, pull request 27200). Only this reader accepts arrays of arrays, at most
+4 deep.
 
-Both accept a tensor with a zero dimension: it has no bytes, the tensor after it has the same offset
-and nothing is ambiguous. Code that needs such a tensor's shape refuses it. Without tensors there is
-no data section, and `data_offset` is the end of the header, not padded.
+Both readers accept a tensor with a zero dimension. Such a tensor has no bytes, and the next tensor
+has the same offset, so nothing is ambiguous. Code that needs such a tensor's shape refuses it.
+Without tensors there is no data section, and `data_offset` is the end of the header, not padded.
 """
 
 import mmap

@@ -86,7 +86,7 @@ def shared_length(a: bytes, b: bytes) -> int:
 
 
 class GrammarMatcher:
-    """A grammar over a vocabulary. States are values: nothing here remembers a text."""
+    """A grammar over a vocabulary. A state is a value, so the matcher itself remembers no text."""
 
     def __init__(self, table: GrammarTable, order: WordOrder) -> None:
         self.table, self.order = table, order

@@ -60,7 +60,8 @@ def sums_and_sizes_of_run(
 ) -> Any:  # fmt: skip
     """Return `sums_of_run`, followed by the sums of the products' magnitudes of each row.
 
-    Bytes of a row's words are unsigned, with 128 added; magnitudes are those without the 128.
+    Bytes of a row's words are unsigned, with 128 added; magnitudes are those of the numbers without
+    this 128.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -155,9 +156,8 @@ def sums_products(context: Any) -> bool:
 
 
 def multiply_pairs(context: Any, builder: Any, a: Any, b: Any) -> Any:
-    """Multiply 32 or 16 integers of 16 bits, and add neighbouring products -> half as many of 32
-    bits.
-    """
+    """Multiply 32 or 16 integers of 16 bits, and add neighbouring products -> half as many sums of
+    32 bits."""
     features, count = features_of(context), a.type.count
     if "+avx512bw" in features and count == 32:
         return by_name(builder, "llvm.x86.avx512.pmaddw.d.512", a, b)

@@ -4,10 +4,10 @@
     store(out, to, d * as_float(q & 15) - m)
 
 A kernel (`@kernel`) that is written with them reads like the format's specification and runs at the
-speed of the processor's vectors: every operation is one on whole vectors in LLVM, whatever their
-width. Lanes hold int32 or float32, exist only inside compiled functions, and round after every
-operation: nothing is contracted or reordered. A scalar operand is copied to every lane: any
-integer, or a float32 (float64 is refused, because it would round twice).
+speed of the processor's vectors: every operation works on whole vectors in LLVM, of any width.
+Lanes hold int32 or float32, exist only inside compiled functions, and round after every operation:
+nothing is contracted or reordered. A scalar operand is copied to every lane: any integer, or a
+float32 (float64 is refused, because it would round twice).
 
 No load or store is checked: `at` counts elements of the array, and the caller has made sure that
 there are enough of them.
@@ -249,7 +249,7 @@ def where(typing: Any, chosen: Any, a: Any, b: Any) -> Any:
 
 @compiled_as
 def concat(typing: Any, a: Any, b: Any) -> Any:
-    """Return the lanes of a, then those of b."""
+    """Return the lanes of a, then the lanes of b."""
     if a != b:
         return None
     lanes = Lanes(a.kind, 2 * a.count)

@@ -14,7 +14,6 @@ STAMP = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(SOURCES))).
 
 
 def kernel(function: Any, **options: Any) -> Any:
-    """Compile a kernel that several threads may run at once, and that may call kernels of those
-    files.
-    """
+    """Compile a kernel that several threads may run at once, and that may call kernels from the
+    files listed here."""
     return compile_kernel(function, STAMP, nogil=True, error_model="numpy", **options)

@@ -1,7 +1,7 @@
 """Keys and values in a quantised cache: blocks of codes. The dtype of an array identifies its type.
 
 If the size of a head is a multiple of 64, llama.cpp multiplies the head by a Hadamard matrix before
-storing it, so that no element is much larger than the others. Source: llama-kv-cache.cpp of
+storing it. Then no element is much larger than the others. Source: llama-kv-cache.cpp of
 llama-cpp-python 0.3.36.
 """
 

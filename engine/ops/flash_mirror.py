@@ -4,10 +4,11 @@ There are three paths (ggml_compute_forward_flash_attn_ext_f16, llama.cpp of lla
 0.3.36): one key at a time with an F16 accumulator; one key at a time in pieces of the cache that
 are merged (one token, at least 512 cells); tiles of 64 queries in float32 (64 tokens or more).
 
-An F16 accumulator turns a difference of one part in ten million into a whole half-precision step,
-but only if the value before rounding lay that close to the middle between two halves. So the mirror
-keeps a radius for each accumulator: an honest implementation's value lies within that radius. The
-radius becomes zero again if both ends of the interval round to the same half.
+An F16 accumulator can turn a difference of one part in ten million into a whole half-precision
+step. This happens only if the value before rounding lay that close to the middle between two
+halves. So the mirror keeps a radius for each accumulator: an honest implementation's value lies
+within that radius. The radius becomes zero again if both ends of the interval round to the same
+half.
 """
 
 from dataclasses import dataclass

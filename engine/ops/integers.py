@@ -86,7 +86,8 @@ def takes(kind: type[WeightFormat]) -> bool:
 
 
 def in_bytes(kind: type[WeightFormat]) -> bool:
-    """Return True if steps fit in bytes; those of larger blocks include group scales."""
+    """Return True if steps fit in bytes. Steps of larger blocks do not, because they include group
+    scales."""
     return kind.weights == SMALL_BLOCK
 
 

@@ -124,11 +124,12 @@ class Near:
         return Near(v, spread(slope, v, LIBM_ULP))
 
     def expect(self, reason: str) -> Expected:
-        """Return the value with its bound, which includes the final rounding to float32."""
+        """Return the value with its bound, which includes the rounding of the value itself to
+        float32."""
         return self.settle(f"{reason}: every operation rounded once, exp to 2 ulp")
 
     def settle(self, reason: str = "") -> Expected:
-        """Return the value with its bound; without a reason, that of the number is used."""
+        """Return the value with its bound; without `reason`, the number's own reason is used."""
         allowed = np.abs(self.v)
         if not np.isfinite(allowed.max(initial=0.0)):
             allowed = np.where(np.isfinite(allowed), allowed, 0.0)
@@ -167,7 +168,8 @@ def expected_of(x: Number, reason: str) -> Expected:
 
 
 def finite(x: Near) -> Near:
-    """Clear the radius of values that are not finite: every engine masks by minus infinity."""
+    """Clear the radius of values that are not finite, because every engine masks by minus
+    infinity."""
     return Near(x.v, np.where(np.isfinite(x.v), x.r, 0.0))
 
 

@@ -2,8 +2,8 @@
 words.
 
 A line is merged as a whole. A run of newlines becomes one token if the vocabulary has a token for
-it. A character without a token is spelled with the tokens `<0xNN>`, and a byte without one is lost.
-The file's pre-tokenizer is ignored, and `add_bos_token` is always true. Decoding drops spaces
+it. A character without a token is spelled with the tokens `<0xNN>`, and a byte without a token is
+lost. The file's pre-tokenizer is ignored, and `add_bos_token` is always true. Decoding drops spaces
 before punctuation, although the tokens hold all spaces.
 
 Source: the "gemma4" case of llama_vocab::impl::load, and LLAMA_VOCAB_PRE_TYPE_GEMMA4, in

@@ -24,8 +24,7 @@ def either(*parts: str) -> str:
 
 def cased_word(capitals: str, smalls: str, ending: str = "") -> str:
     """Return an expression for a word that starts with capitals or ends with small letters, and for
-    the one other character before that word.
-    """
+    at most one other character before that word."""
     before = r"[^\r\n\p{L}\p{N}]?"
     return either(
         f"{before}[{capitals}]*[{smalls}]+{ending}", f"{before}[{capitals}]+[{smalls}]*{ending}"

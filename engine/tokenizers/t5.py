@@ -118,8 +118,8 @@ class T5Tokenizer(Tokenizer, name="t5"):
 class Beginnings:
     """Prefix tree of user-defined tokens, which are not normalised.
 
-    llama.cpp follows such a token as far as the text matches, and does not normalise the matching
-    part, even if it is less than a token or a character.
+    llama.cpp follows such a token as far as the text matches. It does not normalise the matching
+    part, even if that part is less than a token or a character.
     """
 
     def __init__(self, texts: list[bytes]) -> None:

@@ -222,7 +222,7 @@ def test_a_wrong_cache_is_confirmed_by_patching(
     assert found.patched.confirms
 
 
-def test_graph_with_windows_shares_no_names_of_cache_cells(recorded: Any) -> None:
+def test_graph_with_windows_has_no_common_cache_names(recorded: Any) -> None:
     program = recorded("gemma3").program
     names = {site.name for site in places_by_site(program, wires_of(program))}
     assert not names & {"k_cache", "v_cache"}

@@ -115,7 +115,7 @@ def test_failing_engine_is_asked_once_with_the_same_verdicts(
 
 
 @pytest.mark.parametrize(("engine", "suite"), SUITES)
-def test_suite_about_embeddings_ends_only_its_own_fork(
+def test_embeddings_suite_leaves_the_fork_of_another_suite(
     model: Path, engine: str, suite: type[Suite], large: list[object]
 ) -> None:
     assert verdicts(model, engine, suite, Embeddings)

@@ -113,7 +113,7 @@ def test_tokenizer_with_a_known_difference_diverges(shared: Path) -> None:
     assert all(bytes.fromhex(v.detail["input"]).decode() for v in found)
 
 
-def test_every_original_can_be_asked_as_an_engine() -> None:
+def test_every_original_can_be_used_as_an_engine() -> None:
     assert set(LIBRARY.values()) == set(ORIGINALS)
     assert {known.original for known in KNOWN} == set(ORIGINALS)
     assert all(known.original == LIBRARY[known.vocabulary] for known in KNOWN)

@@ -77,7 +77,7 @@ def test_output_of_any_layer_moves_the_logits(name: str, tmp_path: Path) -> None
 
 
 def test_factors_near_zero_hide_a_layer(tmp_path: Path) -> None:
-    """Factors near zero were once drawn, like the elements of a matrix."""
+    """Factors were once drawn near zero, like the elements of a matrix."""
     (path,) = make_variants(["llama"], tmp_path)
     with GgufFile.open(path) as file:
         factors = [tensor for tensor in file.tensors if tensor.endswith(".scale")]

@@ -1,7 +1,7 @@
 """Compiled loops for `fast` besides products: float32 arithmetic.
 
-The range of outputs to compute comes last, so that threads can share the work: no result depends
-on how it is shared, nor on which rows are computed together.
+The range of outputs to compute is the last argument, so that threads can share the work. No result
+depends on how the work is shared, or on which rows are computed together.
 """
 
 from typing import Any

@@ -93,7 +93,7 @@ class Ways:
         return np.argsort(scores, kind="stable")
 
     def parts_to_sort(self, n: int) -> Iterable[int]:
-        """Yield how many of n candidates top-p sorts in each attempt, until they are enough."""
+        """Return how many of n candidates top-p sorts in each attempt, until they are enough."""
         if self.order is EqualsOrder.LIBSTDCXX and n > LARGE_LIST:
             return FIRST_PART, n
         return (n,)

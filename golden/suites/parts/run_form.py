@@ -60,8 +60,8 @@ def body_of(
 def batches_of(
     prompt: Sequence[int], greedy: Sequence[int], decoder_start: int | None
 ) -> tuple[Batch, ...]:
-    """Return a batch for the prompt, a batch for most greedy ids, and single batches for some.
-    decoder_start: the decoder's first token, if an encoder reads the prompt."""
+    """Return a batch for the prompt, a batch for most greedy ids, and a batch for each remaining
+    id. decoder_start: the decoder's first token, if an encoder reads the prompt."""
     ids = list(greedy[:-1])
     together = max(len(ids) - ALONE, 0)
     parts = [ids[:together], *([token] for token in ids[together:])]

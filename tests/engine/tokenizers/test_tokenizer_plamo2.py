@@ -102,7 +102,7 @@ def test_byte_order_mark_is_removed() -> None:
     assert tokenizer_of(tiny()).encode("\ufeff".encode()) == []
 
 
-def test_plamo_end_token_makes_the_old_one_a_normal_token() -> None:
+def test_plamo_end_token_makes_the_old_end_token_normal() -> None:
     tokenizer = tokenizer_of(tiny())
     assert tokenizer.vocabulary.eog == {2}
     assert tokenizer.encode(b"</s>") == ids("</s>")
