@@ -1,4 +1,4 @@
-"""A batch of tokens of sequences, and the batches that a run is made of."""
+"""A batch of tokens of one or more sequences, and the batches of a run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ I32 = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Tokens with their place: one entry per token in every array."""
+    """Tokens with their positions and sequences: every array has one entry per token."""
 
     tokens: I32
     positions: I32
@@ -58,14 +58,15 @@ def join_batches(batches: Sequence[Batch]) -> Batch:
 
 
 def encoded_first(batches: Sequence[Batch], both: bool) -> tuple[Batch, ...]:
-    """Put the prompt into an encoder batch first, if the model has an encoder and a decoder."""
+    """Return the batches, after an encoder batch of the prompt if the model has both parts."""
     return (Batch.to_encode(batches[0]), *batches) if both else tuple(batches)
 
 
 def steps_of(
     prompt: Sequence[int], ids: Sequence[int], decoder_start: int | None = None
 ) -> tuple[Batch, ...]:
-    """Return the prompt, then one batch for every id but the last, whose logits are not needed.
+    """Return the batch of the prompt, then one batch for every id except the last (no logits
+    needed).
 
     decoder_start: the first token of the decoder, for a model whose encoder reads the prompt.
     """

@@ -1,4 +1,4 @@
-"""Suggestions in place of an unknown name, for the end of a sentence."""
+"""Suggestions for an unknown name, to end an error message."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches

@@ -4,10 +4,10 @@ EngineError
 ├── MalformedFile     the bytes break the GGUF rules
 ├── InvalidModel      the file is legal GGUF, but not a model that makes sense
 ├── InvalidBatch      the batch breaks a rule that llama.cpp has for batches
-├── InvalidGrammar    no grammar, one without end, or one that has too many readings
-├── NoRoom            the batch is right, and the memory has no room for it
-└── Unsupported       the file is legal, but we do not implement what it asks for
-    └── NotInModel    what was asked for is nothing that this model has, such as logits of a BERT
+├── InvalidGrammar    the text is no grammar, never ends, or has too many readings
+├── NoRoom            the batch is legal, but the memory has no room for it
+└── Unsupported       the file is legal, but we do not implement a feature that it uses
+    └── NotInModel    the model lacks the requested part, such as logits of a BERT
 """
 
 
@@ -52,4 +52,4 @@ class Unsupported(EngineError):
 
 
 class NotInModel(Unsupported):
-    """Error: the model has no such part, so no engine can be asked for it."""
+    """Error: the model lacks the requested part, so no engine can show that part."""

@@ -1,7 +1,7 @@
-"""Classifier-free guidance: a prompt's log-probabilities, led away from those of a negative prompt.
+"""Classifier-free guidance: log-probabilities of a prompt, steered away from a negative prompt's.
 
-l' = g + scale * (l - g), where l and g are log-probabilities after the prompt and after the
-negative one. Source: arXiv 2306.17806, and llama_sample_apply_guidance of older llama.cpp.
+l' = g + scale * (l - g), where l and g are the log-probabilities after the prompt and after the
+negative prompt. Source: arXiv 2306.17806, and llama_sample_apply_guidance of older llama.cpp.
 """
 
 import numpy as np

@@ -54,21 +54,21 @@ class Hparams:
 
     @property
     def n_embd_qkv(self) -> int:
-        """Return the number of rows of a matrix that holds queries, keys and values."""
+        """Return the number of rows of a joint matrix for queries, keys and values."""
         return self.n_embd_q + 2 * self.n_embd_kv
 
     @property
     def n_gate_up(self) -> int:
-        """Return the number of rows of a matrix that holds gate and up."""
+        """Return the number of rows of a joint matrix for gate and up."""
         return 2 * self.n_ff
 
     @property
     def n_pairs(self) -> int:
-        """Return the number of pairs that are rotated in a head."""
+        """Return the number of rotated pairs in a head."""
         return self.n_embd_head // 2
 
     def check(self, arch: str) -> None:
-        """Refuse what no graph can compute."""
+        """Refuse hyperparameters that no graph can compute."""
         if self.n_head % self.n_head_kv:
             raise InvalidModel(
                 f"{arch}.attention.head_count ({self.n_head}) is no multiple of head_count_kv "
@@ -87,7 +87,7 @@ class Hparams:
 
 
 class Keys:
-    """Reader of `<arch>.<key>` values by kind. It records which keys were read."""
+    """Reader of `<arch>.<key>` values by type. It records the keys that were read."""
 
     def __init__(self, metadata: Metadata, arch: str) -> None:
         self.metadata = metadata
@@ -120,7 +120,7 @@ class Keys:
         return value
 
     def epsilon(self) -> float:
-        """Return the epsilon of layer norms; ggml aborts at one below 0."""
+        """Return the epsilon of layer norms; ggml aborts at a negative epsilon."""
         value: float = self.get("attention.layer_norm_epsilon", float)
         if not value >= 0:
             raise InvalidModel(
@@ -135,7 +135,8 @@ class Keys:
             raise InvalidModel(f"{self.arch}.{key} is {found}; expected {expected}, {what}")
 
     def without(self, key: str, kind: type, *said: Any) -> None:
-        """Check that an optional key has a known value, which changes nothing."""
+        """Check that an optional key has one of the values `said`, which do not change the
+        graph."""
         if (found := self.get(key, kind, said[0])) not in said:
             raise Unsupported(f"{self.arch}.{key} is {found}; known: {said[0]}")
 
@@ -148,10 +149,10 @@ class Keys:
                 self.without(key, float, 0.0, 1.0)
 
     def windows(self, n_layer: int, every: int) -> int | tuple[bool, ...]:
-        """Return the layers that have a window.
+        """Return which layers have a window.
 
-        The result is a flag for each layer, or a number n: all layers but every n-th have one (0:
-        all).
+        The result is a flag for each layer, or a number n: every n-th layer has no window (0: all
+        layers have a window).
         """
         key = f"{self.arch}.attention.sliding_window_pattern"
         self.read.add(key)
@@ -173,7 +174,7 @@ class Keys:
         return self.positive("vocab_size", len(tokens.data) if tokens is not None else None)
 
     def token_types(self) -> int:
-        """Return a key of the tokenizer's, which llama.cpp demands of bert."""
+        """Return the number of token types, which llama.cpp requires for bert."""
         key = "tokenizer.ggml.token_type_count"
         value = self.metadata[key].data if key in self.metadata else None
         if not isinstance(value, int) or isinstance(value, bool) or value <= 0:

@@ -1,4 +1,4 @@
-"""A model file, opened: its graph, memory and tokenizer, behind a few calls."""
+"""An opened model file: its graph, memory and tokenizer, used through a few calls."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -80,10 +80,11 @@ class Model:
         unified: bool = True,
         n_ubatch: int | None = None,
     ) -> Memory:
-        """Return a cache whose cells all sequences share, or (not `unified`) one stream for each.
+        """Return a memory. All sequences share its cells if `unified`; else each sequence has its
+        own stream.
 
-        size: cells of a stream; default n_ctx. n_ubatch: a window keeps the cells that such
-        ubatches need.
+        size: cells of a stream; default n_ctx. n_ubatch: size of ubatches, for which the cache of a
+        window needs cells.
         """
         graph = self.graph
         return memory_of(
@@ -107,14 +108,15 @@ class Model:
         ops: ReferenceOps | None = None,
     ) -> F32:
         """Return logits, (outputs, vocabulary), in the order of the batch, for any number of
-        ubatches; or embeddings (tokens or sequences, width). ops: replace the model's own for this
-        batch."""
+        ubatches; or embeddings (tokens or sequences, width). ops: used instead of the model's ops
+        for this batch.
+        """
 
         def compute(ubatch: Batch, views: Mapping[int, LayerView]) -> F32:
             return self.compute(ubatch, views, probe, ops)
 
         if self.graph.embeds and len(batch) > self.n_ubatch:
-            raise InvalidModel(f"{len(batch)} tokens at once, and a ubatch holds {self.n_ubatch}")
+            raise InvalidModel(f"{len(batch)} tokens at once, but a ubatch holds {self.n_ubatch}")
         sizes = {"n_vocab": self.graph.hparams.n_vocab, "n_ubatch": self.n_ubatch}
         logits = decode(entries_of(batch), memory, compute, **sizes)
         assert logits is not None
@@ -137,7 +139,7 @@ class Model:
             return self.graph.forward(step)
 
     def rotate(self, layer: int, keys: F32, deltas: NDArray[np.int32]) -> F32:
-        """Return cached keys rotated by so many positions: (cells, kv_heads, dim)."""
+        """Return cached keys rotated further by `deltas` positions: (cells, kv_heads, dim)."""
         params = self.graph.rope_params(layer)
         if params is None:  # keys without a rotation are the same at every position
             return keys
@@ -148,7 +150,8 @@ class Model:
         return moved
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
-        """Return `n` greedy tokens after the prompt; an end-of-text token does not stop it."""
+        """Return `n` greedy tokens after the prompt; generation goes on after an end-of-text
+        token."""
         return [token for token, _ in self.choices(prompt, n)]
 
     def choices(self, prompt: Sequence[int], n: int) -> Iterator[tuple[int, F32]]:
@@ -161,9 +164,9 @@ class Model:
             batch = Batch.of([token], start=at)
 
     def release(self) -> None:
-        """Give back the pages of the file at the end of a run, or each open model would count as
-        memory. Reading them again costs a page fault for each page, so this does not follow each
-        batch."""
+        """Release the pages of a large file, which would count as memory. Call this at the end of a
+        run, not after each batch: reading the pages again costs a page fault each.
+        """
         if self.file.size > LARGE and not self.keeps_pages:
             self.file.release()
 

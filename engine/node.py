@@ -1,4 +1,4 @@
-"""A node of a ggml graph as it was computed. Arrays have numpy's order: (ne3, ne2, ne1, ne0),
+"""A computed node of a ggml graph. Arrays have numpy's order, (ne3, ne2, ne1, ne0), and are
 contiguous, whatever strides the tensor had.
 """
 
@@ -49,7 +49,7 @@ class Node:
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """Place of the node, unique among all nodes of a run."""
+        """Return the place of the node, unique among all nodes of a run."""
         return self.step, self.ubatch, self.index
 
     def floats(self) -> NDArray[np.float32]:
@@ -83,7 +83,7 @@ def layout(
 
 
 def wide(operand: Operand) -> F64:
-    """Return any operand in float64; blocks are decoded."""
+    """Return an operand in float64, with blocks decoded."""
     if operand.value is None:
         raise Unsupported(f"{operand.name} was not captured")
     if operand.type in PLAIN:

@@ -6,15 +6,16 @@ from numpy.typing import NDArray
 
 
 class Probe(Protocol):
-    """Called with every site's value, in execution order; the returned value is used from there on.
+    """Function that gets every site's value in execution order; the engine continues with the
+    returned value.
 
-    Returning the argument observes. Returning another engine's value for the site makes the ops
-    that follow work on that engine's inputs (teacher forcing): that is how one op is judged alone.
+    A probe that returns its argument only observes. If it returns another engine's value for the
+    site, the next ops work on that engine's inputs (teacher forcing). So a single op can be judged.
     """
 
     def __call__(self, name: str, layer: int | None, value: NDArray[Any]) -> NDArray[Any]: ...
 
 
 def silent(name: str, layer: int | None, value: NDArray[Any]) -> NDArray[Any]:
-    """Return the probe that neither records nor replaces."""
+    """Return the value unchanged; this probe neither records nor replaces."""
     return value

@@ -1,4 +1,4 @@
-"""Tensors of a model as arrays, decoded on demand from the mapped file: never all at once."""
+"""Tensors of a model as arrays, decoded on demand from the mapped file, never all at once."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,23 +39,25 @@ class Weight:
         return self.format.dequantize(by_row[ids].reshape(-1)).reshape(len(ids), self.shape[-1])
 
     def between(self, rows: slice) -> "Weight":
-        """Return these rows of a matrix as a weight."""
+        """Return a weight that consists of these rows of the matrix."""
         raw = self.raw.reshape(-1)[rows.start * self.row_bytes : rows.stop * self.row_bytes]
         return Weight(self.name, self.format, (rows.stop - rows.start, self.shape[-1]), raw)
 
     def runs(self, size: int | None = None) -> Iterator[slice]:
-        """Yield ranges of rows small enough to hold decoded; size: the number of weights."""
+        """Yield ranges of rows that are small enough to decode at once; size: the most weights in a
+        range.
+        """
         step = max(1, (CHUNK if size is None else size) // self.shape[-1])
         for start in range(0, self.shape[0], step):
             yield slice(start, min(start + step, self.shape[0]))
 
     def chunks(self) -> Iterator[tuple[slice, F32]]:
-        """Yield the runs of `runs`, decoded."""
+        """Yield the ranges of `runs`, each with its decoded rows."""
         for rows in self.runs():
             yield rows, self.rows(rows.start, rows.stop)
 
     def values(self) -> F32:
-        """Return the whole tensor decoded: for vectors, which every step needs, and small
+        """Return the whole tensor decoded, for vectors (which every step needs) and small
         matrices."""
         if len(self.shape) == 1:
             return self.vector.copy()
@@ -66,14 +68,14 @@ class Weight:
         return self.format.dequantize(self.raw)
 
     def part(self, index: int) -> "Weight":
-        """Return one matrix of a stack: an expert."""
+        """Return one matrix of a stack, such as an expert."""
         size = self.raw.size // self.shape[0]
         raw = self.raw[index * size : (index + 1) * size]
         return Weight(f"{self.name}[{index}]", self.format, self.shape[1:], raw)
 
 
 class Weights:
-    """Tensors of one file by name. A graph says which shape it expects."""
+    """Tensors of one file by name. A graph passes the shape that it expects."""
 
     def __init__(self, file: GgufFile) -> None:
         self.file = file
@@ -89,8 +91,8 @@ class Weights:
         return name in self.formats  # a graph asks at every step
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Weight:
-        """Return the tensor, cached by name. Raises InvalidModel if it is missing or of another
-        shape.
+        """Return the tensor, cached by name. Raises InvalidModel if the tensor is missing or has
+        another shape.
         """
         found = self.found.get(name)
         if found is None or found.shape != shape or found.format is not self.formats[name]:

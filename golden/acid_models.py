@@ -1,6 +1,6 @@
-"""`golden/acid`: models to hand to a stranger, what their lines mean, and the hashes of all others.
+"""Writer and checker of `golden/acid`: some acid models, the meaning of report lines, and hashes.
 
-The page README.md there is written by hand; all else by `regenerate_acid` alone.
+The folder's README.md is written by hand. Only `regenerate_acid` writes the other files.
 """
 
 import tempfile
@@ -24,8 +24,8 @@ HELD = (("llama", "F32"), ("llama", "Q8_0"), ("llama", "Q4_K"))
 
 
 def regenerate_acid(root: Path = ROOT) -> list[Path]:
-    """Write the acid models and manifest again; return the changed files. Other files stay, and do
-    not verify."""
+    """Write the acid models, the page and the manifest again; return the changed files. Other files
+    stay, and verification reports them."""
     rows: list[dict[str, Any]] = []
     contents: dict[str, bytes] = {}
     with tempfile.TemporaryDirectory(prefix="lockstep-golden-") as folder:
@@ -77,8 +77,8 @@ def tests_page() -> str:
 
 
 def entry(test: Measurement, names: Set[str]) -> Iterator[str]:
-    """Yield a test's lines. names: the tests of its report; tests elsewhere that it rests on are
-    left out."""
+    """Yield a test's lines on the page. names: the tests of the same report; only tests named there
+    are listed as tests that this test rests on."""
     prompted = "; only with the acid prompt" if test.needs_prompt else ""
     yield f"### {test.name}"
     yield f"`ok`: {test.sees}. Measured in: {test.where}{prompted}."
@@ -95,7 +95,7 @@ def entry(test: Measurement, names: Set[str]) -> Iterator[str]:
 
 
 def problems_of(root: Path = ROOT) -> Iterator[tuple[str, str]]:
-    """Yield each wrong file's name, with the problem and its remedy."""
+    """Yield the name of each wrong file, with the problem and its remedy."""
     again = "restore it, or run `lockstep golden regen`"
     try:
         document = read_manifest(root)
@@ -107,7 +107,7 @@ def problems_of(root: Path = ROOT) -> Iterator[tuple[str, str]]:
     for name, wanted in hashes.items():
         try:
             if sha256(read(root / name, LARGEST)) != wanted:
-                yield name, f"acid/{name} was changed: its hash is another; {again}"
+                yield name, f"acid/{name} was changed: its hash differs; {again}"
         except BrokenGolden as error:
             yield name, f"acid/{name}: {error}; {again}"
     known = {MANIFEST, PAGE, *hashes}
@@ -118,7 +118,7 @@ def problems_of(root: Path = ROOT) -> Iterator[tuple[str, str]]:
 
 
 def read_manifest(root: Path) -> dict[str, Any]:
-    """Read the manifest. Raises BrokenGolden if it is missing, edited or none."""
+    """Read the manifest. Raises BrokenGolden if the file is missing, edited or no manifest."""
     raw = read(root / MANIFEST, LARGEST)
     document: dict[str, Any] = parse_json(raw, MANIFEST)
     if wrong := next(violations("acid", document), None):

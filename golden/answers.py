@@ -1,7 +1,7 @@
-"""Answers to op vectors in files, for an engine without an adapter.
+"""Judgement of answers to op vectors in files, for an engine without an adapter.
 
-A folder with one file for each operation that it answers, `NAME.safetensors` as in the vectors, and
-in it a tensor `CASE/OUTPUT` for each output of each case, in the output's type and shape.
+The folder has a file `NAME.safetensors` for each answered operation, named as in the vectors. The
+file has a tensor `CASE/OUTPUT` for each output of each case, in the output's type and shape.
 """
 
 import shlex
@@ -37,11 +37,11 @@ def judge_answers(
     *,
     only: Sequence[str] = (),
 ) -> Iterator[Verdict]:
-    """Yield one verdict for each right operation, and one for each wrong output. only: names such
-    as "rope"; all if empty.
+    """Yield one verdict for each right operation, and one for each wrong output. only: names of
+    operations such as "rope"; all if empty.
 
-    An unanswered case is listed as not compared; an unknown file, such as one with a misspelt name,
-    is named. Raises BrokenGolden for vectors that are not intact.
+    Unanswered cases and unknown files, such as a file with a misspelt name, are listed as not
+    compared. Raises BrokenGolden for vectors that are not intact.
     """
     entries = {entry.path: entry for entry in read_manifest(root)}
     known = {Path(e.path).stem: e for e in entries.values() if e.kind == "ops"}
@@ -71,7 +71,7 @@ def judge_answers(
 
 
 def counted_verdicts(found: Sequence[Verdict]) -> list[Verdict]:
-    """Return the verdicts that decide whether an engine conforms. It need not have every
+    """Return the verdicts that decide whether an engine conforms. The engine need not have every
     operation."""
     return [verdict for verdict in found if verdict.case not in (NOT_ANSWERED, FOREIGN)]
 
@@ -127,7 +127,7 @@ def of_operation(vectors: Vectors, answers: Tensors, verdict: Verdicts) -> Itera
         yield verdict("not-compared", text, {"missing": missing})
     if held and all(one.wrong is None for one in held):
         share = max(one.share for one in held)
-        text = f"{op}: {len(held)} outputs, at most {share:.2f} of what is allowed"
+        text = f"{op}: {len(held)} outputs, worst error {share:.2f} of its limit"
         yield verdict("agreed", text, {"worst_share": share})
 
 

@@ -1,9 +1,9 @@
-"""A large matrix in compact form, which any engine can form from its own matrix.
+"""A compact form of a large matrix, which any engine can compute from its own matrix.
 
-It stores of each row the largest values, the values of some seeded columns, and two sums over every
-block of columns, so that no value is outside them. A sum sees a block that is wrong as a whole, or
-one value that is far off; in a moment each value counts as often as its place says, so that values
-which have changed places are seen as well.
+For each row, the form has the largest values, the values of some seeded columns, and two sums over
+every block of columns. So every value counts. The plain sum finds a block that is wrong as a whole,
+or one value that is far off. The moment multiplies each value by its place in the block, so it also
+finds values that have changed places.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,8 +30,8 @@ RULE = (
 
 
 def seeded_columns(seed: int, name: str, width: int) -> NDArray[np.int32]:
-    """Return ascending columns: one in each of COLUMNS equal stretches, or all if there are no
-    more."""
+    """Return ascending columns: one from each of COLUMNS equal ranges, or all columns of a narrow
+    matrix."""
     n = min(COLUMNS, width)
     edges = np.arange(n + 1, dtype=np.int64) * width // n
     drawn = integers(stream(seed, f"golden.columns {name}"), n, 1 << 31) % np.diff(edges)
@@ -39,8 +39,8 @@ def seeded_columns(seed: int, name: str, width: int) -> NDArray[np.int32]:
 
 
 def compact_logits(matrix: F32, columns: NDArray[np.int32]) -> Tensors:
-    """Return the tensors that a golden stores for one way; among equal values the smaller id comes
-    first."""
+    """Return the tensors that a golden stores for one way to compute; of equal values, the smaller
+    id comes first."""
     ids = np.argsort(-matrix, axis=1, kind="stable")[:, :TOP].astype(np.int32)
     sums, moments = block_sums(matrix)
     return {
@@ -53,8 +53,8 @@ def compact_logits(matrix: F32, columns: NDArray[np.int32]) -> Tensors:
 
 
 def block_sums(matrix: F32) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the sums of blocks, (rows, blocks) each, as RULE says; the last block may be
-    shorter."""
+    """Return the sums and moments of blocks, (rows, blocks) each, as defined in RULE; the last
+    block may be shorter."""
     rows, width = matrix.shape
     blocks = -(-width // BLOCK)
     wide = np.zeros((rows, blocks * BLOCK))
@@ -85,14 +85,15 @@ class Floor:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldMatrix:
-    """A kept matrix of a golden, and how far another engine's may be from it."""
+    """A stored matrix of a golden, with the limits for another engine's matrix."""
 
     tensors: Tensors  # as `kept` gives them
     columns: NDArray[np.int32]
     allowed: Mapping[str, float]  # of values, sums and moments
 
     def parts(self, got: F32) -> Iterator[tuple[str, NDArray[Any], NDArray[Any], float]]:
-        """Yield each part: its name, the stored value, `got`'s value, and the limit."""
+        """Yield each part of the form: its name, the stored values, the values of `got`, and the
+        limit."""
         sums, moments = block_sums(got)
         top = np.take_along_axis(got, self.tensors["ids"].astype(np.int64), axis=1)
         values = self.allowed["values"]
@@ -112,7 +113,7 @@ class HeldMatrix:
             yield "rest", off
 
     def above(self, got: F32) -> Mismatch | None:
-        """Return a value outside a row's stored top that exceeds the smallest stored one, or
+        """Return a value outside a row's stored top that exceeds the smallest stored value, or
         None."""
         rest, allowed = got.astype(np.float64), self.allowed["values"]
         np.put_along_axis(rest, self.tensors["ids"].astype(np.int64), -np.inf, axis=1)
@@ -135,6 +136,6 @@ class HeldMatrix:
         )
 
     def share(self, got: F32) -> float:
-        """Return the share of its limit that the worst part uses."""
+        """Return the error of the worst part as a share of its limit."""
         used = [(worst_distance(a, b), allowed) for _, a, b, allowed in self.parts(got)]
         return max(far / most if most else (float("inf") if far else 0.0) for far, most in used)

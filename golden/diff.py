@@ -1,4 +1,4 @@
-"""Description in words of what changed between two folders of goldens, or two files."""
+"""Description of the changes between two folders of goldens, or two files."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -39,13 +39,13 @@ class GoldenDifference:
 
 
 def diff(a: Path, b: Path) -> list[GoldenDifference]:
-    """Compare `a` with `b`, both folders or both files. Hashes are not checked; `verify` does that.
-    Raises BrokenGolden for what cannot be read as vectors."""
+    """Compare `a` with `b`, either two folders or two files. Hashes are not checked; `verify`
+    checks them. Raises BrokenGolden for a file that cannot be read as vectors."""
     for path in (a, b):
         if not path.exists():
             raise BrokenGolden(f"{path}: no such file or folder")
     if a.is_dir() != b.is_dir():
-        raise BrokenGolden(f"{a} and {b} are a file and a folder: give two of a kind")
+        raise BrokenGolden(f"{a} and {b} are a file and a folder: give two files or two folders")
     if not a.is_dir():
         return list(between(b.name, cases_of(a), cases_of(b)))
     ours, theirs = list_documents(a), list_documents(b)
@@ -61,7 +61,8 @@ def diff(a: Path, b: Path) -> list[GoldenDifference]:
 
 
 def list_documents(root: Path) -> dict[str, Path]:
-    """Return the documents, and tensors without a document; other tensors are read with theirs."""
+    """Return the documents, and tensor files without a document; other tensor files are read with
+    their document."""
     found = {
         path.relative_to(root).as_posix(): path
         for path in root.rglob("*")
@@ -113,7 +114,7 @@ def between(path: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[G
 
 
 def change(a: Any, b: Any) -> str:
-    """Describe how b differs from a; "" if they are the same, bit for bit."""
+    """Describe how b differs from a; "" if they are equal bit for bit."""
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return change_of_arrays(a, b)
     if a == b:

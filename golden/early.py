@@ -1,4 +1,4 @@
-"""Nodes near the beginning of a run, which are always kept: noise hides no fault there."""
+"""Nodes near the beginning of a run. They are always stored, because noise hides no fault there."""
 
 import math
 import re
@@ -16,8 +16,8 @@ PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
 def early_nodes(program: Program) -> tuple[str, ...]:
     """Return the names of nodes at the beginning of the graph.
 
-    They are the input of the first product by a weight, and the rotations and the result of its
-    layer. The graph of every batch has each of them, but an encoder's need not.
+    They are the input of the first product by a weight, and the rotations and the result of that
+    product's layer. Each node is in the graphs of all batches, except perhaps encoder batches.
     """
     graphs = [graph for graph in program.graphs if graph.step not in program.encoding]
     results = [results_of(program, graph) for graph in graphs]
@@ -40,7 +40,8 @@ def rows(view: TensorView) -> int:
 
 
 def can_be_kept(views: Sequence[TensorView | None]) -> bool:
-    """Return True if one float32 matrix can hold the node: every graph has it with equal width."""
+    """Return True if one float32 matrix can hold the node: every graph has the node, with equal
+    width."""
     present = [view for view in views if view is not None and view.type == "F32"]
     return len(present) == len(views) and len({view.ne[0] for view in present}) == 1
 
@@ -60,7 +61,7 @@ def nodes_of_first_layer(graph: Graph) -> Iterator[PlannedNode]:
 
 
 def factor_of(graph: Graph, node: PlannedNode) -> TensorView | None:
-    """Return the factor that a weight is multiplied by in this node, or None."""
+    """Return the factor by which this node multiplies a weight, or None."""
     if node.op not in PRODUCTS:
         return None
     weight, factor, *_ = node.sources
@@ -82,5 +83,6 @@ def rotations_and_end(
 
 
 def is_named(node: PlannedNode) -> bool:
-    """Return True if the node has a name. ggml calls the others by a number, which may change."""
+    """Return True if the node has a name. ggml numbers nodes without a name, and the numbers may
+    change."""
     return not re.fullmatch(r"node_\d+", node.name)

@@ -1,8 +1,8 @@
-"""Gets llama.cpp's own vocabularies: files of the pinned llama-cpp-python sdist, into a cache.
+"""Gets llama.cpp's own vocabularies from the pinned llama-cpp-python sdist into a cache.
 
-The sdist carries llama.cpp's whole source, and with it `models/ggml-vocab-*.gguf`: 19 vocabularies
-without weights, 15 of them with texts (`.inp`) and the ids that they must give (`.out`). They are
-not ours to ship. pip checks the sdist's hash before it runs any code of it.
+The sdist contains llama.cpp's whole source, with `models/ggml-vocab-*.gguf`: 19 vocabularies
+without weights. 15 of them have texts (`.inp`) and the right ids of the texts (`.out`). Lockstep
+may not ship these files. pip checks the sdist's hash before it runs any code of it.
 """
 
 import os
@@ -38,13 +38,14 @@ Progress = Callable[[str], None]
 
 
 class VocabulariesNotFetched(BrokenGolden):
-    """Error: the vocabularies are not available; one sentence with the reason."""
+    """Error: the vocabularies are not available; the message is one sentence with the reason."""
 
 
 def vocabularies() -> Path | None:
-    """Return the folder of all files, None if nobody fetched them; nothing is downloaded.
+    """Return the folder of the vocabularies, or None if they were not fetched; nothing is
+    downloaded.
 
-    Raises NotFetched if LOCKSTEP_VOCABULARIES names a folder that does not hold them.
+    Raises VocabulariesNotFetched if LOCKSTEP_VOCABULARIES names a folder that lacks a file.
     """
     given = os.environ.get(GIVEN)
     if given:
@@ -69,9 +70,10 @@ def vocabulary(folder: Path, name: str) -> Path:
 
 
 def fetch(progress: Progress = lambda _: None, *, sdist: Path | None = None) -> Path:
-    """Return the folder of all files, downloaded by pip if they are not there; `sdist` spares pip.
+    """Return the folder of the vocabularies. Missing files come from `sdist` if given, else from
+    pip.
 
-    Raises NotFetched, and then nothing is left behind.
+    Raises VocabulariesNotFetched; a failed attempt leaves no files.
     """
     folder = fetched_folder()
     try:
@@ -86,7 +88,7 @@ def fetch(progress: Progress = lambda _: None, *, sdist: Path | None = None) -> 
 
 
 def make(folder: Path, sdist: Path | None, progress: Progress) -> None:
-    """Unpack to a temporary place and rename, so that the folder is always complete."""
+    """Unpack to a temporary folder and rename it, so that the final folder is always complete."""
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".fetching-") as name:
         work = Path(name)
         archive = sdist or download(work, progress)
@@ -141,7 +143,7 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def copy_member(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
-    """Copy the bytes alone: no mode, no owner, no link."""
+    """Copy only the bytes: no mode, no owner, no link."""
     if not member.isreg() or member.size > LARGEST:
         raise VocabulariesNotFetched(f"{member.name} is no file of at most {LARGEST:,} bytes")
     source = tar.extractfile(member)
@@ -154,10 +156,10 @@ def copy_member(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> No
 
 
 def own_cases(model: Path) -> list[tuple[bytes, list[int]]]:
-    """Return texts and ids of the `.inp` and `.out` files beside a vocabulary, in order; maybe
-    none.
+    """Return the texts and ids of the `.inp` and `.out` files next to a vocabulary, in order. The
+    list is empty if a file is missing.
 
-    Source: read_tests in tests/test-tokenizer-0.cpp; special tokens are neither added nor parsed.
+    Source: read_tests in tests/test-tokenizer-0.cpp. Special tokens are neither added nor parsed.
     """
     texts, ids = (model.with_name(f"{model.name}.{end}") for end in ("inp", "out"))
     if not texts.is_file() or not ids.is_file():
@@ -166,7 +168,7 @@ def own_cases(model: Path) -> list[tuple[bytes, list[int]]]:
     lines = ids.read_text().splitlines()
     if len(parts) != len(lines):
         raise BrokenGolden(
-            f"{texts.name} has {len(parts)} cases and {ids.name} {len(lines)}: not of one version"
+            f"{texts.name} has {len(parts)} cases and {ids.name} {len(lines)}: different versions"
         )
     return [
         (text, [int(word) for word in line.split()])

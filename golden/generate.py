@@ -1,4 +1,4 @@
-"""Writes the goldens; no other program does."""
+"""The only code that writes the goldens."""
 
 import re
 import tempfile
@@ -42,13 +42,13 @@ def regenerate(
     *,
     oracle: str = "llama.cpp",
 ) -> list[Path]:
-    """Ask the oracle, and write its answers; return the files whose bytes changed.
+    """Write vectors from the oracle's answers; return the files whose bytes changed.
 
-    Without `models` the command writes the vectors that need no model file, and keeps those of
-    other models; with `models` it writes the vectors of these models, and keeps all others. If the
-    oracle's CPU decides the last bits, vectors stay while its answer is within their bound. Raises
-    BrokenGolden, and then nothing has been written, if the manifest is not intact, a model is no
-    good or the oracle does not answer.
+    Without `models`, the vectors that need no model file are written, and other vectors stay. With
+    `models`, the vectors of these models are written, and other vectors stay. Vectors whose last
+    bits depend on the oracle's CPU also stay, if the oracle's new answer is within their bound.
+    Raises BrokenGolden, without having written anything, if the manifest is not intact, a model is
+    unusable or the oracle does not answer.
     """
     old = read_manifest(root) if (root / NAME).exists() else []
     try:
@@ -132,7 +132,7 @@ def of_file(
 
 
 def name_of(old: Sequence[ManifestEntry], path: Path) -> str:
-    """Return the name under which the model's vectors are known, or else that of the file."""
+    """Return the name of the model's existing vectors, or else a name made from the file's name."""
     digest = sha256_of(path)
     known = ("logits", "vocabulary")
     names = {e.model: PurePosixPath(e.path).stem for e in old if e.kind in known}

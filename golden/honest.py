@@ -1,8 +1,8 @@
 """Our own runs of a model, from which goldens are made: llama.cpp's graph with our ops.
 
-They have the same bits on every CPU: nothing in them asks BLAS or the C library, and how many lanes
-the oracle's build has does not enter. So what is written down is ours, and the oracle and, where we
-have one, our own graph are held against it.
+The runs give the same bits on every CPU: they use neither BLAS nor the C library, and do not depend
+on the vector width of the oracle's build. So the stored values are ours. The oracle, and our own
+graph if there is one, are compared with them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -45,9 +45,8 @@ class Recorded:
 
     @cached_property
     def places(self) -> dict[Place, str]:
-        """Return the named nodes by place. Raises Unsupported for an unknown name, with the
-        nearest.
-        """
+        """Return the named nodes by place. For an unknown name, raises Unsupported, which suggests
+        the nearest names."""
         return {place: name for name in self.names for place in self.program.places_of(name)}
 
 
@@ -93,7 +92,8 @@ def record_graph(
 def run(
     found: Recorded, file: GgufFile, settings: Settings, way: Honest, *, plain: bool = False
 ) -> Matrices:
-    """Return the result, and the nodes. Raises Unsupported for what has no formula."""
+    """Run the recorded graph; return the result and the named nodes. Raises Unsupported for a node
+    without a formula."""
     build = Build(
         lanes=LANES, n_threads=settings.n_threads, plain=plain, multiply=in_order, zeros=True
     )
@@ -110,7 +110,7 @@ def run(
 
 
 def as_ggml(found: Recorded, file: GgufFile, settings: Settings) -> Matrices:
-    """Compute values with llama.cpp's deliberate roundings, and with activations converted."""
+    """Compute values with llama.cpp's deliberate roundings and conversions of activations."""
     return run(found, file, settings, Honest())
 
 
@@ -120,12 +120,13 @@ def as_plain(found: Recorded, file: GgufFile, settings: Settings) -> Matrices:
 
 
 def unlucky(found: Recorded, file: GgufFile, settings: Settings, seed: int) -> Matrices:
-    """Compute as ggml does, with every op off by a random share of its bound."""
+    """Compute as ggml does, but with an error in every op, a random share of the op's bound."""
     return run(found, file, settings, Noisy(seed=seed))
 
 
 def matrix_of(name: str, values: Iterable[NDArray[Any]]) -> F32:
-    """Return one matrix of every batch, concatenated: (all leading dimensions, the last)."""
+    """Return the values of all batches as one matrix: (all leading dimensions, the last
+    dimension)."""
     parts = [value.reshape(-1, value.shape[-1]) for value in values]
     kinds = {part.dtype.name for part in parts}
     if not kinds <= {"float32", "float64"}:

@@ -1,4 +1,4 @@
-"""Loader of vectors. It compares every file with the manifest before it uses it."""
+"""Loader of vectors. Every file is compared with the manifest before it is used."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,8 +32,7 @@ def checked_bytes(root: Path, entry: ManifestEntry) -> bytes:
 
 
 def load_vectors(root: Path, entry: ManifestEntry, entries: dict[str, ManifestEntry]) -> Vectors:
-    """Return the document of `entry` with its tensors; raises BrokenGolden at the first thing
-    wrong."""
+    """Return the document of `entry` with its tensors; raises BrokenGolden at the first error."""
     raw = checked_bytes(root, entry)
     document = parse_json(raw, entry.path)
     wrong = next(violations(entry.kind, document), None)

@@ -1,4 +1,4 @@
-"""The list of all vectors, with their hashes and its own."""
+"""The list of all vectors with their hashes, and a hash of the list itself."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -14,9 +14,8 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ManifestEntry:
-    """File of the manifest. `model` is the sha256 of a model without a recipe; its user has the
-    file.
-    """
+    """A file listed in the manifest. `model`: the sha256 of a model without a recipe, whose file
+    the user has."""
 
     path: str
     sha256: str
@@ -27,7 +26,7 @@ class ManifestEntry:
 
 
 def manifest_bytes(entries: Sequence[ManifestEntry]) -> bytes:
-    """Return the manifest's bytes. `seal`: the hash of the rest, so that an edit by hand shows."""
+    """Return the manifest's bytes. `seal`: the hash of the rest, which reveals an edit by hand."""
     body: dict[str, Any] = {
         "format": FORMAT,
         "files": [asdict(entry) for entry in sorted(entries, key=lambda entry: entry.path)],
@@ -36,7 +35,7 @@ def manifest_bytes(entries: Sequence[ManifestEntry]) -> bytes:
 
 
 def read_manifest(root: Path) -> list[ManifestEntry]:
-    """Read the manifest. Raises BrokenGolden if it is missing, edited or none."""
+    """Read the manifest. Raises BrokenGolden if the file is missing, edited or no manifest."""
     raw = read(root / NAME, limit=1 << 20)
     document = parse_json(raw, NAME)
     wrong = next(violations("manifest", document), None)

@@ -1,4 +1,4 @@
-"""The models of vectors: made again from a recipe, or found among given files."""
+"""The models of vectors: made from a recipe, or found among given files."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,8 @@ def model_row(name: str, path: Path, recipe: LlamaRecipe | None) -> dict[str, An
 
 
 def recipe_row(recipe: LlamaRecipe) -> dict[str, Any]:
-    """Return the fields that differ from their default, so that a new field changes no manifest."""
+    """Return the fields with values other than their defaults, so that a new field changes no
+    manifest."""
     always = ("seed", "quant")
     return {
         field.name: getattr(recipe, field.name)
@@ -39,7 +40,7 @@ def recipe_row(recipe: LlamaRecipe) -> dict[str, Any]:
 class Shelf:
     """Finds model files by their hash; models from recipes are written into `folder` once.
 
-    instead: takes the place of every model, whatever its hash.
+    instead: a file that is used for every model, whatever its hash.
     """
 
     def __init__(self, given: Sequence[Path], folder: Path, instead: Path | None = None) -> None:
@@ -47,9 +48,9 @@ class Shelf:
         self.by_hash = {hash_of(path): path for path in given}
 
     def find(self, row: Mapping[str, Any]) -> Path | None:
-        """Return the model's file; None if nobody gave it.
+        """Return the model's file, or None if it has no recipe and was not given.
 
-        Raises BrokenGolden if the recipe makes another file.
+        Raises BrokenGolden if the recipe makes a different file.
         """
         if self.instead is not None:
             return self.instead

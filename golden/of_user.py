@@ -1,4 +1,4 @@
-"""Goldens of a user's models, in a folder of the user's."""
+"""Goldens of a user's models, in the user's folder."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -32,11 +32,11 @@ def regenerate_user(
     nodes: Sequence[str] = (),
     oracle: str = "llama.cpp",
 ) -> list[Path]:
-    """Write the vectors of these models, and leave those of others as they are.
+    """Write the vectors of these models; vectors of other models stay.
 
-    nodes: names of nodes of llama.cpp's graph, whose values are wanted as well. note: receives
+    nodes: names of nodes of llama.cpp's graph, whose values are stored as well. note: receives
     messages about parts that a model lacks. Returns the files whose bytes changed. Raises
-    BrokenGolden, and then nothing has been written, if the folder is not intact, a model is no good
+    BrokenGolden, without having written anything, if the folder is not intact, a model is unusable
     or the oracle does not answer.
     """
     if root.resolve() == DEFAULT_ROOT.resolve():
@@ -51,7 +51,7 @@ def regenerate_user(
 
 
 def is_ours(path: Path) -> bool:
-    """Return True if the vectors that ship include some of this file."""
+    """Return True if the shipped vectors include vectors of this file."""
     return hash_of(path) in {entry.model for entry in read_manifest(DEFAULT_ROOT)}
 
 
@@ -110,7 +110,8 @@ def kinds_of(source: Source, facts: ModelFacts, note: Callable[[str], None]) -> 
 
 
 def tokens_of(source: Source, facts: ModelFacts, name: str) -> Made:
-    """Return every piece of a small vocabulary; of a large one the pieces in the texts."""
+    """Return the token vectors of a model, with every piece of a small vocabulary, or the pieces in
+    the texts for a large vocabulary."""
     small = facts.n_vocab <= PIECES_OF_ALL and not facts.no_run
     return made_of("tokens", "tokens" if small else "vocabulary", source, name)
 
@@ -122,7 +123,8 @@ def made_of(folder: str, kind: str, source: Source, name: str) -> Made:
 
 
 def name_of(old: Sequence[ManifestEntry], path: Path) -> str:
-    """Return the name under which the folder knows the file, or else one made of the file's."""
+    """Return the name that the folder uses for the file, or else a name made from the file's
+    name."""
     names: dict[Any, str] = {e.model: PurePosixPath(e.path).stem for e in old}
     digest = hash_of(path)
     if digest in names:

@@ -1,4 +1,4 @@
-"""Holds any engine against the goldens; no oracle is needed."""
+"""Comparison of any engine with the goldens; no oracle is needed."""
 
 import shlex
 import tempfile
@@ -32,13 +32,14 @@ def replay(
     subject_model: Path | None = None,
     runner: Runner | None = None,
 ) -> Iterator[Verdict]:
-    """Yield the verdicts of each golden in turn; a golden without its model is not compared.
+    """Yield the verdicts of each golden, one after the other; a golden without its model is not
+    compared.
 
-    engine: None asks each vector's own oracle. models: files for the vectors that no recipe makes,
-    in any order; their hashes tell, and those in the folder need not be given. only: paths without
-    suffix, such as "logits/f32"; all if empty. subject_model: the engine runs this file in the
-    model's place, whatever its hash. Raises BrokenGolden if a vector is not what the generator
-    wrote, Unsupported for an engine that does not exist.
+    engine: None runs each vector's own oracle. models: files of models without a recipe, in any
+    order; they are recognised by their hashes. Files in the folder are found without being given.
+    only: paths without suffix, such as "logits/f32"; all if empty. subject_model: a file that the
+    engine runs instead of the model, whatever its hash. Raises BrokenGolden if a vector has changed
+    since its generation, and Unsupported for an unknown engine.
     """
     entries = read_manifest(root)
     by_path = {entry.path: entry for entry in entries}
@@ -86,9 +87,9 @@ def repro(
 
 
 class Opener:
-    """Sessions, one per engine, each kept until that engine needs another model or settings.
+    """Opens one session per engine, and keeps it until that engine needs another model or settings.
 
-    Neighbours in the list share theirs, and another engine in between ends none.
+    So neighbouring goldens share a session, even if another engine is used between them.
     """
 
     def __init__(self, runner: Runner) -> None:
@@ -134,7 +135,7 @@ def one(
     if row is not None and path is None:
         yield verdict(
             "not-compared",
-            f"the model {row['name']} was not given: --model names it, the file with sha256 "
+            f"the model {row['name']} was not given: pass --model with the file whose sha256 is "
             f"{row['sha256']}",
         )
         return

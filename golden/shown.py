@@ -1,4 +1,4 @@
-"""Values that an engine shows in a run: its outputs, and nodes by llama.cpp's names."""
+"""The values of a run that an engine shows: its outputs, and nodes by llama.cpp's names."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,8 @@ def ask_outputs(ask: AskedEngine, result: str, batches: Sequence[Batch]) -> tupl
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
-    """A wanted node. also: its names in traces; asked: the user asked for it."""
+    """A wanted node. also: the node's names in traces; asked: True if the user asked for the
+    node."""
 
     name: str
     also: tuple[str, ...]
@@ -38,7 +39,7 @@ class Wanted:
 
     @staticmethod
     def of(row: Mapping[str, Any]) -> "Wanted":
-        """Build from a row of `shown` in the document of a run."""
+        """Build a wanted node from a row of `shown` in the document of a run."""
         also, asked = tuple(row.get("also", ())), row.get("asked", True)
         return Wanted(name=row["name"], also=also, rows=row["rows"], asked=asked)
 
@@ -48,7 +49,7 @@ def nodes_of(
 ) -> Matrices:
     """Return the wanted nodes that the engine has, from its graph or else from a trace.
 
-    Raises NoAnswer if it shows neither of them.
+    Raises NoAnswer if the engine shows neither a graph nor a trace.
     """
     try:
         return record_graph(session, batches, result, [node.name for node in wanted]).shown
@@ -69,9 +70,9 @@ def nodes_of(
 def matrix_in(
     values: Mapping[Site, NDArray[Any]], batches: Sequence[Batch], node: Wanted
 ) -> F32 | None:
-    """Return the node's rows of all batches; None if a batch lacks them.
+    """Return the node's rows of all batches, or None if the node is missing in a batch.
 
-    Only encoder batches may lack a node, because they have nodes of their own.
+    Encoder batches may lack the node, because they have other nodes.
     """
     for name in (node.name, *node.also):
         found = [values.get(site_of(name, step)) for step in range(len(batches))]

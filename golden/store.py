@@ -32,11 +32,12 @@ DTYPES = {  # of safetensors
 
 
 class BrokenGolden(Exception):
-    """Error: vectors that are damaged, or that cannot be made; one sentence."""
+    """Error: vectors are damaged or cannot be made; the message is one sentence."""
 
 
 def inside(root: Path, name: str) -> Path:
-    """Return the file of that name below `root`; raises BrokenGolden if the name leads outside."""
+    """Return the path of the named file in `root`; raises BrokenGolden if the name leads
+    outside."""
     pure = PurePosixPath(name)
     if pure.is_absolute() or ".." in pure.parts or set(name) & {"\\", "\0"} or str(pure) != name:
         raise BrokenGolden(f"{name!r} is no plain path inside the folder")
@@ -47,7 +48,7 @@ def inside(root: Path, name: str) -> Path:
 
 
 def read(path: Path, limit: int) -> bytes:
-    """Return the whole file; raises BrokenGolden if it is not there or longer than `limit`
+    """Return the whole file; raises BrokenGolden if the file is missing or longer than `limit`
     bytes."""
     try:
         return read_regular(path, limit)
@@ -82,7 +83,7 @@ def parse_tensors(raw: bytes, name: str) -> Tensors:
 
 
 def shapes_of(tensors: Tensors) -> dict[str, dict[str, Any]]:
-    """Return dtypes and shapes of the tensors beside a document, for the document."""
+    """Return the dtypes and shapes of a document's tensors, to be written in the document."""
     return {
         key: {"dtype": DTYPES.get(str(value.dtype), str(value.dtype)), "shape": list(value.shape)}
         for key, value in tensors.items()
@@ -97,7 +98,7 @@ ENCODE = json.JSONEncoder(allow_nan=False).encode
 
 
 def canonical(value: Any) -> bytes:
-    """Write a document in its one form: sorted keys, lists of plain values on one line."""
+    """Return a document's only allowed text: sorted keys, and lists of plain values on one line."""
     return (render_json(value, "") + "\n").encode("ascii")
 
 
@@ -119,7 +120,8 @@ def sha256(raw: bytes) -> str:
 
 
 def replace_file(path: Path, raw: bytes) -> bool:
-    """Write through a temporary file and a rename. Return False if the bytes were there already."""
+    """Write a file through a temporary file and a rename. Return False if the file already has
+    these bytes."""
     if path.is_file() and not path.is_symlink() and path.read_bytes() == raw:
         return False
     path.parent.mkdir(parents=True, exist_ok=True)

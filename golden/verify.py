@@ -1,4 +1,5 @@
-"""Verification of the goldens: unchanged since their generation, and confirmed by the oracle."""
+"""Verification that the goldens are unchanged since their generation, and that the oracle still
+agrees."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,8 +16,8 @@ from lockstep.harness.records import Verdict
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """A problem with a file. path: within the folder; text: one sentence with the problem and its
-    remedy."""
+    """A problem with a file. path: the file's path within the folder; text: one sentence with the
+    problem and its remedy."""
 
     path: str
     text: str
@@ -26,7 +27,7 @@ class Problem:
 
 
 def verify(root: Path = DEFAULT_ROOT) -> list[Problem]:
-    """Return every problem with the folder, none if it is intact; no engine is asked."""
+    """Return every problem with the folder, without running an engine."""
     try:
         entries = read_manifest(root)
     except BrokenGolden as error:
@@ -72,7 +73,8 @@ def broken_file(entry: ManifestEntry, error: BrokenGolden) -> Problem:
 
 
 def orphans(root: Path, entries: Sequence[ManifestEntry]) -> Iterator[Problem]:
-    """Yield files that the manifest does not list; a model may lie beside its vectors."""
+    """Yield a problem for each file that the manifest does not list; models may lie next to their
+    vectors."""
     known = {NAME, *(entry.path for entry in entries)}
     models = {entry.model for entry in entries}
     for path in sorted(root.rglob("*")):
@@ -85,8 +87,8 @@ def orphans(root: Path, entries: Sequence[ManifestEntry]) -> Iterator[Problem]:
 
 
 def whole(entries: Sequence[ManifestEntry]) -> Iterator[Problem]:
-    """Yield a problem if the shipped vectors are too large; each of a user's models has its own
-    limit."""
+    """Yield a problem if the shipped vectors are too large; vectors of a user's model have a
+    separate limit."""
     total = sum(entry.bytes for entry in entries) + bytes_held()
     if total > MAX_TOTAL:
         text = f"the vectors take {total:,} bytes, more than the {MAX_TOTAL:,} allowed; drop some"
@@ -100,10 +102,10 @@ def holds(
     *,
     oracle: str | None = None,
 ) -> Iterator[Verdict]:
-    """Ask the oracle of each vector, or the given one, again. Ids and weights must be the same;
-    products and logits within the recorded bound.
+    """Compare each vector with a new answer of its oracle, or of the given oracle. Ids and weights
+    must be the same; products and logits must be within the recorded bound.
 
-    `detail["bit_exact"]` says whether they agree bit for bit, for information: another CPU may sum
-    in another order. Raises BrokenGolden if the folder does not verify.
+    `detail["bit_exact"]` says whether all bits agree. It is only information, because another CPU
+    may sum in another order. Raises BrokenGolden if the folder does not verify.
     """
     return replay(root, oracle, models, progress)

@@ -19,7 +19,7 @@ def other_runs(
 ) -> Iterator[tuple[str, Matrices]]:
     """Yield the oracle's runs, and those of our own graph if there is one.
 
-    A graph that llama.cpp has wrong is right in a replay of it.
+    Our own graph is needed because a replay of llama.cpp's graph repeats the errors of that graph.
     """
     own = {found.result: np.concatenate(ask_outputs(source.ask, found.result, batches))}
     yield source.info.engine, {**own, **found.shown}

@@ -1,4 +1,4 @@
-"""Vectors on their way to the disk: valid files stay, all others are rewritten."""
+"""Writing of vectors to the disk: valid files stay, all other files are rewritten."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """Vectors on their way to the disk. path: the path without a suffix."""
+    """Vectors to write to the disk. path: the path without a suffix."""
 
     path: str
     kind: str
@@ -41,8 +41,8 @@ def write(
 ) -> list[Path]:
     """Write vectors and manifest; return the changed files.
 
-    kept: paths of the old files that stay, unless they are among those made; all other old files
-    are deleted. Raises BrokenGolden, and then nothing has been written.
+    kept: paths of old files that stay, unless they are made again; all other old files are deleted.
+    Raises BrokenGolden before anything is written.
     """
     made = [held_or_made(root, old, each, progress) for each in made]
     new = [pair for each in made for pair in files_of(each)]
@@ -60,7 +60,7 @@ def write(
 
 
 def held_or_made(root: Path, old: Sequence[ManifestEntry], made: Made, progress: Progress) -> Made:
-    """Return the vectors on the disk if the oracle still agrees; else the new ones."""
+    """Return the vectors on the disk if the oracle still agrees, else the new vectors."""
     entries = {entry.path: entry for entry in old}
     entry = entries.get(f"{made.path}.json")
     if entry is None or entry.kind != made.kind:
@@ -79,7 +79,7 @@ def held_or_made(root: Path, old: Sequence[ManifestEntry], made: Made, progress:
 def remove_orphans(
     root: Path, old: Sequence[ManifestEntry], new: Sequence[ManifestEntry]
 ) -> list[Path]:
-    """Delete the files that the generator wrote and no longer makes."""
+    """Delete the files that the generator once wrote but no longer makes."""
     gone = sorted({entry.path for entry in old} - {entry.path for entry in new})
     paths = [inside(root, name) for name in gone]
     for path in paths:

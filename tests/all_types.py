@@ -1,4 +1,4 @@
-"""Seeded models of every type that llama.cpp can multiply by, as small as the blocks allow."""
+"""Seeded models of every type that llama.cpp can multiply by, as small as blocks allow."""
 
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,7 @@ EXPERTS = {"n_expert": 3, "n_expert_used": 2}
 
 
 def recipe_of(type_name: str, **changes: Any) -> LlamaRecipe:
-    """Return a recipe with rows of two blocks or more if that is cheap, and always of whole
-    blocks."""
+    """Return a recipe with rows of at least 64 weights, in whole blocks."""
     width = max(64, WeightFormat.member(type_name).weights)
     known = {"seed": 31, "n_layer": 1, "n_embd": width, "n_ff": 2 * width, "n_vocab": 320}
     return LlamaRecipe(quant=type_name, n_head=2, n_head_kv=1, **(known | changes))
@@ -36,7 +35,8 @@ def model_of(type_name: str, folder: Path, **changes: Any) -> Path:
 
 
 def differences(a: F32, b: F32) -> NDArray[np.intp]:
-    """Return the places that differ, bit for bit: all NaN are equal, and -0.0 is not 0.0."""
+    """Return the indices of elements that differ bit for bit; all NaN are equal, and -0.0 is not
+    0.0."""
     return np.flatnonzero((a.view(np.uint32) != b.view(np.uint32)) & ~(np.isnan(a) & np.isnan(b)))
 
 

@@ -1,4 +1,4 @@
-"""Bisections of engines that show only logits, and files with one wrong tensor."""
+"""Helpers for bisections of engines that show only logits, and files with one wrong tensor."""
 
 import shutil
 from collections.abc import Callable, Mapping
@@ -40,7 +40,7 @@ def bisected(path: Path, folder: Path, **changes: Any) -> BlackBoxBisection:
 
 
 def with_made_models(plan: Plan) -> list[Verdict]:
-    """Run the suites of `check`, including models made of the user's."""
+    """Run the suites of `check`, including those on models made from the user's model."""
     opened = open_plan(plan, lambda _: None)
     opened.context.on_made_models = questions(plan)
     try:
@@ -74,7 +74,7 @@ def copy_with(model: Path, copy: Path, tensor: str, wrong: Wrong) -> Path:
 
 
 def one_nibble(raw: NDArray[np.uint8], format: type[WeightFormat]) -> None:
-    """Change one nibble of a code in the last block, for any layout of the type."""
+    """Change one nibble of a code in the last block, for any layout of a block."""
     before = format.dequantize(raw).tobytes()
     for byte in range(1, format.layout.itemsize):
         raw[-byte] ^= 0x10
@@ -100,7 +100,7 @@ def one_layer_of(arch: str, folder: Path) -> Path:
 
 
 def model_of_arch(arch: str, folder: Path, keys: Mapping[str, tuple[str, Any]]) -> Path:
-    """Write the model of `synth` with other keys."""
+    """Write the model of `synth` for an architecture, with changed keys."""
     path, made = folder / f"{arch}.gguf", folder / f"{arch}-as-made.gguf"
     with llama_cpp_opened() as session:
         make_variant(variant_named(arch), made, session=session)

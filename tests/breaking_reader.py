@@ -1,4 +1,4 @@
-"""A GGUF reader that breaks at one number, which at first only the fault `every-type` has."""
+"""A GGUF reader that fails at one number, which at first occurs only in the fault `every-type`."""
 
 from lockstep.engine.gguf.file import GgufFile as Right
 
@@ -7,7 +7,7 @@ WORDS = "a number that it cannot take"
 
 
 class GgufFile:
-    """A reader with a fault that a guided file meets."""
+    """A reader with a fault that guided fuzzing reaches."""
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Right:

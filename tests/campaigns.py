@@ -1,7 +1,7 @@
-"""Tests that `make test-all` runs and `make test` does not, by file or by test of a file.
+"""Tests that only `make test-all` runs, not `make test`, listed by file or by test.
 
-Each row describes the repeated test. The tests that stay prove the same on fewer cases: a change
-shows there first.
+The value of a row says what its tests repeat. Tests that `make test` runs check the same on fewer
+cases, so that a fault shows there first.
 """
 
 CAMPAIGNS = {
@@ -33,6 +33,7 @@ CAMPAIGNS = {
 
 
 def campaign_of(node: str) -> str:
-    """Return the row that a test belongs to, by its pytest id; "" if `make test` runs it."""
+    """Return the row to which a test belongs, by its pytest id, or "" for a test that `make test`
+    runs."""
     path = node.removeprefix("tests/")
     return next((row for row in CAMPAIGNS if path.startswith(row)), "")

@@ -1,4 +1,5 @@
-"""The command line in tests: a command in this process or in its own, with its exit code."""
+"""The command line in tests: runs a command in this process or in a new one, and returns its exit
+code."""
 
 import subprocess
 import sys

@@ -23,8 +23,8 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 def pytest_collection() -> Generator[None, object, object]:
     """Freeze the objects of 14,000 collected tests for the garbage collector.
 
-    To look through them again and again is a third of the time. Later collections, also in forks,
-    need not look at them either.
+    Scanning the objects again and again takes a third of the time. Later garbage collections, also
+    in forks, do not scan them either.
     """
     gc.disable()
     try:
@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Name the skipped parts, so that they do not read as a pass."""
+    """Print the skipped parts, so that they are not taken for passed tests."""
     if terminalreporter.config.option.markexpr == "not campaign":
         terminalreporter.section("only in make test-all")
         for path, what in CAMPAIGNS.items():
@@ -50,8 +50,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def template() -> Iterator[None]:
-    """Start workers as forks of a template, as some thousand are started and each would load
-    llama.cpp."""
+    """Start workers as forks of a template, because tests start some thousand workers, and each
+    would load llama.cpp."""
     with keep_template(ahead=False):
         yield
 

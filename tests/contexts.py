@@ -1,4 +1,4 @@
-"""Verdicts of a check about an engine, and a context that closes after a test."""
+"""Verdicts of a check on an engine, and a context that closes after a test."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from tests.harness.check.test_check import plan_for
 
 @contextmanager
 def context_of(model: Path | Plan, **changes: Any) -> Iterator[Context]:
-    """Yield a context. changes: to the plan's defaults."""
+    """Yield an open context. changes: fields of the plan that differ from the defaults."""
     plan = plan_for(model, **changes) if isinstance(model, Path) else model
     opened = open_plan(plan, lambda _: None)
     try:
@@ -26,7 +26,7 @@ def context_of(model: Path | Plan, **changes: Any) -> Iterator[Context]:
 def check_engine(
     model: Path, engine: str | type[Adapter] = "reference", *suites: str, **changes: Any
 ) -> list[Verdict]:
-    """Return the verdicts of the named suites, or of all."""
+    """Return the verdicts of the named suites, or of all suites if none are named."""
     name = engine if isinstance(engine, str) else engine.name
     with context_of(model, engine=name, suites=suites, **changes) as context:
         return list(run_suites(context, suites))

@@ -1,4 +1,4 @@
-"""Engines with one kind of misbehaviour each, for tests of the runner."""
+"""Engines for tests of the runner, each with one kind of misbehaviour."""
 
 import ctypes
 import importlib
@@ -23,8 +23,8 @@ SUM = piece(node("ADD", X + X, X, X))
 
 
 class Fake(Adapter, name="fake"):
-    """An engine that answers `dequantize`; each other question ends in its own way, or as its text
-    says."""
+    """An engine that answers only `dequantize`. Other questions end in different ways; the text of
+    `tokenize` names the way."""
 
     isolated = True
 
@@ -51,7 +51,7 @@ class Fake(Adapter, name="fake"):
     def capture(
         self, batches: Sequence[Batch], fault: Fault | None, emit: Callable[[Any], None]
     ) -> Captured:
-        """Emit one piece per token; then act as the fault's kind says."""
+        """Emit one piece per token, then misbehave as the fault's kind says."""
         for token in batches[0].tokens:
             emit(piece(node("ADD", np.full(3, token, np.float32))))
         if fault is not None:
@@ -116,7 +116,7 @@ class Local(Adapter, name="fake-local"):
 
 
 class WrongType(Adapter, name="fake-wrong-type"):
-    """An engine with an answer of a forbidden type."""
+    """An engine that answers with a forbidden type."""
 
     isolated = True
 
@@ -146,7 +146,7 @@ class Absent(Adapter, name="fake-absent"):
 
 
 class Apart(Adapter, name="fake-apart"):
-    """An engine that answers from a separate process, and never to the question."""
+    """An engine in a separate process, whose answers never fit the question."""
 
     isolated = True
 

@@ -1,4 +1,4 @@
-"""A program for Lockstep's protocol that misbehaves as its argument says."""
+"""A program for Lockstep's protocol that misbehaves in the way its argument names."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def introduction():
 
 
 def answer(question):
-    """Return the head without its id, and raw bytes."""
+    """Return an answer's head, without its id, and its raw bytes."""
     if question["ask"] == "start" and WAY == "is silent":
         time.sleep(1000)
     if question["ask"] == "start" and WAY == "wants another model":

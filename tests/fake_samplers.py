@@ -1,4 +1,4 @@
-"""Engines of our samplers that show less than ours does."""
+"""Engines with our samplers that show less than our own engine."""
 
 from lockstep.harness.adapters.parts.sampled_lists import join_lists, split_lists
 from lockstep.harness.adapters.reference import Reference

@@ -1,5 +1,5 @@
-"""Servers for tests: one that answers as llama-server or as OpenAI's do, honestly or with a change,
-and one that sends fixed bytes."""
+"""Servers for tests. One answers like llama-server or OpenAI's servers, honestly or with a change;
+one sends fixed bytes."""
 
 import json
 import socket
@@ -25,7 +25,7 @@ LONG = 30  # tokens, which usual prompts do not have
 
 
 class Busy(dict[str, Any]):
-    """Raised in place of an answer. after: when to ask again, as Retry-After says it."""
+    """Answer of a busy server. after: the value of the header Retry-After."""
 
     def __init__(self, said: Any = (), status: int = 503, after: str = "") -> None:
         super().__init__(said)
@@ -103,8 +103,9 @@ class Honest:
         return self.engine.tokenize([self.around.format(prompt).encode()])[0]
 
     def completion(self, body: Any, v1: bool) -> tuple[int, Any]:
-        """Complete a prompt. An end of text ends it; here that is any token without a text. It has
-        no list, and neither has a partial character, even with a bias."""
+        """Complete a prompt. The end of text (here any token without a text) ends the answer. For
+        an end of text and for a partial character, the answer has no list of candidates, even with
+        a bias."""
         ids = self.ids_of(body["prompt"])
         if body.get("temperature") != 0 or "seed" in body:
             try:
@@ -123,7 +124,7 @@ class Honest:
         return 200, said
 
     def sampled(self, body: Any, ids: list[int]) -> dict[str, Any]:
-        """Return one token by the requested samplers, with the remaining list."""
+        """Return one token drawn by the requested samplers, with the remaining candidates."""
         row = self.engine.evaluate(Request(batches=(Batch.of(ids),))).logits[0][-1]
         stages, seed = llama_stages(body), body["seed"]
         found = self.sampling.draw(stages, row, ids, seed)
@@ -172,7 +173,7 @@ class Honest:
         return 200, {"choices": [choice], "usage": {"prompt_tokens": len(ids)}}
 
     def chat_completions(self, body: Any, v1: bool) -> tuple[int, Any]:
-        """Render CHAT_TEMPLATE by hand; a model of `lockstep acid` has a text for a template."""
+        """Render CHAT_TEMPLATE by hand. The template of a `lockstep acid` model is a fixed text."""
         (message,) = body["messages"]
         held = self.engine.file.metadata.get("tokenizer.chat_template")
         text = f"<user> {message['content']} <bot>"
@@ -210,8 +211,8 @@ def serving(
     samplers: type[Reference] = Reference,
     loras: Sequence[Path] = (),
 ) -> Iterator[str]:
-    """Serve, and yield the address. strict: refuse parameters that OpenAI's servers lack; else
-    penalise repetition by default."""
+    """Run a server and yield its address. strict: refuse parameters that OpenAI's servers lack; if
+    False, the server penalises repetition by default."""
     honest = Honest(
         model, change, pages, takes_ids, strict, to_long, refuses, around, samplers, loras
     )
@@ -250,7 +251,8 @@ def serving(
 
 @contextmanager
 def sending(*pieces: bytes, forever: bytes = b"", hang: bool = False) -> Iterator[str]:
-    """Send these bytes for any question, then others for ever, or nothing more."""
+    """Run a server that sends these bytes for any question, then `forever` repeatedly or (`hang`)
+    nothing; yield its address."""
     listener = socket.create_server(("127.0.0.1", 0))
     over = threading.Event()
 

@@ -1,7 +1,8 @@
-"""Grammars compared with llama.cpp's over a whole vocabulary, in figures.
+"""Figures of a comparison of grammars with llama.cpp's, over a whole vocabulary.
 
-python -m tests.grammar_figures 500 reads 500 grammars, 20 tokens each, and compares the tokens that
-may come at every step: with our mirror bit for bit, with our definition up to what is known.
+python -m tests.grammar_figures 500 reads 500 grammars, 20 tokens each, and compares the allowed
+tokens at every step. They must equal our mirror's bit for bit, and our definition's except for
+known differences.
 """
 
 import sys
@@ -51,7 +52,7 @@ class GrammarFigures:
 
 
 def request_for(text: str, words: TokenizerWords, seed: int) -> SampleRequest:
-    """Return a question whose tokens are drawn from those that the grammar allows."""
+    """Return a request whose tokens are drawn from the tokens that the grammar allows."""
     rng = np.random.default_rng(seed)
     stage = grammar_stage(text)
     n = len(words.spellings)
@@ -122,14 +123,15 @@ def first_step(text: str, n: int) -> SampleRequest:
 
 
 def repeats_nothing(text: str) -> bool:
-    """Return True if a repetition's item may be empty: llama.cpp refuses some of them."""
+    """Return True if a repetition's item may be empty, because llama.cpp refuses some such
+    grammars."""
     table = GrammarTable(parse_grammar(text), "root", lambda _: 0)
     empty = table.find_empty()
     return any(table.places[table.starts[rule][0]].symbol in empty for rule in table.repeats)
 
 
 def measure_grammars(n: int, engine: str = "llama.cpp", every: int = 1) -> GrammarFigures:
-    """Measure the grammars. every: read one grammar in so many."""
+    """Return the figures of n grammars. every: only one in `every` grammars is read."""
     found = GrammarFigures()
     with TemporaryDirectory() as folder:
         model = grammar_vocabulary(Path(folder) / "vocabulary.gguf")

@@ -1,7 +1,7 @@
 """Noise floors, measured once for all tests of a session.
 
-They lie in files, for the workers of pytest and for their forks, by names that are of all that they
-are computed from.
+They lie in files, for pytest's workers and their forks. A file's name is a hash of everything that
+the floor depends on.
 """
 
 import hashlib
@@ -58,9 +58,9 @@ def name_of(
     runs: int,
     way: Honest = HONEST,
 ) -> str:
-    """Return a name from the recorded run, weights, roundings and random numbers together.
+    """Return a name made from the recorded run, the weights, the roundings and the random numbers.
 
-    It includes the meanings of ops, because a test may put in a wrong one.
+    The name also depends on the definitions of ops, because a test may replace one.
     """
     weights = {root.name for g in program.graphs for root in g.roots if root.kind == "weight"}
     meanings = [(op, meaning.__module__, meaning.__qualname__) for op, meaning in MEANINGS.items()]

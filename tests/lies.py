@@ -1,4 +1,5 @@
-"""Lies about the form of answers, one for each malformed form, and well-formed untruths."""
+"""Engines with malformed answers, one for each kind of malformed form, and with well-formed wrong
+answers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,7 +27,7 @@ EVERYWHERE = ("evaluate", "tokenize", "detokenize", "greedy", "metadata", "dequa
 
 
 class Honest(Reference, name="fake-honest"):
-    """Our own engine, which shows a graph of one node as well."""
+    """Our own engine, which also shows a graph of one node."""
 
     def capture(
         self, batches: Sequence[Batch], fault: Fault | None, emit: Callable[[Any], None]
@@ -36,7 +37,7 @@ class Honest(Reference, name="fake-honest"):
 
 
 def lying(name: str, question: str, spoil: Callable[[Any], Any]) -> type[Adapter]:
-    """Return an honest engine with other answers to one question, or another shown graph."""
+    """Return an honest engine whose answers to one question, or whose shown graph, are spoiled."""
 
     def answer(self: Any, *args: Any, **kwargs: Any) -> Any:
         if question == "pieces":
@@ -48,7 +49,7 @@ def lying(name: str, question: str, spoil: Callable[[Any], Any]) -> type[Adapter
 
 
 class Saying(Session):
-    """An engine with a given answer."""
+    """A session whose engine always gives the same answer."""
 
     name = "fake"
 
@@ -65,7 +66,7 @@ def logits(spoil: Callable[[Any], Any]) -> Spoil:
 
 
 def trace(spoil: Callable[[tuple[TensorRecord, ...]], Any]) -> Spoil:
-    """Return the trace's records, if there are any."""
+    """Spoil the trace's records, if there are any."""
 
     def spoilt(run: Any) -> Any:
         if run.trace is None:

@@ -1,4 +1,4 @@
-"""Small models for tests: built-in ones, broken copies of them, and runs that judge them."""
+"""Small models for tests: built-in models, changed copies of them, and runs of them."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -67,7 +67,7 @@ def with_changed_weight(
 
 
 def with_metadata(path: Path, recipe: LlamaRecipe, **changes: Any) -> Path:
-    """Return the recipe's model with other metadata; a value of None leaves the key out."""
+    """Return the recipe's model with changed metadata; None removes a key."""
     keys = metadata(recipe) | {key.replace("__", "."): value for key, value in changes.items()}
     kept = {key: value for key, value in keys.items() if value is not None}
     path.write_bytes(gguf_bytes(kept, tensors(recipe)))

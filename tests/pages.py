@@ -1,4 +1,4 @@
-"""A report with everything that a page draws, and a reader of pages."""
+"""A report with everything that a page can show, and a parser of pages."""
 
 from collections.abc import Callable
 from dataclasses import asdict

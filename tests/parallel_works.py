@@ -1,4 +1,5 @@
-"""Works for tests of executors, in a separate module, because other processes import them."""
+"""Works for tests of executors. They are in a separate module, because other processes import
+them."""
 
 import os
 import signal
@@ -16,7 +17,7 @@ WORKS, SAID = 5, 4
 
 @dataclass(frozen=True)
 class Counting:
-    """A work that sends its number and its message count."""
+    """A work that sends messages with its number and their count."""
 
     number: int
 
@@ -36,9 +37,10 @@ class Deadly:
 
 @dataclass(frozen=True)
 class Stumbling:
-    """A work that repeats another's messages, and waits once to be killed before a given one.
+    """A work that sends another work's messages, and waits once, before a given message, to be
+    killed.
 
-    Then it leaves a note for the killer, with the id of its parent process.
+    While it waits, a note for the killer has the id of the work's parent process.
     """
 
     work: Any
@@ -69,8 +71,8 @@ class Stumbling:
 
 @dataclass(frozen=True)
 class Steps:
-    """A work of ten steps with a checkpoint after the fifth; a file notes the completed steps.
-    Restarted from the beginning, it waits until the client is gone."""
+    """A work of ten steps with a checkpoint after the fifth step; a file notes the completed steps.
+    If restarted from the beginning, the work waits until the client is gone."""
 
     log: Path
     start: int = 0
@@ -100,7 +102,7 @@ def check_executor(executor: Executor) -> None:
 
 
 def check_death(executor: Executor) -> None:
-    """Check that a death is reported only for the work of that process."""
+    """Check that the death of a process is reported only for the work of that process."""
     found = list(events_of(executor, [Counting(0), Deadly(), Counting(2)]))
     assert (1, Died("was killed by SIGKILL")) in found
     assert {number for number, event in found if event == Done()} == {0, 2}
@@ -113,7 +115,7 @@ Events = Iterator[tuple[int, Event]]
 
 @dataclass(frozen=True)
 class LosesAWork:
-    """An executor that never repeats the work of a lost machine."""
+    """A wrong executor that never repeats the work of a lost machine."""
 
     executor: Executor
 
@@ -123,7 +125,7 @@ class LosesAWork:
 
 @dataclass(frozen=True)
 class LosesWhatWasSaid:
-    """An executor for which an interrupted work counts as done."""
+    """A wrong executor that loses the messages of an interrupted work."""
 
     executor: Executor
 
@@ -135,7 +137,7 @@ class LosesWhatWasSaid:
 
 @dataclass(frozen=True)
 class SaysTwice:
-    """An executor that counts the messages of a lost machine, and their repetitions."""
+    """A wrong executor that reports the messages of a lost machine twice."""
 
     executor: Executor
 
@@ -148,7 +150,7 @@ class SaysTwice:
 
 @dataclass(frozen=True)
 class SpeaksOn:
-    """An executor that still listens to an abandoned machine."""
+    """A wrong executor that reports messages of an abandoned machine after the end of its work."""
 
     executor: Executor
 

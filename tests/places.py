@@ -13,6 +13,6 @@ FOLDERS = ("engine", "harness", "golden")
 
 
 def package_files(pattern: str = "*.py") -> list[Path]:
-    """Return the files of `lockstep`: pathlib goes into no linked folder by itself."""
+    """Return the files of `lockstep`, including linked folders, which pathlib skips."""
     below = (path for folder in FOLDERS for path in (LOCKSTEP / folder).rglob(pattern))
     return sorted(path for path in [*LOCKSTEP.glob(pattern), *below] if path.is_file())

@@ -1,4 +1,4 @@
-"""Plans with one model, opened and closed: their verdicts, and their bisection."""
+"""Plans with one model: their verdicts and their bisection."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from lockstep.harness.records import EXACT, Verdict
 
 
 def plan_of(model: Path, engine: str = "reference", **changes: Any) -> Plan:
-    """Return the engine against llama.cpp, unless said otherwise."""
+    """Return a plan that compares the engine with llama.cpp by default."""
     plan = Plan(case=model.name, model=model, subject_model=model, engine=engine, settings=EXACT)
     return replace(plan, **({"command": str(model)} | changes))
 
@@ -27,7 +27,7 @@ def open_both(plan: Plan) -> Iterator[Opened]:
 
 
 def verdicts_of(plan: Plan, *suites: str) -> list[Verdict]:
-    """Return the verdicts of the named suites, or else of the plan's."""
+    """Return the verdicts of the named suites, or else of the plan's suites."""
     with open_both(plan) as both:
         return list(run_suites(both.context, suites or plan.suites))
 

@@ -1,6 +1,7 @@
-"""Engines without logits: lists of candidates, greedy tokens or text alone, honest and wrong.
+"""Engines without logits, honest and wrong: they show only lists of candidates, greedy tokens or
+text.
 
-Each is an engine of ours underneath, and says of itself that it has no more than these levels.
+Each uses one of our engines internally, and declares only these levels.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ Change = Callable[[Any, Row], Row]
 
 
 def showing(run: Evaluation, names: Sequence[str]) -> Evaluation:
-    """Return an engine that shows only the tensors with these names."""
+    """Return the run with only the tensors of these names."""
     if run.trace is None:
         return run
     shown = tuple(each for each in run.trace.records if each.site.name in names)
@@ -41,7 +42,7 @@ def log_softmax(logits: Any) -> Any:
 
 
 class Quiet(FastEngine, name="quiet"):
-    """An honest engine, of which each subclass changes one thing."""
+    """An honest engine; each subclass changes one thing."""
 
     levels: tuple[str, ...] = ("logprobs", "greedy", "generate", "tokenize")
     text_only = False
@@ -83,14 +84,14 @@ HalfSplit = ops_with(
 
 
 def made(name: str, base: type[Adapter] = Quiet, **changes: Any) -> str:
-    """Return the name of a new engine with these methods and attributes."""
+    """Make an engine with these methods and attributes; return its name."""
     type("Made", (base,), changes, name=name)
     return name
 
 
 def wrong(name: str, mutant: type[Mistake], **changes: Any) -> str:
-    """Make an engine that computes as the mutant, but is not registered as one: selftest would list
-    it."""
+    """Make an engine that computes as the mutant. It is not registered as a mutant, because
+    selftest would list it."""
     kinds = [cls for cls in reversed(mutant.__mro__) if issubclass(cls, Mistake)]
     own = {k: v for cls in kinds[1:] for k, v in vars(cls).items() if not k.startswith("__")}
 
@@ -131,7 +132,7 @@ def shown(engine: Any, token: int) -> bytes:
 
 
 def as_dictionary(engine: Any, row: Row) -> Row:
-    """Return texts, each once: the last of equal ones."""
+    """Return a list in which each text occurs once, with the value of its last token."""
     return list({shown(engine, token): value for token, value in row}.items())
 
 
@@ -145,18 +146,18 @@ def moved(by: float, at: int = 3) -> Change:
 
 
 def over_itself(_: Any, row: Row) -> Row:
-    """Normalise over the list."""
+    """Return the list with values normalised over the list."""
     total = float(np.log(sum(np.exp(v) for _, v in row)))
     return [(token, value - total) for token, value in row]
 
 
 def in_digits(_: Any, row: Row) -> Row:
-    """Round as printf's %.4g does."""
+    """Return the list with values rounded as by printf's %.4g."""
     return [(token, float(f"{value:.4g}")) for token, value in row]
 
 
 def late(_: Any, row: Row) -> Row:
-    """Return the list with the likeliest token, and its value, at the end."""
+    """Return the list with its likeliest token at the end."""
     return [*row[1:], row[0]]
 
 

@@ -27,13 +27,14 @@ PIECES = 1500
 
 
 def written_grammars() -> dict[str, str]:
-    """Return the grammars of the file by name."""
+    """Return the grammars of the file WRITTEN, by name."""
     parts = ("\n" + WRITTEN.read_text()).split("\n### ")[1:]
     return {name: text for name, _, text in (part.partition("\n") for part in parts)}
 
 
 def random_grammar(seed: int) -> str:
-    """Return a legal grammar; rules begin only with later ones, so that none is left-recursive."""
+    """Return a legal grammar. Rules begin only with later rules, so that no rule is
+    left-recursive."""
     rng = np.random.default_rng(seed)
     names = ["root", *(f"r{i}" for i in range(1, int(rng.integers(1, MAX_RULES + 1))))]
     return "\n".join(f"{name} ::= {choice(rng, names[i:], 0)}" for i, name in enumerate(names))
@@ -110,7 +111,8 @@ EDGES: tuple[Callable[[Generator], str], ...] = (
 
 
 def grammars(n: int) -> dict[str, str]:
-    """Return n grammars by name: those of the file, edges, then random ones."""
+    """Return n grammars by name: those of the file, then random grammars, some of them edge
+    cases."""
     found = written_grammars()
     for i in range(n - len(found)):
         rng = np.random.default_rng(i)
@@ -143,7 +145,7 @@ def grammar_vocabulary(path: Path) -> Path:
 
 
 def written_as(piece: bytes) -> str:
-    """Write bytes as GPT-2's vocabularies do: invisible ones from U+0100 on."""
+    """Return bytes as written in GPT-2's vocabularies, with invisible bytes from U+0100 on."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in shown]
     return "".join(chr(b) if b in shown else chr(256 + hidden.index(b)) for b in piece)

@@ -1,4 +1,4 @@
-"""Models with real weights for tests: from the cache, if somebody fetched them."""
+"""Models with real weights for tests, from the cache if they have been fetched."""
 
 from pathlib import Path
 
@@ -8,7 +8,8 @@ from lockstep.harness.real_models import model_file
 
 
 def real_model_or_skip(name: str) -> Path:
-    """Provide a real model, or skip by its name, as tests download no weights."""
+    """Return a real model, or skip the test and name the model, because tests download no
+    weights."""
     path = model_file(name)
     if path is None:
         pytest.skip(f"{name} was not compared on; `lockstep fetch {name}` gets it")

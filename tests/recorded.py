@@ -1,4 +1,4 @@
-"""llama.cpp's graph of a tiny model, tensors of engines along it, and the findings."""
+"""llama.cpp's graph of a tiny model, engines' tensors of this graph, and the findings on them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -43,7 +43,8 @@ class Recorded:
         plain: bool = False,
         values: Mapping[Any, NDArray[Any]] | None = None,
     ) -> dict[Any, NDArray[Any]]:
-        """Return the values of an engine's own run. values: replacements."""
+        """Return the values of an engine's own run. values: values that replace those at some
+        nodes."""
         found = {}
 
         def see(graph: Any, node: Any, value: NDArray[Any]) -> None:
@@ -70,7 +71,7 @@ class Recorded:
 
 
 def variant_of(arch: str, path: Path, **how: Any) -> Path:
-    """Return a tiny model of an architecture, with llama.cpp's names of its tensors."""
+    """Write a tiny model of an architecture, with the tensor names that llama.cpp uses."""
     with open_for_variants() as namer:
         make_variant(variant_named(arch), path, session=namer, **how)
     return path
@@ -87,7 +88,7 @@ def recorded(
     change: Callable[[Path], None] = as_it_is,
     batches: Sequence[Batch] = BATCHES,
 ) -> Iterator[Recorded]:
-    """Record a run. change: a change of the model's file."""
+    """Record a run of llama.cpp. change: changes the model's file first."""
     path = variant_of(arch, folder / f"{arch}.gguf")
     change(path)
     with GgufFile.open(path) as file, Runner().open("llama.cpp", path, EXACT) as session:

@@ -1,7 +1,7 @@
-"""Chains of llama.cpp's samplers against our mirror and our definitions, in figures.
+"""Figures of a comparison of llama.cpp's sampler chains with our mirror and our definitions.
 
-python -m tests.sampler_figures 1000 MODEL runs 1,000 chains on 10 rows each; a fifth of them reads
-the model's vocabulary.
+python -m tests.sampler_figures 1000 MODEL runs 1,000 chains on 10 rows each; a fifth of the chains
+reads the model's vocabulary.
 """
 
 import sys

@@ -1,9 +1,9 @@
-"""Schedules generated and shrunk by Hypothesis: our machine is the model, and two engines run each
-schedule at its end.
+"""Schedules that Hypothesis generates and shrinks, with our memory as the model. Two engines run
+each finished schedule.
 
-Nothing that is known to go wrong is done, so every difference is a failure. With
-`LOCKSTEP_EXAMPLES=2000` in the environment there are so many random schedules of each kind, instead
-of a few that never change.
+Steps that trigger known faults are skipped, so every difference is a failure.
+`LOCKSTEP_EXAMPLES=2000` in the environment runs 2000 random schedules of each kind, instead of a
+few fixed ones.
 """
 
 import os
@@ -43,7 +43,7 @@ PARTS = st.lists(
 
 
 class Parted(AssertionError):
-    """Raised when two engines differ on a schedule."""
+    """Error: two engines differ on a schedule."""
 
     def __init__(self, case: ScheduleCase, text: str, kind: str) -> None:
         command = ["lockstep", "fuzz", "batch", "--type", kind, "--schedule", case.text()]
@@ -52,7 +52,8 @@ class Parted(AssertionError):
 
 
 class ScheduleMachine(RuleBasedStateMachine):
-    """The rules. `machine_for` makes one for a kind of memory and two engines."""
+    """The rules of the machine. `machine_for` makes a machine for a kind of memory and two
+    engines."""
 
     kind: ClassVar[str]
     judge: ClassVar[Judge]
@@ -74,7 +75,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         self.take("decode", self.batch(parts))
 
     def fresh(self) -> list[Watch]:
-        """Return one engine for each tested ubatch size."""
+        """Return our model of the memory for each tested ubatch size."""
         sizes = (self.shape.n_ubatch, other_size(self.shape))
         shape = self.shape
         return [
@@ -127,7 +128,8 @@ class ScheduleMachine(RuleBasedStateMachine):
         self.take("decode", (*rows[:-1], (token, max(pos + gap, 0), seqs, out)))
 
     def batch(self, parts: Parts) -> tuple[Row, ...]:
-        """Decode a batch that continues its sequences; sequences that cannot share do not."""
+        """Return a batch that continues its sequences; tokens are shared only if the memory allows
+        it."""
         rows: list[Row] = []
         ends = {s: self.last(s) for s in range(self.shape.n_seq)}
         for drawn, n, outputs in parts:

@@ -101,7 +101,7 @@ class Sampling:
     def draw(
         self, stages: Sequence[Mapping[str, Any]], row: Any, prompt: Sequence[int], seed: int
     ) -> SampledList:
-        """Return the list after the last stage, with the drawn token."""
+        """Return the list of candidates after the last stage, with the drawn token."""
         block = seed // ROWS
         key = repr((stages, row.tobytes(), tuple(prompt))), block
         if key not in self.held:
@@ -129,7 +129,7 @@ class Sampling:
     def go_on(
         self, stages: Sequence[Mapping[str, Any]], row: Any, first: int, n: int, seed: int
     ) -> tuple[int, ...]:
-        """Return n tokens after the first one, all from the same logits."""
+        """Return up to n tokens after the first token, all drawn from the same logits."""
         found, rng = [first], np.random.default_rng((self.run, seed))
         chain = (*stages, {"sampler": "dist", "seed": 0})
         for _ in range(n):
@@ -149,7 +149,7 @@ class Sampling:
 
 
 def listed_of(found: SampledList) -> tuple[tuple[int, float], ...]:
-    """Return what llama-server shows with post_sampling_probs."""
+    """Return the tokens and probabilities that llama-server shows with post_sampling_probs."""
     weights = np.exp(found.logits.astype(np.float64) - found.logits.max())
     p = (weights / weights.sum()).tolist()
     return tuple((t, x) for t, x in zip(found.ids.tolist(), p, strict=True) if x > LEAST)

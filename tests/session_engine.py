@@ -1,6 +1,6 @@
-"""The example engine with sessions: the questions save and load. MODE: right, or a mistake.
+"""The example engine with saved sessions (the questions save and load). MODE: right, or a mistake.
 
-`memory` writes an empty file and keeps the session in the process; `jitter` adds noise of its own.
+`memory` writes an empty file and keeps the session in the process; `jitter` adds noise.
 """
 
 import sys

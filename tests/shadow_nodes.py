@@ -29,7 +29,7 @@ def operand(value: Any, name: str = "x") -> Operand:
 
 
 def params(*values: float) -> NDArray[np.int32]:
-    """Return integers as they are, floats by their bits."""
+    """Return the parameters of a node: integers as they are, floats as their bits."""
     held = np.zeros(16, np.int32)
     for i, value in enumerate(values):
         held[i] = np.float32(value).view(np.int32) if isinstance(value, float) else value

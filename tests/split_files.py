@@ -12,7 +12,8 @@ from lockstep.harness.synth.gguf_writer import write_gguf
 def write_parts(
     model: Path, folder: Path, counts: Sequence[int], *, keys: dict[str, Any] | None = None
 ) -> list[Path]:
-    """Write the parts. counts: tensors in each part. keys: replace the first part's own."""
+    """Write the parts. counts: the number of tensors in each part. keys: metadata that replaces
+    that of the first part."""
     paths = [folder / part_name(model.stem, n, len(counts)) for n in range(len(counts))]
     with GgufFile.open(model) as file:
         infos = iter(file.tensors.values())

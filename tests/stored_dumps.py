@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 
 def bits_of_bf16(value: NDArray[Any], *, cut: bool = False) -> NDArray[np.uint32]:
-    """Round to BF16, to the nearest, ties to even, as libraries do; cut: the lower half is
-    dropped."""
+    """Return the bits of values rounded to BF16, to the nearest, ties to even, as libraries do.
+    cut: drop the lower half instead of rounding."""
     bits = value.astype(np.float32).view(np.uint32)
     up = np.uint32(0) if cut else np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
     return np.where(np.isfinite(value), bits + up, bits) >> np.uint32(16)
@@ -23,7 +23,7 @@ def as_bf16(value: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def write_bf16(path: Path, tensors: Mapping[str, NDArray[Any]], *, cut: bool = False) -> None:
-    """Write BF16 as safetensors by hand, which numpy does not support."""
+    """Write tensors as BF16 to a safetensors file by hand, because numpy does not support BF16."""
     head: dict[str, Any] = {}
     data = b""
     for key, value in tensors.items():

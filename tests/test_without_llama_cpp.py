@@ -1,5 +1,5 @@
-"""Commands without llama.cpp: some work, and the others say what is missing. The vectors need
-none."""
+"""Commands without llama.cpp: some work, and others say what is missing. The vectors do not need
+llama.cpp."""
 
 import json
 import os
@@ -20,7 +20,8 @@ Alone = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Alone:
-    """Run a command, and all its workers, in an environment without llama_cpp."""
+    """Return a function that runs a command, and all its workers, in an environment without
+    llama_cpp."""
     hidden = tmp_path / "hidden"
     hidden.mkdir()
     (hidden / "llama_cpp.py").write_text(ABSENT)

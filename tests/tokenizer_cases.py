@@ -45,7 +45,7 @@ def broken_rules(kind: type[Tokenizer], usual: Metadata, cases: Iterable[Case]) 
 
 
 def vocabulary(kind: str, words: Iterable[Word], **changes: Any) -> dict[str, Value]:
-    """Return the metadata; a change is under the last part of its key, and None removes that
+    """Return the metadata. changes: new values by the last part of their keys; None removes a
     key."""
     texts, scores, types = zip(*words, strict=True)
     metadata = {
@@ -66,7 +66,7 @@ def byte_words() -> list[Word]:
 
 
 def random_pieces(seed: int, alphabet: str, count: int) -> list[tuple[str, float]]:
-    """Return short texts, with their single characters, and many equal scores."""
+    """Return short texts and their single characters, with scores of which many are equal."""
     raw = iter(np.random.Philox(seed).random_raw(count * 8).tolist())
     pieces = dict.fromkeys(alphabet, -8.0)
     for _ in range(count):
@@ -81,7 +81,7 @@ def random_words(seed: int, alphabet: str, count: int = 120) -> list[Word]:
 
 
 def random_merges(words: list[Word]) -> list[str]:
-    """Return merges that make each piece of two others, where possible."""
+    """Return merges that make each piece from two other pieces, if possible."""
     texts = {text for text, _, _ in words}
     return [
         f"{text[:at]} {text[at:]}"

@@ -1,4 +1,5 @@
-"""llama.cpp's vocabularies for tests: from the cache, fetched once, or a reason why not."""
+"""llama.cpp's vocabularies for tests, from the cache. They are fetched once; a failure has a
+reason."""
 
 import fcntl
 import os
@@ -12,10 +13,10 @@ OFFLINE = "LOCKSTEP_OFFLINE"  # if set, tests fetch nothing
 
 
 def folder(shared: Path) -> tuple[Path | None, str]:
-    """Return the folder of all vocabularies, or None and why.
+    """Return the folder of all vocabularies, or None and the reason.
 
-    `shared` is a folder of this test run that its processes have in common: the first of them tries
-    to fetch, and notes the result for the others.
+    `shared` is a folder that all processes of this test run share. The first process tries to fetch
+    the vocabularies, and notes the result for the other processes.
     """
     found = fetch.vocabularies()
     if found is not None:
@@ -34,7 +35,7 @@ def folder(shared: Path) -> tuple[Path | None, str]:
 
 
 def vocabulary_or_skip(name: str, shared: Path) -> Path:
-    """Return the file of one vocabulary, or skip the test by its name."""
+    """Return the file of a vocabulary, or skip the test and name the vocabulary."""
     place, why = folder(shared)
     if place is None:
         pytest.skip(f"ggml-vocab-{name}.gguf was not compared: {why}")
@@ -42,7 +43,7 @@ def vocabulary_or_skip(name: str, shared: Path) -> Path:
 
 
 def vocabulary_file(name: str) -> Path:
-    """Return one vocabulary from the cache, or skip by its name."""
+    """Return a vocabulary from the cache, or skip the test and name the vocabulary."""
     place = fetch.vocabularies()
     if place is None:
         pytest.skip(f"ggml-vocab-{name}.gguf (lockstep golden fetch) was not compared")

@@ -1,8 +1,9 @@
 """Weight formats and activations with one realistic mistake each.
 
-A fault of a decoder is a change of the bytes before the right decoder sees them, where that can be;
-else of its result or of its code book. Every fault is made in every type, unless one of its
-excuses is true of the type: `why_not` says which, and test_wrong_formats.py lists them.
+If possible, a fault of a decoder changes the bytes before the right decoder reads them. Otherwise
+it changes the result or the code book. Every fault exists for every type, unless an excuse of the
+fault applies to the type. `why_not` returns the excuse, and test_wrong_formats.py lists the
+excuses.
 """
 
 import types
@@ -28,12 +29,13 @@ Kind = type[WeightFormat]
 
 
 def wrong(kind: Kind, unpack: Callable[[Bytes, F32], None]) -> Kind:
-    """Return the format with another decoder, not registered."""
+    """Return the format with another decoder; it is not registered."""
     return type(f"Wrong{kind.__name__}", (kind,), {"unpack": staticmethod(unpack)})
 
 
 def with_bytes(kind: Kind, change: Callable[[Blocks], None]) -> Kind:
-    """Return a format that changes the bytes first. `change` works on a copy of the blocks."""
+    """Return a format that changes the bytes before decoding. `change` works on a copy of the
+    blocks."""
 
     def unpack(raw: Bytes, out: F32) -> None:
         blocks = raw.copy().view(kind.layout)
@@ -64,13 +66,14 @@ def exchanged_scale_and_minimum(kind: Kind) -> Kind:
 
 
 def books_of(kind: Kind) -> set[str]:
-    """Return the kernel's name for its code book, if it has one."""
+    """Return the names of the kernel's code books."""
     function = getattr(kind.unpack, "py_func", kind.unpack)
     return {"GRID", "VALUES", "DOUBLED"} & set(function.__code__.co_names)
 
 
 def changed_entry(kind: Kind) -> Kind:
-    """Return the same kernel, compiled again with one value of its code book one larger."""
+    """Return the format with its kernel compiled again, after adding one to a value of its code
+    book."""
     function = kind.unpack.py_func  # type: ignore[attr-defined]
     (name,) = books_of(kind)
     book = function.__globals__[name]
@@ -89,8 +92,8 @@ def changed_entry(kind: Kind) -> Kind:
 
 
 def without_sign(kind: Kind) -> Kind:
-    """Return the format with magnitudes only: of minima if steps have no sign, else of weights,
-    whose scales are positive in these models."""
+    """Return the format with magnitudes of minima, if it has minima, or else with magnitudes of
+    weights."""
 
     def unpack(raw: Bytes, out: F32) -> None:
         kind.unpack(raw, out)
@@ -143,7 +146,7 @@ def has_half(kind: Kind) -> bool:
 
 
 def scale_of(blocks: Blocks) -> NDArray[np.uint16]:
-    """Return the bits of each block's half-precision scale."""
+    """Return the bits of each block's scale, a half."""
     if "d" in (blocks.dtype.names or ()):
         return blocks["d"].copy().view("<u2")
     bits: NDArray[np.uint16] = (blocks["scales"] >> 12 << QUARTERS).sum(axis=1, dtype=np.uint16)
@@ -254,7 +257,8 @@ def of_result(kind: Kind, change: Callable[[F32], F32]) -> Kind:
 
 
 def with_field(name: str, change: Callable[[Any], Any]) -> Callable[[Kind], Kind]:
-    """Return a wrong format. name: the changed field, "" for the minimum's."""
+    """Return a function that makes a format with a changed field. name: the field; "" for the field
+    of minima."""
 
     def make(kind: Kind) -> Kind:
         field = name or minimum_of(kind)
@@ -309,7 +313,7 @@ def halves(kind: Kind) -> set[str]:
 
 
 def mistaken(kinds: Iterable[Kind]) -> list[Any]:
-    """Return every mistake in every format to which it applies, as parameters of a test."""
+    """Return test parameters: every mistake in every format to which it applies."""
     return [
         pytest.param(kind, make(kind), id=f"{kind.name}-{name}")
         for kind in kinds
@@ -331,7 +335,7 @@ class Truncating(Mirror):
 
 
 def steps(x: F32, weight: Weight) -> F64:
-    """Return the distance of the two values to which each activation could be rounded."""
+    """Return the distance between the two values to which each activation may be rounded."""
     kind = activation_format(weight.format)
     if kind.layout.names is None:
         digits = {"F32": 24, "F16": 11, "BF16": 8}[kind.name]

@@ -1,4 +1,5 @@
-"""Engines with one mistake in splitting or cache, and the shortest schedule that shows it."""
+"""Engines with one mistake in splits or caches, and limits for the shortest schedule that shows
+it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,8 +23,8 @@ from lockstep.harness.adapters.reference import Reference
 
 @dataclass(frozen=True)
 class Wrong:
-    """A wrong memory. steps, tokens: the maximum in a minimised schedule; ubatches: their
-    maximum."""
+    """A wrong memory. steps, tokens, ubatches: the largest numbers allowed in a minimised
+    schedule."""
 
     engine: type[Reference]
     kind: str
@@ -34,8 +35,8 @@ class Wrong:
 
 
 class WithMemory(Reference):
-    """The reference with `change` applied to every schedule. `blind`: it hides ubatches and cells,
-    as most engines do, so only its answers can show the fault."""
+    """The reference with `change` applied to every schedule. `blind`: True if ubatches and cells
+    are hidden, as in most engines, so that only answers can show the fault."""
 
     change: Callable[[Schedule], None]
     blind = False
@@ -73,7 +74,7 @@ def drops_last(run: Schedule) -> None:
 
 
 def mixes_sequences(run: Schedule) -> None:
-    """Give an ubatch the sequences of its first token."""
+    """Give all tokens of an ubatch the sequences of its first token."""
     memory = attention(run)
     right = memory.apply
 
@@ -124,7 +125,7 @@ def forgets_to_shift(run: Schedule) -> None:
 
 
 def window_too_long(run: Schedule) -> None:
-    """Let a token see one position more than the window has."""
+    """Let a token see one position more than its window."""
     memory = attention(run)
     window = memory.window
     if window:
@@ -137,14 +138,14 @@ def near(run: Schedule) -> Attention:
 
 
 def lets_go_too_early(run: Schedule) -> None:
-    """Give a cell away while the next token still sees it."""
+    """Reuse a cell that the next token still sees."""
     memory = near(run)
     memory.is_hidden = lambda pos, looking: looking - pos >= memory.window - 1  # type: ignore[method-assign]
 
 
 @dataclass
 class Through(LayerView):
-    """A view that passes everything on, unless overridden."""
+    """A view that forwards every call, unless overridden."""
 
     right: LayerView
 
@@ -191,14 +192,14 @@ def window_without_oneself(run: Schedule) -> None:
 
 
 def turns_all_keys_alike(run: Schedule) -> None:
-    """Rotate moved keys by the frequencies of layers that see everything."""
+    """Rotate moved keys of all layers by the frequencies of layers without a window."""
     memory = near(run)
     right = memory.store.rotate
     memory.store.rotate = lambda layer, keys, deltas: right(1, keys, deltas)
 
 
 def forgets_the_tail(run: Schedule) -> None:
-    """Let a convolution see nothing of the ubatch before."""
+    """Let a convolution see no token of the previous ubatch."""
     seen_as(run, NoTail)
 
 
@@ -208,7 +209,7 @@ def crosses_states(run: Schedule) -> None:
 
 
 def keeps_what_was_removed(run: Schedule) -> None:
-    """Begin a sequence with the state of the one that was removed last."""
+    """Begin a sequence with the state of the sequence that was removed last."""
     memory = run.memory
     assert isinstance(memory, Recurrent)
     right, removed = memory.seq_rm, [memory.empty()]

@@ -1,4 +1,4 @@
-"""GGUF readers with one known mistake each: our reader, with one rule changed."""
+"""GGUF readers with one known mistake each: our reader with one changed rule."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,7 +23,7 @@ def nothing(*args: Any, **kwargs: Any) -> None:
 
 
 class TrustingFields(gguf_fields.Fields):
-    """Fields that read as many bytes as claimed, even beyond the end."""
+    """Fields that read as many bytes as the file claims, even beyond its end."""
 
     __slots__ = ()
 

@@ -1,4 +1,5 @@
-"""Engines with one mistake in the older sequence-aware batch, and the split that shows it."""
+"""Engines with one mistake in the older sequence-aware batch, and the split that shows the
+mistake."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +45,7 @@ def mixes_sequences(run: SbatchSchedule) -> None:
 
 
 def reorders_outputs(run: SbatchSchedule) -> None:
-    """Report outputs as computed in the order of the batch."""
+    """Report outputs as if computed in the order of the batch."""
     run.order = sorted  # type: ignore[method-assign, assignment]
 
 

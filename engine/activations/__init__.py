@@ -1,1 +1,1 @@
-"""Activation formats: what llama.cpp makes of activations before it multiplies by weights."""
+"""Activation formats: llama.cpp converts activations to them before it multiplies by weights."""

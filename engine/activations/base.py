@@ -1,8 +1,8 @@
 """The contract of an activation format, and the two ways in which builds of ggml round.
 
-ggml's generic C and its vector code convert alike but for two things: whether they multiply by
-127 / max or by the reciprocal of max / 127, and where a value half-way between two steps goes. Both
-ways are kept by name; `lockstep doctor` says which one an installed library takes.
+ggml's generic C code and its vector code differ in two points. One is the factor: 127 / max, or the
+reciprocal of max / 127. The other is the rounding of a value half-way between two steps. Each way
+has a name here; `lockstep doctor` reports the way of an installed library.
 """
 
 from dataclasses import dataclass
@@ -24,15 +24,15 @@ AMX, HALVES = "AMX", "halves"
 
 @dataclass(frozen=True, eq=False)
 class Converted:
-    """Activations as a product sees them."""
+    """Activations as a product reads them."""
 
     values: F64  # (..., n)
     sums: F64 | None = None  # (..., n / summed), if the format carries others than those of values
 
 
 class ActivationFormat(Registered):
-    """Format of activations. `summed`: activations per sum that minima are multiplied by; 0:
-    none.
+    """Format of activations. `summed`: number of activations in each sum that multiplies a minimum;
+    0: the format has no sums.
     """
 
     type_id: ClassVar[int]
@@ -48,12 +48,12 @@ class ActivationFormat(Registered):
 
     @classmethod
     def read(cls, blocks: NDArray[Any]) -> Converted:
-        """Return the decoded values of the blocks, without another rounding."""
+        """Return the decoded values of the blocks. Decoding does not round."""
         raise NotImplementedError
 
     @classmethod
     def convert(cls, x: F32, variant: str = X86) -> Converted:
-        """Return what x: (..., n) becomes once it is quantised and decoded again."""
+        """Quantise x and decode the blocks again. x: (..., n)."""
         return cls.read(cls.quantise(x, variant))
 
     @classmethod

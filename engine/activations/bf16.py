@@ -15,7 +15,7 @@ class BF16Activations(ActivationFormat, name="BF16"):
 
     @classmethod
     def quantise(cls, x: F32, variant: str = X86) -> NDArray[Any]:
-        """Convert as ggml_compute_fp32_to_bf16; it sets the quiet bit of a NaN and keeps the
+        """Convert as ggml_compute_fp32_to_bf16 does: it sets the quiet bit of a NaN and keeps the
         payload.
         """
         bits = np.ascontiguousarray(x).view(np.uint32)

@@ -32,9 +32,9 @@ class Q8_0Activations(ActivationFormat, name="Q8_0"):
 def steps(blocks: F32, variant: str) -> tuple[F32, F32]:
     """Return the multiples of the scale, as whole floats, and the unrounded scales. (..., 32)
 
-    The scale is stored as a half, but the multiples are taken of the unrounded one: on purpose the
-    two are no exact inverses. quantize_row_q8_0 in ggml-cpu's x86 code and in ggml-quants.c
-    (llama.cpp of llama-cpp-python 0.3.36).
+    The scale is stored as a half, but the multiples are computed from the unrounded scale. So
+    quantising and decoding are not exact inverses, as in ggml. Source: quantize_row_q8_0 in
+    ggml-cpu's x86 code and in ggml-quants.c (llama.cpp of llama-cpp-python 0.3.36).
     """
     one, most = np.float32(1), np.float32(127)
     with np.errstate(all="ignore"):
@@ -56,10 +56,10 @@ def integers(whole: F32) -> NDArray[np.int32]:
 
 
 def pack_codes(whole: F32, variant: str) -> NDArray[np.int8]:
-    """Convert to bytes. Codes overflow for NaN activations only, or if 127 / max does (max <
-    4e-37).
+    """Convert to bytes. Codes overflow only for NaN activations, or where 127 / max overflows (max
+    < 4e-37).
 
-    Vector code then takes the nearest byte, C the lowest of the four.
+    On overflow, vector code takes the nearest byte, and C code the lowest of the four bytes.
     """
     if fit_in_bytes(whole):
         return whole.astype(np.int8)
@@ -68,7 +68,7 @@ def pack_codes(whole: F32, variant: str) -> NDArray[np.int8]:
 
 
 def fit_in_bytes(whole: F32) -> bool:
-    """Return True if all steps fit in signed bytes, as nearly all do."""
+    """Return True if all steps fit in signed bytes, which is nearly always true."""
     return bool(np.abs(whole).max(initial=0) <= 127)  # a NaN does not
 
 
@@ -78,9 +78,10 @@ def half(x: F32) -> NDArray[np.float16]:
 
 
 def largest_of(blocks: F32) -> F32:
-    """Return the largest magnitude of each block, in the order that decides what a NaN does.
+    """Return the largest magnitude of each block, compared in ggml's order, which decides the
+    effect of a NaN.
 
-    maxps(a, b) is b if either is NaN, so a NaN is forgotten by the next comparison.
+    maxps(a, b) is b if either is NaN, so the next comparison forgets a NaN.
     """
     largest = largest_magnitude(blocks)
     if not np.isnan(largest).any():
@@ -95,7 +96,7 @@ def largest_of(blocks: F32) -> F32:
 
 
 def largest_in_turn(blocks: F32) -> F32:
-    """Return the largest magnitude, compared one by one: a NaN makes it forget what came before."""
+    """Return the largest magnitude, compared one by one. A NaN discards the values before it."""
     largest = np.zeros(blocks.shape[:-1], np.float32)
     for i in range(blocks.shape[-1]):
         largest = larger(largest, np.abs(blocks[..., i]))

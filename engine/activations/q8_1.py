@@ -27,8 +27,9 @@ class Q8_1Activations(ActivationFormat, name="Q8_1"):
     def quantise(cls, x: F32, variant: str = X86) -> NDArray[Any]:
         """Convert to Q8_1.
 
-        s = d * (sum of qs), with d unrounded: an exact integer sum, one float32 product, one
-        rounding to half. So s is neither the sum of the activations nor d * sum with the stored d.
+        s = d * (sum of qs), with d unrounded: an exact integer sum, one float32 product and one
+        rounding to half. So s differs from the sum of the activations, and from the stored d times
+        the sum.
         """
         whole, d = steps(cls.cut(x), variant)
         blocks = np.empty(d.shape, cls.layout)

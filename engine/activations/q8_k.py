@@ -20,12 +20,12 @@ class Q8_KActivations(ActivationFormat, name="Q8_K"):
 
     @classmethod
     def quantise(cls, x: F32, variant: str = X86) -> NDArray[Any]:
-        """Convert to Q8_K. The largest magnitude becomes -127, for any sign: d has the opposite
-        sign.
+        """Convert to Q8_K. The largest magnitude always becomes -127; d has the opposite sign of
+        that activation.
 
-        quantize_row_q8_K_ref in ggml-quants.c, the same for every build, and equal in value to the
-        four rows at a time of repacked weights. ggml leaves the sums of a block of zeros as they
-        were in memory; here they are zeros. The float32 scale needs no half.
+        Source: quantize_row_q8_K_ref in ggml-quants.c, which is the same in every build. The code
+        that converts four rows at a time, for repacked weights, gives equal values. ggml leaves the
+        sums of a zero block uninitialised; here they are zeros. The scale is stored as float32.
         """
         blocks = cls.cut(x)
         made = np.zeros(blocks.shape[:-1], cls.layout)
@@ -41,13 +41,15 @@ class Q8_KActivations(ActivationFormat, name="Q8_K"):
 
     @classmethod
     def read(cls, blocks: NDArray[Any]) -> Converted:
-        """Read blocks; d * bsums is exactly the sum of 16 values, so the sums add nothing."""
+        """Read blocks. The stored sums are ignored: d * bsums is exactly the sum of 16 values."""
         with np.errstate(invalid="ignore"):
             values = blocks["d"].astype(np.float64)[..., None] * blocks["qs"]
         return Converted(values.reshape(*blocks.shape[:-1], blocks.shape[-1] * cls.block))
 
 
 def nearest_int(x: F32) -> NDArray[np.int32]:
-    """Round ties to even, by adding a number so large that no fraction is left (ggml-quants.c)."""
+    """Round to an integer, ties to even, as ggml-quants.c does: add a number so large that no
+    fraction is left.
+    """
     bits = (x + MAGIC).view(np.int32)
     return (bits & 0x007FFFFF) - 0x00400000

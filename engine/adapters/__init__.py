@@ -1,1 +1,1 @@
-"""Adapters of a model: files that change its products (LoRA) or its layers' results (vectors)."""
+"""Adapters of a model: LoRA files change its products, control vectors change layer outputs."""

@@ -26,8 +26,9 @@ KINDS = {"general.type": "adapter", "adapter.type": "lora"}
 
 @dataclass(frozen=True, eq=False)
 class LowRank:
-    """A pair of matrices. a: (rank, inputs), b: (outputs, rank); for experts, stacks of them. For
-    an embedding, whose rows are looked up, a: (vocabulary, rank), b: (width, rank)."""
+    """A pair of matrices. a: (rank, inputs), b: (outputs, rank); for experts, stacks of such
+    matrices. For an embedding, whose rows are looked up, a: (vocabulary, rank), b: (width, rank).
+    """
 
     a: Weight
     b: Weight
@@ -106,7 +107,7 @@ def check_shapes(name: str, a: tuple[int, ...], b: tuple[int, ...], model: GgufF
 
 
 def alpha_of(metadata: Mapping[str, Any]) -> float:
-    """Return alpha; 0 if the file has none, and then the scale alone counts."""
+    """Return alpha, or 0 if the file has none; then only the scale counts."""
     found = metadata.get(ALPHA)
     if found is None:
         return 0.0

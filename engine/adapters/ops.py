@@ -1,4 +1,4 @@
-"""The ops of a model with LoRA: those of any engine, plus the products of the pairs."""
+"""The ops of a model with LoRA: the ops of any engine, plus the products of the pairs."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ class LoraOps:
         return out
 
     def get_rows(self, weight: Weight, ids: I32) -> F32:
-        """Look rows up, with the adapters' share added: (ids, columns)."""
+        """Look up rows and add the adapters' part to them: (ids, columns)."""
         out = self.ops.get_rows(weight, ids)
         for pair in self.lora.looked_up.get(weight.name, ()):
             out = self.add_delta(out, self.ops.linear(self.ops.get_rows(pair.a, ids), pair.b), pair)

@@ -23,8 +23,8 @@ class Architecture(Registered):
     causal = True  # or tokens see those behind them too, and nothing is remembered
 
     def __init__(self, file: GgufFile, n_ctx: int = 512) -> None:
-        """Read the graph. n_ctx: tokens a sequence may have, which in some models changes the
-        rotation.
+        """Read and check the hyperparameters and tensors. n_ctx: the most tokens of a sequence; in
+        some models it changes the rotation.
         """
         self.n_ctx = n_ctx
         self.hparams = self.read_hparams(file.metadata)
@@ -53,7 +53,7 @@ class Architecture(Registered):
         return ()
 
     def rope_params(self, layer: int = 0) -> RopeParams | None:
-        """Return the rotation of keys, or None if they are not rotated."""
+        """Return the rotation of keys, or None for keys that are not rotated."""
         raise NotImplementedError
 
     def forward(self, step: Step) -> F32:
@@ -81,20 +81,23 @@ class Architecture(Registered):
         return step.probe(summed, layer, out) if summed else out
 
     def norm(self, step: Step, layer: int, site: str, x: F32, name: str = "") -> F32:
-        """Return the RMS norm over the last axis; a site without a name is not shown."""
+        """Return the RMS norm over the last axis. The probe sees the result unless `site` is
+        empty."""
         weight = self.tensors.in_layer(layer, f"{name or site}.weight").values()
         out: F32 = step.ops.rms_norm(x, weight, self.hparams.f_norm_rms_eps)
         return step.probe(site, layer, out) if site else out
 
     def head(self) -> Weight:
-        """Return the output matrix, or the embeddings once more."""
+        """Return the output matrix, or the embeddings if the file has no output matrix."""
         w = self.tensors
         return w["output.weight" if "output.weight" in w else "token_embd.weight"]
 
     # --- what is remembered ------------------------------------------------------------------
 
     def window(self, layer: int) -> int:
-        """Return the number of tokens that a layer sees, its own included; 0: all before it."""
+        """Return how many tokens each token of a layer sees, itself included; 0: all tokens before
+        it.
+        """
         return 0
 
     def rotated_part(self) -> slice:
@@ -102,6 +105,6 @@ class Architecture(Registered):
         return slice(None)
 
     def memory_of_layer(self, layer: int) -> KeysValues | States:
-        """Return the shapes that a layer keeps in the memory."""
+        """Return the shapes of the data that a layer keeps in memory."""
         hp = self.hparams
         return KeysValues(hp.n_head_kv, hp.n_embd_head, hp.n_embd_head, self.window(layer))

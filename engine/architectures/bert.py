@@ -1,8 +1,8 @@
-"""bert: every token sees every other of its batch, norms follow sums, what comes out is embeddings.
+"""bert: every token sees all tokens of its batch, norms follow sums, and results are embeddings.
 
 From the published definition (Devlin et al. 2018; BertEmbeddings, -SelfAttention and -Layer of
 transformers; pooling of sentence-transformers). The published GELU uses erf; engines of GGUF files
-use the tanh formula. All tokens are of the first type. A head that ranks is not covered.
+use the tanh formula. All tokens are of the first type. Ranking heads are not covered.
 """
 
 import math

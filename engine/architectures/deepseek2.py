@@ -1,9 +1,9 @@
 """deepseek2: one narrow vector per token is cached for all heads; shared and routed experts.
 
 From the published definition (DeepSeek-V2 and V3 technical reports; DeepseekV3Attention, -MoE and
--TopkRouter of transformers). As the first report explains for inference, the matrix that makes keys
-from the latent vector is merged into the queries, and the one for values follows attention, so a
-file stores them separately (attn_k_b, attn_v_b). Groups of experts are not covered.
+-TopkRouter of transformers). For inference, the first report merges the matrix that makes keys from
+the latent vector into the queries. The matrix that makes values is applied after attention. So a
+file stores the two matrices separately (attn_k_b, attn_v_b). Groups of experts are not covered.
 """
 
 import math
@@ -84,7 +84,9 @@ class Deepseek2(Llama, name="deepseek2"):
     hparams: Deepseek2Hparams
 
     def kinds(self, layer: int) -> tuple[str, ...]:
-        """Return the layer's kinds; a single query matrix counts, whatever rank the file states."""
+        """Return the layer's kinds. A layer with a single query matrix is "wide", whatever rank the
+        file states.
+        """
         wide = not self.hparams.n_lora_q or f"blk.{layer}.attn_q.weight" in self.tensors
         dense = layer < self.hparams.n_layer_dense
         return "wide" if wide else "narrow", "dense" if dense else "experts"
@@ -95,9 +97,13 @@ class Deepseek2(Llama, name="deepseek2"):
         n_lora_kv = keys.positive("attention.kv_lora_rank")
         n_head_k = keys.positive("attention.key_length_mla")
         n_head_v = keys.positive("attention.value_length_mla")
-        keys.same("attention.head_count_kv", 1, "as what is kept serves all heads")
-        keys.same("attention.key_length", n_lora_kv + n_rot, "what is kept of a token")
-        keys.same("attention.value_length", n_lora_kv, "what is kept without its position")
+        keys.same("attention.head_count_kv", 1, "because all heads share the cached vector")
+        keys.same("attention.key_length", n_lora_kv + n_rot, "the size of the cached vector")
+        keys.same(
+            "attention.value_length",
+            n_lora_kv,
+            "the size of the cached vector without its rotated part",
+        )
         for key in ("expert_group_count", "expert_group_used_count"):
             keys.without(key, int, 0, 1)
         # of GLM 4.7 Flash, whose first files did not say so
@@ -130,14 +136,15 @@ class Deepseek2(Llama, name="deepseek2"):
         return {**TENSORS, **{f"{name}?experts": shape for name, shape in EXPERTS.items()}}
 
     def rope_params(self, layer: int = 0) -> RopeParams:
-        """Return YaRN's rotation with magnitude 1: the factor of the scores gets all of the
-        magnitude."""
+        """Return YaRN's rotation with magnitude 1, because the factor of the scores holds the whole
+        magnitude.
+        """
         hp = self.hparams
         plain = RopeParams(hp.n_rot, hp.rope_freq_base, hp.rope_freq_scale, None)
         return replace(scale_rope(plain, 1.0, hp.n_ctx_orig_yarn), magnitude=1.0)
 
     def memory_of_layer(self, layer: int) -> KeysValues:
-        """Return the sizes of the keys, whose first part are the values."""
+        """Return the sizes of the keys. The first elements of a key are its value."""
         return KeysValues(1, self.hparams.n_embd_head, 0)
 
     def rotated_part(self) -> slice:

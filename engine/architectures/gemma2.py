@@ -48,7 +48,9 @@ class Gemma2(Gemma3, name="gemma2"):
 
     @classmethod
     def table(cls, hparams: Hparams) -> Table:
-        """Return the embeddings as the head. llama.cpp refuses a file with a head of its own."""
+        """Return the table of tensors without an output matrix: llama.cpp refuses a file that has
+        one.
+        """
         tied = {name: shape for name, shape in TENSORS.items() if name != "output.weight?"}
         return {**tied, **POST_NORMS, **DENSE}
 

@@ -1,7 +1,7 @@
 """gemma3: norms before and after each part, a window in all but every sixth layer, two rope bases.
 
 From the model's published definition (Gemma 3 technical report; gemma_pytorch; Gemma3Attention of
-transformers). A GGUF file holds its norms' weights with the 1 added that the paper adds.
+transformers). A GGUF file stores the weights of norms with the paper's 1 already added.
 """
 
 import math

@@ -1,8 +1,8 @@
 """gpt-oss: a sink in every head's attention, a window in every other layer, experts with biases.
 
 From the published definition (gpt-oss model card; openai/gpt-oss torch/model.py; GptOssAttention,
--Experts and -TopKRouter of transformers). Its YaRN has a ramp between parts of pairs; a GGUF file
-cannot say so, and gives a ramp between whole ones.
+-Experts and -TopKRouter of transformers). In the definition, the ramp of YaRN ends between pairs. A
+GGUF file cannot express this: its ramp ends at whole pairs.
 """
 
 import math
@@ -55,9 +55,9 @@ class GptOss(Qwen2, name="gpt-oss"):
 
     @classmethod
     def n_ff(cls, keys: Keys) -> int:
-        """Return the feed-forward length of one expert; the dense key must state the same."""
+        """Return the feed-forward length of one expert; the dense key must have the same value."""
         n_ff = keys.positive("expert_feed_forward_length")
-        keys.same("feed_forward_length", n_ff, "that of an expert")
+        keys.same("feed_forward_length", n_ff, "the length of an expert")
         return n_ff
 
     @classmethod

@@ -1,8 +1,8 @@
-"""lfm2: short convolutions, gated before and after, and a layer of attention here and there.
+"""lfm2: layers of short convolutions with gates before and after, and some attention layers.
 
 From the model's published definition (LFM2 technical report; Lfm2ShortConv and Lfm2Attention of
-transformers). Names of nodes are llama.cpp's, which took them from there; what goes into a
-feed-forward network is named after it. Files with a window are not covered.
+transformers). Names of nodes are llama.cpp's, which took them from transformers. The input of a
+feed-forward network has the network's name. Files with a window are not covered.
 """
 
 import math
@@ -46,8 +46,7 @@ class Lfm2Hparams(Hparams):
 
     @property
     def n_bcx(self) -> int:
-        """Return the number of rows of the matrix for the gates before and after, and for the gated
-        values."""
+        """Return the number of rows of the matrix that makes both gates and the gated values."""
         return 3 * self.n_embd
 
 
@@ -103,7 +102,9 @@ class Lfm2(Llama, name="lfm2"):
         return self.hparams.attends[layer % len(self.hparams.attends)]
 
     def memory_of_layer(self, layer: int) -> KeysValues | States:
-        """Return keys and values, or the last tokens that a convolution will see again."""
+        """Return the shapes of keys and values, or of the last tokens that a convolution will see
+        again.
+        """
         if self.attends(layer):
             return super().memory_of_layer(layer)
         return States(((self.hparams.n_embd, self.hparams.l_cache - 1),))

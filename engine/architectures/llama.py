@@ -55,7 +55,7 @@ class Llama(Architecture, name="llama"):
 
     @classmethod
     def sizes(cls, keys: Keys) -> dict[str, Any]:
-        """Return all hyperparameters but the size of a head."""
+        """Return all hyperparameters except the size of a head."""
         n_head, n_ctx_train = keys.positive("attention.head_count"), keys.positive("context_length")
         return {
             "n_vocab": keys.vocabulary_size(),

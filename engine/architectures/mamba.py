@@ -1,4 +1,4 @@
-"""mamba: no attention; a convolution over the last few tokens, then a state that forgets by choice.
+"""mamba: no attention; a convolution over the last few tokens, then a selective state space.
 
 From the model's published definition (Gu and Dao 2023, "Mamba: Linear-Time Sequence Modeling with
 Selective State Spaces", algorithm 2; MambaMixer of transformers). A file holds A = -exp(A_log).
@@ -46,12 +46,12 @@ class MambaHparams(Hparams):
 
     @property
     def n_both(self) -> int:
-        """Return the number of rows of the matrix for the mixed values and their gate."""
+        """Return the number of rows of the matrix that makes the mixed values and their gate."""
         return 2 * self.d_inner
 
     @property
     def n_selected(self) -> int:
-        """Return the number of rows of the matrix for steps, B and C, which the token chooses."""
+        """Return the number of rows of the matrix that makes steps, B and C from the token."""
         return self.dt_rank + 2 * self.d_state
 
 
@@ -91,7 +91,8 @@ class Mamba(Architecture, name="mamba"):
         return None
 
     def memory_of_layer(self, layer: int) -> States:
-        """Return the last tokens that a convolution will see again, and the state."""
+        """Return the shapes of the last tokens that a convolution will see again, and of the
+        state."""
         hp = self.hparams
         return States(((hp.d_inner, hp.d_conv - 1), (hp.d_inner, hp.d_state)))
 
@@ -136,7 +137,7 @@ class Mamba(Architecture, name="mamba"):
         return round_once(near(silu(exact(out.astype(np.float64)))).v), rows[..., n:]
 
     def scan(self, layer: int, x: F32, dt: F32, b: F32, c: F32, state: F32) -> tuple[F32, F32]:
-        """Run the scan: every channel is a head of one element."""
+        """Run the state-space scan: every channel is a head of one element."""
         sets, hp = len(state), self.hparams
         decay = self.weight(layer, "ssm_a").values()
         outs, states = scan_states(

@@ -1,8 +1,8 @@
-"""phi3: llama with queries, keys and values in one matrix, gate and up in another.
+"""phi3: llama with one matrix for queries, keys and values, and one matrix for gate and up.
 
 From the model's published definition (Phi-3 technical report; Phi3Attention and Phi3MLP of
-transformers), and get_rope_factors of llama.cpp: frequencies have other factors where the context
-is longer than what the model was trained on first.
+transformers), and get_rope_factors of llama.cpp: frequencies have other factors if the context is
+longer than in the model's first training.
 """
 
 import math

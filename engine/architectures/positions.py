@@ -1,8 +1,8 @@
-"""YaRN: pairs that turn fast keep their frequency, slow ones turn slower, those between do both.
+"""YaRN: fast pairs keep their frequency, slow pairs are slowed down, and pairs between get a mix.
 
 From the published definition (Peng et al. 2023, YaRN: Efficient Context Window Extension;
-LlamaYaRNScaledRotaryEmbedding of its code), as GGUF files say it: `beta_fast` 32, `beta_slow` 1,
-and the ends of the ramp rounded to whole pairs.
+LlamaYaRNScaledRotaryEmbedding of its code), with the settings of GGUF files: `beta_fast` 32,
+`beta_slow` 1, and the ends of the ramp rounded to whole pairs.
 """
 
 import math
@@ -18,7 +18,8 @@ BETA_FAST, BETA_SLOW = 32, 1  # turns within the original context
 
 
 def scale_rope(plain: RopeParams, attn_factor: float, n_ctx_orig: int) -> RopeParams:
-    """Scale a rotation by YaRN. n_ctx_orig: 0 for other kinds of scaling."""
+    """Scale a rotation by YaRN. n_ctx_orig: the original context, or 0 for scaling other than
+    YaRN."""
     if not n_ctx_orig:
         return plain if attn_factor == plain.magnitude else replace(plain, magnitude=attn_factor)
     longer = 1 / plain.scale
@@ -28,8 +29,9 @@ def scale_rope(plain: RopeParams, attn_factor: float, n_ctx_orig: int) -> RopePa
 
 
 def shares_kept(n_rot: int, base: float, n_ctx_orig: int) -> F32:
-    """Return the unscaled share of each frequency, (n_rot / 2,), from 1 (unchanged) to 0
-    (scaled)."""
+    """Return how much of each frequency stays unscaled, (n_rot / 2,), from 1 (unchanged) to 0
+    (scaled).
+    """
     if n_ctx_orig < 0 or not 1 < base < math.inf:
         raise InvalidModel(f"no YaRN has base {base} and {n_ctx_orig} original tokens")
 

@@ -1,4 +1,5 @@
-"""qwen2: llama with a bias on queries, keys and values; rotary pairs lie half a head apart.
+"""qwen2: llama with a bias on queries, keys and values; elements of rotary pairs are half a head
+apart.
 
 From the model's published definition (Qwen2 technical report; Qwen2Attention of transformers).
 """

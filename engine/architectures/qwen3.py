@@ -1,4 +1,4 @@
-"""qwen3: llama with a norm on every head of queries and keys; rotary pairs lie half a head apart.
+"""qwen3: llama with a norm on every head of queries and keys, and rotary pairs half a head apart.
 
 From the model's published definition (Qwen3 technical report; Qwen3Attention of transformers).
 """

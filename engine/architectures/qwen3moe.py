@@ -1,4 +1,5 @@
-"""qwen3moe: qwen3 with a mixture of experts, whose chosen shares are made to sum to one.
+"""qwen3moe: qwen3 with a mixture of experts; weights of the chosen experts are scaled to sum to
+one.
 
 From the model's published definition (Qwen3 technical report; Qwen3MoeSparseMoeBlock of
 transformers).
@@ -21,8 +22,9 @@ class Qwen3Moe(Qwen3, name="qwen3moe"):
 
     @classmethod
     def n_ff(cls, keys: Keys) -> int:
-        """Return the feed-forward length of one expert; the file states an unused dense one as
-        well."""
+        """Return the feed-forward length of one expert; the file also states an unused dense
+        length.
+        """
         keys.positive("feed_forward_length")
         return keys.positive("expert_feed_forward_length")
 

@@ -21,7 +21,7 @@ def route_experts(
 ) -> F32:
     """Route tokens to experts: x (tokens, width) -> (tokens, width).
 
-    A bias of the router counts only for the choice.
+    A bias of the router affects the choice of experts, but not their weights.
     """
     ops, probe, w = step.ops, step.probe, arch.tensors
     logits = arch.linear(step, layer, "ffn_moe_logits", x, "ffn_gate_inp")  # (tokens, experts)

@@ -39,9 +39,10 @@ class Step:
         """Attend to the cells that each token sees. q: (tokens, heads, dim); k, v: (tokens,
         kv_heads, dim) -> (tokens, heads * dim).
 
-        window: the number of tokens that each sees, itself included; 0: all before it. cap: the
-        limit of all scores (tanh); 0: there is none. within: without v, the first elements of the
-        keys that are the values. sinks: (heads,), an additional score of each row, without a value.
+        window: the number of tokens that each token sees, itself included; 0: all tokens before it.
+        cap: the limit of all scores (tanh); 0: no limit. within: if v is None, the number of first
+        elements of a key that are its value. sinks: (heads,), an additional score of each row,
+        without a value.
         """
         ops, probe = self.ops, self.probe
         memory = self.memory[layer]
@@ -50,7 +51,7 @@ class Step:
         memory.store(k, k[:, :, :0] if v is None else turn(v, of_values))
         keys, values = memory.read()  # (cells, kv_heads, dim, or blocks of it)
         if v is None and is_coded(keys):
-            raise Unsupported("keys that are values as well, in a quantised cache")
+            raise Unsupported("keys that also serve as values, in a quantised cache")
         visible = memory.visible(window)
         keys = show_cache(probe, "k_cache", layer, keys)
         values = keys[:, :, :within] if v is None else show_cache(probe, "v_cache", layer, values)

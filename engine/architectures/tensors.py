@@ -1,4 +1,4 @@
-"""A table of tensors with symbolic shapes, held against a file when it is opened."""
+"""A table of tensors with symbolic shapes, against which an opened file is checked."""
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -13,10 +13,11 @@ Table = Mapping[str, tuple[str, ...]]
 
 
 def table(text: str) -> Table:
-    """Parse a table of tensors, one a line: name, then shape, slowest first, as hyperparameters.
+    """Parse a table of tensors. Each line has a name and the hyperparameters of a shape, slowest
+    first.
 
-    `blk.*.` stands for every layer. `?` after a name: it may be absent. `?kind`: it may be in
-    layers of another kind.
+    `blk.*.` stands for every layer. `?` after a name: the tensor may be absent. `?kind`: the tensor
+    may be absent from layers of other kinds.
     """
     lines = (line.split() for line in text.strip().splitlines())
     return {name: tuple(shape) for name, *shape in lines}
@@ -34,10 +35,11 @@ class Tensors:
         self.optional = {name: kind for name, mark, kind in parts if mark}
 
     def check(self, arch: str, kinds: Callable[[int], Collection[str]]) -> None:
-        """Refuse a file that lacks a tensor, or has one that would go unused. kinds: the kinds of
-        each layer.
+        """Refuse a file that lacks a tensor, or has a tensor that would go unused. kinds: returns
+        the kinds of a layer.
 
-        In steps of the tensors that are there: the number of layers may be anything.
+        The file is refused before a loop over its number of layers can get long: that number may be
+        anything.
         """
         for name in self.weights.file.tensors:
             found = LAYER.fullmatch(name)
@@ -56,7 +58,8 @@ class Tensors:
                     self.in_layer(layer, name)
 
     def names(self, prefix: str = "") -> Iterator[str]:
-        """Yield names of the table outside of layers, or those of a layer without the prefix."""
+        """Yield the names of tensors outside of layers, or of a layer's tensors without the
+        prefix."""
         for name in self.shapes:
             if name.startswith("blk.*.") == bool(prefix):
                 yield name.removeprefix(prefix)

@@ -1,1 +1,1 @@
-"""The format: bytes -> header, metadata, tensor table; strict about every rule of it."""
+"""The GGUF format: readers of header, metadata and tensor table that check every rule."""

@@ -1,9 +1,9 @@
 """The named entries of a file: the offset of each, and its value when a caller asks for it.
 
-A pair of metadata or a row of the tensor table costs 14 bytes of a file or more, and some hundred
-as an object of Python. So that a file of nothing but those takes no multiple of its size, an entry
-is kept as the place where it starts and a slot in a hash table: 8 bytes, and 6 to 12 more. While
-the table grows there are 26 for a moment, where names that differ leave no pair below 16 bytes.
+A metadata pair or a row of the tensor table has at least 14 bytes in a file, but some hundred bytes
+as a Python object. A file of many such entries must not take several times its size in memory. So
+an entry is kept as its offset (8 bytes) and a slot in a hash table (6 to 12 bytes). While the table
+grows, an entry takes 26 bytes for a moment; a pair with a distinct name has at least 16 bytes.
 """
 
 import mmap
@@ -20,8 +20,8 @@ LENGTH = Struct("<Q")
 class Entries(Mapping[str, Entry], Generic[Entry]):
     """Entries in the order of the file. Each starts with its name: a length and UTF-8 bytes.
 
-    decode(buffer, start): decode an entry each time it is asked for; the first `keep` are kept. A
-    model has some hundred tensors, and a run asks for each of them at every step.
+    decode(buffer, start): called at each access to an entry; the first `keep` results are cached. A
+    model has some hundred tensors, and a run reads all of them at every step.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Entries(Mapping[str, Entry], Generic[Entry]):
     def slot_of(self, name: bytes) -> int:
         """Return the slot of a name, or the free slot for it.
 
-        Python salts hashes, so no file can be made to clash.
+        Python salts hashes, so nobody can make a file whose names collide.
         """
         mask = len(self.slots) - 1
         slot = hash(name) & mask
@@ -76,8 +76,8 @@ class Entries(Mapping[str, Entry], Generic[Entry]):
         return found
 
     def __contains__(self, name: object) -> bool:
-        """Look the name up, and decode no value: an array may hold hundreds of thousands of
-        strings.
+        """Look up the name without decoding its value, which may be an array of 100,000 strings or
+        more.
         """
         if not isinstance(name, str):
             return False

@@ -1,6 +1,6 @@
-"""The fields of a GGUF file, read one by one: header, metadata, and the rules that each breaks.
+"""The fields of a GGUF file's header and metadata, read one by one, and the rules for them.
 
-engine/gguf/file.py has the source of the rules and the list of differences from it.
+engine/gguf/file.py names the source of the rules and lists the differences from that source.
 """
 
 from collections import deque
@@ -118,7 +118,7 @@ VALUE_TYPES = tuple(ValueType)
 
 
 class Fields:
-    """The bytes and how far they have been read; refuses to read past the end."""
+    """The bytes of a file and the current offset; refuses to read past the end."""
 
     __slots__ = ("at", "buffer", "end", "owner")
 
@@ -277,9 +277,8 @@ def check_alignment(at: int, value: Value) -> None:
 
 
 def read_value(fields: Fields, *, keep: bool) -> Value:
-    """Read a value. keep: decode texts and arrays; without, they are only checked, and not
-    allocated.
-    """
+    """Read a value. keep: True to decode texts and arrays; False to check them without
+    allocating."""
     kind = fields.value_type("the type of value")
     if kind is ValueType.ARR:
         return read_array(fields, 1, keep=keep)

@@ -1,14 +1,15 @@
-"""A GGUF file: bytes in; header, metadata and tensor table out; strict about every rule.
+"""Reader of GGUF files: header, metadata and tensor table, with every rule checked.
 
-The rules are those of ggml/src/gguf.cpp in llama-cpp-python 0.3.36, with these differences. Refused
-here only: an empty tensor name, a bool other than 0 and 1, a key or tensor name that is not UTF-8
-or holds a NUL, a key of more than 65535 bytes, a tensor whose bytes are not all in the file
-(llama.cpp sees that later, when it loads), and one so long that its ggml_nbytes wraps around
-(ggml-org/llama.cpp, pull request 27200). Accepted here only: arrays of arrays, 4 deep at most.
+The rules are those of ggml/src/gguf.cpp in llama-cpp-python 0.3.36, with these differences. Only
+this reader refuses: an empty tensor name, a bool other than 0 and 1, a key or tensor name that is
+not UTF-8 or holds a NUL, a key of more than 65535 bytes, a tensor whose bytes are not all in the
+file (llama.cpp sees that later, when it loads), and a tensor so long that its ggml_nbytes wraps
+around (ggml-org/llama.cpp, pull request 27200). Only this reader accepts arrays of arrays, at most
+4 deep.
 
-Both accept a tensor with a zero dimension: it has no bytes, the tensor after it has the same offset
-and nothing is ambiguous. Callers who ask for such a tensor's shape refuse it. Without tensors there
-is no data section, and `data_offset` is the end of the header, not padded.
+Both readers accept a tensor with a zero dimension. Such a tensor has no bytes, and the next tensor
+has the same offset, so nothing is ambiguous. Code that needs such a tensor's shape refuses it.
+Without tensors there is no data section, and `data_offset` is the end of the header, not padded.
 """
 
 import mmap
@@ -73,11 +74,12 @@ class TensorInfo:
 
 
 class GgufFile:
-    """A parsed file: all of it is checked, and decoded when asked for; data where `raw` is asked.
+    """A parsed file. Header, metadata and tensor table are checked at once, and decoded on access.
 
-    Refusals are MalformedFile with one of `KINDS`. Nothing is allocated because a header claims it:
-    every claim is first held against the bytes that are left. Reading takes the index of
-    `gguf_entries` and a copy of the current string: at most twice the file, for any content.
+    Refusals are MalformedFile with one of `KINDS`. No size in a header is trusted: it is compared
+    with the remaining bytes before anything is allocated. Parsing allocates the index of
+    engine/gguf/entries.py and a copy of the current string: at most twice the file's size, for any
+    content.
     """
 
     def __init__(self, buffer: Buffer) -> None:
@@ -113,7 +115,7 @@ class GgufFile:
         """Return the tensor's bytes as a read-only view of the file. Raises KeyError without such a
         tensor."""
         if self._bytes is None:
-            raise ValueError(f"the bytes of {name!r} are gone: the file is closed")
+            raise ValueError(f"the bytes of {name!r} cannot be read: the file is closed")
         info = self.tensors[name]
         start = self.data_offset + info.offset
         return self._bytes[start : start + info.n_bytes]

@@ -1,7 +1,8 @@
-"""A model in one file, or split over several as llama.cpp's gguf-split writes them, opened as one.
+"""Opens a model in one file, or in several files as llama.cpp's gguf-split writes them.
 
-The rules are those of src/llama-model-loader.cpp in llama-cpp-python 0.3.36: metadata are the first
-file's, the others are found by its name (`NAME-00001-of-00003.gguf`), and say which one they are.
+The rules are those of src/llama-model-loader.cpp in llama-cpp-python 0.3.36. The metadata come from
+the first file. The names of the other files follow from its name (`NAME-00001-of-00003.gguf`), and
+each file states its own number.
 """
 
 import re

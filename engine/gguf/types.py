@@ -1,7 +1,7 @@
 """The types a tensor can have: ggml's ids, names and block sizes.
 
 The ids are those of `enum ggml_type` in ggml/include/ggml.h, the sizes those of the blocks in
-ggml/src/ggml-common.h, both as llama-cpp-python 0.3.36 carries them.
+ggml/src/ggml-common.h, both in llama-cpp-python 0.3.36.
 """
 
 from dataclasses import dataclass

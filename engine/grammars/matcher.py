@@ -1,7 +1,8 @@
-"""All readings of a text by a grammar at once, and the tokens that one of them allows next.
+"""Follows all readings of a text by a grammar, and finds the tokens that any reading allows next.
 
-A reading is a stack of places, the next symbol on top, and a character that is half read. The empty
-stack has read all. Stacks share their lower parts: a stack is the number of a frame.
+A reading is a stack of places, with the next symbol on top, and a partly read character. The empty
+stack means that the whole grammar has been read. Stacks share their lower parts: a stack is the
+number of a frame.
 """
 
 from collections.abc import Iterator, Sequence
@@ -46,7 +47,7 @@ DEAD: State = frozenset()
 
 @dataclass(frozen=True, kw_only=True)
 class Habits:
-    """Choices in which llama.cpp goes another way; the default is the definition."""
+    """Points where llama.cpp differs from the definition; the defaults follow the definition."""
 
     any_bytes: bool = False  # bytes that are no UTF-8 are characters
     half_negated: bool = False  # a negated class refuses a half that may become what it excludes
@@ -85,7 +86,7 @@ def shared_length(a: bytes, b: bytes) -> int:
 
 
 class GrammarMatcher:
-    """A grammar over a vocabulary. States are values: nothing here remembers a text."""
+    """A grammar over a vocabulary. A state is a value, so the matcher itself remembers no text."""
 
     def __init__(self, table: GrammarTable, order: WordOrder) -> None:
         self.table, self.order = table, order
@@ -109,7 +110,7 @@ class GrammarMatcher:
         number = self.numbers.setdefault((place, below), len(self.frames))
         if number == len(self.frames):
             if number >= MAX_FRAMES:
-                raise InvalidGrammar(f"grammar: readings of more than {MAX_FRAMES} places")
+                raise InvalidGrammar(f"grammar: its readings need more than {MAX_FRAMES} places")
             self.frames.append((place, below))
         return number
 
@@ -146,7 +147,7 @@ class GrammarMatcher:
     # --- bytes ---------------------------------------------------------------------------------
 
     def step(self, state: State, byte: int, begins: bool, habits: Habits) -> State:
-        """Read a byte. begins: True for a token's first one."""
+        """Return the state after a byte. begins: True for a token's first byte."""
         key = state, byte, begins, habits
         if key in self.steps:
             return self.steps[key]
@@ -209,8 +210,9 @@ class GrammarMatcher:
         return symbol.matches(token)
 
     def take(self, state: State, token: int, word: bytes, habits: Habits) -> State:
-        """Return the state after a token, DEAD if no reading continues. word: its bytes, or the
-        part to read."""
+        """Return the state after a token, DEAD if no reading continues. word: the token's bytes, or
+        the part of them to read.
+        """
         found = set[GrammarReading]()
         start = half_of(state)
         for reading in self.read(state, word, habits):
@@ -259,7 +261,8 @@ class GrammarMatcher:
 
 
 def half_of(state: State) -> Half:
-    """Return the partly read character of a state; all readings of llama.cpp share it."""
+    """Return the partly read character of a state; in llama.cpp all readings share this
+    character."""
     return max((each.half for each in state), default=WHOLE, key=lambda half: half.missing)
 
 
@@ -290,8 +293,8 @@ def characters_of(word: bytes, half: Half) -> tuple[int, Half]:
 
 def too_many() -> InvalidGrammar:
     return InvalidGrammar(
-        f"grammar: more than {MAX_READINGS} readings of one text: make its alternatives differ "
-        "in what they begin with"
+        f"grammar: more than {MAX_READINGS} readings of one text: let its alternatives "
+        "begin differently"
     )
 
 

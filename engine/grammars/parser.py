@@ -1,4 +1,4 @@
-"""GBNF text into rules: what llama.cpp's notation allows, with the place of every error."""
+"""Parses GBNF text into rules. It accepts llama.cpp's notation, and errors name their place."""
 
 import re
 from collections.abc import Mapping
@@ -39,14 +39,14 @@ TIMES: Mapping[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "
 
 
 def parse_grammar(text: str) -> Rules:
-    """Return the rules by name; of two with one name the last. Raises InvalidGrammar."""
+    """Return the rules by name; if two rules share a name, the last one. Raises InvalidGrammar."""
     if len(text.encode("utf-8", "replace")) > MAX_TEXT_BYTES:
         raise InvalidGrammar(f"a grammar of more than {MAX_TEXT_BYTES} bytes: make it shorter")
     return GrammarParser(text).parse()
 
 
 class GrammarParser:
-    """A text and the place that is read next."""
+    """A text and the position of the next character to read."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -83,7 +83,7 @@ class GrammarParser:
         self.at = match.end() if match else self.at
 
     def skip_inside(self) -> None:
-        """Skip spaces; inside of groups new lines as well."""
+        """Skip spaces, and inside groups also new lines."""
         self.skip(SPACES if self.depth else SPACE)
 
     def take(self, pattern: re.Pattern[str], expected: str) -> str:

@@ -1,7 +1,7 @@
 """Rules as a table: places in sequences, each with its symbol and the place after it.
 
-S{m,n} becomes S m times and a chain of n - m rules that may each be empty; S* a rule that ends in
-itself. Repetitions in each other add up and never multiply.
+S{m,n} becomes m times S, then a chain of n - m rules that may be empty. S* becomes a rule that ends
+in itself. The sizes of nested repetitions add up and never multiply.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -161,7 +161,9 @@ class GrammarTable:
         return found
 
     def refuse_left_recursion(self) -> None:
-        """Refuse left recursion; repeating an item that may be empty does not count as such."""
+        """Refuse left recursion. A repeated item that may be empty does not count as left
+        recursion.
+        """
         empty, first = self.find_empty(), dict[int, set[int]]()
         for rule, starts in enumerate(self.starts):
             held = first.setdefault(rule, set())
@@ -180,5 +182,5 @@ class GrammarTable:
             name = self.names[error.args[1][0]]
             raise InvalidGrammar(
                 f"grammar, rule {name!r}: it begins with itself (left recursion): "
-                "let something stand in front of it, or repeat with * or +"
+                "put another item before it, or repeat with * or +"
             ) from None

@@ -8,7 +8,7 @@ Range = tuple[int, int]  # code points, both inside
 
 @dataclass(frozen=True, slots=True)
 class CharacterClass:
-    """Any one of some characters, or any one but these."""
+    """Class of characters: any listed character, or (negated) any character that is not listed."""
 
     ranges: tuple[Range, ...]  # in order, none touches the next
     negated: bool = False

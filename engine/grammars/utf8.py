@@ -1,4 +1,4 @@
-"""Characters that arrive byte by byte, and may be cut between two tokens."""
+"""UTF-8 characters that are read byte by byte, and may be cut between two tokens."""
 
 from typing import NamedTuple
 
@@ -71,8 +71,9 @@ def add_any_byte(half: Half, byte: int) -> Half | int | None:
 
 
 def any_span_of(half: Half) -> tuple[int, int]:
-    """Return llama.cpp's span of the partial character; an empty one if llama.cpp finds it too
-    long."""
+    """Return llama.cpp's span of the partial character; an empty span if llama.cpp finds the
+    character too long.
+    """
     value, missing = half.value, half.missing % CARRIED
     if missing == 1 and value < 2:
         return 1, 0

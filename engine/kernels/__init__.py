@@ -1,1 +1,1 @@
-"""Tools for compiled code: lanes of vectors, and compiled results that are kept."""
+"""Tools for compiled code: lanes of vectors, and a store of compiled results."""

@@ -75,7 +75,7 @@ def call_outside(builder: Any, name: str, result: Any) -> None:
 
 
 def code_of(kinds: Any) -> int:
-    """Return a number for types of arguments."""
+    """Return a number that stands for the types of the arguments."""
     return crc32(" ".join(str(kind) for kind in kinds).encode())
 
 

@@ -1,4 +1,4 @@
-"""Compilation of functions, and the test that a compiled result on disk is out of date."""
+"""Compilation of functions, with a check whether the compiled code on disk is out of date."""
 
 import hashlib
 from collections.abc import Callable
@@ -21,9 +21,9 @@ def compile_kernel(function: Callable[..., Any], stamp: str = "", **options: Any
     """Return the function, compiled at its first call; the result is kept on disk for the next
     process.
 
-    It is kept until the function's own file changes (numba checks that) or `stamp` does, a hash of
-    all other sources: numba has no public way to declare them. Without a writable folder every
-    process compiles anew. Raises Unsupported if numba may not compile.
+    The result is kept until the function's own file changes (numba checks this) or `stamp` changes.
+    `stamp` is a hash of all other sources, which numba has no public way to declare. Without a
+    writable folder every process compiles anew. Raises Unsupported if numba may not compile.
     """
     if config.DISABLE_JIT:
         raise Unsupported(

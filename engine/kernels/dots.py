@@ -1,4 +1,4 @@
-"""Sums of products in vector registers: of bytes, exactly, and of scaled bytes."""
+"""Sums of products in vector registers: exact sums for bytes, and sums for scaled bytes."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ def as_short(typing: Any, lanes: Any) -> Any:
 
 @compiled_as
 def add_bytes(typing: Any, sums: Any, steps: Any, x: Any, at: Any) -> Any:
-    """Return the 8 lanes plus products of 32 steps (0 to 127) with 32 int8; four go to a lane."""
+    """Add the products of 32 steps (0 to 127) and 32 int8 to 8 lanes, four products to a lane."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return fours(context, builder, args[0], *bytes_of(context, builder, steps, x, args[1:]))
@@ -56,9 +56,10 @@ def add_bytes(typing: Any, sums: Any, steps: Any, x: Any, at: Any) -> Any:
 
 @compiled_as
 def signed_products(typing: Any, steps: Any, x: Any, at: Any, added_up: Any) -> Any:
-    """Return products of 32 steps (-128 to 127) with 32 int8 (-127 to 127), in 8 lanes of four
-    each; added_up: the sum of these int8. The int8 -128 is excluded: its sign would stay, as in
-    ggml on the same processor."""
+    """Return the products of 32 steps (-128 to 127) and 32 int8 (-127 to 127), four in each of 8
+    lanes. added_up: the sum of these int8. The int8 -128 is excluded: it would stay negative if
+    negated, as in ggml on the same processor.
+    """
     lanes = Lanes("int", 8)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -83,9 +84,10 @@ def signed_products(typing: Any, steps: Any, x: Any, at: Any, added_up: Any) -> 
 def add_scaled_bytes(
     typing: Any, sums: Any, steps: Any, more: Any, x: Any, at: Any, scales: Any
 ) -> Any:
-    """Return sums of 8 lanes plus scaled products of steps with int8. steps, more: 32 each, below
-    64. Each four products have one scale, in the order of `four_of`: those of the first 16 steps,
-    of the first 16 of `more`, and so on."""
+    """Return sums (8 lanes) plus scaled products of steps and int8. steps, more: 32 steps each,
+    below 64. Four products share a scale. scales: in the order of `four_of`, for the first half of
+    `steps`, the first half of `more`, the second half of `steps`, and the second half of `more`.
+    """
     packed_lanes = Lanes("short", 16)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -110,8 +112,9 @@ def add_scaled_bytes(
 
 
 def fours(context: Any, builder: Any, sums: Any, w: Any, y: Any) -> Any:
-    """Return sums plus products of bytes, added in fours per lane; w is unsigned, and two
-    neighbouring products fit into 16 bits except with `has_vnni`."""
+    """Return sums plus products of bytes, four products to a lane. w is unsigned. Without
+    `has_vnni`, the sum of two neighbouring products must fit into 16 bits.
+    """
     if has_vnni(context):
         sides = (builder.bitcast(v, sums.type) for v in (w, y))
         return by_name(builder, "llvm.x86.avx512.vpdpbusd.256", sums, *sides)
@@ -139,7 +142,8 @@ def has_vnni(context: Any) -> bool:
 
 @compiled_as
 def twice(typing: Any, lanes: Any, first: Any) -> Any:
-    """Return the lowest 16 bits of eight integers from lane `first` on, two times in a row."""
+    """Return the lowest 16 bits of eight integers from lane `first` on, followed by a copy of
+    them."""
     wide = Lanes("short", 16)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -159,7 +163,9 @@ def twice(typing: Any, lanes: Any, first: Any) -> Any:
 
 @compiled_as
 def four_of(typing: Any, lanes: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-    """Return two lanes of the first half and two of the second, each four times."""
+    """Return lanes a and b of the first half, and c and d of the second half, each repeated four
+    times.
+    """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         eight = ir.Constant(I64, 8)
@@ -171,7 +177,7 @@ def four_of(typing: Any, lanes: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
 
 
 def bytes_of(context: Any, builder: Any, steps: Any, x: Any, args: Any) -> tuple[Any, Any]:
-    """Return the lowest byte of each step, and as many bytes of `x` from a place on."""
+    """Return the lowest byte of each step, and as many consecutive bytes of `x`."""
     narrow = ir.VectorType(I8, steps.count)
     start = address(context, builder, x, args[1], args[2], narrow)
     return builder.trunc(args[0], narrow), builder.load(start, align=1)
@@ -190,7 +196,7 @@ def first_lane(typing: Any, value: Any, count: Any) -> Any:
 
 @compiled_as
 def total(typing: Any, lanes: Any) -> Any:
-    """Return the sum of all lanes: the two halves are added again and again."""
+    """Return the sum of all lanes, by adding the upper half to the lower half until one is left."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         found, add = args[0], builder.add if lanes.kind == "int" else builder.fadd
@@ -222,7 +228,7 @@ def totals(typing: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
 
 
 def add_lanes(builder: Any, *parts: Any) -> Any:
-    """Add two choices of the lanes of one vector, or of two side by side."""
+    """Add two selections of lanes from one vector, or from two joined vectors."""
     *vectors, left, right = parts
     orders = (ir.Constant(ir.VectorType(I32, len(s)), list(s)) for s in (left, right))
     sides = (builder.shuffle_vector(vectors[0], vectors[-1], order) for order in orders)
@@ -231,14 +237,14 @@ def add_lanes(builder: Any, *parts: Any) -> Any:
 
 @compiled_as
 def stored_at(typing: Any, array: Any, at: Any, count: Any) -> Any:
-    """Return floats of an array of float32, or of the bits of halves."""
+    """Load floats from an array of float32, or of halves as bits."""
     load = halves_at if array.dtype == types.uint16 else floats_at
     return load._defn(typing, array, at, count)
 
 
 @compiled_as
 def both_halves(typing: Any, lanes: Any) -> Any:
-    """Return both halves of a vector as one: the first lanes, then as many that follow."""
+    """Return the two halves of a vector."""
     half = Lanes(lanes.kind, lanes.count // 2)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -265,8 +271,8 @@ def four_floats(typing: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
 
 @compiled_as
 def half_pairs(typing: Any, raw: Any, at: Any, apart: Any) -> Any:
-    """Read two adjacent halves at four places `apart`: the first ones as lanes, and the second
-    ones.
+    """Read two adjacent halves at four places, `apart` bytes from each other. Return the first
+    halves as lanes, and the second halves as lanes.
     """
     lanes = Lanes("float", 4)
 
@@ -289,7 +295,7 @@ def half_pairs(typing: Any, raw: Any, at: Any, apart: Any) -> Any:
 
 @compiled_as
 def add_side_by_side(typing: Any, sums: Any, a: Any, b: Any) -> Any:
-    """Add the lanes of a to one sum and those of b to another, one after the other."""
+    """Add the lanes of a to the first sum and the lanes of b to the second, one after the other."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         found = args[0]

@@ -1,13 +1,13 @@
-"""Rows of weights times a few tokens, straight from the bytes of a file: of formats that most
-models have. A block adds an exact integer times two scales. `fast` adds the blocks of a row up in
-float32, one after the other, and so their minima; `mirror`, as all that it adds, in float64.
+"""Products of rows of weights, as stored in a file, with a few tokens, for common formats. A block
+adds an exact integer times two scales. `fast` adds the blocks of a row in float32, one after the
+other, and likewise their minima; `mirror` adds in float64.
 
-A kernel is made of a function of one block:
+A kernel is built from a function that multiplies one block:
 
-    sum_of(raw, at, x, at_x, sums, at_sums) -> eight lanes of its sum, and of what its minima are
+    sum_of(raw, at, x, at_x, sums, at_sums) -> eight lanes of its sum, and of the sum for minima
 
-`at`: its first byte; x: int8 steps of the activations, -127 to 127; sums: sums of groups of them.
-Steps are multiplied unsigned, and what that is too much is a multiple of sums.
+`at`: the block's first byte; x: int8 steps of the activations, -127 to 127; sums: sums of groups of
+x. Steps are multiplied as unsigned numbers; the excess is a multiple of sums.
 """
 
 from collections.abc import Callable
@@ -125,7 +125,7 @@ def rows_of(block: "Block", arithmetic: Arithmetic) -> Any:
 
 
 def through(rows: Any) -> Any:
-    """Return a kernel of several matrices (raws), whose rows are counted in one row."""
+    """Return a kernel for several matrices (raws), whose rows are numbered consecutively."""
 
     def several(
         raws: tuple[Bytes, ...], row_bytes: int, x: I8, dx: F32, sums: I32, lows: F32,
@@ -142,7 +142,7 @@ def through(rows: Any) -> Any:
 
 
 def name_kernel(function: Callable[..., None], *parts_of_it: Any) -> Any:
-    """Return a kernel without numba's reference counts, for which threads would wait."""
+    """Compile a kernel without numba's reference counts, which would make threads wait."""
     # numba names code after its function and a count of the process that compiled it: kernels of
     # one name from two processes' caches would be one, the first that is loaded
     names = [one.__name__ for one in parts_of_it]
@@ -216,7 +216,7 @@ ARITHMETIC = {
 
 @part
 def alone(q: Any, offset: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
-    """Multiply steps below 128, less an offset, and return the lanes of products twice."""
+    """Multiply steps below 128, minus an offset; return the lanes of sums twice."""
     found = add_bytes(first_lane(-offset * sums[at_sums], 8), q, x, at_x)
     return found, found
 
@@ -316,7 +316,7 @@ def iq4_xs(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any
 
 @part
 def of_sums(scales: Any, sums: Any, at: int) -> Any:
-    """Multiply 16 lanes by sums of groups, and add them to eight."""
+    """Multiply 16 scales by the sums of 16 groups, and return eight lanes of sums."""
     low, high = both_halves(scales)
     return low * ints_at(sums, at, 8) + high * ints_at(sums, at + 8, 8)
 
@@ -366,8 +366,8 @@ def q2_k(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
 
 @dataclass(frozen=True)
 class Block:
-    """Block. size: its bytes; d, dmin, m: places of its scales, -1 if it lacks one; pairs: True if
-    it uses sums of groups twice as long as usual."""
+    """Layout of a block. d, dmin, m: offsets of its scales, or -1; pairs: True if sums are of
+    groups twice as long as usual."""
 
     sum_of: Callable[..., Any]
     size: int
@@ -396,5 +396,5 @@ BLOCKS = {
 
 @cache
 def rows(name: str, arithmetic: str) -> Any:
-    """The kernel (raws, row_bytes, x, dx, sums, lows, out, start, stop) for weights of a format."""
+    """Return the kernel (raws, row_bytes, x, dx, sums, lows, out, start, stop) of a format."""
     return rows_of(BLOCKS[name], ARITHMETIC[arithmetic])

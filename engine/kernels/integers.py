@@ -1,8 +1,8 @@
-"""Products of matrices whose numbers are integers times a scale for each run of them: the sums of
-a run are exact, in whatever order a processor adds, and only sums of runs are rounded.
+"""Products of matrices of integers, with a scale for each run of integers. The sum of a run is
+exact in any order of additions; only sums over runs are rounded.
 
-Integers are of 16 bits or 8, and sums of 32, whose room the caller has seen to. Tokens lie side by
-side in a vector register, sixteen of them; of each two integers or four are multiplied at once.
+Integers have 16 or 8 bits, and sums have 32; the caller makes sure that sums fit. A vector register
+holds sixteen tokens side by side; two or four integers of each token are multiplied at once.
 """
 
 from typing import Any
@@ -36,12 +36,12 @@ def sums_of_run(
     typing: Any, start: Any, words: Any, at: Any, columns: Any, steps: Any, at_steps: Any,
     apart: Any, size: Any,
 ) -> Any:  # fmt: skip
-    """Return 16 lanes for each of eight rows: start + the products of `size` words with each
-    lane's.
+    """Return 16 lanes for each of eight rows: start + the products of `size` words with each lane's
+    steps.
 
-    Words have 32 bits: pairs of int16, or fours of int8, which are unsigned in a row's words. Rows
-    begin at words[at], `columns` apart. Their first words meet steps[at_steps] on, later ones
-    `apart` further each.
+    Words have 32 bits: two int16, or four int8; the int8 of a row's words are unsigned. Rows begin
+    at words[at], `columns` apart. A row's first word is multiplied by the steps from
+    steps[at_steps] on, each later word by the steps `apart` further.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -60,7 +60,8 @@ def sums_and_sizes_of_run(
 ) -> Any:  # fmt: skip
     """Return `sums_of_run`, followed by the sums of the products' magnitudes of each row.
 
-    Bytes of a row's words are unsigned: 128 was added to them, and is taken away first.
+    Bytes of a row's words are unsigned, with 128 added; magnitudes are those of the numbers without
+    this 128.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -75,7 +76,7 @@ def sums_and_sizes_of_run(
 def of_eight_rows(
     context: Any, builder: Any, words: Any, steps: Any, args: Any, *, sizes: bool
 ) -> tuple[list[Any], list[Any]]:
-    """Return sums, and sums of magnitudes, if they are asked for."""
+    """Return the sums, and the sums of magnitudes if `sizes` is true."""
     start, _, at, columns, _, at_steps, apart, size = args
     several = add_pairs if steps.dtype == types.int16 else added_bytes
     # as many at once as there are registers for, beside those of what they are made of
@@ -111,8 +112,7 @@ def of_eight_rows(
 def magnitudes(builder: Any, dtype: Any, signed: Any, word: Any) -> tuple[Any, Any]:
     """Return the magnitudes of the integers in 16 lanes of 32 bits.
 
-    Bytes of the second argument are stored 128 larger than they are. Magnitudes are unsigned,
-    because 128 is one of them.
+    Bytes of `word` are stored with 128 added. Magnitudes are unsigned, because 128 can occur.
     """
     kind = I16 if dtype == types.int16 else I8
     wide = ir.VectorType(kind, TOKENS * 32 // kind.width)
@@ -128,7 +128,7 @@ def magnitudes(builder: Any, dtype: Any, signed: Any, word: Any) -> tuple[Any, A
 
 
 def add_pairs(context: Any, builder: Any, sums: Any, a: Any, b: Any) -> Any:
-    """Return sums plus products of 16-bit integers, added in pairs per lane."""
+    """Return sums plus products of 16-bit integers, two products to a lane."""
     if sums_products(context):
         return by_name(builder, "llvm.x86.avx512.vpdpwssd.512", sums, a, b)
     wide = ir.VectorType(I16, 32)
@@ -137,7 +137,7 @@ def add_pairs(context: Any, builder: Any, sums: Any, a: Any, b: Any) -> Any:
 
 
 def added_bytes(context: Any, builder: Any, sums: Any, signed: Any, unsigned: Any) -> Any:
-    """Return sums plus products of bytes, added in fours per lane."""
+    """Return sums plus products of bytes, four products to a lane."""
     if sums_products(context):
         return by_name(builder, "llvm.x86.avx512.vpdpbusd.512", sums, unsigned, signed)
     wide = ir.VectorType(I16, 32)
@@ -156,8 +156,8 @@ def sums_products(context: Any) -> bool:
 
 
 def multiply_pairs(context: Any, builder: Any, a: Any, b: Any) -> Any:
-    """Multiply 32 or 16 integers of 16 bits -> half as many of 32 bits: products, the two of a
-    pair added."""
+    """Multiply 32 or 16 integers of 16 bits, and add neighbouring products -> half as many sums of
+    32 bits."""
     features, count = features_of(context), a.type.count
     if "+avx512bw" in features and count == 32:
         return by_name(builder, "llvm.x86.avx512.pmaddw.d.512", a, b)
@@ -204,9 +204,10 @@ def add_scaled(
     typing: Any, out: Any, at: Any, apart: Any, sums: Any, scales: Any, at_scales: Any, by: Any,
     at_by: Any, by_apart: Any,
 ) -> Any:  # fmt: skip
-    """Add scaled sums: out[at : at + 16] += sums of the first row times 16 scales and by[at_by];
-    the other rows' are `apart` and `by_apart` further each. out and scales are float64, or both
-    float32."""
+    """Add scaled sums: out[at : at + 16] += sums of the first row times 16 scales and by[at_by].
+    The places of each further row are `apart` further in `out`, and `by_apart` further in `by`. out
+    and scales are float64, or both float32.
+    """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, at, apart, sums, _, at_scales, _, at_by, by_apart = args
@@ -241,11 +242,11 @@ def products(
     magnitudes_of_scales: NDArray[np.float32],
     sizes: NDArray[np.float64],
 ) -> None:
-    """Add the products to out, and the sums of their magnitudes to sizes, unless it is empty.
+    """Add the products to out, and the sums of their magnitudes to sizes, unless sizes is empty.
 
-    words: (rows, columns / 2 or 4), each two integers of 16 bits or four unsigned bytes;
+    words: (rows, columns / 2 or 4), each with two integers of 16 bits or four unsigned bytes;
     weight_scales: (rows, runs or fewer); steps: (runs, words of a run, tokens, 2 or 4), of int16 or
-    int8; starts: (runs, tokens), what sums begin with; scales: as many, none below zero; out:
+    int8; starts: (runs, tokens), the initial sums; scales: (runs, tokens), none below zero; out:
     (rows, tokens). Rows are a multiple of 8, tokens of 16.
     """
     runs, size, tokens, per = steps.shape
@@ -277,8 +278,9 @@ def products(
 
 @kernel
 def largest_of(bits: NDArray[np.int64]) -> Any:
-    """Return the largest magnitude, as bits, or a NaN if there is one. Bits compare as magnitudes
-    do, and a processor compares integers many at a time in any order."""
+    """Return the largest magnitude, as bits, or a NaN if there is one. Bits have the same order as
+    magnitudes, and a processor compares many integers at once in any order.
+    """
     most = np.int64(0)
     for i in range(len(bits)):
         most = max(most, bits[i] & np.int64(0x7FFFFFFFFFFFFFFF))
@@ -295,11 +297,11 @@ def steps_of(
     scales: NDArray[np.float64],
     rest: NDArray[np.bool_],
 ) -> None:
-    """Write steps, starts and scales as `products` takes them, and mark columns that have none.
+    """Write steps, starts and scales for `products`, and mark in `rest` the columns without steps.
 
     values: (tokens, columns); the largest of each run is `most` times its scale. offset: the number
-    added to the weights' integers. A scale must be a float32 and a value its multiple exactly: none
-    is rounded here.
+    added to the weights' integers. A scale must be exactly a float32, and a value exactly a
+    multiple of its scale: nothing is rounded.
     """
     runs, words, _, per = steps.shape
     n, largest = words * per, np.empty(1, np.int64)

@@ -1,13 +1,13 @@
-"""Vectors of numbers for decoders: processor features that numba does not expose.
+"""Vectors of numbers for decoders, with processor features that numba does not expose.
 
     q = bytes_at(raw, at, 16)             # 16 bytes, each as an int32 lane
     store(out, to, d * as_float(q & 15) - m)
 
 A kernel (`@kernel`) that is written with them reads like the format's specification and runs at the
-speed of the processor's vectors: every operation is one on whole vectors in LLVM, whatever their
-width. Lanes hold int32 or float32, live inside compiled functions only, and round after every
-operation: nothing is contracted or reordered. A scalar beside lanes is spread over them: integers
-as they are, floats if they are float32 (float64 is refused, as it would round twice).
+speed of the processor's vectors: every operation works on whole vectors in LLVM, of any width.
+Lanes hold int32 or float32, exist only inside compiled functions, and round after every operation:
+nothing is contracted or reordered. A scalar operand is copied to every lane: any integer, or a
+float32 (float64 is refused, because it would round twice).
 
 No load or store is checked: `at` counts elements of the array, and the caller has made sure that
 there are enough of them.
@@ -61,8 +61,8 @@ SCALARS = {
 
 
 class Lanes(types.Type):  # type: ignore[misc]  # numba has no types
-    """`count` numbers of one kind: int (int32), short (int16), float (float32) or double, which
-    are sums: nothing but `dots` computes with them."""
+    """`count` numbers of one kind: int (int32), short (int16), float (float32) or double. Doubles
+    are sums, and only `dots` computes with them."""
 
     def __init__(self, kind: str, count: int) -> None:
         self.kind, self.count = kind, count
@@ -86,8 +86,8 @@ register_model(Lanes)(LanesModel)
 
 
 def compiled_as(build: Callable[..., Any]) -> Any:
-    """Return a compiled operation. build(typing context, argument types...) gives signature and
-    code generator."""
+    """Return a compiled operation. build(typing context, argument types...) returns a signature and
+    a code generator."""
     return intrinsic(prefer_literal=True)(build)
 
 
@@ -160,7 +160,7 @@ double_at = scalar_of(F64, as_it_is, types.float64, F64)
 
 @compiled_as
 def store(typing: Any, out: Any, at: Any, lanes: Any) -> Any:
-    """Write lanes to out[at : at + count]: floats to float32, or whole numbers that fit to
+    """Write lanes to out[at : at + count]: floats as float32, or integers (which must fit) as
     int16."""
     if not isinstance(lanes, Lanes) or out.dtype not in (types.float32, types.int16):
         return None
@@ -196,7 +196,7 @@ def as_float(typing: Any, lanes: Any) -> Any:
 
 @compiled_as
 def half_of_bits(typing: Any, bits: Any) -> Any:
-    """Return an integer's lowest 16 bits as a half: for scales whose bits are split."""
+    """Return an integer's lowest 16 bits, read as a half, for scales whose bits are split."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return half(context, builder, builder.trunc(args[0], I16), F32)
@@ -249,7 +249,7 @@ def where(typing: Any, chosen: Any, a: Any, b: Any) -> Any:
 
 @compiled_as
 def concat(typing: Any, a: Any, b: Any) -> Any:
-    """Return the lanes of a, then those of b."""
+    """Return the lanes of a, then the lanes of b."""
     if a != b:
         return None
     lanes = Lanes(a.kind, 2 * a.count)
@@ -264,8 +264,8 @@ def concat(typing: Any, a: Any, b: Any) -> Any:
 def lookup(typing: Any, table: Any, lanes: Any) -> Any:
     """Return table[lane] for each lane.
 
-    The table is a tuple of 16 integers of 8 bits (it then stays in a register; every lane must be
-    in 0 to 15) or a flat array of integers or float32.
+    The table is a tuple of 16 integers of 8 bits, or a flat array of integers or float32. A tuple
+    stays in a register, and every lane must be 0 to 15.
     """
     if isinstance(table, types.BaseTuple):
         return lanes(types.UniTuple(types.int64, 16), lanes), in_register

@@ -42,7 +42,7 @@ def largest_magnitude(x: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def signed_largest(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the number of largest magnitude along the last axis, with its sign."""
+    """Return the number of largest magnitude along the last axis, sign included."""
     rows = np.ascontiguousarray(x, np.float32).reshape(-1, x.shape[-1])
     out = np.empty(len(rows), np.float32)
     find_signed_largest(usual(rows), out)
@@ -50,7 +50,7 @@ def signed_largest(x: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def usual(rows: NDArray[Any]) -> NDArray[Any]:
-    """Return a read-only view, because kernels are compiled for read-only arrays only."""
+    """Return a read-only view, the only kind of array for which kernels are compiled."""
     rows = rows.view()
     rows.flags.writeable = False
     return rows

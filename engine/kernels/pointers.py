@@ -1,6 +1,7 @@
 """Compiled functions as values: their addresses, and calls of them from other compiled code.
 
-So a loop is compiled once, whatever it calls: numba would compile it anew for each function.
+A loop that calls by address is compiled once. Otherwise numba would compile the loop anew for each
+function that it calls.
 """
 
 from typing import Any

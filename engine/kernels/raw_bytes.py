@@ -33,14 +33,14 @@ def prefetch_line(typing: Any, array: Any, at: Any) -> Any:
 
 @part
 def prefetch(raw: Any, at: int, size: int) -> None:
-    """Prefetch the bytes a page behind the `size` bytes at `at`, which are about to be read."""
+    """Prefetch the bytes one page after the `size` bytes at `at`, which are about to be read."""
     for line in range(at + AHEAD, at + AHEAD + size, LINE):
         prefetch_line(raw, line)
 
 
 @compiled_as
 def copy_bytes(typing: Any, to: Any, raw: Any, at: Any) -> Any:
-    """Copy raw[at:] to `to`, as much as fits: numba copies one byte at a time."""
+    """Copy as much of raw[at:] as fits into `to`. numba itself would copy one byte at a time."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         first = context.get_constant(types.intp, 0)

@@ -1,7 +1,7 @@
-"""Rows of a matrix that are decoded one at a time, and used while they are in the cache.
+"""Products with rows of a matrix, each decoded just before its use, so that it stays in the cache.
 
-Each is decoded by the `unpack` of its format. The contribution of minima to a part of a row is
-found by decoding it with other fields zero: its bytes are masked first.
+The `unpack` of the format decodes a row. To get the part that minima contribute, the row's bytes
+are masked first, so that its other fields are zero.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from lockstep.engine.kernels.unpacking import unpack_at
 
 
 def in_any_order(function: Any) -> Any:
-    """Compile for sums in any order; BLAS promises no order either."""
+    """Compile a function whose sums may be added in any order, as in BLAS."""
     return compile_kernel(
         function, nogil=True, fastmath={"reassoc", "contract"}, error_model="numpy"
     )
@@ -59,8 +59,9 @@ def decode(
     masked: NDArray[np.uint8],
     out: NDArray[np.float32],
 ) -> None:
-    """Decode n numbers of a row, see `add_products`; masked: a buffer for the masked bytes, or
-    empty to use all bytes."""
+    """Decode n numbers of a row, with the arguments of `add_products`. masked: a buffer for the
+    masked bytes, or empty to use all bytes.
+    """
     if half >= 0:
         for i in range(n):
             out[i] = half_at(row, i * (row.size // n) + half)
@@ -88,12 +89,12 @@ def add_products(
     sizes: NDArray[np.float64],
     times: float,
 ) -> None:
-    """Add the products to value, and `times` the sums of their magnitudes to sizes, unless it is
-    empty.
+    """Add the products to value, and `times` the sums of their magnitudes to sizes; skip empty
+    arrays.
 
-    unpack: a pointer to it; raw: whole rows; mask: the bits kept of the bytes of each; half: where
-    in a block the number is that is meant, or -1: weights are, of a row's each `stride`th; left:
-    (tokens, these); value, sizes: (rows, tokens).
+    unpack: address of the format's decoder; raw: whole rows; mask: the bits to keep of a row's
+    bytes; half: offset in each block of a half that is the factor, or -1 to decode weights and use
+    every `stride`-th of them; left: (tokens, used numbers of a row); value, sizes: (rows, tokens).
     """
     tokens, n = left.shape
     size_of_row = mask.size

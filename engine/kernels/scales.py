@@ -1,4 +1,4 @@
-"""Scales that lie packed in a few bytes."""
+"""Scales packed into a few bytes."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Kernels built from several files: the stored code is out of date once one of them changes."""
+"""Kernels built from several files. Compiled code on disk is out of date once one file changes."""
 
 import hashlib
 from pathlib import Path
@@ -14,6 +14,6 @@ STAMP = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(SOURCES))).
 
 
 def kernel(function: Any, **options: Any) -> Any:
-    """Compile a kernel that threads may run side by side; it may call kernels of these other
-    files."""
+    """Compile a kernel that several threads may run at once, and that may call kernels from the
+    files listed here."""
     return compile_kernel(function, STAMP, nogil=True, error_model="numpy", **options)

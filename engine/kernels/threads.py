@@ -1,4 +1,4 @@
-"""Work in pieces on every processor: compiled code and BLAS release Python's lock."""
+"""Work in pieces on all processors, for compiled code and BLAS, which release Python's lock."""
 
 import os
 from collections import deque
@@ -22,14 +22,16 @@ def processors() -> int:
 
 
 def beside_parent() -> None:
-    """Mark this process as a fork: its parent's threads use half of the processors."""
+    """Mark this process as a fork, which uses only half of the processors: its parent uses the
+    others.
+    """
     BESIDE.add(os.getpid())
 
 
 def each(work: Callable[[Piece], None], pieces: Sequence[Piece]) -> None:
-    """Call work(piece) for all pieces, in any order; no piece may write where another one does.
+    """Call work(piece) for all pieces, in any order. No two pieces may write to the same place.
 
-    An exception ends it, after the pieces that others have begun.
+    An exception is raised once the pieces that other threads have begun are finished.
     """
     if len(pieces) == 1:  # the rest costs more than a small product
         work(pieces[0])

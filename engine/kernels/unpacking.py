@@ -1,4 +1,4 @@
-"""Compilation of decoders, and the rule for when their stored code is out of date."""
+"""Compilation of decoders, and the rule that decides when compiled code on disk is out of date."""
 
 import hashlib
 from functools import cache
@@ -28,10 +28,11 @@ SHARED_SOURCES = shared_sources()
 
 
 def kernel(function: Function) -> Function:
-    """Compile at the first call; the result is stored on disk, and threads may run it side by side.
+    """Compile a decoder at its first call, and store the result on disk; threads may run it in
+    parallel.
 
-    Besides its own file a kernel may use lanes and code books, but nothing of another format: the
-    kept result is dropped when one of these changes.
+    A kernel may use its own file, lanes and code books, but no other format's code. If one of those
+    files changes, the stored result is dropped.
     """
     options = {"nogil": True, "error_model": "numpy"}
     return cast(Function, compile_kernel(function, SHARED_SOURCES, **options))

@@ -14,12 +14,12 @@ F32, F64 = ir.FloatType(), ir.DoubleType()
 
 
 def like(shape: Any, element: Any) -> Any:
-    """Return the LLVM type `element`, or a vector of as many as `shape` has."""
+    """Return the LLVM type `element`, or a vector of it with the length of `shape`."""
     return ir.VectorType(element, shape.count) if isinstance(shape, ir.VectorType) else element
 
 
 def same(to: Any, value: Any) -> Any:
-    """Return a constant of a scalar or a vector type."""
+    """Return a constant of a scalar or vector type, with `value` in every lane."""
     return ir.Constant(to, [value] * to.count if isinstance(to, ir.VectorType) else value)
 
 

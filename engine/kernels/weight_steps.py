@@ -1,4 +1,4 @@
-"""Rows of weights as integers: decoded with a scale of one, and the scales of their blocks."""
+"""Conversion of rows of weights to integers, decoded with a scale of one, and scales of blocks."""
 
 from typing import Any
 
@@ -21,8 +21,9 @@ def whole_at(
     typing: Any, weights: Any, at: Any, factor: Any, mask: Any, least: Any, most: Any, offset: Any,
     out: Any,
 ) -> Any:  # fmt: skip
-    """Convert 16 weights as `whole` does; return a bit for each, set if it is an integer in
-    range."""
+    """Convert 16 weights as `whole` does; return a bit for each weight, set if it is an integer in
+    range.
+    """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         weights_at, at, factor, mask, least, most, offset, out_at = args
@@ -61,8 +62,9 @@ def whole(
     out: NDArray[Any],
 ) -> bool:
     """Convert the weights of a row to integers, plus `offset`; return True if all of them are
-    integers from `least` to `most`. factor: makes them integers; mask: the bits of the weight,
-    without those of minima."""
+    integers from `least` to `most`. factor: makes weights integers; mask: the bits of an integer
+    that are the weight, not its minimum.
+    """
     fine = ALL
     for i in range(0, len(weights), AT_ONCE):
         fine &= whole_at(weights, i, factor, mask, least, most, offset, out)
@@ -83,11 +85,11 @@ def steps_of_rows(
     scales: NDArray[np.float32],
     minima: NDArray[np.float32],
 ) -> bool:
-    """Write steps, scales and minima of rows of weights; return False if a row has none.
+    """Write steps, scales and minima of rows; return False if a row has no such integer form.
 
-    raw: the rows. mask: the bits kept of a row's bytes; `instead` replaces its scales, which are
-    halves at `at` of each block. shift: with minima of groups, each weight is step + (minimum <<
-    shift). factor, limits: see `whole`. minima: (rows, groups), or none a row.
+    raw: the rows. mask: the bits to keep of a row's bytes; `instead` replaces its scales, which are
+    halves at offset `at` of each block. shift: if groups have minima, each weight is step +
+    (minimum << shift). factor, limits: see `whole`. minima: (rows, groups); 0 groups: no minima.
     """
     masked, weights = np.empty(mask.size, np.uint8), np.empty(steps.shape[1], np.float32)
     blocks, groups = scales.shape[1], minima.shape[1]

@@ -1,1 +1,3 @@
-"""Memory of a context: batches become ubatches, positions lie in cells, cells have numbers."""
+"""Memory of a context: splits batches into ubatches, and stores tokens' positions and data in
+cells.
+"""

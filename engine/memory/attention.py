@@ -21,7 +21,7 @@ Row = tuple[int, frozenset[int], tuple[int, int]]  # position, sequences, (strea
 
 @dataclass(frozen=True)
 class Placed:
-    """An ubatch and where its tokens go; `streams` are the streams of the rows of `cells`."""
+    """An ubatch and the cells of its tokens; row i of `cells` belongs to `streams[i]`."""
 
     ubatch: Ubatch
     streams: list[int]
@@ -42,7 +42,7 @@ class SavedCells:
 class Attention(Memory):
     """Streams of cells: one for all sequences (unified), or one for each.
 
-    `window`: the number of positions that a token sees back; 0: all of them.
+    `window`: the number of positions that a token sees; 0: all positions up to its own.
     """
 
     def __init__(
@@ -70,7 +70,8 @@ class Attention(Memory):
         return self.streams[self.stream(seq)]
 
     def is_hidden(self, pos: int, looking: int) -> bool:
-        """Return True if a token at position `looking` is too far on to see `pos`."""
+        """Return True if the window of a token at position `looking` does not reach back to
+        `pos`."""
         return self.window > 0 and looking - pos >= self.window
 
     def pos_min(self, seq: int) -> int:
@@ -106,7 +107,7 @@ class Attention(Memory):
         return self.fit(batch, ubatches)
 
     def fit(self, batch: Entries, ubatches: Sequence[Ubatch]) -> list[Placed] | None:
-        """Find cells for each ubatch as if those before it were in place; change nothing."""
+        """Find cells for each ubatch as if the earlier ubatches were in place; change nothing."""
         before = [cells.copy() for cells in self.streams]
         placed: list[Placed] = []
         for ubatch in ubatches:
@@ -137,8 +138,9 @@ class Attention(Memory):
         return Placed(ubatch, streams, [found for found in cells if found is not None])
 
     def apply(self, batch: Entries, placed: Placed) -> None:
-        """Put tokens into cells. An overwritten position takes all positions before it along, so
-        that a sequence has no gaps."""
+        """Put tokens into cells. If a position is overwritten, all earlier positions of its
+        sequence are removed too, so that the sequence has no gaps.
+        """
         lost: dict[tuple[int, int], int] = {}
         order = iter(placed.ubatch.order)
         for stream, found in zip(placed.streams, placed.cells, strict=True):
@@ -170,8 +172,9 @@ class Attention(Memory):
         return True
 
     def seq_cp(self, source: int, to: int, p0: int, p1: int) -> None:
-        """Copy cells. Within a stream they are shared; another stream gets a copy of whole ranges
-        only."""
+        """Copy cells. Sequences of one stream share cells. To another stream, the whole sequence is
+        copied.
+        """
         if source == to:
             return
         if self.unified:
@@ -186,7 +189,7 @@ class Attention(Memory):
         self.copy_stream(source, to)
 
     def copy_stream(self, source: int, to: int) -> None:
-        """Copy the numbers of a stream to another stream."""
+        """Copy the keys and values of a stream to another stream."""
         at, into = (self.number_cells(stream, range(self.size)) for stream in (source, to))
         self.store.put(into, self.store.get(at, np.zeros(self.size, np.int32)))
 
@@ -256,7 +259,8 @@ class Attention(Memory):
 
 
 class Look:
-    """Cells of an ubatch's tokens, and the cells up to the last in use that the tokens see."""
+    """View of an ubatch's cells, and of all cells up to the last in use, which its tokens may
+    see."""
 
     def __init__(self, memory: Attention, batch: Entries, placed: Placed) -> None:
         rows = zip(placed.streams, placed.cells, strict=True)
@@ -289,5 +293,5 @@ class CellView(LayerView):
         return self.numbers.hadamard_sizes(self.layer)
 
     def visible(self, window: int) -> NDArray[np.bool_]:
-        """Return cells of its own sequence, up to its own position."""
+        """Return a mask of cells of the token's own sequence, up to the token's position."""
         return self.look.past & (self.look.ahead < window) if window else self.look.past

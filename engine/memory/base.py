@@ -1,7 +1,7 @@
 """The contract of a memory: positions of sequences, and the data that a graph reads and writes.
 
-Each follows llama.cpp (llama-memory.h of llama-cpp-python 0.3.36) except where that breaks the
-promises of llama.h. Without layers it is a machine of positions alone.
+Each memory follows llama.cpp (llama-memory.h of llama-cpp-python 0.3.36) except where that breaks
+the promises of llama.h. Without layers, a memory keeps only positions.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from lockstep.engine.quants.base import F32
 class SeenCells:
     """Record of one call: every ubatch formed and, if `watched`, the cells looked at.
 
-    Writing the cells down takes longer than finding a place among them.
+    Cells are recorded only on request, because recording takes longer than placing a batch.
     """
 
     watched: bool = False
@@ -37,20 +37,22 @@ class LayerView:
         raise NotImplementedError
 
     def hadamard_sizes(self) -> tuple[int, int]:
-        """Return the sizes of the Hadamard matrices that keys and values are stored times; 0: they
-        are stored as they are."""
+        """Return the sizes of the Hadamard matrices by which stored keys and values are multiplied;
+        0: no matrix.
+        """
         return 0, 0
 
     def visible(self, window: int) -> NDArray[np.bool_]:
         """Return a mask of the read cells that each token may look at: (tokens, cells).
 
-        window: number of positions that a token sees, its own counted; 0: all up to its own.
+        window: number of positions that a token sees, its own included; 0: all positions up to its
+        own.
         """
         raise NotImplementedError
 
 
 class Memory:
-    """Memory that keeps nothing. Positions are -1 for a sequence that has none."""
+    """Base of memories, which keeps nothing. Position -1: the sequence is empty."""
 
     def __init__(self, n_seq: int) -> None:
         self.n_seq = n_seq
@@ -101,13 +103,14 @@ class Memory:
         """Return the state of one sequence, or of everything (-1), for `load`."""
 
     def load(self, seq: int, saved: Any) -> bool:
-        """Replace the sequence, or everything, by the saved state. Return False, with nothing left,
-        if there is no room."""
+        """Replace the sequence, or everything, by the saved state. If there is no room, return
+        False and leave nothing.
+        """
         return True
 
 
 class Pair(Memory):
-    """Pair of memories in step, which treat sequences in the same way."""
+    """Two memories with the same sequences; every operation applies to both."""
 
     @property
     def both(self) -> tuple[Memory, Memory]:

@@ -1,8 +1,8 @@
-"""Rules for batches that may be decoded: llama.cpp's, in its order, each with a name.
+"""Rules for batches: llama.cpp's rules in llama.cpp's order, each with a name.
 
 Source: `llama_context::decode` and `llama_batch_allocr::init` (llama-batch.cpp, 0.3.36).
-`UNCHECKED` names the rules that llama.cpp should check and does not: we refuse such batches all the
-same.
+`UNCHECKED` names the rules that llama.cpp should check but does not; we refuse batches that break
+them.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,9 @@ def refusal(
 
 
 def broken_positions(batch: Entries, pos_max: SeqPos) -> str | None:
-    """Describe a sequence that does not continue at the memory's next position, or leaves a gap."""
+    """Return the rule broken by a sequence that has a gap or does not continue at the next
+    position.
+    """
     for seq in sequences(batch):
         mine = {e.pos for e in batch if seq in e.seqs}
         last = pos_max(seq)
@@ -47,7 +49,9 @@ def broken_positions(batch: Entries, pos_max: SeqPos) -> str | None:
 
 
 def diverged_couples(batch: Entries, pos_min: SeqPos, pos_max: SeqPos) -> str | None:
-    """Describe sequences that share a token but span different positions in memory."""
+    """Return the rule broken by sequences that share a token but span different positions in
+    memory.
+    """
     for entry in batch:
         # of one sequence alone there is nothing to compare, and looking takes all cells
         if len(entry.seqs) > 1 and len({(pos_min(s), pos_max(s)) for s in entry.seqs}) > 1:
@@ -56,10 +60,11 @@ def diverged_couples(batch: Entries, pos_min: SeqPos, pos_max: SeqPos) -> str | 
 
 
 def broken_order(batch: Entries) -> str | None:
-    """Describe a sequence whose positions go back.
+    """Return the rule broken by a sequence whose positions go back.
 
-    llama.cpp intends to refuse changed companions of a sequence as well, but its intersection
-    always contains the sequence itself, so the rule never applies; nor does it exist here.
+    llama.cpp also means to refuse tokens that share a sequence but have different other sequences.
+    But its set of common sequences is never empty, so that rule never applies, and is left out
+    here.
     """
     last: dict[int, int] = {}
     for entry in batch:

@@ -1,4 +1,4 @@
-"""The cells of one stream of a KV cache: which position and which sequences each one holds.
+"""The cells of one stream of a KV cache, each with its position and its sequences.
 
 Source: llama-kv-cells.h and `llama_kv_cache` in llama-kv-cache.cpp of llama-cpp-python 0.3.36.
 """
@@ -14,13 +14,15 @@ EMPTY = -1
 
 
 def span(p0: int, p1: int) -> tuple[int, int]:
-    """Return the range of positions, with negative ends open."""
+    """Return the range of positions; a negative end means an open end."""
     return max(p0, 0), END if p1 < 0 else p1
 
 
 @dataclass
 class Cells:
-    """`shift` is how far a cell's position has moved since its key was rotated last."""
+    """Cells of a stream. `shift`: how far a cell's position has moved since its key was last
+    rotated.
+    """
 
     size: int
     pos: list[int] = field(default_factory=list)
@@ -70,15 +72,16 @@ class Cells:
         self.live.discard(i)
 
     def leave(self, i: int, seq: int) -> bool:
-        """Take a sequence out of a cell. Return True if the cell is then empty."""
+        """Remove a sequence from a cell. Return True if the cell is then empty."""
         self.seqs[i] -= {seq}
         if not self.seqs[i]:
             self.free(i)
         return not self.seqs[i]
 
     def search_from(self, freed: list[int]) -> None:
-        """Move the head back to the first freed cell if that lies before it; the next search begins
-        there."""
+        """Move the head back to the first freed cell if that cell lies before the head. The next
+        search begins at the head.
+        """
         if freed and freed[0] < self.head:
             self.head = freed[0]
 
@@ -132,8 +135,7 @@ class Cells:
     # --- finding room -------------------------------------------------------------------------
 
     def find(self, n: int, hidden: Callable[[int, int], bool]) -> list[int] | None:
-        """Return the first n cells that can be taken, from the head on; None if there are not as
-        many.
+        """Return the first n cells from the head on that can be taken; None if fewer can be taken.
 
         A cell can be taken if it is empty, or if no later token of its only sequence would see it:
         `hidden(position of the cell, position that looks)`.
@@ -154,8 +156,9 @@ class Cells:
         return found if len(found) == n else None
 
     def look(self) -> tuple[int, int, int, str, str]:
-        """Return cells up to the last in use, how many are in use, the head, owners and
-        positions."""
+        """Return the number of cells up to the last in use, the number in use, the head, owners and
+        positions.
+        """
         used = self.used_cells()
         n = used[-1] + 1 if used else 0
         owners = "".join(owner(seqs) for seqs in self.seqs[:n]) or "-"

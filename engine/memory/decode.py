@@ -1,4 +1,4 @@
-"""A batch through a memory: refused, split, placed, and computed ubatch by ubatch."""
+"""Decodes a batch with a memory: refuses or splits it, and places and computes each ubatch."""
 
 from collections.abc import Callable, Mapping
 
@@ -17,9 +17,10 @@ Compute = Callable[[Batch, Mapping[int, LayerView]], F32]  # an ubatch -> (outpu
 def decode(
     batch: Entries, memory: Memory, compute: Compute | None, *, n_vocab: int, n_ubatch: int
 ) -> F32 | None:
-    """Return the rows of `compute` in the order of the batch; None without it, for positions alone.
+    """Return the rows of `compute` in the order of the batch; None without `compute` (only
+    positions).
 
-    Raises InvalidBatch or NoRoom, and nothing has changed.
+    Raises InvalidBatch or NoRoom; the memory is then unchanged.
     """
     memory.seen = SeenCells(watched=memory.seen.watched)
     rule = refusal(

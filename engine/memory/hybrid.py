@@ -1,7 +1,8 @@
-"""The memory of models with layers of attention and layers of recurrent state: both in step.
+"""The memory of models with layers of attention and layers of recurrent state.
 
 Source: llama-memory-hybrid.cpp of llama-cpp-python 0.3.36, for contexts without snapshots of states
-(`n_rs_seq` 0). Where its answers break the promises of llama.h, this keeps them.
+(`n_rs_seq` 0). Where llama.cpp's answers break the promises of llama.h, this memory keeps the
+promises.
 """
 
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from lockstep.engine.memory.ubatch import Entries, split_equal
 
 
 class Hybrid(Pair):
-    """Memory of both parts. A sequence has the positions that both parts have, or none."""
+    """Memory with two parts. A sequence has the positions that both parts hold, or none."""
 
     def __init__(
         self,
@@ -26,8 +27,9 @@ class Hybrid(Pair):
         numbers: Numbers = NONE,
         layers: Mapping[int, States] | None = None,
     ) -> None:
-        """Make both parts. numbers: the memory of attention layers; layers: the memory of recurrent
-        layers."""
+        """Make both parts. numbers: stored data of the attention layers; layers: shapes of the
+        recurrent layers' states.
+        """
         super().__init__(n_seq)
         self.attention = Attention(size=size, n_seq=n_seq, unified=unified, numbers=numbers)
         self.states = Recurrent(n_seq, layers)
@@ -48,7 +50,7 @@ class Hybrid(Pair):
         return (first, last) if first <= last else (-1, -1)
 
     def place(self, batch: Entries, n_ubatch: int) -> list[Placed] | None:
-        """Split the batch equally and place it; only cells can be full, as each sequence has a
+        """Split the batch equally and place it. Only cells can run out: each sequence has its own
         state.
         """
         ubatches = split_equal(batch, n_ubatch, sequential=not self.attention.unified)
@@ -65,8 +67,8 @@ class Hybrid(Pair):
         return {**cells, **self.states.views(batch, placed.ubatch)}
 
     def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
-        """Remove the positions from both parts; return False, with both unchanged, if the state
-        cannot.
+        """Remove the positions from both parts. If the state cannot remove them, return False and
+        change nothing.
         """
         return self.states.seq_rm(seq, p0, p1) and self.attention.seq_rm(seq, p0, p1)
 

@@ -1,4 +1,4 @@
-"""Choice of a model's memory, by the data that its layers keep."""
+"""Choice of a model's memory by the data that its layers keep."""
 
 from collections.abc import Sequence
 

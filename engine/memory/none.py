@@ -1,6 +1,6 @@
 """The memory of models that remember nothing: each batch is computed at once, and sees only itself.
 
-Source: `llama_context::encode` of llama-cpp-python 0.3.36, which models without a causal mask take.
+Source: `llama_context::encode` of llama-cpp-python 0.3.36, used for models without a causal mask.
 """
 
 from collections.abc import Collection, Mapping
@@ -22,7 +22,9 @@ class NoMemory(Memory):
         self.layers = layers
 
     def place(self, batch: Entries, n_ubatch: int) -> list[Ubatch] | None:
-        """Return all tokens at once, or not at all: none could see those of another ubatch."""
+        """Return one ubatch of all tokens; None if they do not fit, because tokens do not see other
+        ubatches.
+        """
         ubatches = split_simple(batch, n_ubatch)
         self.seen.ubatches += ubatches
         return ubatches if len(ubatches) == 1 else None
@@ -48,7 +50,8 @@ class BatchView(LayerView):
         return self.numbers
 
     def visible(self, window: int) -> NDArray[np.bool_]:
-        """Return all tokens of the same sequence, before and after; a window is centred on the
-        token."""
+        """Return a mask of all tokens of the same sequence, before and after; a window is centred
+        on the token.
+        """
         same: NDArray[np.bool_] = self.seqs[:, None] == self.seqs
         return same & (np.abs(self.pos[:, None] - self.pos) <= window // 2) if window else same

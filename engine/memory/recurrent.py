@@ -1,7 +1,8 @@
-"""Recurrent state: one state per sequence, shared until one of its owners goes on.
+"""Recurrent state: one state per sequence, shared until one of the sequences continues.
 
 Source: llama-memory-recurrent.cpp of llama-cpp-python 0.3.36. Its layout of states is not
-observable and not repeated here. Where its answers break the promises of llama.h, this keeps them.
+observable and not repeated here. Where llama.cpp's answers break the promises of llama.h, this
+memory keeps the promises.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,8 @@ from lockstep.engine.quants.base import F32
 
 @dataclass(frozen=True)
 class States:
-    """Shapes of the arrays that a recurrent layer keeps of a sequence; they start as zeros."""
+    """Shapes of the arrays that a recurrent layer keeps for a sequence; the arrays start as
+    zeros."""
 
     shapes: tuple[tuple[int, ...], ...]
 
@@ -28,7 +30,7 @@ class States:
 class State:
     """State of a sequence after its last position.
 
-    Sequences share a state by identity. Computed numbers replace older ones and change none in
+    Sequences share a state by identity. Computed arrays replace older arrays; no array changes in
     place.
     """
 
@@ -54,8 +56,7 @@ class Recurrent(Memory):
     def place(self, batch: Entries, n_ubatch: int) -> list[Ubatch] | None:
         """Give every sequence its own state; tokens shared by sequences cannot be placed.
 
-        llama.cpp splits by sequence where embeddings are asked for: the same numbers, a sequence at
-        a time.
+        For embeddings, llama.cpp splits by sequence, which gives the same numbers.
         """
         ubatches = split_equal(batch, n_ubatch, sequential=True)
         self.seen.ubatches += ubatches
@@ -85,8 +86,9 @@ class Recurrent(Memory):
         self.states.clear()
 
     def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
-        """Remove all of a sequence. Return False if only a part is to go: a state cannot forget a
-        part."""
+        """Remove a whole sequence. Return False for a part of a sequence, which a state cannot
+        forget.
+        """
         p0, p1 = span(p0, p1)
         chosen = list(self.states) if seq < 0 else [seq]
         touched = [s for s in chosen if s in self.states and p0 <= self.states[s].pos and p0 < p1]
@@ -150,7 +152,7 @@ class StateView(LayerView):
         self.states, self.layer = states, layer
 
     def read(self) -> tuple[NDArray[Any], ...]:
-        """Return the states as the last ubatch left them: (sets, ...) each."""
+        """Return the states after the last ubatch: (sets, ...) each."""
         return tuple(map(np.stack, zip(*(s.numbers[self.layer] for s in self.states), strict=True)))
 
     def store(self, *numbers: F32) -> None:

@@ -1,10 +1,10 @@
 """The older sequence-aware batch (`llama_sbatch`), which llama.cpp had until mid-2025.
 
-Tokens are sorted into groups of one set of sequences each, and ubatches take from the groups' ends
-of the list. Attention models did not sort: all tokens were one group without sequences.
+Tokens are sorted into groups of one set of sequences each, and ubatches are taken from the last
+groups of the list. Attention models did not sort: all tokens were one group without sequences.
 
 Source: llama-batch.cpp as of llama-cpp-python 0.3.8. Its sort was unstable; here ties keep their
-order, which is what its worked examples show.
+order, as in its worked examples.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from lockstep.engine.memory.ubatch import Ubatch, split
 
 @dataclass(frozen=True, slots=True)
 class SbatchToken:
-    """A token's place. The order of `seqs` matters here: it is compared as written."""
+    """A token's position and sequences. `seqs` is compared in the order given."""
 
     pos: int
     seqs: tuple[int, ...]
@@ -23,7 +23,9 @@ class SbatchToken:
 
 @dataclass(slots=True)
 class Group:
-    """A run of the sorted ids with the same sequences; none for the group of a simple split."""
+    """A run of the sorted ids with the same sequences; a simple split has one group without
+    sequences.
+    """
 
     seqs: tuple[int, ...]
     offset: int
@@ -54,7 +56,7 @@ class Sbatch:
         return Ubatch(order, len(order), equal=False) if order else None
 
     def next_seq(self, n_ubatch: int) -> Ubatch | None:
-        """Return the tokens of the last group, as many as fit."""
+        """Return as many tokens of the last group as fit."""
         self.drop_empty()
         if not self.groups:
             return None
@@ -62,8 +64,9 @@ class Sbatch:
         return Ubatch(self.take(last, min(n_ubatch, last.length)), 1, equal=True)
 
     def next_equal(self, n_ubatch: int) -> Ubatch | None:
-        """Take as many tokens of each of the last groups as the shortest has; a shared prompt gets
-        its own ubatch."""
+        """Take the same number of tokens from each of the last groups; a shared prompt ends its
+        ubatch.
+        """
         self.drop_empty()
         if not self.groups:
             return None

@@ -1,4 +1,4 @@
-"""Decode calls on a context that still has the older sequence-aware batch: how each is split.
+"""Splits of decode calls in a context with the older sequence-aware batch.
 
 The memory of such a context is not modelled, because its rules for cells and positions differed.
 """
@@ -16,7 +16,8 @@ SPLITS = {"simple": sbatch_simple, "equal": sbatch_equal, "seq": sbatch_seq}
 
 
 class SbatchSchedule:
-    """Schedule of llama_sbatch: the answers of each step, None for parts that are not modelled."""
+    """Schedule of llama_sbatch: returns the answer of each step, with None for parts not
+    modelled."""
 
     def __init__(self, split: str, n_vocab: int, n_ubatch: int) -> None:
         if split not in SPLITS:

@@ -1,4 +1,4 @@
-"""Runs a schedule of decode calls and cache operations, with numbers if a graph has them."""
+"""Runs a schedule of decode calls and cache operations, with logits if there is a graph."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +18,7 @@ def pad_context(n: int) -> int:
 
 
 class Schedule:
-    """Memory from its first step to its last, with the answer of each step in an adapter's form."""
+    """Run of a schedule on a memory. Each step returns an answer in the form of an adapter's."""
 
     def __init__(
         self, memory: Memory, compute: Compute | None, n_vocab: int, n_ubatch: int

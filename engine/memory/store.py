@@ -1,4 +1,4 @@
-"""Keys and values in cells, layer by layer. Values in cells are rounded to a storage type."""
+"""Keys and values in cells, layer by layer. Both are rounded to a storage type."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -22,9 +22,9 @@ Rotate = Callable[[int, F32, NDArray[np.int32]], F32]
 
 @dataclass(frozen=True)
 class KeysValues:
-    """Sizes of the keys and values that an attention layer keeps of a token.
+    """Sizes of the keys and values that an attention layer keeps for a token.
 
-    window: number of positions back that a token sees, itself counted; 0: all of them.
+    window: number of positions that a token sees, itself included; 0: all positions up to its own.
     """
 
     n_head_kv: int
@@ -44,12 +44,12 @@ def cells_of(kind: str, shape: tuple[int, ...]) -> NDArray[Any]:
 
 
 def as_stored(rows: F32, like: NDArray[Any]) -> NDArray[Any]:
-    """Round floats to the type of the cells; beyond 65504 a half is infinite."""
+    """Round floats to the type of the cells; a half becomes infinite beyond 65504."""
     return encode(rows, like) if is_coded(like) else rows.astype(like.dtype)
 
 
 def never(layer: int, keys: F32, deltas: NDArray[np.int32]) -> F32:
-    """Return the keys unchanged: these do not depend on the position."""
+    """Return the keys unchanged, for a model whose keys do not depend on positions."""
     return keys
 
 
@@ -57,7 +57,7 @@ def never(layer: int, keys: F32, deltas: NDArray[np.int32]) -> F32:
 class Numbers:
     """Keys and values that a memory of attention keeps, and their types.
 
-    Without layers the memory keeps positions alone.
+    Without layers, the memory keeps only positions.
     """
 
     layers: Mapping[int, KeysValues]

@@ -1,4 +1,5 @@
-"""Ubatches as llama.cpp forms them: which tokens of a batch are computed together, in which order.
+"""Ubatches as llama.cpp forms them: groups of a batch's tokens that are computed together, in
+order.
 
 Source: `llama_batch_allocr` in llama-batch.cpp of llama-cpp-python 0.3.36. Here a token may belong
 to several sequences; `engine.batch.Batch` is the plain case that our graphs compute.
@@ -25,8 +26,10 @@ Entries = Sequence[Entry]
 
 @dataclass(frozen=True, slots=True)
 class Ubatch:
-    """`order` are indices into the batch. With `equal`, every set of sequences has as many tokens,
-    one set after the other; else `n_seqs` counts every token as a set of its own."""
+    """Tokens computed together. `order`: indices into the batch. If `equal`, all sets of sequences
+    have the same number of tokens, one set after the other; else `n_seqs` counts every token as a
+    set.
+    """
 
     order: tuple[int, ...]
     n_seqs: int
@@ -49,15 +52,15 @@ class Splitter:
         self.coupled = any(len(entry.seqs) > 1 for entry in batch)
 
     def simple(self, n_ubatch: int) -> Ubatch | None:
-        """Return the next tokens in the order of the batch, whatever their sequences."""
+        """Return the next tokens in the order of the batch, for any sequences."""
         left = self.unused_tokens()[:n_ubatch]
         return self.take_tokens(left, len(left), equal=False) if left else None
 
     def equal(self, n_ubatch: int, *, sequential: bool) -> Ubatch | None:
-        """Take as many tokens of each of some sets that have no sequence in common.
+        """Take the same number of tokens from each of several sets that have no sequence in common.
 
-        `sequential`: take only sets whose ids follow one another, and no set of several sequences.
-        If there is such a set, return no ubatch.
+        `sequential`: take only sets with consecutive ids. If any set has several sequences, return
+        None.
         """
         if sequential and self.coupled:
             return None
@@ -94,7 +97,7 @@ class Splitter:
 
 
 def split(form: Callable[[], Ubatch | None]) -> list[Ubatch]:
-    """Return the ubatches that `form` gives, until it gives None."""
+    """Return the ubatches that `form` returns, until it returns None."""
     ubatches = []
     while (ubatch := form()) is not None:
         ubatches.append(ubatch)
@@ -113,6 +116,7 @@ def split_equal(batch: Entries, n_ubatch: int, *, sequential: bool) -> list[Ubat
 
 
 def outputs_in_order(batch: Entries, ubatches: Sequence[Ubatch]) -> list[int]:
-    """Return the tokens with outputs as they are computed. Users see them in the order of the
-    batch."""
+    """Return the tokens with outputs in the order of computation. Users see outputs in the order of
+    the batch.
+    """
     return [at for ubatch in ubatches for at in ubatch.order if batch[at].output]

@@ -1,4 +1,5 @@
-"""The memory of models whose layers see everything or a sliding window: two caches in step.
+"""The memory of models with full-attention and sliding-window layers: two caches with the same
+tokens.
 
 Source: llama-kv-cache-iswa.cpp of llama-cpp-python 0.3.36.
 """
@@ -12,9 +13,9 @@ from lockstep.engine.memory.ubatch import Entries, Ubatch, split_equal, split_si
 
 
 class Window(Pair):
-    """Caches of two kinds of layers: those that see everything, and those that see a window.
+    """One cache for layers that see all tokens, and one for layers with a window.
 
-    n_ubatch: None for a second cache that is as large as the first (`swa_full`).
+    n_ubatch: None if the second cache is as large as the first (`swa_full`).
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-"""Numerics, in three forms: `reference` is for reading, `mirror` adds ggml's roundings, `fast` is
+"""Numerics in three forms: `reference` is easy to read, `mirror` adds ggml's roundings, `fast` is
 for speed.
 
-All have the methods of `reference.ReferenceOps`, with the same arguments, shapes and dtypes.
+All forms have the methods of `reference.ReferenceOps`, with the same arguments, shapes and dtypes.
 """

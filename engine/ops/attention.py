@@ -1,7 +1,7 @@
-"""Attention: queries times keys, weights times values, and both in one.
+"""Attention: queries times keys, weights times values, and both products in one op.
 
-Shapes are those of the published graph: heads of queries share heads of keys in runs, which
-`spread` lays side by side.
+Shapes are those of the published graph. Runs of query heads share a key head; `spread` repeats the
+key head for each of them.
 """
 
 from collections.abc import Callable
@@ -37,8 +37,8 @@ Spread = Callable[[NDArray[Any], int], F64]  # (cells, kv_heads, dim) -> (heads,
 def like(x: F32, stored: NDArray[Any]) -> F32:
     """Return x rounded as the product with `stored` reads it.
 
-    With F16 keys ggml rounds queries to F16, with coded blocks to the activation format of those
-    blocks.
+    ggml rounds queries to F16 for F16 keys, and to the activation format of the blocks for
+    quantised keys.
     """
     if is_coded(stored):
         return convert(x, format_of(stored)).values.astype(np.float32)
@@ -65,7 +65,9 @@ def kqv(p: F32, v: NDArray[Any], spread: Spread, build: Build) -> Number:
 
 
 def either_way(out: Number, p: F64, v: F64, build: Build) -> Number:
-    """Return weights times values. An engine that skips hidden cells has no 0 * NaN."""
+    """Return `out`, without a limit where a hidden cell gives 0 * NaN: an engine that skips it gets
+    a number.
+    """
     wrong = ~np.isfinite(v)
     if not (isinstance(out, Near) and wrong.any()):
         return out
@@ -110,13 +112,13 @@ def attend(
     sinks: F64 | None = None,
     tile: int = 1,
 ) -> Number:
-    """Attend with a softmax. q: (heads, tokens, dim), k, v: (heads, cells, dim), added to scores:
-    broadcasts to (heads, tokens, cells), minus infinity hides -> (heads, tokens, dim of v); zero
-    where all is hidden.
+    """Attend with a softmax. q: (heads, tokens, dim); k, v: (heads, cells, dim) -> (heads, tokens,
+    dim of v), zero if all cells are hidden. added: a mask that is added to the scores and
+    broadcasts to (heads, tokens, cells); minus infinity hides a cell.
 
-    All sums are in float32, in any order, over the visible cells. A running softmax may scale down
-    what it has at every cell, or once a tile, whose weights are then added up in vectors: a power
-    and two products, which `rescaled` counts for each.
+    All sums are in float32, in any order, over the visible cells. A running softmax may rescale its
+    sums at every cell. Or it rescales once a tile, and adds up the tile's weights in vectors. Each
+    rescaling is a power and two products, which `rescaled` counts.
     """
     s = of_floats(q, k.transpose(0, 2, 1), build) * scale
     if softcap:

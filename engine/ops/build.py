@@ -1,4 +1,4 @@
-"""Settings that decide about roundings: llama.cpp's deliberate ones are options with names."""
+"""Settings that decide about roundings. Deliberate roundings of llama.cpp are named options."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ Tip = Callable[[NDArray[Any], F64], F64]
 
 @dataclass(frozen=True, kw_only=True)
 class Factors:
-    """The formats that an engine rounds factors of products to; None: they stay as they are.
+    """The formats to which an engine rounds factors of products; None: no rounding.
 
-    rows: rows of a table, such as embeddings; weights, inputs: of products with weights; queries,
-    keys, chances, values: of attention, whose chances are what the softmax gives. loss: the
-    relative error of a softmax weight in an engine that rounds it before dividing by the sum,
-    because the largest score is unknown.
+    rows: rows of a table, such as embeddings; weights, inputs: the factors of products with
+    weights; queries, keys, chances, values: the factors of attention, where chances are the results
+    of the softmax. loss: the relative error of a softmax weight in an engine that rounds it before
+    dividing by the sum, because the largest score is unknown.
     """
 
     rows: Convert | None = None
@@ -38,7 +38,7 @@ class Factors:
         return getattr(self, factor) is not None
 
     def loss_of(self, factor: str) -> float:
-        """Return the share by which this factor may be off, beside its rounding format."""
+        """Return the relative error that this factor may have without being rounded to a format."""
         return self.loss if factor == "chances" and self.chances is None else 0.0
 
     def round(self, factor: str, x: NDArray[Any], tip: Tip | None = None) -> NDArray[Any]:
@@ -54,23 +54,25 @@ class Factors:
 class Build:
     """Roundings that a build and its settings make.
 
-    generic: activation formats that it rounds as ggml's generic C does. AMX, if it lays out
-    matrices of F16 for that: their products take activations as they are, where others take halves.
-    Names of this model's matrices that it does not lay out. HALVES, if its flash attention computes
-    in halves, as AVX512-FP16 does. plain: True for any engine that computes in float32 and is no
-    build of ggml. It uses no tables of halves, no conversions, and rounds a sum at every term, in
-    any order. multiply: multiplication for the truth. BLAS is fast, but its last bit depends on the
-    CPU; `in_order` is for stored values. zeros: True if a product's zero terms count as rounded,
-    for bounds that hold for any inputs of a shape. False otherwise. bounds: True if results come
-    with a bound. Engines do without, as they only run. sizes: True if products with weights add up
-    magnitudes too, of which their bound is a share. Bounds take half of the time, which is wasted
-    if nobody reads them. activations: format for activations that meet weights quantised in blocks,
-    if plain and the engine has a format of its own. None: they stay as they are. factors: formats
-    that the factors of all products are rounded to, if plain. None: no rounding. offsets_apart: if
-    plain, True if codes of quantised weights are multiplied as they are, and their offsets and
-    minima by sums of activations: d * (sum of q * x - 8 * sum of x), as in Metal. tip: disturbs a
-    product's activations, given also as converted. ties: returns that many numbers, which decide
-    the order of equal values. None: nothing is disturbed.
+    generic: activation formats that the build rounds as ggml's generic C code does. It may also
+    hold AMX, if the build lays out F16 matrices for AMX: their products use unrounded activations,
+    where other builds use halves. Then it may hold names of matrices of this model that are not
+    laid out. It may hold HALVES, if flash attention computes in halves, as with AVX512-FP16. plain:
+    True for an engine that computes in float32 and is no build of ggml. Such an engine uses no
+    tables of halves and no conversions, and rounds a sum at every term, in any order. multiply:
+    multiplication for the reference results. BLAS is fast, but its last bit depends on the CPU;
+    `in_order` is for stored values. zeros: True if zero terms of a product count as rounded, for
+    bounds that hold for any inputs of a shape. bounds: True if results have a bound, which engines
+    do not need. sizes: True if products with weights also add up magnitudes, from which their bound
+    is computed. Bounds take half of the time. The following apply only if plain. activations: the
+    engine's format for activations that are multiplied by weights quantised in blocks; None: no
+    conversion. factors: formats to which factors of all products are rounded; None: no rounding.
+    offsets_apart: True if codes of quantised weights are multiplied as they are, and their offsets
+    and minima are multiplied by sums of activations: d * (sum of q * x - 8 * sum of x), as in
+    Metal.
+
+    tip: changes a product's activations slightly; called with the activations and their converted
+    values. ties: returns n numbers that decide the order of equal values. None: no change.
     """
 
     lanes: int  # float32 values in a vector register

@@ -1,8 +1,8 @@
-"""Keys and values in a quantised cache: blocks of codes. The dtype of an array says of which type.
+"""Keys and values in a quantised cache: blocks of codes. The dtype of an array identifies its type.
 
-llama.cpp turns heads of 64 elements, or a multiple, by a Hadamard matrix before it stores them, so
-that no element is much larger than the others. Source: llama-kv-cache.cpp of llama-cpp-python
-0.3.36.
+If the size of a head is a multiple of 64, llama.cpp multiplies the head by a Hadamard matrix before
+storing it. Then no element is much larger than the others. Source: llama-kv-cache.cpp of
+llama-cpp-python 0.3.36.
 """
 
 from functools import cache
@@ -36,13 +36,15 @@ def format_of(stored: NDArray[Any]) -> type[WeightFormat]:
 
 
 def width_of(stored: NDArray[Any]) -> int:
-    """Return how many elements a row has."""
+    """Return the number of elements of a row."""
     per_block = format_of(stored).weights if is_coded(stored) else 1
     return int(stored.shape[-1]) * per_block
 
 
 def empty_cells(kind: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Return zeros of this type: (..., dim) as (..., blocks of a row). Raises Unsupported."""
+    """Return zeros of this type: shape (..., dim), stored as (..., blocks of a row). Raises
+    Unsupported.
+    """
     coded = WeightFormat.member(kind)
     blocks, rest = divmod(shape[-1], coded.weights)
     if rest:
@@ -66,9 +68,9 @@ def decode(stored: NDArray[Any]) -> NDArray[Any]:
 
 
 def turning(stored: NDArray[Any], *, whole: bool) -> int:
-    """Return the size of the Hadamard matrix for these rows; 0: none.
+    """Return the size of the Hadamard matrix for these rows; 0: no matrix.
 
-    whole: the largest that divides a row, as for keys; values have the smallest.
+    whole: True for keys, which use the largest matrix that divides a row; values use the smallest.
     """
     if not is_coded(stored) or format_of(stored).weights == 1 or width_of(stored) % TURNED:
         return 0

@@ -1,7 +1,7 @@
 """Products with few tokens, as integers: rows of weights as stored in the file, times steps.
 
-The same numbers as of decoded weights, to the last bits of float64's sums, at the speed at which
-the file is read.
+The results equal those of decoded weights up to the last bits of float64 sums. The products take no
+longer than reading the file.
 """
 
 import numpy as np
@@ -51,8 +51,10 @@ def product(left: Steps, sums: F64 | None, weight: Weight) -> F64 | None:
 
 
 def has_sums_for(kind: type[WeightFormat], sums: F64 | None) -> bool:
-    """Return True if the sums fit the kind. Minima of small blocks meet the given sums, as float32;
-    those of large blocks meet the sums of the steps, which an engine may have otherwise."""
+    """Return True if the sums fit the kind. Small blocks multiply minima by the given sums, which
+    must be float32. Large blocks multiply minima by sums of steps, so there must be no other given
+    sums.
+    """
     block = BLOCKS[kind.name]
     if block.m >= 0:
         return sums is not None and np.array_equal(sums.astype(np.float32), sums, equal_nan=True)

@@ -1,13 +1,14 @@
 """llama.cpp's CPU flash attention, rounding by rounding, with a running error bound.
 
-Three paths (ggml_compute_forward_flash_attn_ext_f16, llama.cpp of llama-cpp-python 0.3.36):
-one key at a time with an F16 accumulator; the same on pieces of the cache that are merged (one
-token, at least 512 cells); tiles of 64 queries in float32 (64 tokens or more).
+There are three paths (ggml_compute_forward_flash_attn_ext_f16, llama.cpp of llama-cpp-python
+0.3.36): one key at a time with an F16 accumulator; one key at a time in pieces of the cache that
+are merged (one token, at least 512 cells); tiles of 64 queries in float32 (64 tokens or more).
 
-An F16 accumulator turns a difference of one part in ten million into a whole half-precision step,
-but only where the value before rounding lay that close to the middle between two halves. So the
-mirror carries, beside each accumulator, the radius within which an honest implementation's value
-lies, and drops it to zero again whenever both ends of the interval round to the same half.
+An F16 accumulator can turn a difference of one part in ten million into a whole half-precision
+step. This happens only if the value before rounding lay that close to the middle between two
+halves. So the mirror keeps a radius for each accumulator: an honest implementation's value lies
+within that radius. The radius becomes zero again if both ends of the interval round to the same
+half.
 """
 
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ class FlashMirror:
         return min(self.n_ctx, max(256, -(-n_cells // 256) * 256))
 
     def pieces(self, n_tokens: int, n_cells: int) -> NDArray[np.int64]:
-        """Return the places where the cache is cut."""
+        """Return the indices at which the cache is cut into pieces."""
         n_kv = self.n_kv(n_cells)
         if n_tokens > 1 or n_kv < SPLIT_KV:
             return np.array([0, n_cells])
@@ -54,9 +55,9 @@ class FlashMirror:
 
 @kernel
 def to_half(x: float) -> float:
-    """Return the nearest half, ties to even; from 65520 on infinity.
+    """Return the nearest half, ties to even; infinity from 65520 on.
 
-    A number so large that the last of its bits is the half's last is added and taken away again.
+    The code adds and subtracts a number so large that its last bit is the last bit of the half.
     """
     size = abs(x)
     exponent = np.float64(size).view(np.int64) >> DIGITS
@@ -86,12 +87,12 @@ def one_by_one(
     sinks: NDArray[Any],
     whole: int,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the sequential paths: (tokens, heads, dim of values) and the radius.
+    """Return the result of the sequential paths, (tokens, heads, dim of values), and its radius.
 
-    s, r_s, on: (tokens, heads, cells), the scores, how far each may be off, and which are not
-    hidden; v: (kv_heads, cells, dim); `edges` cuts the cells into pieces that are merged at the
-    end; sinks: a score without a value for each head, or one NaN; whole: of the values so many are
-    scaled and added up by arithmetic of halves, if they are narrow.
+    s, r_s, on: (tokens, heads, cells): the scores, their radii, and a mask of visible cells; v:
+    (kv_heads, cells, dim); `edges` cuts the cells into pieces that are merged at the end; sinks: a
+    score without a value for each head, or one NaN; narrow: the accumulator holds halves; whole:
+    the number of first elements of a value that are computed in half arithmetic, if narrow.
     """
     n, heads, _ = s.shape
     dim = v.shape[2]
@@ -229,7 +230,8 @@ def add_halves(y: NDArray[Any], r: NDArray[Any], v: NDArray[Any], by: float, r_b
 
 @kernel
 def power_of(apart: float, r: float) -> tuple[float, float]:
-    """Return expf of minus the difference of two scores that are off by r together, and its error.
-    The difference is rounded once, and expf is good to one unit in the last place."""
+    """Return expf(-apart) and its error; r: the error of `apart`, the difference of two scores. The
+    difference is rounded once, and expf is good to one unit in the last place.
+    """
     power = np.float64(np.float32(one_exp(-apart)))
     return power, power * (r + U * apart + 2.0 * U) if power > 0.0 else 0.0

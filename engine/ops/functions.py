@@ -1,9 +1,9 @@
 """exp, log, tanh, sine, cosine and erf in float64: the same bits on every CPU.
 
-numpy and the C library choose another program for each kind of vector unit, and these differ in the
-last bit. These functions use only additions, products, quotients and exact scalings, which IEEE 754
+numpy and the C library have different code for each kind of vector unit, with different last bits.
+The functions here use only additions, products, quotients and exact scalings, which IEEE 754
 determines, in one order (numba fuses nothing without `fastmath`). Results are within a few units in
-the last place, less than a millionth of what float32 rounds away.
+the last place, less than a millionth of a float32 rounding error.
 """
 
 import math
@@ -60,7 +60,7 @@ def erf(x: ArrayLike) -> F64:
 def power(base: ArrayLike, exponent: ArrayLike) -> F64:
     """Return base ** exponent for positive bases.
 
-    The error grows by a unit for each unit of the result's logarithm.
+    For each unit of the result's logarithm, the error grows by one unit in the last place.
     """
     return exp(np.asarray(exponent, np.float64) * log(base))
 
@@ -168,7 +168,8 @@ def one_erf(x: float) -> float:
 
 @compile_kernel
 def one_sin(quarter: int, r: float) -> float:
-    """Return the sine of so many quarter turns plus r, at most half a quarter either way."""
+    """Return the sine of `quarter` quarter turns plus r, where |r| is at most half a quarter
+    turn."""
     z = r * r
     if quarter % 2:
         side = 1.0 + z * series(z, COS)
@@ -179,7 +180,7 @@ def one_sin(quarter: int, r: float) -> float:
 
 @intrinsic
 def power_of_two(typing: Any, k: Any) -> Any:
-    """Return a float64, by its bits; k: from -1022 to 1023."""
+    """Return two to the power of k, built from its bits; k: from -1022 to 1023."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         whole = IntType(64)
@@ -191,7 +192,9 @@ def power_of_two(typing: Any, k: Any) -> Any:
 
 @compile_kernel
 def exps(x: F64, out: F64) -> None:
-    """Compute one_exp of each number, bit for bit, without a branch, so that it vectorises."""
+    """Compute `one_exp` of each number, with equal bits, but without a branch, so that it
+    vectorises.
+    """
     for i in range(len(x)):
         v = x[i]
         known = abs(v) < 1000.0
@@ -234,7 +237,9 @@ def sines(r: F64, quarter: NDArray[np.int64], out: F64) -> None:
 
 
 def quarters(x: F64) -> tuple[NDArray[np.int64], F64]:
-    """Return the nearest quarter turn, of which the last two bits count, and the remainder."""
+    """Return the number of the nearest quarter turn (only its last two bits count) and the
+    remainder.
+    """
     few = np.abs(x) < FEW_TURNS
     near = np.where(few, x, 0.0)
     n = np.rint(near / QUARTER[0])
@@ -252,7 +257,7 @@ def quarters(x: F64) -> tuple[NDArray[np.int64], F64]:
 
 
 def many_quarters(x: float) -> tuple[int, float]:
-    """Return `quarters` for any number, by integers."""
+    """Return `quarters` of any number, computed with integers."""
     if not math.isfinite(x):
         return 0, math.nan
     bits = 1200  # more than the exponent of the largest number, and twice its significant bits

@@ -1,8 +1,8 @@
 """SiLU and GELU, alone and times another factor, and the cap of logits.
 
-ggml looks GELU up in a table of halves, by the argument rounded to half: so the result is a half,
-and an honest table may hold the neighbouring one only where the value lies between two halves.
-Source: ggml-cpu/vec.h and ops.cpp of llama.cpp in llama-cpp-python 0.3.36.
+ggml looks up GELU in a table of halves, with the argument rounded to half. So the result is a half.
+An honest table may hold the neighbouring half only where the value lies between two halves. Source:
+ggml-cpu/vec.h and ops.cpp of llama.cpp in llama-cpp-python 0.3.36.
 """
 
 from collections.abc import Callable
@@ -75,7 +75,7 @@ def soft_cap(x: F32, cap: float, build: Build) -> Number:
 
 
 def close_gate(where: NDArray[np.bool_], out: Number, build: Build) -> Number:
-    """Write zero where the gate is closed, as ggml does, whatever the other factor."""
+    """Write zero where the gate is closed, whatever the other factor, as ggml does."""
     return out if build.plain else choose(where, 0.0, out)
 
 
@@ -100,7 +100,7 @@ def gelu_plain(x: Number) -> Number:
 
 
 def from_table(function: Callable[[F64], Number], x: Number, v: F64) -> Number:
-    """Return the function's value from ggml's table of halves; x says whether with a bound."""
+    """Return the function's value from ggml's table of halves, with a bound if x is a `Near`."""
     h = halves(v)
     value = value_of(function(h))
     if not isinstance(x, Near):

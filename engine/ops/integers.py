@@ -1,7 +1,7 @@
-"""Products of quantised weights as integers, times a scale for each run of them.
+"""Products of quantised weights as integers, with a scale for each run of integers.
 
-The same numbers as of decoded weights and activations, to the last bit of float64's sums, in a
-fraction of the time: sums of integers are exact, and a processor has instructions for them.
+The results equal those of decoded weights and activations up to the last bits of float64 sums. They
+take a fraction of the time: sums of integers are exact, and processors have instructions for them.
 """
 
 from dataclasses import dataclass
@@ -45,8 +45,9 @@ class Steps:
 
     @cached_property
     def sizes(self) -> F64:
-        """Return the sum of magnitudes of each 16 columns, or slightly more: (tokens, columns /
-        16)."""
+        """Return the sum of magnitudes over each 16 columns, or slightly more: (tokens, columns /
+        16).
+        """
         runs, words, room, per = self.steps.shape
         in_groups = (runs, words * per // GROUP, GROUP // per, room, per)
         found = np.abs(self.steps.astype(np.int32).reshape(in_groups)).sum(axis=(2, 4))
@@ -58,7 +59,7 @@ class Steps:
 
 @dataclass(frozen=True, eq=False)
 class WeightSteps:
-    """Rows of a matrix: steps times scales, plus minima of groups."""
+    """Rows of a matrix as steps times scales, plus minima of groups."""
 
     steps: NDArray[Any]  # (rows and some others, columns), of int16, or of uint8
     offset: int  # that was added to the steps
@@ -76,8 +77,8 @@ class WeightSteps:
 def takes(kind: type[WeightFormat]) -> bool:
     """Return True if a block of these weights has one scale, a half, for all of its steps.
 
-    A decoder that is wrong on purpose must decode weights as they are: with another scale it may be
-    right.
+    For a decoder that is wrong on purpose, return False. It must decode the real bytes, because its
+    error may vanish with another scale.
     """
     if kind.family.get(kind.name) is not kind:
         return False
@@ -85,14 +86,15 @@ def takes(kind: type[WeightFormat]) -> bool:
 
 
 def in_bytes(kind: type[WeightFormat]) -> bool:
-    """Return True if steps fit in bytes; those of larger blocks include group scales."""
+    """Return True if steps fit in bytes. Steps of larger blocks do not, because they include group
+    scales."""
     return kind.weights == SMALL_BLOCK
 
 
 def steps_of(values: F64, run: int, *, in_bytes: bool = False) -> Steps | None:
-    """Return converted values (tokens, columns) as steps; None if they are no steps.
+    """Return converted values (tokens, columns) as steps, or None if that is impossible.
 
-    run: values of one scale; in_bytes: they meet weights whose steps are bytes.
+    run: the number of values with one scale; in_bytes: True if the weights' steps are bytes.
     """
     tokens, columns = values.shape
     room = -(-tokens // kernels.TOKENS) * kernels.TOKENS
@@ -118,8 +120,8 @@ def rows_of(
 ) -> WeightSteps | None:
     """Return the integer steps of some rows; None if a scale is not finite or steps do not fit.
 
-    run: weights that meet one scale of the activations. group: weights that share a minimum, whose
-    field is `minimum`.
+    run: number of weights for one scale of the activations. group: number of weights that share a
+    minimum; minimum: the field that scales minima.
     """
     kind, n = weight.format, rows.stop - rows.start
     raw = readable(weight.raw[rows.start * weight.row_bytes : rows.stop * weight.row_bytes])
@@ -159,7 +161,7 @@ def rows_of(
 def patterns_of(name: str, blocks: int) -> tuple[Bytes, Bytes]:
     """Return the mask of the bytes kept in a row of blocks, and the bytes that replace the others.
 
-    The replacements are a scale of one, and minima that can be told from steps.
+    The replacements are a scale of one, and minima that can be distinguished from steps.
     """
     layout = WeightFormat.member(name).layout
     left, instead = np.full(layout.itemsize, 255, np.uint8), np.zeros(layout.itemsize, np.uint8)
@@ -174,7 +176,7 @@ def product(
 ) -> tuple[F64, F64 | None]:
     """Multiply integer steps -> (tokens, rows), with the sums of magnitudes if `sizes` is true.
 
-    sums: (tokens, groups), which minima are multiplied by.
+    sums: (tokens, groups), by which minima are multiplied.
     """
     out = np.zeros((len(right.steps), left.steps.shape[2]))
     more = np.zeros(out.shape if sizes else (0, 0))

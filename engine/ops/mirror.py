@@ -19,10 +19,11 @@ from lockstep.engine.quants.base import F32
 
 
 class Mirror(ReferenceOps):
-    """`n_threads` and `n_ctx` matter to flash attention only, which cuts its work by them.
+    """Ops with llama.cpp's roundings. `n_threads` and `n_ctx` decide how flash attention cuts its
+    work.
 
     `generic` names the activation formats that the mirrored build rounds as ggml's generic C does;
-    `lanes` matters to bounds only.
+    `lanes` affects only bounds.
     """
 
     bounds = False  # whether what an op gives comes with one

@@ -1,9 +1,9 @@
 """Numbers with a bound on the error of an honest float32 computation.
 
-Written with these, a formula gives the result in float64 and its bound at once: each operation adds
-one rounding of its own and hands on what its arguments were off by. A compiler that fuses a product
-with a sum rounds less often, so it stays inside. Given arrays instead, the same formula gives the
-same result and nothing else, which is what an engine runs.
+With these numbers, a formula returns the result in float64 together with its bound. Each operation
+adds one rounding to the errors of its arguments. A compiler that fuses a product with a sum rounds
+less often, so its result stays within the bound. With plain arrays, the same formula returns only
+the result; engines run it so.
 """
 
 from collections.abc import Callable
@@ -29,9 +29,9 @@ ULP = 2 * U  # of a value: at most
 
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """The result, and how far each element may be from it.
+    """The result, and the allowed error of each element.
 
-    `actual` replaces the node's own value in the comparison: for orders with ties, and for codes.
+    `actual` replaces the node's value in the comparison, for orders with ties and for codes.
     `answer` is then one of the right results.
     """
 
@@ -44,10 +44,11 @@ class Expected:
 
 @dataclass(frozen=True, eq=False)
 class Near:
-    """Number with its distance. v: the value in float64; r: the largest error of float32, in a
-    shape that broadcasts.
+    """A number with a bound on its error. v: the value in float64; r: the largest error in float32,
+    in a shape that broadcasts.
 
-    reason: a description of the counted roundings; copied: elements without any computation.
+    reason: a description of the counted roundings; copied: mask of elements that were copied
+    without computation.
     """
 
     v: F64
@@ -100,7 +101,7 @@ class Near:
         return self.v.shape
 
     def twice(self) -> "Near":
-        """Round a double result once to float32; an exact step costs nothing."""
+        """Add one rounding of a double result to float32; an exact value adds no error."""
         return round_to_f32(self.v, self.r)
 
     def exp(self, ulp: float = EXP_ULP) -> "Near":
@@ -123,11 +124,12 @@ class Near:
         return Near(v, spread(slope, v, LIBM_ULP))
 
     def expect(self, reason: str) -> Expected:
-        """Return the value with its bound, which includes the rounding of the truth itself."""
+        """Return the value with its bound, which includes the rounding of the value itself to
+        float32."""
         return self.settle(f"{reason}: every operation rounded once, exp to 2 ulp")
 
     def settle(self, reason: str = "") -> Expected:
-        """Return the value with its bound; the reason is empty where it needs no more words."""
+        """Return the value with its bound; without `reason`, the number's own reason is used."""
         allowed = np.abs(self.v)
         if not np.isfinite(allowed.max(initial=0.0)):
             allowed = np.where(np.isfinite(allowed), allowed, 0.0)
@@ -156,7 +158,7 @@ def value_of(x: Number) -> F64:
 
 
 def because(x: Number, reason: str) -> Number:
-    """Return the number with a reason that says what its bound counts."""
+    """Return the number with a reason, which describes the roundings in its bound."""
     return replace(x, reason=reason) if isinstance(x, Near) else x
 
 
@@ -166,7 +168,8 @@ def expected_of(x: Number, reason: str) -> Expected:
 
 
 def finite(x: Near) -> Near:
-    """Clear the radius of values that are not finite: every engine masks by minus infinity."""
+    """Clear the radius of values that are not finite, because every engine masks by minus
+    infinity."""
     return Near(x.v, np.where(np.isfinite(x.v), x.r, 0.0))
 
 
@@ -223,7 +226,7 @@ def twice(x: Number) -> Number:
 
 
 def total(terms: Near, roundings: float, *, axis: int = -1, keep: bool = True) -> Near:
-    """Return a sum in float32 with so many roundings on the longest path."""
+    """Return a sum in float32, with `roundings` roundings on the longest path."""
     v = terms.v.sum(axis=axis, keepdims=keep)
     wide = np.broadcast_to(np.asarray(terms.r), terms.v.shape)
     size = (np.abs(terms.v) + wide).sum(axis=axis, keepdims=keep)
@@ -268,7 +271,7 @@ def silu(x: Number) -> Number:
 
 
 def swish(x: Number, sloped: Number) -> Number:
-    """Return x / (1 + exp(-sloped)), also where the exponential overflows."""
+    """Return x / (1 + exp(-sloped)); the exponential may overflow."""
     out = x / (1.0 + exp(-sloped))
     if not isinstance(out, Near):
         return out

@@ -1,4 +1,4 @@
-"""RMS and layer norm. ggml keeps sums of squares in double; all else rounds to float32.
+"""RMS and layer norm. ggml keeps sums of squares in double and rounds all other results to float32.
 
 Source: ggml-cpu/ops.cpp and vec.cpp of llama.cpp in llama-cpp-python 0.3.36.
 """
@@ -61,14 +61,16 @@ def sum_of(x: Number, build: Build) -> Number:
 
 
 def squares(x: Number, build: Build, together: float = 1) -> Number:
-    """Return the sum of squares of a row in double: only the squares round, or sums of a few."""
+    """Return the sum of squares of a row in double, where only each square, or a sum of a few
+    squares, is rounded to float32.
+    """
     if build.plain:
         return sum_terms(square(x), x.shape[-1] + 1)
     return twice(sum_terms(square(x), together))
 
 
 def in_range(x: Number, sums: Number, build: Build) -> Number:
-    """Lift the limit if squares exceed float32: one engine overflows, another does not."""
+    """Remove the limit if squares exceed float32: engines may overflow or not."""
     if not (isinstance(x, Near) and isinstance(sums, Near)):
         return x
     beyond = np.isfinite(sums.v) & (sums.v > LARGEST)

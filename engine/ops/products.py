@@ -1,11 +1,11 @@
-"""Products with a weight matrix, split into steps and minima as ggml does, with its roundings.
+"""Products with a weight matrix, split into steps and minima as in ggml, with ggml's roundings.
 
 A weight with a minimum is scale * step - minimum (or plus). The activations multiply its block's
-steps, and their sums multiply its minima. For Q8_1 those are not the sums of the values but stored
-sums, rounded to half. Steps and minima may cancel, so a bound needs both.
+steps, and their sums multiply its minima. With Q8_1, these sums are not the sums of the values but
+stored sums, rounded to half. The two products may cancel each other, so a bound needs both.
 
-The parts come from the format's own decoder: with its scale `d` set to zero a block decodes to its
-minima, with `m` or `dmin` set to zero to its scaled steps.
+Steps and minima come from the format's own decoder. If `d` is set to zero, a block decodes to its
+minima. If `m` or `dmin` is set to zero, it decodes to its scaled steps.
 """
 
 import math
@@ -82,7 +82,7 @@ def minimum_of(kind: type[WeightFormat]) -> str | None:
 
 
 def run_of(kind: type[WeightFormat]) -> int:
-    """Return how many weights in a row share all scales: their products are summed as integers."""
+    """Return how many consecutive weights share all scales, and are summed as integers."""
     scales = math.prod(kind.layout["d"].shape) if "d" in (kind.layout.names or ()) else 1
     return min(kind.weights // scales, activation_format(kind).block)
 
@@ -92,8 +92,8 @@ def factors(
 ) -> Iterator[tuple[slice, tuple[Factors, ...]]]:
     """Yield ranges of rows with the pairs whose products make up the result.
 
-    acts: (tokens, columns) as converted; sums: the sums that the activation format stores, None if
-    they are just the sums of the values; apart: steps and minima, as in ggml.
+    acts: (tokens, columns) as converted; sums: the sums that the activation format stores, or None
+    if they equal the sums of the values; apart: multiply steps and minima separately, as in ggml.
     """
     left = left_factors(acts, sums, weight, apart=apart)
     for rows in weight.runs():
@@ -111,7 +111,8 @@ def left_factors(acts: F64, sums: F64 | None, weight: Weight, *, apart: bool) ->
 
 
 def right_factors(weight: Weight, rows: slice, *, apart: bool) -> list[F32]:
-    """Decode these rows: (rows, columns), or the steps, and the minima of each group."""
+    """Return decoded rows, (rows, columns), or (`apart`) their steps, and the minima of each
+    group."""
     minimum = minimum_of(weight.format) if apart else None
     if minimum is None:
         return [weight.rows(rows.start, rows.stop)]
@@ -143,7 +144,7 @@ def linear(
 ) -> Number | F32:
     """Multiply x: (tokens, columns) by weight: (rows, columns), rounded to float32.
 
-    activations, sums: x as the product sees it, and its carried sums.
+    activations, sums: functions that return x as the product reads it, and the sums stored with x.
     """
     acts, carried = activations(x, weight), sums(x, weight)
     if build.bounds:
@@ -152,7 +153,7 @@ def linear(
 
 
 def convert_activations(x: F32 | F64, weight: Weight, build: Build) -> Converted:
-    """Return activations in the weight's `vec_dot_type`, and their sums if it carries those."""
+    """Return activations in the weight's `vec_dot_type`, and its stored sums, if any."""
     kind = weight.format
     if build.plain and build.activations is not None and is_in_blocks(kind):
         converted = build.activations(np.asarray(x, np.float32))
@@ -165,7 +166,7 @@ def convert_activations(x: F32 | F64, weight: Weight, build: Build) -> Converted
 
 
 def is_for_amx(weight: Weight, build: Build) -> bool:
-    """Return True if a build with AMX lays this matrix out for it: F16, and no cache or experts.
+    """Return True if the build lays out this matrix for AMX: F16, but no cache and no experts.
 
     Source: supports_op in ggml-cpu/amx/amx.cpp of llama.cpp in llama-cpp-python 0.3.36.
     """
@@ -178,7 +179,7 @@ def is_for_amx(weight: Weight, build: Build) -> bool:
 
 
 def carries_sums(kind: type[WeightFormat]) -> bool:
-    """Return True if activations for these weights carry sums other than those of their values."""
+    """Return True if activations for these weights have sums other than those of their values."""
     return kind.vec_dot_type == "Q8_1"
 
 
@@ -187,8 +188,8 @@ def bounded_product(
 ) -> Near:
     """Return a bounded product, (tokens, rows). acts: (tokens, columns); dtype: of products.
 
-    A zero times anything and a sum with zero are exact in any order, so that only terms (runs of
-    integers) that are not zero are counted.
+    A product with zero and a sum with zero are exact in any order. So only terms (runs of integers)
+    that are not zero are counted.
     """
     value, size = added_up(acts, sums, weight, build, dtype)
     run = 1 if build.plain else run_of(weight.format)
@@ -214,9 +215,9 @@ def summed_products(
     run: int = 1,
     nonzero: NDArray[Any] | None = None,
 ) -> Near:
-    """Return `value`, the sum of so many terms, with its bound. size: the sum of their magnitudes;
-    run: the number of neighbours that are multiplied as integers; nonzero: the number of runs that
-    are not zero."""
+    """Return `value`, a sum of `terms` terms, with its bound. size: the sum of the terms'
+    magnitudes; run: the number of consecutive terms that are multiplied as integers; nonzero: the
+    number of runs that are not zero."""
     most = np.asarray(terms // run if nonzero is None else nonzero)
     roundings = product_roundings(terms, build.lanes, run, most)
     if build.offsets_apart:
@@ -239,8 +240,8 @@ def count_filled_runs(acts: F64, run: int) -> NDArray[Any]:
 def added_up(
     acts: F64, sums: F64 | None, weight: Weight, build: Build, dtype: Any = np.float32
 ) -> tuple[NDArray[Any], F64]:
-    """Return the product summed in float64, (tokens, rows); and, for a bound, the sum of the
-    magnitudes of its terms, or slightly more."""
+    """Return the product summed in float64, (tokens, rows). Also return the sum of its terms'
+    magnitudes, or slightly more, for a bound."""
     shape = len(acts), weight.shape[0]
     floats = adds_floats(weight, build)
     if not (floats or build.bounds) and len(acts) <= few_as_integers(weight.format):
@@ -279,7 +280,7 @@ def few_as_integers(kind: type[WeightFormat]) -> int:
 
 
 def by_few_integers(acts: F64, sums: F64 | None, weight: Weight, build: Build) -> F64 | None:
-    """Return the product of few tokens by integers, the fastest way; None if not possible."""
+    """Return the product of few tokens, computed with integers, or None if not possible."""
     kind = weight.format
     if build.multiply is not np.matmul or not few_integers.takes(kind):
         return None
@@ -290,7 +291,7 @@ def by_few_integers(acts: F64, sums: F64 | None, weight: Weight, build: Build) -
 def by_rows(
     acts: F64, sums: F64 | None, weight: Weight, build: Build, dtype: Any
 ) -> tuple[NDArray[Any], F64]:
-    """Return the product of few tokens, row by row, in less time."""
+    """Return the product of few tokens, computed row by row, which saves time."""
     apart, floats = not build.plain, adds_floats(weight, build)
     minimum = minimum_of(weight.format) if apart else None
     left = left_factors(acts, sums, weight, apart=apart)
@@ -311,12 +312,12 @@ def by_rows(
 
 
 def adds_floats(weight: Weight, build: Build) -> bool:
-    """Return True if each product of two numbers is rounded: none of it is an integer."""
+    """Return True if each product of two numbers is rounded, because no factor is an integer."""
     return build.plain or weight.format.name in ("F32", "F16")
 
 
 def codes_alone(weight: Weight, build: Build) -> tuple[str, ...]:
-    """Return the fields of codes that ggml adds up apart from their offset, if any."""
+    """Return the fields of codes whose sums the build adds up separately from their offset."""
     if build.plain:
         return LESS_OFFSET.get(weight.format.name, ()) if build.offsets_apart else ()
     return UNSIGNED.get(weight.format.name, ())
@@ -325,8 +326,7 @@ def codes_alone(weight: Weight, build: Build) -> tuple[str, ...]:
 def by_floats(
     left: list[F64], small: list[F32], weight: Weight, rows: slice, build: Build
 ) -> tuple[F64, F64 | None]:
-    """Multiply by these rows, decoded; small: magnitudes of `left`, and of the activations once
-    more."""
+    """Multiply by decoded rows. small: magnitudes of `left`, then of the activations again."""
     right = right_factors(weight, rows, apart=not build.plain)
     pairs = tuple(zip(left, right, strict=True))
     value = multiply_pairs(pairs, build.multiply)
@@ -346,7 +346,7 @@ def by_integers(
     rows: slice,
     build: Build,
 ) -> tuple[F64, F64 | None] | None:
-    """Return the product of these rows by integers, which is faster; None if they do not fit."""
+    """Return the product with these rows, computed with integers; None if not possible."""
     kind, minimum = weight.format, minimum_of(weight.format)
     group = activation_format(kind).summed
     right = integers.rows_of(weight, rows, run_of(kind), group, minimum)
@@ -363,7 +363,7 @@ def by_integers(
 
 
 def whole_steps(acts: F64, weight: Weight, build: Build) -> integers.Steps | None:
-    """Return the activations as integers, if integer products are used; else None."""
+    """Return the activations as integers, or None if no integer products are used."""
     kind = weight.format
     if len(acts) <= FEW or build.multiply is not np.matmul or not integers.takes(kind):
         return None
@@ -383,10 +383,10 @@ def offsets(acts: F64, weight: Weight, rows: slice, build: Build) -> tuple[Facto
 def magnitude(left: list[F32], pairs: tuple[Factors, ...], multiply: Multiply) -> F64:
     """Bound the sum of |a| * |w|: (tokens, rows); left: the |a|, rounded. Overwrites the w.
 
-    It only scales a bound, so float32 will do, which takes half the time. No term is negative: of n
-    of them float32 loses at most the share of n + 2 roundings (each |a|, each product, n - 1
-    additions and that of the second pair). Twice that is added back, because it is a share of the
-    exact sum, not of the one that was found. If float32 overflows, float64 repeats the sum.
+    The result only scales a bound, so float32 is enough and takes half the time. No term is
+    negative. So with n terms, float32 loses at most n + 2 roundings (each |a|, each product, n - 1
+    additions and the addition of the second pair). Twice that share is added back: the loss is a
+    share of the exact sum, not of the float32 sum. If float32 overflows, float64 repeats the sum.
     """
     terms = sum(a.shape[-1] for a in left)
     right = [np.abs(w, out=w) for _, w in pairs]

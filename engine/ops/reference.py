@@ -1,4 +1,4 @@
-"""The ops that architectures call: arrays of float32 in and out of this package's formulas.
+"""The ops that architectures call: float32 in, this package's formulas, float32 out.
 
 Numerics as written on paper: float64 inside, one rounding to float32 on the way out. Shapes are
 numpy's, slowest first. A weight matrix is (outputs, inputs), as it lies in a GGUF file.
@@ -25,7 +25,7 @@ Formula = Callable[..., Number | F32]  # its last argument is the build
 
 
 class ReferenceOps:
-    """The meaning of every op."""
+    """The definition of every op."""
 
     build = Build(lanes=1, plain=True, bounds=False)
     last: tuple[tuple[str, bool], NDArray[Any], Converted] | None = None
@@ -60,7 +60,8 @@ class ReferenceOps:
         return self.convert_once(x, weight).values
 
     def sums(self, x: F32, weight: Weight) -> F64 | None:
-        """Return the block sums that multiply minima, if the format carries its own."""
+        """Return the block sums that multiply minima, or None if they equal the sums of the
+        values."""
         if not products.carries_sums(weight.format):
             return None
         return self.convert_once(x, weight).sums
@@ -102,12 +103,15 @@ class ReferenceOps:
         return rotation.from_powers(positions, params)
 
     def rope(self, x: F32, positions: I32, params: RopeParams) -> F32:
-        """Rotate pairs of each head; x: (tokens, heads, dim). The first `n_rot` elements turn:
-        (0, 1), (2, 3), ..., or (0, n_rot / 2), (1, n_rot / 2 + 1), ..."""
+        """Rotate pairs of each head; x: (tokens, heads, dim). The first `n_rot` elements are
+        rotated in pairs: (0, 1), (2, 3), ..., or (0, n_rot / 2), (1, n_rot / 2 + 1), ...
+        """
         return self.run(rotation.rope, x, positions, params, self.kept_rotations)
 
     def kept_rotations(self, positions: I32, params: RopeParams) -> tuple[F64, F64]:
-        """Return the rotations, cached for the last positions: all layers need the same."""
+        """Return the rotations, cached for the last positions, because all layers use the same
+        rotations.
+        """
         last = self.last_turned
         if last is not None and last[1].turns_as(params) and np.array_equal(last[0], positions):
             return last[2]
@@ -118,8 +122,9 @@ class ReferenceOps:
     # --- attention ------------------------------------------------------------------------
 
     def spread(self, kv: NDArray[Any], n_head: int) -> F64:
-        """Repeat KV heads: (cells, kv_heads, dim) -> (heads, cells, dim); each serves a run of
-        heads."""
+        """Repeat KV heads for the query heads that share them: (cells, kv_heads, dim) -> (heads,
+        cells, dim).
+        """
         wide = decode(kv).astype(np.float64).transpose(1, 0, 2)
         return np.repeat(wide, n_head // kv.shape[1], axis=0)
 
@@ -129,8 +134,9 @@ class ReferenceOps:
         return self.run(attention.kq, q, k, self.spread)
 
     def soft_max(self, x: F32, scale: float, visible: Bools | None) -> F32:
-        """Return the softmax over the last axis of x * scale, with hidden entries left out.
-        `visible` has no axis of heads. A row without visible cells is all zeros."""
+        """Return the softmax over the last axis of x * scale, without hidden entries. `visible` has
+        no axis of heads. A row without visible cells is all zeros.
+        """
         return self.run(softmax.soft_max, x, scale, visible)
 
     def soft_max_with_sinks(self, x: F32, scale: float, visible: Bools, sinks: F32) -> F32:
@@ -200,8 +206,9 @@ class ReferenceOps:
     # --- mixture of experts ---------------------------------------------------------------
 
     def top_k(self, probs: F32, n: int) -> I32:
-        """Return the ids of the `n` largest of each row, largest first; the lowest id wins a
-        tie."""
+        """Return the ids of the `n` largest numbers of each row, the largest first; the lowest id
+        wins a tie.
+        """
         return np.argsort(-probs, axis=-1, kind="stable")[..., :n].astype(np.int32)
 
     def pick(self, probs: F32, ids: I32) -> F32:
@@ -219,6 +226,6 @@ class ReferenceOps:
 
 
 def round_once(wide: F64 | F32) -> F32:
-    """Round once."""
+    """Round to float32."""
     with np.errstate(over="ignore"):
         return wide.astype(np.float32, copy=False)

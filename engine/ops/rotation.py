@@ -1,4 +1,4 @@
-"""Rotary positions: how a pair of elements rotates. Callers supply the angles.
+"""Rotary positions: rotation of pairs of elements. Callers supply the angles.
 
 Source: ggml_compute_forward_rope_flt in ggml-cpu/ops.cpp of llama-cpp-python 0.3.36.
 """
@@ -25,7 +25,7 @@ REASON = "cosine, sine, two products and their sum (the angle's own float32 recu
 class RopeParams:
     """Rotation angles by position: position * scale * base^(-2i / n_rot) / factors[i].
 
-    With YaRN a share `kept[i]` of each pair's angle is not scaled, and rotated values are
+    With YaRN, the share `kept[i]` of a pair's angle is not scaled, and rotated values are
     multiplied by `magnitude`.
     """
 
@@ -74,10 +74,10 @@ def from_library(v: F64, positions: I32, params: RopeParams, *, any_way: bool = 
 def yarn_slack(positions: I32, params: RopeParams, *, any_way: bool) -> F64 | float:
     """Return the error of cosines and sines if YaRN mixes two angles, (tokens, 1, pairs).
 
-    A pair inside the ramp rounds the complement, two products and their sum, and the scaled angle
-    before; a compiler may fuse them. The magnitude rounds two logarithms in float32, a sum, a
-    quotient and three products. any_way: adds the mixed frequencies' own roundings, a power and the
-    quotients before and after.
+    For a pair inside the ramp, float32 rounds the scaled angle, the complement, two products and
+    their sum; a compiler may fuse some of them. For the magnitude, float32 rounds two logarithms, a
+    sum, a quotient and three products. any_way: also adds the roundings of the mixed frequencies: a
+    power, and the quotients before and after.
     """
     if params.kept is None:
         return 0.0
@@ -123,7 +123,8 @@ def from_powers(positions: I32, params: RopeParams) -> tuple[F64, F64]:
 
 
 def by_recursion(positions: I32, params: RopeParams) -> tuple[F64, F64]:
-    """Return the angles, multiplied from pair to pair in float32 as in ggml, then scaled."""
+    """Return the rotations by angles that are multiplied from pair to pair in float32, as in
+    ggml."""
     base, scale = np.float32(params.base), np.float32(params.scale)
     whole = recursion(positions.astype(np.float32), params.n_rot, base, params.n_rot // 2)
     whole = whole if params.factors is None else whole / params.factors
@@ -137,7 +138,9 @@ def by_recursion(positions: I32, params: RopeParams) -> tuple[F64, F64]:
 
 @compile_kernel
 def recursion(positions: F32, n_rot: int, base: np.float32, pairs: int) -> F32:
-    """Return angles (tokens, pairs) as ggml_rope_cache_init does; powf is the C library's."""
+    """Return angles (tokens, pairs) as ggml_rope_cache_init computes them, with the C library's
+    powf.
+    """
     out = np.empty((len(positions), pairs), np.float32)
     step = base ** np.float32(np.float32(-2.0) / np.float32(n_rot))
     for t in range(len(positions)):

@@ -1,4 +1,4 @@
-"""Number of roundings of a sum of products."""
+"""Counts of the roundings in a sum of products."""
 
 import math
 from typing import Any, TypeVar
@@ -10,10 +10,10 @@ IntOrInts = TypeVar("IntOrInts", int, NDArray[Any])
 
 
 def additions(terms: int, lanes: int) -> int:
-    """Return roundings on the longest path of a sum of products.
+    """Return the number of roundings on the longest path of a sum of products.
 
-    `lanes` partial sums are kept, unrolled four times; what does not fill the four goes one by one;
-    the partial sums are added as a tree. A scalar engine has one lane.
+    `lanes` partial sums are kept, unrolled four times. Terms that do not fill the four are added
+    one by one. The partial sums are added as a tree. A scalar engine has one lane.
     """
     if lanes == 1:
         return terms + 1
@@ -21,12 +21,11 @@ def additions(terms: int, lanes: int) -> int:
 
 
 def block_roundings(runs: IntOrInts, lanes: int) -> IntOrInts:
-    """Return roundings where weights are multiplied as integers, in so many runs (`run_of`).
+    """Return the number of roundings if weights are multiplied as integers, in runs (`run_of`).
 
-    Only the sum over such runs is rounded: the product of the scales, the conversion to float, one
-    fused addition a run, and the sum of the partial sums with that of the minima. Vector code adds
-    its lanes as a tree; the generic C of the K formats keeps eight partial sums and adds them one
-    after the other.
+    Only the sum over runs is rounded: the product of the scales, the conversion to float, one fused
+    addition a run, and the sum of the partial sums and the minima. Vector code adds its lanes as a
+    tree; the generic C of the K formats keeps eight partial sums and adds them one after the other.
     """
     return runs + 2 + (8 if lanes == 1 else math.ceil(math.log2(lanes))) + 1
 
@@ -34,8 +33,9 @@ def block_roundings(runs: IntOrInts, lanes: int) -> IntOrInts:
 def product_roundings(
     terms: int, lanes: int, run: int, nonzero: NDArray[Any] | int | None = None
 ) -> NDArray[Any]:
-    """Return roundings of a product of so many terms, of which `run` in a row are integers;
-    nonzero: the number of such runs that are not all zeros."""
+    """Return the number of roundings of a product of `terms` terms, of which each `run` consecutive
+    terms are multiplied as integers. nonzero: the number of runs that are not all zeros.
+    """
     most = np.asarray(terms // run if nonzero is None else nonzero)
     if run > 1:
         return np.asarray(block_roundings(most, lanes))

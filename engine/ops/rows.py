@@ -1,6 +1,6 @@
 """Products with few tokens, one row of weights at a time. Each row is decoded once for all tokens.
 
-The sums are in float64, as for decoded weights; but a decoded weight never goes to memory.
+Sums are in float64, as with decoded weights, but decoded weights are never written to memory.
 """
 
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ PIECE = 1 << 21  # weights: a third of a millisecond, so that threads are worth 
 
 @dataclass(frozen=True, eq=False)
 class RowPart:
-    """Part of a product: numbers, and the values of each row that they multiply.
+    """Part of a product: the left factors, and the values of each row that they multiply.
 
-    zero: fields of a block that are set to zero. half: the field that is itself the factor. stride:
-    use every stride-th weight. value: True if the part belongs to the product, False if only to the
-    magnitudes. times: factor of the magnitudes.
+    zero: fields of a block that are set to zero. half: a field whose value, a half, is the factor.
+    stride: use every stride-th weight. value: True if the part belongs to the product, False if
+    only to the magnitudes. times: factor of the magnitudes.
     """
 
     left: F64  # (tokens, weights of a row that are meant)
@@ -46,7 +46,7 @@ def takes(kind: type[WeightFormat]) -> bool:
 
 @cache
 def mask_of(name: str, blocks: int, zero: tuple[str, ...]) -> Bytes:
-    """Return the mask of the bytes to keep in a row of weights of that format."""
+    """Return the mask of the bytes to keep in a row of weights of the named format."""
     kind = WeightFormat.member(name)
     one = np.full(kind.layout.itemsize, 255, np.uint8)
     for field in zero:
@@ -57,7 +57,7 @@ def mask_of(name: str, blocks: int, zero: tuple[str, ...]) -> Bytes:
 
 
 def products(parts: Sequence[RowPart], weight: Weight, *, sizes: bool) -> tuple[F64, F64]:
-    """Return the product, and the sums of magnitudes if asked for: (tokens, rows)."""
+    """Return the product, and the sums of magnitudes if `sizes` is true: (tokens, rows)."""
     kind, (n, columns), tokens = weight.format, weight.shape, len(parts[0].left)
     value, size = np.zeros((n, tokens)), np.zeros((n if sizes else 0, tokens))
     nothing = np.empty((0, tokens))

@@ -53,10 +53,10 @@ def scale_scores(x: F32, scale: float, visible: NDArray[np.bool_] | None, build:
 
 
 def of_scores(s: Number, build: Build, sinks: F64 | None = None, empty: float = np.nan) -> Number:
-    """Return the softmax of scores, where minus infinity hides.
+    """Return the softmax of scores; a score of minus infinity is hidden.
 
-    sinks: one more score for each row, which has no weight; empty: the value of a row that is all
-    hidden.
+    sinks: one more score for each row, without a weight in the result; empty: the result for a row
+    that is all hidden.
     """
     cells = value_of(s).shape[-1]
     powers, sums = weights(s, build, sinks, cells if build.plain else TREE)
@@ -75,7 +75,7 @@ def of_scores(s: Number, build: Build, sinks: F64 | None = None, empty: float = 
 
 
 def in_range(out: Near, size: F64) -> Near:
-    """Lift the limit if a score exceeds float32: honest engines differ there."""
+    """Remove the limit if a score exceeds float32, because honest engines differ there."""
     beyond = size.max(axis=-1, keepdims=True) > LARGEST
     return replace(out, r=np.where(beyond, np.inf, out.r))
 
@@ -83,8 +83,9 @@ def in_range(out: Near, size: F64) -> Near:
 def weights(
     s: Number, build: Build, sinks: F64 | None, roundings: float, extra: float = 0.0
 ) -> tuple[Number, Number]:
-    """Return powers of the scores below the largest, and their sum; extra: further relative error
-    of a power. A power that is zero is zero in every implementation."""
+    """Return exp(score - largest score) and its sum. extra: additional relative error of a power. A
+    power that is zero is zero in every implementation.
+    """
     top = largest(s, sinks, build)
     powers = exp(s - top)
     if isinstance(powers, Near):
@@ -96,9 +97,9 @@ def weights(
 def largest(s: Number, sinks: F64 | None, build: Build) -> Number:
     """Return the largest score of each row; zero where all is hidden.
 
-    In float32 it is the same for all powers of a row, and cancels with their sum. But engines that
-    add up while they look for it have several, and scale from one to the next. Then it may be off
-    by as much as any score.
+    In float32, the same largest score is subtracted for all powers of a row, so its error cancels
+    in the quotient. But an engine with a running softmax uses several largest scores and rescales
+    from one to the next. Then the error is that of a score.
     """
     v = value_of(s).max(axis=-1, keepdims=True)
     v = v if sinks is None else np.maximum(v, sinks)

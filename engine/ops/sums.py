@@ -1,4 +1,4 @@
-"""Products of matrices that are added in a fixed order: the same bits on every CPU."""
+"""Products of matrices with a fixed order of additions, for the same bits on every CPU."""
 
 from typing import Any
 
@@ -28,9 +28,9 @@ def in_order(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
 @compile_kernel
 def add_products(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any]) -> None:
     """Add products in the order of the terms. a: (rows, terms), b: (terms, columns) -> out: (rows,
-    columns), zeros before.
+    columns), initially zeros.
 
-    Without fastmath nothing is fused or put in another order, however wide the CPU's vectors are.
+    Without fastmath, nothing is fused or reordered, however wide the CPU's vectors are.
     """
     rows, terms = a.shape
     columns = b.shape[1]

@@ -18,7 +18,7 @@ class WeightFormat(Registered):
     """Format of one block: a fixed number of bytes that becomes `weights` floats.
 
     `vec_dot_type` names an activation format (engine/activations): llama.cpp's CPU code converts
-    the other factor to it (`type_traits_cpu` in ggml-cpu.c). NO_PRODUCT: there is none.
+    activations to it (`type_traits_cpu` in ggml-cpu.c). NO_PRODUCT: the format has no product.
     """
 
     type_id: ClassVar[int]  # ggml_type in the file
@@ -28,11 +28,11 @@ class WeightFormat(Registered):
 
     @staticmethod
     def unpack(raw: Bytes, out: F32) -> None:
-        """Unpack whole blocks to all of their weights, by a kernel of `lanes`: this defines the
-        format.
+        """Unpack whole blocks to all of their weights, by a kernel of `lanes`. This function
+        defines the format.
 
-        Both are flat, out has `weights` per block. Any bytes are legal: NaN, infinite and
-        subnormal scales follow from the arithmetic, in ggml's order and roundings.
+        raw and out are flat; out has `weights` floats per block. Any bytes are legal: NaN, infinite
+        and subnormal scales follow from the arithmetic, in ggml's order and roundings.
         """
         raise NotImplementedError
 
@@ -71,12 +71,12 @@ class WeightFormat(Registered):
 
 
 def offsets(layout: np.dtype[np.void]) -> tuple[int, ...]:
-    """Return the start of each field of a block in bytes: kernels see bytes, not fields."""
+    """Return the offset of each field in a block, in bytes, for kernels, which read bytes."""
     return tuple(layout.fields[name][1] for name in layout.names or () if layout.fields)
 
 
 def offset_of(kind: type[WeightFormat], field: str) -> int:
-    """Return the start of a field of a block in bytes."""
+    """Return the offset of a field in a block, in bytes."""
     return int(kind.layout.fields[field][1]) if kind.layout.fields else 0
 
 

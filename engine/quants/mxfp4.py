@@ -1,4 +1,4 @@
-"""MXFP4: 32 weights in 17 bytes; weight = 2**(e - 127) * the E2M1 float that a nibble is."""
+"""MXFP4: 32 weights in 17 bytes; weight = 2**(e - 127) * E2M1 nibble."""
 
 import numpy as np
 

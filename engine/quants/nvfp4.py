@@ -12,9 +12,10 @@ D, QS = offsets(LAYOUT)
 
 
 def halved_scales() -> F32:
-    """Return UE4M3 for each byte, halved because the nibbles' values are doubled.
+    """Return the UE4M3 number for each byte, halved because the values of nibbles are doubled.
 
-    ggml ignores the top bit, but only 0x7F, which is NaN in the standard, is 0: 0xFF is 240.
+    ggml ignores the top bit, but 0x7F, which is NaN in the standard, becomes 0, and 0xFF becomes
+    240.
     """
     code = np.arange(256)
     exponent, mantissa = code >> 3 & 15, code & 7

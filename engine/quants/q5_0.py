@@ -1,4 +1,6 @@
-"""Q5_0: 32 weights in 22 bytes; weight = d * (q - 16), q of 4 bits and a fifth kept apart."""
+"""Q5_0: 32 weights in 22 bytes; weight = d * (q - 16), q has 4 bits and a fifth bit in another
+field.
+"""
 
 import numpy as np
 

@@ -1,4 +1,5 @@
-"""Q5_1: 32 weights in 24 bytes; weight = d * q + m, q of 4 bits and a fifth kept apart."""
+"""Q5_1: 32 weights in 24 bytes; weight = d * q + m, q has 4 bits and a fifth bit in another
+field."""
 
 import numpy as np
 

@@ -14,8 +14,8 @@ QS, QH, D = offsets(LAYOUT)
 
 @kernel
 def store_trits(out: F32, to: int, d: Any, q: Any, count: int, step: int) -> None:
-    """Store trits of a byte, a fraction of 256: tripling it carries the next trit beyond the
-    byte.
+    """Store the trits of a byte, read as a fraction of 256: each tripling moves the next trit above
+    the byte.
     """
     for n in range(count):
         tripled = q * 3

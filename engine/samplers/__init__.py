@@ -1,5 +1,5 @@
 """Samplers: formulas on a list of candidates, one file per sampler, registered by name.
 
-Definitions are ours. Accidents of llama.cpp's standard library or code are options of `parts.ways`,
-so that its answers can be reproduced bit for bit.
+The definitions are Lockstep's. Accidental behaviour of llama.cpp or its standard library is an
+option in `parts.ways`, so that llama.cpp's answers can be reproduced bit for bit.
 """

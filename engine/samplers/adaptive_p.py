@@ -1,4 +1,6 @@
-"""adaptive_p: a draw in favour of candidates near a probability that follows those chosen."""
+"""adaptive_p: a draw that favours candidates near a target probability, which adapts to past
+choices.
+"""
 
 from dataclasses import dataclass, field
 from typing import Self
@@ -47,7 +49,9 @@ class AdaptiveP(DrawingSampler, name="adaptive_p"):
         self.remember(after.token, p[np.flatnonzero(before.ids == after.token)[0]])
 
     def reshape(self, c: CandidateList) -> F32:
-        """Return logits that peak where p is the target, which follows the tokens chosen before."""
+        """Return logits that peak where p is the target, which is adapted to the tokens chosen
+        before.
+        """
         target = np.clip(F(self.target), F(0), F(1))
         adapted = np.clip(F(2) * target - self.weighted / self.weight, F(0), F(1))
         far = np.abs((c.p - adapted) * WIDTH)
@@ -55,7 +59,7 @@ class AdaptiveP(DrawingSampler, name="adaptive_p"):
         return np.where(c.logits == -np.inf, c.logits, logits)
 
     def remember(self, token: int, p: np.float32) -> None:
-        """Keep the chosen token until it is accepted. p: its probability before."""
+        """Keep the chosen token until it is accepted. p: its original probability."""
         if F(self.target) >= 0:
             self.pending = token, p
 

@@ -1,4 +1,4 @@
-"""The contract of a sampler: parameters as llama.h has them, and a formula on candidates."""
+"""The contract of a sampler: parameters as in llama.h, and a formula on candidates."""
 
 import copy
 from collections.abc import Collection, Sequence
@@ -13,7 +13,7 @@ from lockstep.engine.samplers.parts.ways import DEFINITION, Ways
 
 
 class SamplerVocabulary(Protocol):
-    """Questions about tokens, for samplers that know texts."""
+    """Texts and roles of tokens, for samplers that need them."""
 
     @property
     def pieces(self) -> Sequence[bytes]:
@@ -21,15 +21,15 @@ class SamplerVocabulary(Protocol):
 
     @property
     def words(self) -> Sequence[bytes]:
-        """Return the text of each token alone, control tokens spelled out."""
+        """Return the text of each token by itself, control tokens spelled out."""
 
     @property
     def spellings(self) -> Sequence[bytes]:
-        """Return the bytes of each token in a text, control tokens spelled out."""
+        """Return the bytes of each token inside a text, control tokens spelled out."""
 
     @property
     def ends(self) -> Collection[int]:
-        """Return tokens that end a generation."""
+        """Return the tokens that end a generation."""
 
     @property
     def end_of_turn(self) -> int | None: ...
@@ -43,7 +43,9 @@ class SamplerVocabulary(Protocol):
 
 @dataclass(kw_only=True)
 class Sampler(Registered):
-    """Stage of a chain. Fields of subclasses are the constructor's parameters, by its names."""
+    """Stage of a chain. Fields of subclasses have the names of the constructor's parameters in
+    llama.h.
+    """
 
     ways: Ways = DEFINITION
 
@@ -67,31 +69,33 @@ class Sampler(Registered):
         """Forget the accepted and drawn tokens."""
 
     def follow(self, before: CandidateList, after: CandidateList) -> None:
-        """Go on as if this sampler had turned list `before` into `after`, with the token selected
-        there."""
+        """Continue as if this sampler had turned the list `before` into `after` and selected its
+        token.
+        """
 
     def clone(self) -> Self:
-        """Return a copy that continues as this one would. State is never changed in place, so both
-        may share it."""
+        """Return a copy that continues like the original. State is never changed in place, so both
+        samplers may share it.
+        """
         return copy.copy(self)
 
 
 @dataclass(kw_only=True)
 class ReadingSampler(Sampler):
-    """A sampler that knows texts of tokens."""
+    """A sampler that uses the texts of tokens."""
 
     vocabulary: SamplerVocabulary | None = field(default=None, repr=False)
 
     @property
     def known(self) -> SamplerVocabulary:
         if self.vocabulary is None:
-            raise NotInModel(f"{self.name} needs a vocabulary, and there is none")
+            raise NotInModel(f"{self.name} needs a vocabulary, but there is none")
         return self.vocabulary
 
 
 @dataclass(kw_only=True)
 class DrawingSampler(Sampler):
-    """A sampler with its own random generator."""
+    """A sampler with a random generator."""
 
     seed: int
     source: Draws = field(init=False, repr=False)

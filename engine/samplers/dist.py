@@ -1,4 +1,4 @@
-"""dist: one candidate drawn by its probability."""
+"""dist: draws one candidate by its probability."""
 
 from dataclasses import dataclass
 

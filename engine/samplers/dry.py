@@ -1,4 +1,4 @@
-"""dry: tokens that would continue a repetition get less likely, the more the longer it is."""
+"""dry: makes tokens that would continue a repetition less likely; longer repetitions cost more."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -66,7 +66,7 @@ class Dry(Sampler, name="dry"):
         return F(float(F(self.dry_multiplier)) * float(base) ** exponent)
 
     def find_breaker(self, back: Sequence[int]) -> int:
-        """Return how many of the newest tokens stand after the last breaker."""
+        """Return how many of the newest tokens come after the last sequence breaker."""
         for i, head in enumerate(back):
             lengths = [
                 len(tail)

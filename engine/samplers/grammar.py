@@ -1,4 +1,4 @@
-"""grammar: tokens that no reading of a grammar takes next are forbidden."""
+"""grammar: forbids tokens that no reading of a grammar allows next."""
 
 from dataclasses import dataclass, field
 
@@ -39,12 +39,13 @@ class Grammar(ReadingSampler, name="grammar"):
 
     @property
     def is_open(self) -> bool:
-        """Return whether nothing is forbidden now."""
+        """Return whether no token is forbidden now."""
         return not self.grammar_str
 
     @property
     def reader(self) -> GrammarMatcher:
-        """Return the grammar, parsed when first needed. Raises InvalidGrammar."""
+        """Return the grammar's matcher; the first call parses the grammar. Raises
+        InvalidGrammar."""
         if self.matcher is None:
             words = WordOrder(self.known.spellings, frozenset(self.known.ends))
             table = GrammarTable(self.rules(), self.grammar_root, self.find_token)
@@ -62,7 +63,7 @@ class Grammar(ReadingSampler, name="grammar"):
         return token
 
     def apply(self, c: CandidateList) -> CandidateList:
-        """Set the logits of forbidden tokens to minus infinity, and change no other."""
+        """Set the logits of forbidden tokens to minus infinity; change no other logits."""
         if self.is_open:
             return c
         logits = np.where(self.find_allowed()[c.ids], c.logits, F(-np.inf))
@@ -75,7 +76,9 @@ class Grammar(ReadingSampler, name="grammar"):
         return reader.find_allowed(self.state, habits_of(self.ways))
 
     def find_spelled(self) -> NDArray[np.bool_]:
-        """Return the control tokens that are allowed by their spelling alone. (vocabulary,)"""
+        """Return a mask of the control tokens that are allowed only by their spelling.
+        (vocabulary,)
+        """
         named, known = self.reader.find_named(self.state), self.known
         is_control = [
             bool(spelled) and not piece and token not in named and token not in known.ends
@@ -90,8 +93,9 @@ class Grammar(ReadingSampler, name="grammar"):
         return may and self.goes_on_alike(token)
 
     def goes_on_alike(self, token: int) -> bool:
-        """Return whether a text goes on after a token, at the same place of a character for the
-        definition and for these ways."""
+        """Return whether the text can continue after a token, with the same partly read character,
+        in the definition and in these ways.
+        """
         if not self.grammar_str:
             return True
         halves = set()

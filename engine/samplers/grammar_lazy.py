@@ -1,4 +1,4 @@
-"""grammar_lazy: a grammar that begins with the first of some words, or with a token."""
+"""grammar_lazy: a grammar that starts at a trigger word or at a trigger token."""
 
 import re
 from collections.abc import Sequence

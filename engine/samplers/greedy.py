@@ -1,4 +1,4 @@
-"""greedy: the candidate with the largest logit, the first of equals."""
+"""greedy: takes the candidate with the largest logit, or the first of equal candidates."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""infill: words and end-of-generation tokens, for text that is filled in between."""
+"""infill: words and end-of-generation tokens, for text that fills a gap."""
 
 from dataclasses import dataclass
 
@@ -15,8 +15,9 @@ LEAST = F(0.2)  # the probability that a word needs at first
 @dataclass(kw_only=True)
 class Infill(ReadingSampler, name="infill"):
     def apply(self, c: CandidateList) -> CandidateList:
-        """Keep only end-of-generation tokens if they are likely; else merge words that begin alike,
-        and cut."""
+        """Keep only end-of-generation tokens if they are likely. Else merge words with a common
+        beginning, and remove unlikely words.
+        """
         c = self.ways.softmax(c, sort=True)
         ends = self.find_ends(c)
         p_end, p_text = self.ways.total(c.p[ends]), self.ways.total(c.p[~ends])
@@ -39,8 +40,8 @@ class Infill(ReadingSampler, name="infill"):
         return c.change(p=np.asarray(c.p / self.ways.total(c.p), F))
 
     def merge(self, c: CandidateList) -> CandidateList:
-        """Give the share of the less likely of two tokens to the likelier, where one begins with
-        the other."""
+        """Merge two tokens if one is a prefix of the other: the likelier token gets both
+        probabilities."""
         logits, p = c.logits.copy(), c.p.copy()
         pieces = [self.known.pieces[token] for token in c.ids.tolist()]
         for i, head in enumerate(pieces):
@@ -55,9 +56,11 @@ class Infill(ReadingSampler, name="infill"):
         return c.change(logits=logits, p=p)
 
     def end(self, c: CandidateList) -> CandidateList:
-        """Return one candidate, the end of a turn."""
+        """Return a list of one candidate, the end of a turn."""
         token = self.known.end_of_turn
         if token is None:
-            raise NotInModel("infill needs a token that ends a turn or a text, and there is none")
+            raise NotInModel(
+                "infill needs a token that ends a turn or a text, but the model has none"
+            )
         first = c.take(slice(1))
         return first.change(ids=np.array([token], np.int32), logits=np.ones(1, F))

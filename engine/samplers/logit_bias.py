@@ -1,4 +1,4 @@
-"""logit_bias: a number added to the logits of some tokens."""
+"""logit_bias: adds numbers to the logits of some tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ class LogitBias(Sampler, name="logit_bias"):
     biases: Sequence[tuple[int, float]]  # token, number
 
     def apply(self, c: CandidateList) -> CandidateList:
-        """Add the biases to the logits; several biases of one token add up."""
+        """Add the biases to the logits; several biases for a token add up."""
         if not self.biases:
             return c
         logits, elsewhere = c.logits.copy(), dict[int, list[float]]()

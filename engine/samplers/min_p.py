@@ -1,4 +1,4 @@
-"""min_p: the candidates that are at least p times as likely as the likeliest."""
+"""min_p: keeps the candidates that are at least p times as likely as the likeliest."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,9 @@ class MinP(Sampler, name="min_p"):
     min_keep: int = 1
 
     def apply(self, c: CandidateList) -> CandidateList:
-        """Cut by logits: p_i >= p * p_max is logit_i >= logit_max + log p. EqualsOrder stays."""
+        """Compare logits: p_i >= p * p_max is logit_i >= logit_max + log p. The order does not
+        change.
+        """
         if F(self.p) <= 0:
             return c
         log = self.ways.log_of(self.p)

@@ -1,4 +1,4 @@
-"""mirostat: top-k with a k that holds the surprise of chosen tokens near tau."""
+"""mirostat: top-k with a k that keeps the surprise of chosen tokens near tau."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class Mirostat(LearningSampler, name="mirostat"):
     m: int  # candidates that the exponent of Zipf's law is estimated from
 
     def size(self, p: F32) -> int:
-        """Return how many candidates are kept. p: (candidates,), sorted"""
+        """Return the number of candidates to keep. p: (candidates,), sorted."""
         k, accidents = self.estimate(p), self.ways.accidents
         if np.isnan(k):
             return 1 if Accident.MIROSTAT_ZERO in accidents else len(p)

@@ -1,4 +1,4 @@
-"""penalties: tokens accepted before become less likely: once per token, and per occurrence."""
+"""penalties: makes accepted tokens less likely, once per token and once per occurrence."""
 
 from collections import Counter
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""temp: logits divided by the temperature."""
+"""temp: divides logits by the temperature."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""temp_ext: a temperature that follows the entropy, within delta of t."""
+"""temp_ext: a temperature that depends on the entropy, within delta of t."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ class TempExt(Sampler, name="temp_ext"):
     exponent: float
 
     def apply(self, c: CandidateList) -> CandidateList:
-        """Apply the temperature t = low + (high - low) * (entropy / most entropy) ^ exponent"""
+        """Apply the temperature t = low + (high - low) * (entropy / largest entropy) ^ exponent."""
         if F(self.delta) <= 0:
             return divide_by_temperature(c, F(self.t))
         if len(c) <= 1:

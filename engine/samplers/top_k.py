@@ -1,4 +1,4 @@
-"""top_k: the k largest logits."""
+"""top_k: keeps the k largest logits."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""top_n_sigma: the candidates within n standard deviations of the largest logit."""
+"""top_n_sigma: keeps the candidates within n standard deviations of the largest logit."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,9 @@ class TopNSigma(Sampler, name="top_n_sigma"):
     n: float  # 0 and less: all
 
     def apply(self, c: CandidateList) -> CandidateList:
-        """Set the logits of all other candidates to minus infinity, and keep them in the list."""
+        """Set the logits of all other candidates to minus infinity; the candidates stay in the
+        list.
+        """
         if F(self.n) <= 0 or len(c) <= 1:
             return c
         valid = c.logits[c.logits != -np.inf]

@@ -1,4 +1,4 @@
-"""top_p: the likeliest candidates up to the one at which their probabilities reach p."""
+"""top_p: keeps the fewest likeliest candidates whose probabilities sum to p or more."""
 
 from dataclasses import dataclass
 
@@ -26,7 +26,7 @@ class TopP(Sampler, name="top_p"):
         return part
 
     def size(self, c: CandidateList) -> int | None:
-        """Return how many candidates reach p; None if all of them together do not."""
+        """Return how many candidates reach p together; None if all candidates do not."""
         enough = self.ways.running(c.p) >= F(self.p)
         enough[: max(0, self.min_keep - 1)] = False
         found = np.flatnonzero(enough)

@@ -1,4 +1,4 @@
-"""typical: the candidates whose surprise is nearest to the entropy, until they reach p."""
+"""typical: keeps the candidates whose surprise is nearest to the entropy, until they sum to p."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,6 @@
-"""xtc: at times, removes all candidates that reach the threshold but the least likely of them."""
+"""xtc: with some probability, removes all but the least likely of the candidates that reach a
+threshold.
+"""
 
 from dataclasses import dataclass
 

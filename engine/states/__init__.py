@@ -1,1 +1,1 @@
-"""State files of llama.cpp (saved sessions): read strictly, and held against a model."""
+"""State files of llama.cpp (saved sessions): a strict reader, and a comparison with a model."""

@@ -1,4 +1,4 @@
-"""The cells of a saved stream: positions, and the sequences of each."""
+"""The cells of a saved stream: the position and the sequences of each cell."""
 
 from array import array
 from dataclasses import dataclass
@@ -14,10 +14,11 @@ EXTRA = 3  # int32 of a cell with positions in two dimensions: x, y and the toke
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SavedPositions:
-    """Positions of a stream (cells,).
+    """Cells of a saved stream.
 
-    counts: sequences of each cell; ids: all of them in turn. In a file of one sequence, a recurrent
-    state has no ids.
+    positions, counts: (cells,), the position and the number of sequences of each cell; ids: the
+    sequences of all cells, one cell after the other. In a file of one sequence, a recurrent state
+    has no ids.
     """
 
     positions: NDArray[np.int32]
@@ -28,15 +29,16 @@ class SavedPositions:
         return len(self.positions)
 
     def sequences(self) -> list[int]:
-        """Return the sequences that have a cell, in order."""
+        """Return the sequences that have a cell, in ascending order."""
         found: list[int] = np.unique(self.ids).tolist()
         return found
 
 
 def read_cells(fields: StateFields, n_ids: int | None, *, extra: bool) -> SavedPositions:
-    """Read the number of cells, and the cells.
+    """Read the number of cells, then the cells.
 
-    n_ids: sequences of each, in files of one sequence; None: 1 or more. extra: see `StateLayout`.
+    n_ids: the number of sequences of a cell, in files of one sequence; None: 1 or more. extra: see
+    `StateLayout`.
     """
     more = 4 * EXTRA if extra else 0
     start = fields.at
@@ -74,8 +76,9 @@ def read_cells(fields: StateFields, n_ids: int | None, *, extra: bool) -> SavedP
 
 
 def check_places(cells: SavedPositions, start: int) -> None:
-    """Refuse a sequence that is twice at one position. Raises MalformedFile. start: byte of the
-    first cell."""
+    """Check that no sequence has two cells at one position. Raises MalformedFile. start: offset of
+    the first cell.
+    """
     counts = np.maximum(cells.counts, 1)
     owners = cells.ids if len(cells.ids) else np.zeros(len(cells), np.int32)
     places = np.repeat(cells.positions, counts).astype(np.int64) * MAX_SEQUENCES + owners

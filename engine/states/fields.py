@@ -1,5 +1,5 @@
-"""The fields of a state file, read one by one: never past the end, and nothing allocated on a
-claim."""
+"""The fields of a state file, read one by one, with every size checked before memory is
+allocated."""
 
 from dataclasses import dataclass
 from struct import Struct
@@ -32,7 +32,9 @@ U32, I32, U64 = Struct("<I"), Struct("<i"), Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class StateField:
-    """The place of one number. name: `pos`, `n_cells`, `type`, ..., as given to `StateFields`."""
+    """The place of a number in a file. name: `pos`, `n_cells`, `type` and so on, as given to
+    `StateFields`.
+    """
 
     name: str
     at: int
@@ -40,7 +42,9 @@ class StateField:
 
 
 class StateFields:
-    """The bytes and how far they have been read. places: gets each number's place, if a list."""
+    """The bytes of a file and the current offset. places: a list that gets each number's place, or
+    None.
+    """
 
     __slots__ = ("at", "buffer", "end", "places")
 
@@ -63,7 +67,7 @@ class StateFields:
         return found
 
     def count(self, name: str, least: int) -> int:
-        """Read a count of items that take at least so many bytes each."""
+        """Read a count of items that take at least `least` bytes each."""
         at = self.at
         n = self.number(U32, name)
         self.expect_room(at, n * least, f"{name} is {n}")
@@ -74,7 +78,7 @@ class StateFields:
             refuse("length", at, f"{claim}: {n_bytes} bytes expected, {self.left()} left")
 
     def numbers(self, n: int, name: str) -> NDArray[np.int32]:
-        """Return a copy of n int32, which the caller has checked to exist."""
+        """Return a copy of the next n int32; the caller has checked that they exist."""
         start, self.at = self.at, self.at + 4 * n
         if self.places is not None:
             self.places += [StateField(name, start + 4 * i, 4) for i in range(n)]

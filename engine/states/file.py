@@ -1,8 +1,8 @@
-"""A state file: bytes in; tokens, cells and the tables of keys, values and states out.
+"""Reader of state files: tokens, cells, and the tables of keys, values and states.
 
 The format is that of `llama_state_save_file` (ggsn, version 10) and `llama_state_seq_save_file`
-(ggsq, version 3) in llama-cpp-python 0.3.36. It does not say which kind of memory it is of, so
-each layout that a memory may have is tried: the one that reads the file to its last byte is it.
+(ggsq, version 3) in llama-cpp-python 0.3.36. A file does not name its kind of memory. So the reader
+tries each possible layout, until one reads the file to its last byte.
 """
 
 import mmap
@@ -47,9 +47,9 @@ LONGEST_NAME = 64  # bytes of an architecture's
 class StateLayout:
     """The parts of a memory in the order of the file.
 
-    values: whether the layers of attention keep values apart from keys. extra: whether cells hold
-    positions in two dimensions and a token as well, as those of M-RoPE do. tables: tables of
-    recurrent states, two a layer; None: all up to the end.
+    values: whether attention layers store values separately from keys. extra: whether cells also
+    hold a token and positions in two dimensions, as with M-RoPE. tables: the number of tables of
+    recurrent states, two a layer; None: all tables up to the end.
     """
 
     parts: tuple[PartKind, ...]
@@ -76,7 +76,8 @@ LAYOUTS: tuple[StateLayout, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class SavedRows:
-    """Keys, values or states of one layer, for all cells of a stream. at: byte of the first."""
+    """Keys, values or states of one layer, for all cells of a stream. at: offset of the first
+    byte."""
 
     name: Literal["k", "v", "r", "s"]
     index: int  # among the layers of its part, not of the model
@@ -88,7 +89,7 @@ class SavedRows:
 
 @dataclass(frozen=True, slots=True)
 class SavedStream:
-    """Cells and what lies in them. Without cells, a stream of attention says nothing more."""
+    """Cells of a stream and their data. An attention stream without cells has no further data."""
 
     cells: SavedPositions
     transposed: bool
@@ -129,9 +130,10 @@ def read_state(
 ) -> SavedState:
     """Parse a file. Raises MalformedFile with one of `STATE_KINDS`, and Unsupported.
 
-    first: layouts to try before all others; if none reads the file, the error is that of the first.
-    Without them it is that of the layout that came furthest, but for cells of M-RoPE, through which
-    nearly any numbers are read. places: gets the places of all numbers.
+    first: layouts to try before all others. If no layout reads the file, the error is that of the
+    first layout in `first`. Without `first`, it is that of the layout that read furthest, not
+    counting layouts with M-RoPE cells, which accept nearly any numbers. places: a list that gets
+    the places of all numbers.
     """
     head = StateFields(buffer, places)
     kind, version = read_kind(head)
@@ -196,7 +198,7 @@ def read_parts(fields: StateFields, kind: FileKind, layout: StateLayout) -> Iter
 
 
 def read_stream(fields: StateFields, kind: FileKind, layout: StateLayout) -> SavedStream:
-    """Read a stream of a cache of attention: keys of all layers, then values of all layers."""
+    """Read a stream of an attention cache: keys of all layers, then values of all layers."""
     n_ids = 1 if kind == "sequence" else None
     cells = read_cells(fields, n_ids, extra=layout.extra)
     if not len(cells):
@@ -212,8 +214,9 @@ def read_stream(fields: StateFields, kind: FileKind, layout: StateLayout) -> Sav
 
 
 def read_states(fields: StateFields, kind: FileKind, tables: int | None) -> SavedStream:
-    """Read recurrent states, which end the file: of each layer that has any, first all tails of
-    convolutions (r), then all states (s)."""
+    """Read recurrent states, which end the file: first the convolution tails (r) of all layers that
+    have states, then the states (s).
+    """
     at = fields.at
     cells = read_cells(fields, 0 if kind == "sequence" else None, extra=False)
     most = 1 if kind == "sequence" else MAX_STREAMS
@@ -261,7 +264,7 @@ def read_rows(
     n_cells: int,
     least: int = 1,
 ) -> SavedRows:
-    """Read a type, the bytes of a cell, and the cells one after the other."""
+    """Read a type, the number of bytes of a cell, and the cells one after the other."""
     what = f"{name} of layer {index}"
     kind, at = read_type(fields, what), fields.at
     row = fields.number(U64, "row")
@@ -275,8 +278,9 @@ def read_rows(
 def read_columns(
     fields: StateFields, name: Literal["k", "v", "r", "s"], index: int, n_cells: int
 ) -> SavedRows:
-    """Read a type, the size of an element, the elements of a cell, and the values, one element of
-    all cells after the other."""
+    """Read a type, the size of an element, the number of elements of a cell, and the values. For
+    each element, the values of all cells follow each other.
+    """
     what = f"{name} of layer {index}"
     kind, at = read_type(fields, what), fields.at
     size = fields.number(U32, "element")

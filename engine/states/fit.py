@@ -1,4 +1,4 @@
-"""Comparison of a state file with a model and a context: everything that does not match."""
+"""Comparison of a state file with a model and a context: yields every mismatch."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,7 +33,9 @@ Widths = dict[str, tuple[int, ...]]  # by the name of rows: elements of a cell, 
 
 @dataclass(frozen=True)
 class PartShape:
-    """Shape of a part. n_layers: as the file counts them, for states those of the model."""
+    """Shape of a part of a memory. n_layers: the number that a file states; for recurrent states,
+    all layers of the model.
+    """
 
     kind: PartKind
     n_layers: int
@@ -42,7 +44,9 @@ class PartShape:
 
 @dataclass(frozen=True)
 class StateShape:
-    """The shape of a model's memory. parts: None for an architecture that is not ours."""
+    """The shape of a model's memory. parts: None for an architecture that Lockstep does not
+    implement.
+    """
 
     architecture: str
     n_vocab: int
@@ -62,7 +66,7 @@ class StateShape:
 
 @dataclass(frozen=True, kw_only=True)
 class ContextLimits:
-    """The context that is to load a file."""
+    """Limits of the context that will load a file."""
 
     n_ctx: int  # tokens and cells
     n_sequences: int
@@ -74,7 +78,7 @@ class ContextLimits:
 
 @dataclass(frozen=True)
 class Misfit:
-    """Mismatch of a file and a model. where: the part and layer, "" for the whole file."""
+    """Mismatch between a file and a model. where: the part and layer, or "" for the whole file."""
 
     kind: MisfitKind
     where: str

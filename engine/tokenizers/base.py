@@ -27,7 +27,7 @@ OTHERS = ("hybriddna", "test", "whitespace")  # kinds that llama.cpp has too
 
 
 class Tokenizer(Registered):
-    """Text to ids and back. Text is bytes: any bytes, valid UTF-8 or not."""
+    """Converts text to ids and back. Text is bytes, which need not be valid UTF-8."""
 
     defaults: ClassVar[Defaults]
 
@@ -64,7 +64,8 @@ class Tokenizer(Registered):
         raise NotImplementedError
 
     def piece(self, token: int, *, special: bool) -> bytes:
-        """Return the bytes of a token; without `special`, control and unknown tokens give none."""
+        """Return the bytes of a token; without `special`, control and unknown tokens have no
+        bytes."""
         return self.pieces_of([token], special=special)[0]
 
     def pieces_of(self, ids: Sequence[int], *, special: bool) -> list[bytes]:
@@ -105,7 +106,7 @@ class Tokenizer(Registered):
         return clean_spaces(text) if vocabulary.clean_spaces else text
 
     def render(self, token: int) -> bytes:
-        """Return the bytes of a token, whether it is shown or not."""
+        """Return the bytes of a token, even of a hidden token."""
         text, attr = self.vocabulary.texts[token], self.vocabulary.attrs[token]
         if attr & Attr.SPECIAL:
             return text
@@ -116,7 +117,7 @@ class Tokenizer(Registered):
         return b""  # UNUSED and UNDEFINED
 
     def partition(self, text: bytes, *, parse_special: bool) -> list[int | bytes]:
-        """Return the special tokens found in `text`, and the pieces of text between them."""
+        """Return the special tokens in `text` and the pieces of text between them, in order."""
         parts: list[int | bytes] = [text] if text else []
         for at in self.special_texts.present(text):
             token = self.vocabulary.specials[at]
@@ -154,7 +155,7 @@ class Tokenizer(Registered):
 def clean_spaces(text: bytes) -> bytes:
     """Remove the spaces that word tokenizers put before punctuation and contractions.
 
-    Three passes one after the other: " ' " between two spaces, for one, loses both.
+    There are three passes, one after the other. So " ' ", for example, loses both spaces.
     """
     text = re.sub(rb" (?=[?!.,])", b"", text)
     text = text.replace(b" ' ", b"'")
@@ -162,8 +163,9 @@ def clean_spaces(text: bytes) -> bytes:
 
 
 def require_token(token: int | None, role: str, asker: str = "") -> int:
-    """Return `token`, which `asker` (the flag of that role if empty) needs. Raises InvalidModel
-    without."""
+    """Return `token`. Raises InvalidModel if it is None; the message says that `asker` (if empty,
+    the flag for the role) needs the token.
+    """
     if token is None:  # llama.cpp ends the process, or gives id -1
         asker = asker or f"tokenizer.ggml.add_{role}_token"
         raise InvalidModel(
@@ -176,7 +178,7 @@ def byte_of(text: bytes, token: int) -> int:
     """Return the byte of a byte token such as `<0x0A>`: characters 3 and 4, read as C's strtol
     does.
 
-    llama.cpp looks at nothing else, so `<0xZZ>` is byte 0 and `<0x-1>` byte 255.
+    llama.cpp ignores the other characters, so `<0xZZ>` is byte 0 and `<0x-1>` byte 255.
     """
     if len(text) < 3:
         raise InvalidModel(
@@ -191,8 +193,8 @@ def byte_of(text: bytes, token: int) -> int:
 def tokenizer_of(metadata: Metadata) -> Tokenizer:
     """Return the tokenizer that a model's metadata describes.
 
-    Raises InvalidModel if a key is missing or wrong, Unsupported if there is no vocabulary or if
-    llama.cpp alone knows its kind.
+    Raises InvalidModel if a key is missing or wrong. Raises Unsupported if there is no vocabulary,
+    or if only llama.cpp implements its kind.
     """
     if KEY not in metadata:
         raise InvalidModel(f"the key {KEY!r} is missing")

@@ -26,7 +26,8 @@ ENDS, GROWS, STANDS_ALONE = range(3)
 
 
 class BertTokenizer(Tokenizer, name="bert"):
-    """BERT's tokenizer. [CLS] (as BOS) and [SEP] surround every text, whatever the flags say."""
+    """BERT's tokenizer. [CLS] (as BOS) and [SEP] surround every text, even if flags say
+    otherwise."""
 
     defaults = Defaults(
         bos=101, unk=100, sep=102, pad=0, mask=103, add_bos=True, add_sep=True, clean_spaces=True
@@ -49,8 +50,9 @@ class BertTokenizer(Tokenizer, name="bert"):
             yield from self.longest_first(SPACE + word)
 
     def longest_first(self, word: bytes) -> list[int]:
-        """Return the longest matching tokens of a word; the whole word is unknown if one part has
-        none."""
+        """Return the longest matching tokens of a word; if a part matches no token, the whole word
+        is unknown.
+        """
         ids: list[int] = []
         at = 0
         while at < len(word):
@@ -117,7 +119,7 @@ def bare(code: int) -> int:
 
 
 def lower(code: int) -> int:
-    """Return the first code point of the lower-case form; unassigned ones stay."""
+    """Return the first code point of the lower-case form; unassigned code points do not change."""
     return ord(chr(code).lower()[0]) if is_assigned(code) else code
 
 

@@ -1,8 +1,8 @@
 """SentencePiece's precompiled character map: replacements of character sequences.
 
 The blob is a 32-bit size, that many bytes of an XOR-compressed compact double array (a trie, one
-32-bit word per node), and the replacements, each ended by a NUL. It comes from an untrusted file:
-every index is checked when it is used, as llama.cpp does (which then ends the process).
+32-bit word per node), and the replacements, each ended by a NUL. The blob comes from an untrusted
+file. Every index is checked when it is used, as in llama.cpp, where a wrong index ends the process.
 
 Source: llm_tokenizer_ugm and its xcda_array_view in src/llama-vocab.cpp of llama-cpp-python 0.3.36.
 """
@@ -55,7 +55,7 @@ class Charsmap:
     def node(self, index: int) -> int:
         if index >= len(self.nodes):
             raise InvalidModel(
-                f"{KEY} must have node {index}, which its trie leads to, and has {len(self.nodes)}"
+                f"{KEY} must have node {index}, to which its trie leads, but has {len(self.nodes)}"
             )
         return self.nodes[index]
 
@@ -70,5 +70,5 @@ class Charsmap:
 
 
 def base(word: int) -> int:
-    """Return the place of a node's children; a flag tells if the number is in units of 256."""
+    """Return the place of a node's children; a flag says whether the number is in units of 256."""
     return (word >> 10 << ((word & 0x200) >> 6)) & 0xFFFFFFFF

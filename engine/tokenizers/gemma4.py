@@ -1,9 +1,10 @@
-"""The "gemma4" tokenizer: "gpt2" on plain UTF-8, with `▁` for spaces and lines instead of words.
+"""The "gemma4" tokenizer: "gpt2" on plain UTF-8, with `▁` for spaces and with lines instead of
+words.
 
-A line is merged as a whole, and a run of newlines that is a token is that token. A character
-without a token is spelled with the tokens `<0xNN>`, and a byte without one is lost. The file's
-pre-tokenizer is not looked at, `add_bos_token` is true whatever the file says, and decoding drops
-spaces before punctuation, although the tokens hold all spaces.
+A line is merged as a whole. A run of newlines becomes one token if the vocabulary has a token for
+it. A character without a token is spelled with the tokens `<0xNN>`, and a byte without a token is
+lost. The file's pre-tokenizer is ignored, and `add_bos_token` is always true. Decoding drops spaces
+before punctuation, although the tokens hold all spaces.
 
 Source: the "gemma4" case of llama_vocab::impl::load, and LLAMA_VOCAB_PRE_TYPE_GEMMA4, in
 src/llama-vocab.cpp of llama-cpp-python 0.3.36.

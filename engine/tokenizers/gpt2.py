@@ -48,8 +48,8 @@ BYTE_OF_CHARACTER = dict.fromkeys(HIDDEN, 0xFFFF) | {
 class Gpt2Tokenizer(Tokenizer, name="gpt2"):
     """Byte-level BPE; without `tokenizer.ggml.pre` the pre-tokenizer is `default`, as in llama.cpp.
 
-    `pre.kind` tells which one it is. No space is ever put before a text: `add_space_prefix` is for
-    decoding alone. BOS and EOS are 11 if no key says otherwise.
+    `pre.kind` names the pre-tokenizer. No space is ever put before a text: `add_space_prefix`
+    affects only decoding. BOS and EOS are 11 by default.
     """
 
     defaults = Defaults(bos=11, eos=11)
@@ -69,13 +69,13 @@ class Gpt2Tokenizer(Tokenizer, name="gpt2"):
         return pre_tokenizer_of(metadata)
 
     def segment(self, text: bytes) -> Iterable[int]:
-        """Return ids of the words; bytes that are no UTF-8 are U+FFFD from here on."""
+        """Return ids of the words; bytes that are no UTF-8 are treated as U+FFFD."""
         if self.pre.escape_whitespaces:
             text = text.replace(b" ", SPACE)
         return self.known.over(self.splitter.words(readable(text)))
 
     def merge_words(self, words: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each word; a byte that is no token is lost."""
+        """Return the ids of each word; a byte without a token is lost."""
         if not self.pre.byte_level:
             refuse_spaces(words, self.pre.kind)
         text = "".join(words).encode("utf-8", "surrogatepass")
@@ -96,14 +96,14 @@ class Gpt2Tokenizer(Tokenizer, name="gpt2"):
         )
 
     def kept_whole(self) -> NDArray[np.bool_]:
-        """Return for each first byte whether a word that is a token stays whole."""
+        """Return, for each first byte of a word, whether a word that is a token stays whole."""
         kept = NEVER | self.pre.ignore_merges
         kept[ord("\n")] |= self.pre.kind == "GEMMA4"
         return kept
 
     def byte_token(self, byte: int) -> int:
-        """Return the token of one byte of a symbol, or NONE; in byte-level files only ASCII has
-        one.
+        """Return the token of one byte of a symbol, or NONE; in byte-level files, only ASCII bytes
+        have a token.
         """
         name = bytes([byte]) if self.pre.byte_level else b"<0x%02X>" % byte
         return self.vocabulary.ids.get(name, NONE)
@@ -146,7 +146,7 @@ def reread(undecoded: re.Match[str]) -> str:
 def bytes_of_character(code: int, text: bytes, token: int) -> bytes:
     """Return the byte for a character of a token, or llama.cpp's error text if there is none.
 
-    That text holds the whole token once for each such character.
+    For each such character of a token, the error text contains the whole token again.
     """
     if code > LAST:  # llama.cpp does not load the model
         raise InvalidModel(
@@ -160,7 +160,7 @@ def bytes_of_character(code: int, text: bytes, token: int) -> bytes:
 
 
 def refuse_spaces(words: Sequence[str], kind: str) -> None:
-    """Refuse words with a space if words are not spelled: they end llama.cpp's process."""
+    """Refuse words with a space if words are not spelled as bytes: they end llama.cpp's process."""
     for word in words:
         if " " in word and len(word) > 1:
             raise EngineError(
@@ -170,9 +170,9 @@ def refuse_spaces(words: Sequence[str], kind: str) -> None:
 
 
 def read_merges(metadata: Metadata, *, required: bool = True) -> list[bytes]:
-    """Return merges `left right`, the best first; the first of equal ones counts.
+    """Return merges `left right`, the best first; of equal merges, the first counts.
 
-    No symbol has a space in it, so a merge that is not two texts and one space never applies.
+    No symbol contains a space, so a merge that is not two texts and one space never applies.
     """
     if MERGES_KEY not in metadata:
         if required:

@@ -1,6 +1,6 @@
 """The "hybriddna" tokenizer: byte-pair merges, and DNA between `<dna>` and `</dna>` in 6-mers.
 
-Source: llm_tokenizer_hybriddna_session, and what llama_vocab::impl::load does for it, in
+Source: llm_tokenizer_hybriddna_session, and its cases in llama_vocab::impl::load, in
 src/llama-vocab.cpp of llama-cpp-python 0.3.36.
 """
 
@@ -18,7 +18,8 @@ DNA = re.compile(rb"<dna>(.*?)(</dna>|\Z)", re.DOTALL)
 
 
 class HybridDnaTokenizer(Gpt2Tokenizer, name="hybriddna"):
-    """Tokenizer of DNA. Without tokens for `<dna>`, `</dna>` and `<oov>` it is "gpt2"."""
+    """Tokenizer of DNA. Without tokens for `<dna>`, `</dna>` and `<oov>`, it behaves like
+    "gpt2"."""
 
     def __init__(self, metadata: Metadata) -> None:
         super().__init__(metadata)

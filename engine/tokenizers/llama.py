@@ -21,7 +21,7 @@ MISSING = -2  # stands for the token of byte 0, and so on down
 
 
 class LlamaTokenizer(Tokenizer, name="llama"):
-    """All tokens take part in merging, whatever their type: control tokens too."""
+    """SentencePiece tokenizer. Tokens of all types take part in merging, even control tokens."""
 
     defaults = Defaults(bos=1, eos=2, unk=0, add_space_prefix=True, add_bos=True)
 
@@ -61,8 +61,9 @@ class LlamaTokenizer(Tokenizer, name="llama"):
 
     @cached_property
     def merged(self) -> Callable[[bytes], tuple[int, ...]]:
-        """Return the merger with a cache of recent parts: changing flags leaves most of a text the
-        same."""
+        """Return the merge function with a cache of recent parts, because flags change only a small
+        part of a text.
+        """
         merging = self.merging
 
         @lru_cache(KEPT)
@@ -84,12 +85,15 @@ class LlamaTokenizer(Tokenizer, name="llama"):
         )
 
     def order(self) -> NDArray[np.int32]:
-        """Return each token's rank; the lowest rank, the best score, is merged first."""
+        """Return each token's rank; the token with the lowest rank (the best score) is merged
+        first.
+        """
         scores = np.array(self.vocabulary.scores, np.float32)
         return np.unique(-scores, return_inverse=True)[1].astype(np.int32)
 
     def byte_token(self, byte: int) -> int:
-        """Return the token `<0xNN>`, or else the one whose text is that byte alone, or MISSING -
-        byte."""
+        """Return the token `<0xNN>`, or else the token whose text is just that byte, or else
+        MISSING - byte.
+        """
         ids = self.vocabulary.ids
         return ids.get(b"<0x%02X>" % byte, ids.get(bytes([byte]), MISSING - byte))

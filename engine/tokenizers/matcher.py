@@ -7,7 +7,7 @@ HEAD = 5  # bytes: the stand-in for a space, and two letters
 
 
 class Matcher:
-    """Knows which lengths the tokens have that start with the same few bytes.
+    """Index of tokens: knows the lengths of the tokens that start with the same few bytes.
 
     A look-up costs one slice for each of these lengths: a constant, however long the text is.
     """

@@ -1,6 +1,6 @@
-"""Merging of neighbouring pairs, best first: compiled, and shared by "llama" and "gpt2".
+"""Compiled merging of neighbouring pairs, the best pair first, for "llama" and "gpt2".
 
-A symbol is known by where it starts, for it ends where the next one starts.
+A symbol is stored as its start, because it ends where the next symbol starts.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ BEGINS, BEFORE, AFTER, RANK = range(4)
 
 
 class Merging(NamedTuple):
-    """Everything that decides how a text without special tokens becomes ids."""
+    """All data that decides how a text without special tokens becomes ids."""
 
     pairs: Table  # what two symbols merge into, with the rank of that: the lowest is merged first
     by_split: bool  # whether it counts where the pair is cut
@@ -92,8 +92,8 @@ def spell(raw: U8, sizes: I64, letters: I32) -> Any:
 def cut(text: U8, hashes: U64, powers: U64, joints: U8, start: int, end: int, symbols: I32) -> int:
     """Store characters as symbols up to a pair that no merge contains; return their number.
 
-    The place where it stopped is there as one more symbol. Nothing merges across it, so each merge
-    works on little memory, which is faster.
+    The place where it stops is stored as one more symbol. No merge crosses that place, so each
+    merge works on little memory, which is faster.
     """
     count = 0
     while True:
@@ -144,7 +144,9 @@ def consider(
     tags: U8, rows: I64, blob: U8, powers: U64, by_split: bool, text: U8, hashes: U64, symbols: I32,
     count: int, left: Any, heap: I64, size: int,
 ) -> int:  # fmt: skip
-    """Push a symbol and the next one onto the heap if they merge; return the heap's size."""
+    """Push a pair (a symbol and the next symbol) onto the heap if the pair can merge; return the
+    heap's size.
+    """
     right = symbols[left, AFTER]
     best = NONE
     if right < count:
@@ -160,11 +162,12 @@ def merge(
     tags: U8, rows: I64, blob: U8, powers: U64, by_split: bool, text: U8, hashes: U64, symbols: I32,
     count: int, heap: I64,
 ) -> None:  # fmt: skip
-    """Merge the pair of lowest rank, the leftmost if equal, until no pair has a rank.
+    """Repeatedly merge the pair of lowest rank, or the leftmost of equal rank, until no pair has a
+    rank.
 
-    A pair that has changed since it was pushed onto the heap is recognised by its rank. If it has
-    changed and the rank is the same, it is on the heap twice with one key, and either stands for
-    both.
+    A pair that has changed since it was pushed onto the heap is recognised by its rank. If a
+    changed pair has the same rank, the heap has two entries with one key, and it does not matter
+    which of them is used.
     """
     rules = tags, rows, blob, powers, by_split, text, hashes, symbols, count
     size = 0

@@ -1,10 +1,11 @@
-"""The "plamo2" tokenizer: the cheapest way to cut a text into tokens, found from its end.
+"""The "plamo2" tokenizer: finds the cheapest way to cut a text into tokens, starting from its end.
 
-Going backwards, the state is the longest text that starts at the character and that some token is
-or ends with. All tokens that start there are beginnings of the state.
+The state at a character is the longest text from that character on that is a token or the end of a
+token. All tokens that start at the character are beginnings of the state.
 
 Source: llm_tokenizer_plamo2 in src/llama-vocab.cpp of llama-cpp-python 0.3.36, which keeps the
-states in one table. It takes tokens that are no UTF-8, and reads beyond its arrays; we refuse them.
+states in one table. llama.cpp accepts tokens that are no UTF-8, and then reads beyond its arrays;
+we refuse such tokens.
 """
 
 import re
@@ -27,7 +28,9 @@ NO_CHARACTER = "\ud800"  # in no token, as tokens are valid UTF-8
 
 
 class TableStep(NamedTuple):
-    """The next `size` characters as one token; without a token, one character in bytes."""
+    """A step over the next `size` characters as one token; without a token, over one character, in
+    bytes.
+    """
 
     text: str
     gain: int
@@ -36,7 +39,7 @@ class TableStep(NamedTuple):
 
 
 class Plamo2Tokenizer(Tokenizer, name="plamo2"):
-    """Tokenizer of PLaMo 2; the file's own types, before repairs, say which tokens are bytes."""
+    """Tokenizer of PLaMo 2. The types in the file, before repairs, say which tokens are bytes."""
 
     defaults = Defaults(bos=1, eos=2, unk=0, pad=3)
 
@@ -59,7 +62,7 @@ class Plamo2Tokenizer(Tokenizer, name="plamo2"):
         self.known_steps: dict[str, tuple[TableStep, ...]] = {}
 
     def around(self) -> tuple[list[int], list[int]]:
-        """Return no tokens: nothing is added, whatever the flags say."""
+        """Return no tokens: no token is ever added, even if flags say otherwise."""
         return [], []
 
     def segment(self, text: bytes) -> Iterator[int]:
@@ -78,7 +81,7 @@ class Plamo2Tokenizer(Tokenizer, name="plamo2"):
             at += step.size
 
     def cheapest(self, codes: list[int]) -> list[TableStep]:
-        """Return the best step from each character; among equals the longest."""
+        """Return the best step from each character, or the longest of equal steps."""
         path: list[TableStep] = []  # of the characters behind, last first
         costs = [0] * (len(codes) + 1)
         state = ""
@@ -123,8 +126,9 @@ class Plamo2Tokenizer(Tokenizer, name="plamo2"):
         return TableStep(text, gain, len(text), token)
 
     def render(self, token: int) -> bytes:
-        """Return the text as stored, whatever the type is: `▁` stays, and unused tokens are
-        shown."""
+        """Return the text as stored, for tokens of any type: `▁` stays, and unused tokens are
+        shown.
+        """
         text = self.vocabulary.texts[token]
         match = BYTE_TEXT.fullmatch(text) if self.vocabulary.attrs[token] & Attr.BYTE else None
         return bytes([int(match[1], 16)]) if match else text
@@ -140,7 +144,7 @@ def decode_token(text: bytes, token: int) -> str:
 
 
 def gain_of(score: float) -> int:
-    """Return the score rounded as by C's round; a value beyond 32 bits is no gain, as on x86."""
+    """Return the score rounded as by C's round; a value beyond 32 bits gives no gain, as on x86."""
     if not isfinite(score):
         return NO_GAIN
     scaled = score * SCALE

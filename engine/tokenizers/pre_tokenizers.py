@@ -23,8 +23,8 @@ def either(*parts: str) -> str:
 
 
 def cased_word(capitals: str, smalls: str, ending: str = "") -> str:
-    """Return an expression for a word that starts with capitals or ends with small letters, after
-    one other character."""
+    """Return an expression for a word that starts with capitals or ends with small letters, and for
+    at most one other character before that word."""
     before = r"[^\r\n\p{L}\p{N}]?"
     return either(
         f"{before}[{capitals}]*[{smalls}]+{ending}", f"{before}[{capitals}]+[{smalls}]*{ending}"
@@ -205,7 +205,8 @@ ESCAPED_KINDS = ("GEMMA4", "SARVAM_MOE")  # a space is U+2581 in the texts of to
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreTokenizer:
-    """A kind of splitting, and what else llama.cpp derives from the name."""
+    """A kind of splitting, and other settings that llama.cpp derives from the pre-tokenizer's
+    name."""
 
     kind: str
     clean_spaces: bool = True  # decoding drops spaces before punctuation

@@ -1,4 +1,4 @@
-"""The "rwkv" tokenizer: the longest token that fits, again and again.
+"""The "rwkv" tokenizer: repeatedly takes the longest token that matches.
 
 Tokens are any bytes, so the file has them escaped: `\\n`, `\\t`, `\\r`, `\\xNN`, and a backslash
 before any other character for that character.
@@ -19,7 +19,7 @@ BACKSLASH = ord("\\")
 
 
 class RwkvTokenizer(Tokenizer, name="rwkv"):
-    """Tokenizer of RWKV; of two tokens with the same unescaped text, it finds the later one."""
+    """Tokenizer of RWKV. If two tokens have the same unescaped text, it finds the later token."""
 
     defaults = Defaults()
 
@@ -30,7 +30,7 @@ class RwkvTokenizer(Tokenizer, name="rwkv"):
         self.first_bytes = frozenset(text[0] for text in tokens)
 
     def around(self) -> tuple[list[int], list[int]]:
-        """Return no tokens: nothing is added, whatever the flags say."""
+        """Return no tokens: no token is ever added, even if flags say otherwise."""
         return [], []
 
     def segment(self, text: bytes) -> Iterator[int]:
@@ -54,8 +54,9 @@ class RwkvTokenizer(Tokenizer, name="rwkv"):
 
 
 def unescape(text: bytes) -> bytes:
-    """Unescape a token. Any character passes as a hexadecimal digit; an incomplete escape is
-    dropped."""
+    """Unescape a token. Any character is accepted as a hexadecimal digit; an incomplete escape is
+    dropped.
+    """
     found = bytearray()
     at = 0
     while at < len(text):

@@ -1,12 +1,14 @@
-r"""Splits a text into words: by one expression, then each part by the next one, and so on.
+r"""Splits a text into words by an expression, then splits each part by the next expression, and so
+on.
 
 An expression that names categories such as \p{L} sees the text with every code point beyond ASCII
-replaced by a stand-in for its category, as llama.cpp does: \p{Lu} is any letter there, and nothing
-depends on Python's tables. Other expressions see the text itself, but for white space beyond ASCII.
-For both, \s, \d and the ignoring of case mean ASCII. What no match covers is a part as well.
+replaced by a stand-in for its category, as in llama.cpp. There \p{Lu} is any letter, and the result
+does not depend on Python's tables. Other expressions see the text itself, except white space beyond
+ASCII. In both kinds of expressions, \s, \d and case-insensitive matching mean ASCII. Text between
+matches is a part as well.
 
 Source: unicode_regex_split and the hand-written splitters in src/unicode.cpp of llama-cpp-python
-0.3.36. All but two of those do what an expression in pre_tokenizers.py does.
+0.3.36. All but two of those splitters are equivalent to an expression in pre_tokenizers.py.
 """
 
 import re
@@ -54,7 +56,7 @@ Cut = Callable[[str], list[str]]  # the parts of a string, in order: joined they
 
 
 class Remembered(dict[str, list[T]]):
-    """Cache of a function's results for words: a text has few distinct words, and they are
+    """Cache of a function's results for words, because a text has few distinct words, mostly
     short."""
 
     LONGEST, MOST = 64, 1 << 18
@@ -77,7 +79,7 @@ class Remembered(dict[str, list[T]]):
 
 
 class TextSplitter:
-    """Cuts by a list of expressions."""
+    """Cuts a text by a list of expressions."""
 
     def __init__(self, expressions: Iterable[str]) -> None:
         self.stages = tuple(
@@ -162,8 +164,9 @@ DIGITS = re.compile("[0-9]+")
 
 
 def cut_numbers(collapsed: str) -> list[str]:
-    """Return numbers split in threes from the right; text before a number stays with its first
-    group."""
+    """Split numbers into groups of three digits from the right; text before a number stays with its
+    first group.
+    """
     ends = [
         end
         for run in NUMBERS.finditer(collapsed)
@@ -173,8 +176,9 @@ def cut_numbers(collapsed: str) -> list[str]:
 
 
 def cut_thousands(wide: str) -> list[str]:
-    """Split runs of ASCII digits into threes from the right; the text around them stays
-    attached."""
+    """Split runs of ASCII digits into groups of three from the right; text around a run stays
+    attached.
+    """
     starts = [
         start
         for run in DIGITS.finditer(wide)

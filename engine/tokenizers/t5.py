@@ -1,4 +1,5 @@
-"""The "t5" tokenizer: SentencePiece's unigram model, the pieces whose scores sum to the most.
+"""The "t5" tokenizer: SentencePiece's unigram model, which takes the pieces with the largest sum of
+scores.
 
 Source: llm_tokenizer_ugm_session in src/llama-vocab.cpp of llama-cpp-python 0.3.36.
 """
@@ -20,7 +21,7 @@ NO_UNKNOWN = -1
 
 
 class T5Tokenizer(Tokenizer, name="t5"):
-    """Tokenizer of T5; the file's own types, before repairs, say which tokens are pieces."""
+    """Tokenizer of T5. The types in the file, before repairs, say which tokens are pieces."""
 
     defaults = Defaults(eos=1, unk=2, pad=0, add_eos=True)
 
@@ -45,10 +46,11 @@ class T5Tokenizer(Tokenizer, name="t5"):
         return self.best(self.normalize(text))
 
     def normalize(self, text: bytes) -> bytes:
-        """Normalise a text as the keys say: replace characters, collapse spaces, put a space in
-        front.
+        """Normalise a text as the metadata says: replace characters, collapse spaces, put a space
+        in front.
 
-        With `remove_extra_whitespaces` a space goes before every word, `add_space_prefix` or not.
+        With `remove_extra_whitespaces`, a space goes before every word, even without
+        `add_space_prefix`.
         """
         merge, prefix = self.vocabulary.remove_extra_whitespaces, self.vocabulary.add_space_prefix
         found = bytearray()
@@ -116,8 +118,8 @@ class T5Tokenizer(Tokenizer, name="t5"):
 class Beginnings:
     """Prefix tree of user-defined tokens, which are not normalised.
 
-    llama.cpp follows them as far as they go and leaves that much as it is, even if it is less than
-    a token or a character.
+    llama.cpp follows such a token as far as the text matches. It does not normalise the matching
+    part, even if that part is less than a token or a character.
     """
 
     def __init__(self, texts: list[bytes]) -> None:
@@ -141,7 +143,7 @@ def shared_size(a: bytes, b: bytes) -> int:
 
 
 def unknown_score(vocabulary: Vocabulary) -> float:
-    """Return the score of unknown pieces, in float32 as the others."""
+    """Return the score of unknown pieces, in float32 like the other scores."""
     normal = [
         score
         for attr, score in zip(vocabulary.stored_attrs, vocabulary.scores, strict=True)

@@ -1,7 +1,8 @@
-"""Lookup of texts for compiled code: the value of a slice of some text.
+"""Lookup of texts for compiled code: finds the value of a slice of a text.
 
-The prefixes of a text are hashed once; so any slice of it is looked up at the cost of comparing
-its bytes. Kernels are given arrays, not tuples of them: numba would count references at each call.
+The prefixes of a text are hashed once. So a lookup of any slice costs only a comparison of bytes.
+Kernels take arrays instead of tuples of arrays, for which numba would count references at each
+call.
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,8 +35,9 @@ STAMP = source_stamp(__file__)
 
 
 def kernel(function: Function) -> Function:
-    """Compile at the first call; the stored code is valid until this file or the function's
-    changes."""
+    """Compile at the first call; the stored code is valid until this file or the function's file
+    changes.
+    """
     return cast(Function, compile_kernel(function, STAMP, nogil=True))
 
 
@@ -45,7 +47,7 @@ def inline_part(function: Function) -> Function:
 
 
 class Table(NamedTuple):
-    """Texts, each with a value; found by their bytes and the place of the split."""
+    """Texts, each with a value. A text is found by its bytes and the place where it is split."""
 
     tags: U8  # (a power of two,) some bits of the hash, or FREE: what is missing is told by these
     rows: I64  # (as many, 4)
@@ -62,13 +64,15 @@ def table_of(texts: Iterable[bytes], values: Iterable[int]) -> Table:
 
 
 def table_of_merges(merges: Sequence[bytes]) -> Table:
-    """Build a table of `left right` with ranks; lines without exactly two texts are left out."""
+    """Build a table of `left right` with ranks; lines without exactly two texts are skipped."""
     blob, starts, splits = halves(*join_texts(merges))
     return fill_table(blob, starts, splits, np.arange(len(merges), dtype=np.int32))
 
 
 def join_texts(texts: Sequence[bytes]) -> tuple[U8, I64]:
-    """Return the concatenated texts, and where each begins and the last one ends."""
+    """Return the concatenated texts, and the start of each text, followed by the end of the last
+    text.
+    """
     starts = np.fromiter(accumulate(map(len, texts), initial=0), np.int64, len(texts) + 1)
     return np.frombuffer(b"".join(texts) or b"\0", np.uint8), starts
 
@@ -177,7 +181,7 @@ def fill(tags: U8, rows: I64, blob: U8, starts: I64, splits: I32, values: I32) -
 
 @kernel
 def halves(blob: U8, starts: I64) -> Any:
-    """Return the texts without their one space; a text without exactly one becomes empty."""
+    """Return the texts without their space; a text without exactly one space becomes empty."""
     left, ends, at = np.empty_like(blob), np.zeros_like(starts), 0
     splits = np.zeros(len(starts) - 1, np.int32)
     for i in range(len(splits)):
@@ -215,7 +219,7 @@ def look_for(
 
 @inline_part
 def character_size(first: int) -> int:
-    """Return the size of a character by its first byte; later bytes are not checked."""
+    """Return the size of a character from its first byte; later bytes are not checked."""
     if first < 0xC0:
         return 1
     return 2 + (first >= 0xE0) + (first >= 0xF0)
@@ -223,7 +227,7 @@ def character_size(first: int) -> int:
 
 @inline_part
 def joint(value: Any) -> Any:
-    """Return the byte and the bit of two characters with that hash."""
+    """Return the byte and the bit for two neighbouring characters with that hash."""
     at = np.int64(key_of(value, 0) >> TOP)
     return at >> 3, 1 << (at & 7)
 

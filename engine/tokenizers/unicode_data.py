@@ -1,8 +1,8 @@
-"""The categories of all code points in llama.cpp: Unicode 15.1, whatever version Python has.
+"""The categories of all code points in llama.cpp: Unicode 15.1, independent of Python's version.
 
 Source: unicode_ranges_flags and unicode_set_whitespace in src/unicode-data.cpp of llama-cpp-python
-0.3.36. Python's `unicodedata` and the package `regex` carry other versions of Unicode, and those
-change with their releases; a tokenizer must not. The tests compare this table with both of them
+0.3.36. Python's `unicodedata` and the package `regex` contain other versions of Unicode, which
+change with releases; a tokenizer must not change. The tests compare this table with both of them
 and, where it is installed, with llama.cpp's library, code point by code point.
 """
 
@@ -19,8 +19,9 @@ WHITESPACE = (*range(0x09, 0x0E), 0x20, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200
 
 @cache
 def categories() -> NDArray[np.uint8]:
-    """Return the letter of each code point's category: L M N P S Z C, and U where none is
-    assigned."""
+    """Return the letter of each code point's category: L M N P S Z C, or U for unassigned code
+    points.
+    """
     runs = re.findall("([A-Z])([0-9]*)", RUNS)
     letters = np.frombuffer("".join(letter for letter, _ in runs).encode(), np.uint8)
     table = np.repeat(letters, [int(length or "1") for _, length in runs])

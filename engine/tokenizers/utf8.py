@@ -1,6 +1,6 @@
 """UTF-8 as llama.cpp reads and writes it: each invalid byte becomes U+FFFD.
 
-More is accepted than in Python: overlong forms, surrogates, and four bytes up to 0x1FFFFF.
+llama.cpp accepts more than Python: overlong forms, surrogates, and four bytes up to 0x1FFFFF.
 
 Source: unicode_len_utf8, unicode_cpt_from_utf8, unicode_cpts_from_utf8 and unicode_cpt_to_utf8 in
 src/unicode.cpp of llama-cpp-python 0.3.36.
@@ -44,8 +44,8 @@ def writable_code_points(text: bytes) -> list[int]:
 
 
 def to_utf8(code: int) -> bytes:
-    """Return the bytes of a code point; surrogates and code points up to 0x1FFFFF are encoded
-    alike."""
+    """Return the UTF-8 bytes of a code point, also for surrogates and code points up to
+    0x1FFFFF."""
     if code < 0x80:
         return bytes([code])
     size = 2 + (code >= 0x800) + (code >= 0x10000)
@@ -54,7 +54,9 @@ def to_utf8(code: int) -> bytes:
 
 
 def sequence_size(text: bytes, at: int) -> int:
-    """Return the bytes of the character that begins at `at`; 0 if none does."""
+    """Return the number of bytes of the character that begins at `at`; 0 if no character begins
+    there.
+    """
     match = SEQUENCE.match(text, at)
     return match.end() - at if match else 0
 

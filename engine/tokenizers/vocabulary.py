@@ -1,11 +1,12 @@
 """A vocabulary: metadata -> frozen tokens, with the repairs that llama.cpp makes while loading.
 
-Source: llama_vocab::impl::load in src/llama-vocab.cpp of llama-cpp-python 0.3.36, as far as it is
-common to all tokenizer models. Ids that do not exist are None (LLAMA_TOKEN_NULL there).
+Source: the parts of llama_vocab::impl::load, in src/llama-vocab.cpp of llama-cpp-python 0.3.36,
+that all tokenizer models use. Missing ids are None (LLAMA_TOKEN_NULL there).
 
-llama.cpp iterates over an unordered_map and takes the first token with a known text for a role (two
-candidates for end of turn, say), so its choice depends on the C++ library; ours is the lowest id.
-llama.cpp takes `scores` and `token_type` that are too long and ignores the rest; we refuse them.
+llama.cpp iterates over an unordered_map, and gives a role such as end of turn to the first token
+with a known text. If there are two candidates, its choice depends on the C++ library; ours is the
+lowest id. llama.cpp accepts `scores` and `token_type` that are too long, and ignores the rest; we
+refuse them.
 """
 
 from collections.abc import Mapping
@@ -92,7 +93,7 @@ SHOWN_TEXTS = "<|channel|> <|message|> <|start|> <|constrain|>"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Defaults:
-    """Values that a tokenizer model assumes if the metadata lacks them."""
+    """Values that a tokenizer model assumes for missing metadata."""
 
     bos: int | None = None
     eos: int | None = None
@@ -109,7 +110,8 @@ class Defaults:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Vocabulary:
-    """The tokens of a model. Sequences go by id; texts are as stored (U+2581 is a space)."""
+    """The tokens of a model. Sequences are indexed by id; texts are as stored (U+2581 is a
+    space)."""
 
     texts: tuple[bytes, ...]
     scores: tuple[float, ...]  # float32 values; all zero if the file has none
@@ -150,7 +152,7 @@ class Vocabulary:
 
 @dataclass(kw_only=True, slots=True)
 class VocabularyDraft:
-    """A vocabulary under repair."""
+    """A vocabulary while it is read and repaired."""
 
     texts: list[bytes]
     attrs: list[int]
@@ -208,8 +210,9 @@ def read_vocabulary(metadata: Metadata, defaults: Defaults) -> Vocabulary:
 
 
 def special_ids(draft: VocabularyDraft) -> list[int]:
-    """Return special ids, longest text first; among equals the lower id, where llama.cpp has no
-    rule."""
+    """Return special ids, the longest text first. At equal length, the lower id comes first;
+    llama.cpp has no rule for this.
+    """
     ids = [i for i, attr in enumerate(draft.attrs) if attr & Attr.SPECIAL]
     return sorted(ids, key=lambda i: -len(draft.texts[i]))
 
@@ -305,8 +308,9 @@ def read_suppressed(metadata: Metadata, n_vocab: int) -> list[int]:
 
 
 def read_roles(metadata: Metadata, defaults: Defaults, n_vocab: int) -> dict[str, int | None]:
-    """Read the special ids. An id beyond the vocabulary keeps the default, as files write -1 for
-    "none"."""
+    """Read the special ids. An id beyond the vocabulary counts as missing, because files write -1
+    for "none".
+    """
     roles: dict[str, int | None] = {role: getattr(defaults, role, None) for role, _ in ROLE_KEYS}
     for role, key in ROLE_KEYS:
         default, key = roles[role], f"tokenizer.ggml.{key}"
@@ -338,7 +342,7 @@ def recognise_roles(draft: VocabularyDraft) -> None:
 
 
 def recognise_ends(draft: VocabularyDraft) -> None:
-    """Mark the tokens that end a generation, by their text and by their role."""
+    """Mark the tokens that end a generation, recognised by their text or role."""
     for i in draft.present(EOG_TEXTS):
         draft.eog.add(i)
         draft.attrs[i] |= Attr.CONTROL
@@ -351,7 +355,7 @@ def recognise_ends(draft: VocabularyDraft) -> None:
 
 
 def withdraw_ends(draft: VocabularyDraft) -> None:
-    """Withdraw the tokens of two model families that look like ends and are not."""
+    """Unmark the tokens of two model families that look like ends but are not."""
     texts = {draft.texts[i] for i in draft.eog}
     called = bool(texts & {b"<|call|>", b"<|calls|>"})
     if b"<|end|>" in texts and called and texts & {b"<|return|>", b"<|flush|>"}:
@@ -366,7 +370,9 @@ def withdraw(draft: VocabularyDraft, text: bytes, attr: int) -> None:
 
 
 def set_stripping(draft: VocabularyDraft, metadata: Metadata, specials: list[int]) -> None:
-    """Mark tokens that strip the white space beside them, by model name: GGUF has no key for it."""
+    """Mark tokens that strip white space before or after them. The model's name decides, because
+    GGUF has no key for this.
+    """
     pre = read_string(metadata, "tokenizer.ggml.pre")
     arch = read_string(metadata, "general.architecture")
     name = read_string(metadata, "general.name").lower()

@@ -16,7 +16,9 @@ GAPS = re.compile("[" + "".join(map(chr, WHITESPACE)) + "]+")
 
 
 class WhitespaceTokenizer(Gpt2Tokenizer, name="whitespace"):
-    """Texts are in lower case, unless `pre` is `whitespace` or a key says otherwise."""
+    """Tokenizer of words. Texts become lower case, unless `pre` is `whitespace` or a key says
+    otherwise.
+    """
 
     def __init__(self, metadata: Metadata) -> None:
         super().__init__(metadata)

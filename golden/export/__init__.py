@@ -1,1 +1,1 @@
-"""`lockstep golden export`: vectors of one level, in a form that needs no Lockstep."""
+"""`lockstep golden export`: writes the vectors of one level for use without Lockstep."""

@@ -1,4 +1,4 @@
-"""Values as C99 source: typed arrays, and strings that no text ends too early."""
+"""Values as C99 source: typed arrays, and strings with safe escapes."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -33,7 +33,7 @@ def array(name: str, values: NDArray[Any]) -> Iterator[str]:
 
 
 def fill_lines(texts: Iterable[str]) -> Iterator[str]:
-    """Yield lines of as many values as fit."""
+    """Yield lines, each filled with as many values as fit."""
     line = ""
     for text in texts:
         if len(line) + len(text) + 1 > WIDTH:
@@ -44,7 +44,7 @@ def fill_lines(texts: Iterable[str]) -> Iterator[str]:
 
 
 def floating(value: np.floating[Any]) -> str:
-    """Return the shortest decimal that reads back as these bits; every NaN is the same."""
+    """Return the shortest decimal that reads back as these bits; all NaNs are written alike."""
     if np.isnan(value):
         return "NAN"
     if np.isinf(value):
@@ -55,7 +55,7 @@ def floating(value: np.floating[Any]) -> str:
 
 
 def integer(value: int) -> str:
-    """Return a C literal. The least int64 has none of its own, because its number without the sign
+    """Return a C literal. The least int64 needs an expression, because its number without the sign
     is too large."""
     return "INT64_MIN" if value == -(2**63) else str(value)
 

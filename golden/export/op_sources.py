@@ -1,4 +1,4 @@
-"""The cases of an operation as one C file: inputs, parameters, and the accepted results."""
+"""The cases of an operation as one C file: inputs, parameters and accepted results."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -37,7 +37,7 @@ def shape_of(shape: list[int]) -> str:
 
 
 def input_row(i: int, case: str, name: str, row: Row, vectors: Vectors) -> tuple[list[str], str]:
-    """Return the lines that define its data, and its row in the table of inputs."""
+    """Return the lines that define an input's data, and the input's row in the table of inputs."""
     values = vectors.tensors[f"{case}/{name}"]
     data = f"in_{i}_{name}"
     nb = shape_of(list(row.get("nb", ())))
@@ -76,7 +76,8 @@ def output_row(i: int, row: Row, name: str, vectors: Vectors) -> tuple[list[str]
 
 
 def as_answered(expected: np.ndarray[Any, Any], kind: str) -> np.ndarray[Any, Any]:
-    """Return values rounded to the answer's type, as `golden.ops.judge` does; halves as float32."""
+    """Return values rounded to the answer's type, as in `golden.ops.judge`; halves are returned as
+    float32."""
     if kind not in ("F32", "F16", "I32"):
         raise ValueError(f"outputs of {kind} have no place in ops.h")
     with np.errstate(over="ignore"):

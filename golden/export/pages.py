@@ -5,40 +5,41 @@ from pathlib import Path
 from typing import Any
 
 WHAT = {
-    "tokens": "Texts and the ids of their tokens, and ids and the bytes that they stand for.",
+    "tokens": "Texts with the ids of their tokens, and ids with their bytes.",
     "dequant": "Named blocks of weight formats and the float32 bits that they decode to.",
     "dot": "Small matrices of weight formats, activations, their products and the bounds to allow.",
     "ops": "Operations at their edges: inputs, the right results and the bounds to allow.",
-    "logits": "Logits of small models: of a prompt and of greedy steps behind it, with a bound.",
-    "samplers": "Chains of samplers, logits and draws, and the right list behind every stage.",
+    "logits": "Logits of small models: of a prompt and of the greedy steps after it, with a bound.",
+    "samplers": "Chains of samplers, logits and draws, and the right list after every stage.",
     "files": "GGUF files with one named fault each, or with something unusual, and the verdict.",
 }
 RULES = {
     "tokens": """\
 Expect exactly the ids, and on the way back exactly the bytes. Some texts are not UTF-8. An engine
-whose strings hold characters only leaves those out, and must not put U+FFFD in their place.""",
+whose strings hold only characters skips those texts, and must not put U+FFFD in their place.""",
     "dequant": """\
 Compare bits: -0.0 is not 0.0. Any NaN equals any NaN. Multiply in ggml's order and round each
-product to float32: the scales first, then by the weight.""",
+product to float32: multiply the scales first, then the weight.""",
     "dot": """\
 No element may be further from `expected` than `allowed`. If your engine does not convert
-activations to `vec_dot_type`, none may be further from `plain` than `plain_allowed`. NaN is never
-within.""",
+activations to `vec_dot_type`, no element may be further from `plain` than `plain_allowed`. NaN is
+always wrong.""",
     "ops": """\
-No element of an output may be further from what is expected than is allowed; NaN and infinity
-must be the same. Of several ways one must fit all elements of an output. Where an input has
-`nb`, lay its values out with these strides (bytes, fastest dimension first). Outputs that
-choose are judged by the values that they choose. With `ties`, the places of a row must be distinct
-and choose the same values from the input `of`, in the same order. With `choice`, any order is
-right. With `rows`, only as many entries of a row count as the output `of` says, in any order.""",
+No element of an output may be further from the expected value than the bound; NaN and infinity
+must be the same. If an output has several ways, one way must fit all its elements. If an input
+has `nb`, lay its values out with these strides (bytes, fastest dimension first). Outputs that
+are ids are judged by the values at these ids. With `ties`, the ids of a row must be distinct, and
+must choose the same values from the input `of`, in the same order. With `choice`, any order is
+right. With `rows`, only the first entries of a row count, in any order; the output `of` has their
+number.""",
     "logits": """\
 With an F32 cache and without flash attention, decode the prompt as one batch on an empty cache,
 then each greedy token but the last as a batch of its own. No logit may be further off than
-`allowed`, in absolute terms; NaN is never within. Models with F32 weights have the narrow
-bounds: start with those.""",
+`allowed`, in absolute terms; NaN is always wrong. Models with F32 weights have the narrowest
+bounds: start with them.""",
     "files": """\
-A `valid` file must be accepted and an `invalid` one refused; with `implementation-defined` ones
-either is right. None may end the process, hang or take much memory.""",
+A `valid` file must be accepted and an `invalid` one refused; for an `implementation-defined` one
+both are right. No file may end the process, hang or take much memory.""",
 }
 PAGES = {"samplers": "SAMPLERS.md"}  # of levels whose page is whole
 GENERATED = "## Generated text"  # where such a page goes on about Lockstep alone
@@ -52,13 +53,14 @@ base64.b64decode(tensor["base64"]))`.""",
 `NAME.json` is a document, and `NAME.safetensors` has its tensors: eight bytes with the length of
 the header, the header as JSON, then raw little-endian arrays.""",
     "c": """\
-Write what `{level}.h` asks for into a file of yours, then
+Write the functions that `{level}.h` declares in a file of yours, then run
 
     cc -std=c99 *.c -lm && ./a.out
 
-`runner.c` compares your answers with the vectors. It names what is wrong, and what you do not
-offer. Its exit code is 1 if anything is wrong and 3 if nothing was offered. No library is
-needed. The files of names that you do not want may go, with their lines in `vectors.c`.""",
+`runner.c` compares your answers with the vectors. It names the wrong answers, and those that
+you do not offer. Its exit code is 1 if anything is wrong and 3 if nothing was offered. No library
+is needed. You may delete the files of names that you do not need, with their lines in
+`vectors.c`.""",
 }
 
 
@@ -82,7 +84,7 @@ def models(left_out: Mapping[str, str]) -> str:
     if not left_out:
         return text
     rows = "\n".join(f"- `{name}`: {sha256}" for name, sha256 in sorted(left_out.items()))
-    return f"{text} These are not there; you know them by their SHA-256:\n\n{rows}"
+    return f"{text} The export lacks these; you recognise them by their SHA-256:\n\n{rows}"
 
 
 def origin(about: Mapping[str, Any]) -> str:
@@ -91,8 +93,8 @@ def origin(about: Mapping[str, Any]) -> str:
     short = f" {names}" if len(about["names"]) <= 4 else ""
     return f"""\
 Lockstep (gguf-lockstep {about["gguf-lockstep"]}), vectors {about["vectors"]}, seal
-{about["seal"]}. Each document says in `provenance` which engine was asked, in which version;
-what llama.cpp answered comes from llama.cpp, which is under the MIT licence too. Written by
+{about["seal"]}. Each document names the engine and its version in `provenance`.
+Answers of llama.cpp come from llama.cpp, which is under the MIT licence too. Written by
 
     {again}{short}
 

@@ -15,8 +15,8 @@ VERDICTS = {"valid": "VALID", "invalid": "INVALID", "implementation-defined": "E
 
 
 def c_source(level: str, name: str, vectors: Vectors) -> str:
-    """Return a C source. name: the document's name, such as `q4_k`; the set's is `set_name` of
-    it."""
+    """Return a C source. name: the document's name, such as `q4_k`; the name of the C set is
+    `set_name(name)`."""
     lines = [f'#include "{level}.h"', "", "#include <math.h>", "", *SOURCES[level](name, vectors)]
     return "\n".join(lines) + "\n"
 
@@ -109,7 +109,7 @@ def tokens(name: str, vectors: Vectors) -> Iterator[str]:
 
 
 class Pool:
-    """The bytes and ids of all cases, with equal ones stored once."""
+    """The bytes and ids of all cases; equal bytes or ids are stored once."""
 
     def __init__(self) -> None:
         self.texts, self.numbers = bytearray(), list[int]()

@@ -45,11 +45,11 @@ def export(
     root: Path = DEFAULT_ROOT,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Path]:
-    """Return the files that were written. only: documents such as "q4_k"; all of the level if
-    empty.
+    """Write one level of the vectors, and return the written files. only: documents such as "q4_k";
+    all documents of the level if empty.
 
-    Raises BrokenGolden for vectors that are not intact, for a level without tensors as safetensors,
-    for a name that the level has not, and for a folder with anything in it.
+    Raises BrokenGolden for vectors that are not intact, for a form that the level does not have,
+    for an unknown name, and for a folder that is not empty.
     """
     if form == "safetensors" and level not in WITH_TENSORS:
         other = " or --as c" if level in WITH_RUNNERS else ""
@@ -57,7 +57,7 @@ def export(
     if form == "c" and level not in WITH_RUNNERS:
         raise BrokenGolden(f"the level {level} has no runner in C: --as json has all of it")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise BrokenGolden(f"{out} is there and is not empty: name a new folder")
+        raise BrokenGolden(f"{out} exists and is not empty: name a new folder")
     entries = {entry.path: entry for entry in read_manifest(root)}
     paths = {Path(p).stem: p for p, e in entries.items() if e.kind != "tensors" and of(p, level)}
     for name in only:
@@ -121,7 +121,8 @@ def as_json(document: Mapping[str, Any]) -> bytes:
 
 
 def model_files(row: Mapping[str, Any], out: Path) -> Iterator[Path]:
-    """Yield the model as a file, if a recipe makes it; users find other models by their hash."""
+    """Write the model and yield its file, if there is a recipe; users find other models by their
+    hash."""
     if row["recipe"] is not None:
         path = out / "models" / f"{row['name']}.gguf"
         path.parent.mkdir(exist_ok=True)

@@ -1,1 +1,1 @@
-"""Vectors of single operations: what goes in, what comes out, and how an answer is judged."""
+"""Vectors of single operations: inputs, right results, and the judgement of an answer."""

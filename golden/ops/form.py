@@ -1,4 +1,4 @@
-"""Cases of operations, and names for ggml's sources and parameters in them."""
+"""Cases of operations, and the names of ggml's sources and parameters in cases."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -100,9 +100,9 @@ class Blocks:
 class Case:
     """Call of an operation.
 
-    shape, type: of the result, for ggml's ops; all shapes are in numpy's order. nb: strides of an
-    input in bytes, in ggml's order, if it is not contiguous. finding: an entry of
-    harness/known/divergences.toml, where llama.cpp does something else.
+    shape, type: of the result, for ggml's ops; all shapes are in numpy's order. nb: strides in
+    bytes, in ggml's order, of an input that is not contiguous. finding: an entry of
+    harness/known/divergences.toml, if llama.cpp's result is wrong.
     """
 
     id: str
@@ -115,13 +115,13 @@ class Case:
 
 
 class SeededInputs:
-    """Seeded inputs: the name of a case and the draws before decide the numbers."""
+    """Seeded inputs: the name of a case and the earlier draws determine the numbers."""
 
     def __init__(self, op: str, seed: int) -> None:
         self.op, self.seed = op, seed
 
     def __call__(self, name: str, *shape: int, size: float = 1.0) -> F32:
-        """Return evenly spread values with standard deviation `size`."""
+        """Return uniformly distributed values with standard deviation `size`."""
         return uniform(stream(self.seed, f"ops.{self.op}.{name}"), prod(shape), size).reshape(shape)
 
     def ids(self, name: str, below: int, *shape: int) -> NDArray[np.int32]:

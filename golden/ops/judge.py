@@ -1,4 +1,4 @@
-"""Judgement of an answer by the vector alone, as an engine's author would do it."""
+"""Judgement of an answer with only the vector, as an engine's author would do it."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,18 +17,20 @@ Tensors = Mapping[str, Array]
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedCase:
-    """Result for one output of a case. way: which of the vector's ways it agrees with, if any."""
+    """Result for one output of a case. way: the way of the vector that the output agrees with, or
+    ""."""
 
     case: str
     output: str
     way: str = ""
-    share: float = 0.0  # the largest error, as a share of what is allowed
+    share: float = 0.0  # the largest error, as a share of its limit
     wrong: Mismatch | None = None
     reason: str = ""
 
 
 def judge(row: Mapping[str, Any], tensors: Tensors, answers: Tensors) -> Iterator[JudgedCase]:
-    """Judge an engine's answers. row: a case of the document; answers: all outputs by name."""
+    """Judge an engine's answers to a case. row: the case in the document; answers: all outputs by
+    name."""
     for name, output in row["outputs"].items():
         got = answers[name]
         wrong = unlike(output, got)
@@ -56,7 +58,7 @@ def unlike(output: Mapping[str, Any], got: Array) -> Mismatch | None:
 def against(
     row: Mapping[str, Any], name: str, way: str, tensors: Tensors, answers: Tensors, got: Array
 ) -> JudgedCase:
-    """Compare one output with one way."""
+    """Compare one output with one of its accepted ways."""
     output = row["outputs"][name]
     said = output["ways"][way]
     value = tensors[f"{row['id']}/{name}.{way}"]
@@ -78,9 +80,9 @@ def against(
 
 
 def in_place_of_ids(rule: str, source: Array, want: Array, got: Array) -> tuple[Array, Array]:
-    """Replace ids by the values at these ids: any of several equal values may be chosen.
+    """Replace ids by the values at these ids, because any of several equal values may be chosen.
 
-    After the values, flags say if the ids are different places within the row.
+    Flags after the values say whether the ids are distinct and within the row.
     """
     sides = []
     for ids in (want, got):
@@ -95,7 +97,7 @@ def in_place_of_ids(rule: str, source: Array, want: Array, got: Array) -> tuple[
 
 
 def in_any_order(ids: Array, counts: Array) -> Array:
-    """Sort the first `counts` ids of each row; later ones are not looked at."""
+    """Sort the first `counts` ids of each row; later ids do not count."""
     out = np.zeros_like(ids)
     for row, n in enumerate(np.clip(counts, 0, ids.shape[-1])):
         out[row, :n] = np.sort(ids[row, :n])

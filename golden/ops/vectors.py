@@ -30,7 +30,7 @@ JUDGED = {
 
 
 def operations() -> list[str]:
-    """Return all operations with vectors: ggml's ops and those of engines' interfaces."""
+    """Return all operations with vectors: ggml's ops and the operations that engines offer."""
     import_members("lockstep.golden.ops.cases")
     return sorted(CASES)
 
@@ -44,9 +44,9 @@ def cases_of(op: str, seed: int) -> list[Case]:
 
 
 def truths(op: str, case: Case) -> Mapping[str, Ways]:
-    """Return the right values of each output: "plain" in float64, and "ggml" with its roundings.
+    """Return the right values of each output: "plain" in float64, and "ggml" with ggml's roundings.
 
-    A finding is not a way to be right.
+    A case with a finding accepts only "plain".
     """
     if not has_meaning(op):
         inputs = {k: v for k, v in case.inputs.items() if isinstance(v, np.ndarray)}
@@ -62,7 +62,8 @@ def truths(op: str, case: Case) -> Mapping[str, Ways]:
 
 
 def reshape_expected(found: Expected, shape: tuple[int, ...]) -> Expected:
-    """Return the value in as many dimensions as the case has; ggml's have four."""
+    """Return the value in the shape of the case, which may have fewer than ggml's four
+    dimensions."""
     allowed = np.broadcast_to(np.asarray(found.allowed, np.float64), found.value.shape)
     return Expected(found.value.reshape(shape), allowed.reshape(shape), found.reason)
 
@@ -76,7 +77,7 @@ def inside(one: Expected, other: Expected) -> bool:
 
 
 def write_case(op: str, case: Case) -> tuple[dict[str, Any], Tensors]:
-    """Return the document's row and its tensors."""
+    """Return the document's row for a case, and the row's tensors."""
     tensors: Tensors = {}
     row: dict[str, Any] = {"id": case.id, "params": dict(case.params)}
     row["inputs"] = dict(inputs_of(case, tensors))
@@ -116,7 +117,8 @@ def type_of(value: NDArray[Any]) -> str:
 
 
 def describe_output(where: str, found: Expected, kind: str, tensors: Tensors) -> dict[str, Any]:
-    """Return one way of an output for a document: exact values in their type, others in float64."""
+    """Return one way of an output for a document: exact values in their type, other values in
+    float64."""
     allowed = np.broadcast_to(np.asarray(found.allowed, np.float64), found.value.shape)
     value = found.value
     if value.dtype.kind == "f":  # which NaN it is depends on the processor, and says nothing

@@ -1,4 +1,4 @@
-"""The JSON Schemas of the vectors (draft 2020-12), and the errors of a document."""
+"""The JSON Schemas of the vectors (draft 2020-12), and the check of a document."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -14,8 +14,7 @@ FOLDER = Path(__file__).parent
 
 @cache
 def validator(name: str) -> jsonschema_rs.Draft202012Validator:
-    """Return a compiled validator: vectors hold half a million ids, which take jsonschema
-    minutes."""
+    """Return a compiled validator, because jsonschema would take minutes for half a million ids."""
     return jsonschema_rs.Draft202012Validator(schema_of(name))
 
 
@@ -40,7 +39,7 @@ def inline_references(value: Any, schemas: Mapping[str, Any], own: str) -> Any:
 
 
 def violations(name: str, document: Any) -> Iterator[str]:
-    """Yield each violation: the place in the document, and a sentence."""
+    """Yield a sentence for each violation of the schema, with its place in the document."""
     if validator(name).is_valid(document):
         return
     for error in jsonschema.Draft202012Validator(schema_of(name)).iter_errors(document):

@@ -1,1 +1,1 @@
-"""Kinds of goldens, one file each: how it is made, checked and replayed."""
+"""Kinds of goldens, one module each, which makes, checks and replays the kind."""

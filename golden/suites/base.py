@@ -1,4 +1,4 @@
-"""The contract of a kind of golden, and the way from an outcome to an answer."""
+"""The contract of a kind of golden, and the answers of engines."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -22,7 +22,7 @@ Case = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Vectors:
-    """A document and its float data, as they are on disk."""
+    """A document and its float data, as stored on disk."""
 
     document: Mapping[str, Any]
     tensors: Tensors = field(default_factory=dict)
@@ -30,24 +30,23 @@ class Vectors:
 
 @dataclass(frozen=True, kw_only=True)
 class AskedEngine:
-    """An engine in a session, under a name for sentences."""
+    """An engine in a session, with a name for messages."""
 
     engine: str
     session: Session
     path: Path | None = None  # the model's file: llama.cpp's own cases lie beside a vocabulary
 
     def __call__(self, question: str, *args: Any, **kwargs: Any) -> Any:
-        """Return the answer. Raises NoAnswer (harness.context.suite), which says why there is
-        none.
-        """
+        """Return the engine's answer. Raises NoAnswer (harness.context.suite) with the reason if
+        there is no answer."""
         outcome = self.session.ask(question, *args, **kwargs)
         if isinstance(outcome, Answered):
             return outcome.value
         raise no_answer(self.engine, question, outcome)
 
     def has(self, texts: Sequence[bytes]) -> list[bool]:
-        """Return a flag for each text, False if the engine cannot take it. Some engines declare
-        that they take only UTF-8."""
+        """Return a flag for each text, False if the engine cannot take the text. Some engines
+        declare that they take only UTF-8."""
         outcome = self.session.ask("describe")
         utf8_only = isinstance(outcome, Answered) and outcome.value.utf8_only
         return [not utf8_only or is_utf8(text) for text in texts]
@@ -55,7 +54,7 @@ class AskedEngine:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Source of vectors: an oracle and, but for dequant, a model."""
+    """Source of vectors: an oracle and, except for dequant, a model."""
 
     ask: AskedEngine
     info: EngineInfo
@@ -67,8 +66,8 @@ class Source:
     progress: Callable[[str], None] = field(default=lambda _: None)
 
     def head(self, kind: str, *, build: bool = False) -> Case:
-        """Return the document's head. `build`: the answer depends on the CPU's features, so they
-        are part of its provenance."""
+        """Return the document's head. `build`: True if the answer depends on the CPU's features,
+        which are then part of the provenance."""
         oracle = {"engine": self.info.engine, "version": self.info.version}
         if build:
             oracle["build"] = self.info.build
@@ -92,10 +91,10 @@ def source_of(
 
 
 def difference(held: Vectors, made: Vectors, but: Collection[str] = ()) -> str:
-    """Return the first differing part of the document, or tensor; the CPU is no part."""
+    """Return the first part of the document, or tensor, that differs; the CPU does not count."""
     a, b = parts(held), parts(made)
     changed = (name for name in sorted({*a, *b} - {*but}) if a.get(name) != b.get(name))
-    return next((f"{name!r} is another one" for name in changed), "")
+    return next((f"{name!r} differs" for name in changed), "")
 
 
 def parts(vectors: Vectors) -> Case:
@@ -107,10 +106,11 @@ def parts(vectors: Vectors) -> Case:
 
 
 class Golden(Registered):
-    """Kind of vectors; its name is that of the schema and of the folder."""
+    """Kind of vectors; the schema and the folder have the kind's name."""
 
     def make(self, source: Source, what: str) -> Vectors:
-        """Ask the oracle. what: the type of weights, or the name of the model."""
+        """Make the vectors from the oracle's answers. what: the type of weights, or the name of the
+        model."""
         raise NotImplementedError
 
     def inconsistencies(self, vectors: Vectors) -> Iterator[str]:
@@ -119,12 +119,12 @@ class Golden(Registered):
         return iter(())
 
     def why_outdated(self, held: Vectors, made: Vectors) -> str:
-        """Explain why `held`, on the disk, cannot stay in place of `made`; "" if it can. Any
-        difference is a reason if no bit of the answer depends on the CPU."""
+        """Explain why the stored vectors `held` must be replaced by `made`; "" if they can stay. By
+        default, any difference is a reason, because no bit of the answer depends on the CPU."""
         return difference(held, made)
 
     def cases(self, vectors: Vectors) -> Mapping[str, Any]:
-        """Return the data for a diff: JSON values and arrays by the names of their cases."""
+        """Return the data for a diff: the JSON values and arrays of each case, by its name."""
         raise NotImplementedError
 
     def replay(self, vectors: Vectors, ask: AskedEngine, verdict: "Verdicts") -> Iterator[Verdict]:
@@ -156,7 +156,8 @@ class Verdicts:
 
 
 def each(verdict: Verdicts, *questions: Callable[[], Iterator[Verdict]]) -> Iterator[Verdict]:
-    """Yield the verdicts on each question; a question without an answer costs no other."""
+    """Yield the verdicts on each question; after a question without an answer, the next question
+    follows."""
     for question in questions:
         try:
             yield from question()

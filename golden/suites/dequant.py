@@ -89,13 +89,13 @@ class GoldenDequant(Golden, name="dequant"):
 
 
 def with_one_nan(values: F32) -> F32:
-    """Replace every NaN by one value, because its bits depend on the processor."""
+    """Replace every NaN by the same NaN, because the bits of a NaN depend on the processor."""
     return np.where(np.isnan(values), np.float32(np.nan), values)
 
 
 def types() -> dict[str, str | None]:
-    """Return every weight format, in the order of ggml's ids, and an oracle if it is not the usual
-    one."""
+    """Return every weight format, in the order of ggml's ids, each with its oracle, or None for the
+    usual oracle."""
     import_members("lockstep.engine.quants")
     formats = sorted(WeightFormat.family.values(), key=lambda kind: kind.type_id)
     return {kind.name: NUMBERS if kind.name in PLAIN else None for kind in formats}

@@ -1,4 +1,5 @@
-"""Vectors of products: weights, activations, the product in float64, its bound, and ggml's own."""
+"""Vectors of products: weights, activations, the product in float64, its bound, and ggml's
+product."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -95,8 +96,8 @@ class GoldenDot(Golden, name="dot"):
             yield f"the oracle's own product is out of bound at {list(wrong.index)}"
 
     def why_outdated(self, held: Vectors, made: Vectors) -> str:
-        """Compare everything except the oracle's product, for which any value within the bound will
-        do."""
+        """Compare everything except the oracle's product, which may have any value within the
+        bound."""
         wrong = mismatch_between(
             held.tensors["expected"], made.tensors["llama_cpp"], held.tensors["allowed"]
         )
@@ -122,7 +123,7 @@ class GoldenDot(Golden, name="dot"):
         wrong = mismatch_between(tensors["expected"], got, tensors["allowed"])
         if wrong is None:
             share = float((np.abs(got - tensors["expected"]) / tensors["allowed"]).max())
-            text = f"{kind}: {got.size} products, at most {share:.2f} of what is allowed"
+            text = f"{kind}: {got.size} products, worst error {share:.2f} of its limit"
             exact = got.tobytes() == tensors["llama_cpp"].tobytes()
             yield verdict("agreed", text, {"worst_share": share, "bit_exact": exact})
             return
@@ -179,8 +180,8 @@ def activations(kind: type[WeightFormat], n: int, seed: int) -> F32:
     """Return activations, (tokens, columns), that every known build of ggml converts to the same
     bytes.
 
-    Builds differ in where ties go and in the last bit of a factor: what tells them apart is drawn
-    again, so that a difference is never an honest one.
+    Builds differ in the rounding of ties and in the last bit of a factor. Activations that builds
+    convert differently are drawn again, so that a difference is always an error.
     """
     bits, target = stream(seed, f"golden.dot.{kind.name}.activations"), activation_format(kind)
     for _ in range(TRIES):
@@ -195,7 +196,7 @@ def activations(kind: type[WeightFormat], n: int, seed: int) -> F32:
 
 
 def mirror_product(x: F32, weight: Weight) -> tuple[F32, Bound]:
-    """Multiply with ggml's roundings of the activations and no others."""
+    """Multiply with ggml's roundings of the activations, and without other roundings."""
     mirror = Mirror()
     return multiply_blocks(
         mirror.activations(x, weight), mirror.sums(x, weight), weight, blocks=True
@@ -205,7 +206,8 @@ def mirror_product(x: F32, weight: Weight) -> tuple[F32, Bound]:
 def multiply_blocks(
     acts: F64, sums: F64 | None, weight: Weight, *, blocks: bool
 ) -> tuple[F32, Bound]:
-    """Multiply the steps of a block as integers, so that only the sums of blocks round."""
+    """Multiply weights and activations. blocks: steps of a block are multiplied as integers, so
+    that only the sums over blocks are rounded."""
     out = np.zeros((len(acts), weight.shape[0]))
     size = np.zeros(out.shape)  # the sum of the magnitudes of all that is added up
     for rows, pairs in factors(acts, sums, weight):

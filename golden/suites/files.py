@@ -1,4 +1,4 @@
-"""GGUF files with one named fault each: our verdict with its reason, and each parser's answer."""
+"""GGUF files with one named fault each, with our verdict, its reason, and each parser's answer."""
 
 import base64
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ COMPARE = (
 
 class GoldenFiles(Golden, name="files"):
     def make(self, source: Source, what: str) -> Vectors:
-        """Make one file's vectors; `every` asks about all at once, in a second instead of
+        """Make the vectors of one file. For all files, use `every`, which takes a second instead of
         minutes."""
         return every(source, [what])[what]
 
@@ -39,9 +39,9 @@ class GoldenFiles(Golden, name="files"):
             yield f"the file has not {document['bytes']} bytes"
         accepted = document["parsers"].get("reference buffer") == ACCEPTED
         if accepted and document["verdict"] == "invalid":
-            yield "the file is invalid, and our own reader accepts it"
+            yield "the file is invalid, but our own reader accepts it"
         if not accepted and document["verdict"] == "valid":
-            yield "the file is valid, and our own reader refuses it"
+            yield "the file is valid, but our own reader refuses it"
         for parser, ending in document["parsers"].items():
             if ending not in ENDINGS:
                 yield f"{parser} ends in {ending!r}, which is no ending"
@@ -52,7 +52,7 @@ class GoldenFiles(Golden, name="files"):
         return {**found, **document["parsers"]}
 
     def replay(self, vectors: Vectors, ask: AskedEngine, verdict: Verdicts) -> Iterator[Verdict]:
-        """Compare a parser's answers with its own stored ones, or else with the right ones."""
+        """Compare a parser's answers with its stored answers, or else with the right answers."""
         document = vectors.document
         raw = base64.b64decode(document["base64"])
         ways = [name for name in document["parsers"] if name.split()[0] == ask.engine]

@@ -1,4 +1,4 @@
-"""Logits of a prompt and of the greedy steps after it, with the tolerance of a comparison."""
+"""Vectors of logits of a prompt and of the greedy steps after it, with a tolerance."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -87,9 +87,9 @@ class GoldenLogits(Golden, name="logits"):
             yield "the tolerance does not follow from its noise and the largest logit"
 
     def why_outdated(self, held: Vectors, made: Vectors) -> str:
-        """Say why held vectors are outdated; another CPU's logits may differ within the bound.
+        """Explain why held vectors are outdated; "" if they can stay.
 
-        Its ids may differ after a tie.
+        Logits of another CPU may differ within the bound, and ids may differ after a tie.
         """
         found = difference(held, made, but=("greedy", "logits", "tolerance"))
         noise, was = (v.document["tolerance"]["noise"] for v in (made, held))
@@ -124,7 +124,8 @@ class GoldenLogits(Golden, name="logits"):
 
 
 def prompt_of(source: Source, model: Model) -> tuple[list[int], int]:
-    """Return the prompt and the number of greedy ids: a text if the model has a vocabulary."""
+    """Return the prompt and the number of greedy ids. The prompt is a text if the model has a
+    vocabulary."""
     assert source.model is not None
     if source.model["recipe"] is None:
         try:
@@ -139,13 +140,13 @@ def prompt_of(source: Source, model: Model) -> tuple[list[int], int]:
 
 
 def rounded_up(x: float) -> float:
-    """Round up to two digits, which is all that the measurement is worth."""
+    """Round up to two digits, because the measurement is no more precise."""
     return float(Context(prec=2, rounding=ROUND_CEILING).create_decimal(Decimal(x)))
 
 
 def as_measured_twice(noise: float, was: float) -> bool:
-    """Return True if both measures differ at most by a last bit that tips the rounding to two
-    digits."""
+    """Return True if the two measures, rounded to two digits, differ at most by one in the last
+    digit."""
     digits, old = Context(prec=2), Decimal(str(was))
     return Decimal(str(noise)) in (old, digits.next_plus(old), digits.next_minus(old))
 

@@ -1,4 +1,4 @@
-"""Vectors of single operations: inputs, the truth in float64 and a bound for every element."""
+"""Vectors of single operations: inputs, the result in float64, and a bound for every element."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -29,7 +29,7 @@ HELD = {  # ggml's or not: what the truth was held against when it was written
 class GoldenOps(Golden, name="ops"):
     def make(self, source: Source, what: str) -> Vectors:
         """Make the cases of an operation. Raises BrokenGolden if the oracle's own result is out of
-        bound."""
+        bounds."""
         source.progress(f"{what}: cases of an operation")
         rows, tensors = [], Tensors()
         for case in cases_of(what, source.seed):
@@ -105,7 +105,7 @@ def check_oracle(
 
 
 def sentence(op: str, one: JudgedCase) -> str:
-    """Describe a judged case: place, expected value, value that came, and limit."""
+    """Describe a judged case: place, expected value, actual value and limit."""
     where = f"{op}, {one.case}, {one.output}"
     if one.wrong is None:
         return f"{where}: agrees"
@@ -132,7 +132,7 @@ def verdict_of(
     detail: dict[str, Any]
     over = {case for case, finding in known.items() if finding} - {one.case for one in wrong}
     if over:
-        text = f"{op}: {min(over)} agrees by now: take {known[min(over)]} out of the findings"
+        text = f"{op}: {min(over)} now agrees: remove {known[min(over)]} from the findings"
         return verdict("diverged", text, key=f"over/{op}")
     n = len(document["cases"])
     if news:
@@ -141,7 +141,7 @@ def verdict_of(
         detail = {"wrong": names, "output": news[0].output, "reason": news[0].reason}
         return verdict("diverged", text, detail, key=f"value/{op}")
     share = max((one.share for one in held if one.wrong is None), default=0.0)
-    text = f"{op}: {n} cases, at most {share:.2f} of what is allowed"
+    text = f"{op}: {n} cases, worst error {share:.2f} of its limit"
     detail = {"worst_share": share, "ways": dict(Counter(one.way for one in held))}
     if wrong:
         return verdict("excused", f"{text}; {known[wrong[0].case]} is a known finding", detail)

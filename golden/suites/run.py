@@ -1,4 +1,4 @@
-"""A run of any model: logits and chosen nodes in compact form, with their tolerances."""
+"""Vectors of a run of any model: logits and chosen nodes in compact form, with tolerances."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -75,7 +75,7 @@ class GoldenRun(Golden, name="run"):
         names = {key for row in document["shown"] for key in names_of(row["name"])}
         if names != set(tensors):
             odd = min(names ^ set(tensors))
-            yield f"the tensor {odd!r} is missing, or of nothing that is shown"
+            yield f"the tensor {odd!r} is missing, or belongs to nothing that is shown"
             return
         for row in document["shown"]:
             for key in names_of(row["name"])[1:]:
@@ -94,7 +94,7 @@ class GoldenRun(Golden, name="run"):
         return {**found, **vectors.tensors}
 
     def replay(self, vectors: Vectors, ask: AskedEngine, verdict: Verdicts) -> Iterator[Verdict]:
-        """Compare the engine's answers; other questions are listed as not compared."""
+        """Compare the engine's answers; questions without an answer are listed as not compared."""
         document = vectors.document
         batches = batches_of_document(document)
         result, *_ = (row["name"] for row in document["shown"])
@@ -124,8 +124,8 @@ class GoldenRun(Golden, name="run"):
 def shown_of(
     ask: AskedEngine, batches: Sequence[Batch], result: str, wanted: Sequence[Wanted]
 ) -> Matrices:
-    """Return the values of the wanted nodes that the engine shows. Raises NoAnswer if it shows none
-    of those that the user asked for."""
+    """Return the values of the wanted nodes that the engine shows. Raises NoAnswer if the engine
+    shows no node that the user asked for."""
     try:
         return nodes_of(ask.session, batches, result, wanted)
     except Unsupported:  # its graph is another one: the outputs say so
@@ -140,8 +140,8 @@ def shown_of(
 
 
 def prompt_of(source: Source, facts: ModelFacts) -> list[int]:
-    """Return a text if the model has a vocabulary, else seeded ids; no longer than its positions
-    allow."""
+    """Return the ids of a text if the model has a vocabulary, else seeded ids. The prompt is no
+    longer than the model's positions allow."""
     most = max(facts.n_positions - N_GREEDY, 1) if facts.n_positions else MOST
     ids: list[int] = source.ask("tokenize", [TEXT])[0] if facts.has_vocabulary else []
     if ids:
@@ -178,8 +178,8 @@ def with_early_nodes(
 def truth(
     source: Source, file: GgufFile, prompt: Sequence[int], greedy: list[int], start: int | None
 ) -> tuple[Recorded, Matrices, list[int]]:
-    """Run our engine along ids that are the argmax of our own logits. The oracle's ids are a first
-    guess, and may differ at a tie."""
+    """Run the recorded graph with our ops on greedy ids that are the argmax of our logits.
+    `greedy`, the oracle's ids, is a first guess, which may differ after a tie."""
     result = LOGITS if greedy else EMBEDDINGS
     for _ in range(N_GREEDY + 1):
         batches = batches_of(prompt, greedy, start)
@@ -196,7 +196,7 @@ def truth(
 def greedy_after(
     source: Source, prompt: Sequence[int], greedy: list[int], own: list[int], start: int | None
 ) -> list[int]:
-    """Return our own ids up to the first that differs, and the oracle's greedy ids after them."""
+    """Return our own ids up to the first difference, and the oracle's greedy ids after them."""
     first = next(i for i in range(N_GREEDY) if own[i] != greedy[i])
     known = own[: first + 1]
     rest = N_GREEDY - len(known)
@@ -218,8 +218,8 @@ def measure_floors(
 
 
 def refuse_other(what: str, made: Vectors, who: str, matrices: Matrices) -> None:
-    """Check a golden before it is written. Raises if the oracle, or another honest run, would fail
-    it."""
+    """Check a golden before it is written. Raises BrokenGolden if the given run, of the oracle or
+    another honest engine, would fail the golden."""
     verdict = Verdicts(suite="golden-run", case=what, repro="")
     for name, matrix in matrices.items():
         found = compare_ways(made, name, matrix, verdict)

@@ -1,7 +1,7 @@
 """Sampler vectors: chains, logits and draws, and the right list after every stage.
 
-Lists are our definition's. They are written only if llama.cpp's are the same, and if no decision is
-so close that another way to compute could take it otherwise.
+The lists follow our definition. They are written only if llama.cpp's lists agree, and if no
+decision is so close that another way to compute could decide differently.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -82,7 +82,7 @@ class GoldenSamplers(Golden, name="samplers"):
         return {key: document[key] for key in head} | {c["id"]: c for c in document["cases"]}
 
     def differences(self, vectors: Vectors, ask: AskedEngine) -> Iterator[tuple[str, str]]:
-        """Yield the cases with a wrong answer, and the difference. Raises NoAnswer."""
+        """Yield the cases with a wrong answer, each with the difference. Raises NoAnswer."""
 
         def sample(request: SampleRequest) -> SampleAnswer:
             found: SampleAnswer = ask("sample", request)
@@ -116,7 +116,7 @@ def words_of(source: Source) -> SamplerVocabulary:
 
 @dataclass(frozen=True, kw_only=True)
 class SameBitsWays(Ways):
-    """The definition, with functions that give the same bits on every CPU."""
+    """The definition's choices, with functions that give the same bits on every CPU."""
 
     def _function(self, name: str, exact: Any, x: F32) -> F32:
         wide = np.asarray(x, np.float64)
@@ -133,11 +133,11 @@ SAME_BITS = SameBitsWays()
 
 
 class Unclear(Exception):
-    """Raised for a row on which a decision is too close."""
+    """Error: a decision on this row is too close."""
 
 
 def make_case(spec: SamplerSpec, seed: int, words: SamplerVocabulary | None) -> Case:
-    """Return the first rows and seeds on which every decision is clear."""
+    """Return the case with the first rows and seeds for which every decision is clear."""
     for attempt in range(1, TRIES):
         try:
             return try_case(spec, seed, attempt, words)
@@ -229,7 +229,7 @@ def plain_stage(stage: Mapping[str, Any]) -> Case:
 
 
 def vocabulary_of(spec: SamplerSpec, words: SamplerVocabulary) -> Case:
-    """Return a vocabulary that answers samplers about a case's tokens."""
+    """Return the part of a vocabulary that samplers need for a case's tokens."""
     tokens = sorted({*spec.only, *spec.told})
     breakers = [text for stage in spec.chain for text in stage.get("seq_breakers", ())]
     return {

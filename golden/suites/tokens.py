@@ -1,4 +1,4 @@
-"""Token lists: texts to ids under each pair of flags, ids back to bytes, and every single piece."""
+"""Vectors of token lists: texts to ids with each pair of flags, ids to bytes, and every piece."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -101,13 +101,13 @@ def name_way(way: str, flags: Mapping[str, bool]) -> str:
 
 
 def vocabulary_size(source: Source) -> int:
-    """Return the vocabulary size as the oracle reads it from the file: the logits do not count."""
+    """Return the vocabulary size that the oracle reads from the file, not the number of logits."""
     summary = source.ask("metadata")
     return len(summary.metadata["tokenizer.ggml.tokens"][1])
 
 
 def decode_random_ids(source: Source, n_vocab: int) -> list[bytes]:
-    """Return the texts that the oracle decodes random ids to."""
+    """Return the texts that the oracle decodes from random ids."""
     bits = stream(source.seed, "golden.tokens")
     lengths = integers(bits, GLUED, LONGEST) + 1
     runs = [[int(i) for i in integers(bits, int(n), n_vocab)] for n in lengths]

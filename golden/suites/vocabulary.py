@@ -1,4 +1,5 @@
-"""Vocabularies: named texts to ids and back, the bytes of their tokens, llama.cpp's own cases."""
+"""Vectors of vocabularies: texts to ids and back, the bytes of tokens, and llama.cpp's own
+cases."""
 
 import base64
 import hashlib
@@ -132,8 +133,8 @@ def replay_pieces(
 
 
 def own_specials(metadata: Mapping[str, tuple[str, Any]]) -> dict[str, bytes]:
-    """Return some of the special tokens, the first and the last ones, whole and with something
-    around."""
+    """Return texts of the first and last special tokens, each alone and with other text around
+    it."""
     tokens = metadata["tokenizer.ggml.tokens"][1]
     _, types = metadata.get("tokenizer.ggml.token_type", ("", ()))
     found = [token for token, kind in zip(tokens, types, strict=False) if kind in SPECIAL_TYPES]
@@ -148,7 +149,7 @@ def own_specials(metadata: Mapping[str, tuple[str, Any]]) -> dict[str, bytes]:
 
 
 def decode_random_ids(source: Source, metadata: Mapping[str, tuple[str, Any]]) -> dict[str, bytes]:
-    """Return the texts that the oracle decodes random ids to."""
+    """Return the texts that the oracle decodes from random ids."""
     n_vocab = len(metadata["tokenizer.ggml.tokens"][1])
     bits = stream(source.seed, "golden.vocabulary")
     lengths = integers(bits, GLUED, LONGEST) + 1
@@ -186,7 +187,7 @@ def ids_of(cases: Sequence[Case], own: Sequence[Case]) -> Iterator[Ids]:
 
 
 def pieces(ask: AskedEngine, ids: Ids) -> Case:
-    """Return the bytes of each token; under `plain` none for hidden ones."""
+    """Return the bytes of each token; under `plain`, hidden tokens have no bytes."""
     alone = [[i] for i in ids]
     full, plain = (
         [t.hex() for t in ask("detokenize", alone, **f)] for f in (FULL_BACK, PLAIN_BACK)
@@ -195,7 +196,7 @@ def pieces(ask: AskedEngine, ids: Ids) -> Case:
 
 
 def own_rows(source: Source) -> list[Case]:
-    """Return llama.cpp's cases by the hash of their texts, which we do not ship."""
+    """Return llama.cpp's own cases, with a hash in place of each text, which we do not ship."""
     assert source.path is not None
     cases = own_cases(source.path)
     if not cases:
@@ -218,7 +219,7 @@ def own_rows(source: Source) -> list[Case]:
 def replay_own(
     document: Mapping[str, Any], ask: AskedEngine, verdict: Verdicts
 ) -> Iterator[Verdict]:
-    """Replay llama.cpp's own cases, whose texts lie beside the model."""
+    """Replay llama.cpp's own cases, whose texts lie next to the model."""
     rows = document["llama_cpp"]
     cases = [] if ask.path is None else own_cases(ask.path)
     by_hash = {digest(text): text for text, _ in cases}

@@ -1,4 +1,5 @@
-"""The weights of a model: the hash of every tensor decoded, and seeded pieces with their values."""
+"""Vectors of a model's weights: the hash of every decoded tensor, and seeded pieces with their
+values."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -105,8 +106,7 @@ def sha256_of(file: GgufFile, info: TensorInfo, ask: AskedEngine) -> str:
 def pieces_of(
     file: GgufFile, source: Source, kinds: set[str]
 ) -> tuple[list[Case], list[NDArray[np.float32]]]:
-    """Return whole blocks from random places in the tensors of each type, with their places in the
-    file."""
+    """Return whole blocks from random places in the tensors of each type, with their places."""
     rows: list[Case] = []
     values: list[F32] = []
     for name in sorted(kinds):
@@ -129,7 +129,8 @@ def pieces_of(
 def draw_tensors(
     every: Sequence[TensorInfo], seed: int, name: str
 ) -> Iterator[tuple[TensorInfo, int]]:
-    """Yield tensors of a type, one for each piece, in order, some of them several times."""
+    """Yield a tensor of a type for each piece, in order, with a random number; a tensor may occur
+    several times."""
     bits_of_type = stream(seed, f"golden.weights {name}")
     which = np.sort(integers(bits_of_type, PIECES, max(len(every), 1)))
     places = bits_of_type.random_raw(PIECES) >> 1
@@ -165,7 +166,7 @@ def of_type(
 
 
 def where(info: TensorInfo, file: GgufFile, vectors: Vectors, ask: AskedEngine) -> str:
-    """Describe the first wrong weight, if a piece shows one."""
+    """Describe the first wrong weight, if the stored pieces contain it."""
     for row in vectors.document["pieces"]:
         if row["tensor"] != info.name:
             continue

@@ -1,6 +1,6 @@
 """The public names: `Adapter` and the types that it returns, and `check` for scripts.
 
-A user's class imports them from `lockstep`. Everything else may change from version to version.
+Users import them from `lockstep`. Everything else may change from version to version.
 """
 
 from collections.abc import Sequence
@@ -64,14 +64,14 @@ def check(
 ) -> "RunResult":
     """Run `lockstep check MODEL --engine ENGINE` and return its verdicts.
 
-    engine: as the option takes it: a command, an address, dump:FOLDER, adapter:FILE.
-    settings: exact, default, or None for the preset that fits the engine.
-    timeout: seconds for one answer. known: a file of `check --write-known`.
+    engine: a value of the option `--engine`: a command, an address, dump:FOLDER or adapter:FILE.
+    settings: exact, default, or None for the preset that fits the engine. timeout: seconds for one
+    answer. known: a file of `check --write-known`.
 
     The result has `code` (0 conform, 1 divergence, 2 a defect of Lockstep, 3 incomplete),
     `verdicts` and `folder`, which holds report.jsonl and report.html.
 
-    Raises BadInput where the model, the engine or an option cannot be used.
+    Raises BadInput if the model, the engine or an option cannot be used.
     """
     # late: a user's class imports this module too, and needs none of it
     from lockstep.harness.runs.check_model import check_model, plan_for_model

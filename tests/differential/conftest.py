@@ -1,4 +1,5 @@
-"""Shared parts of the tests against llama.cpp: one reason to skip them all, models, and checks."""
+"""Shared parts of the tests against llama.cpp: models, checks, and the skip if it is not
+installed."""
 
 import importlib.util
 from collections.abc import Callable, Iterator
@@ -32,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return a function that writes built-in models by name, each once."""
+    """Return a function that writes built-in models by name, each model once."""
     folder = tmp_path_factory.mktemp("models")
     return lambda name: builtin(name, folder)
 
@@ -53,8 +54,8 @@ def stories() -> Path:
 
 @pytest.fixture(scope="session")
 def plan_for() -> Callable[..., Plan]:
-    """Plan a check of our engine against llama.cpp on one file, with few steps unless said
-    otherwise."""
+    """Return a function that plans a check of our engine against llama.cpp on a file, with few
+    steps by default."""
 
     return partial(plan_of, n_steps=8)
 
@@ -71,7 +72,7 @@ def checked() -> Checked:
 
 @pytest.fixture(scope="session")
 def namer() -> Iterator[Session]:
-    """Yield the session that names the tensors of made models."""
+    """Yield the session of llama.cpp that names the tensors of generated models."""
     with open_for_variants() as session:
         yield session
 

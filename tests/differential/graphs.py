@@ -1,4 +1,4 @@
-"""llama.cpp's graph of a model, and the findings on an engine's tensors along it."""
+"""llama.cpp's graph of a model, and the findings on an engine's tensors of this graph."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class Recorded:
         return cls(path, settings, batches, program, build)
 
     def shown_by(self, make: Any, replace: Values | None = None) -> Values:
-        """Return every tensor of an engine's own run, or of one with replaced values."""
+        """Return every tensor of an engine's own run, or of a run with replaced values."""
         engine = make(self.path, self.settings)
         request = Request(batches=self.batches, capture=True, replace=replace or {})
         values: Values = engine.evaluate(request).trace.values()
@@ -51,7 +51,7 @@ class Recorded:
         return values
 
     def findings(self, shown: Values, given: Values | None = None) -> list[SiteFinding]:
-        """Return the findings. given: replacement values at some sites."""
+        """Return the findings on the shown values. given: replacement values at some sites."""
         wires = wires_of(self.program)
         places = places_by_site(self.program, wires)
 
@@ -72,7 +72,8 @@ class Recorded:
         return found
 
     def accused(self, make: Any, only: tuple[str, ...] = ()) -> list[SiteFinding]:
-        """Return the findings about an engine's own run. only: names of the sites to look at."""
+        """Return the findings of a mismatch in an engine's own run. only: names of the sites to
+        judge."""
         values = self.shown_by(make)
         chosen = {s: v for s, v in values.items() if not only or s.name in only}
         return [found for found in self.findings(chosen) if found.mismatch is not None]

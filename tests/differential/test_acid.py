@@ -1,4 +1,4 @@
-"""Acid models in llama.cpp: every test ok, in both presets, at temperature 1, for each type."""
+"""Acid models in llama.cpp: every test is ok, in both presets, at temperature 1, for each type."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def test_every_test_is_ok_in_llama_cpp(
 
 
 @pytest.mark.parametrize("quant", TYPES)
-def test_every_type_is_ok_as_users_run_llama_cpp(tmp_path: Path, quant: str) -> None:
+def test_every_type_is_ok_with_default_settings(tmp_path: Path, quant: str) -> None:
     write_acid(tmp_path / "acid.gguf", quant=quant)
     reading = reading_of(tmp_path / "acid.gguf", "default", SHORT)
     assert (reading.code, reading.quant) == (0, quant)
@@ -86,7 +86,7 @@ def test_every_plain_type_of_an_architecture_is_ok(tmp_path: Path, arch: str, qu
 
 
 def test_a_report_sampled_at_temperature_one_is_the_same(tmp_path: Path) -> None:
-    """1000 draws of every token of the whole report, from the logits that llama.cpp gives."""
+    """Every token of the report is drawn 1000 times from llama.cpp's logits."""
     path = tmp_path / "acid.gguf"
     write_acid(path)
     n = len(report_for("llama", "F32").tests) + 3

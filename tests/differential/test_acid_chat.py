@@ -1,4 +1,4 @@
-"""Acid models in practice: sampled by llama.cpp, and behind a server's chat endpoint."""
+"""Acid models in practice: sampled by llama.cpp, and used through a server's chat endpoint."""
 
 import json
 import subprocess

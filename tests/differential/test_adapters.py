@@ -1,4 +1,4 @@
-"""LoRA files and control vectors: llama.cpp against our graphs, replay and wrong engines."""
+"""LoRA files and control vectors: llama.cpp compared with our graphs, replay and wrong engines."""
 
 import ctypes
 import shlex
@@ -61,7 +61,7 @@ def model(folder: Path) -> Path:
 
 
 def adapters_for(model: Path) -> tuple[AdapterFile, ...]:
-    """Return two LoRA files of other ranks and scales, and a control vector."""
+    """Return two LoRA files with different ranks and scales, and a control vector."""
     files = [model.with_suffix(f".{name}.gguf") for name in ("a", "b", "vector")]
     if not files[0].exists():
         write_lora(LoraRecipe(seed=1), model, files[0])
@@ -201,7 +201,7 @@ def test_known_divergence_of_a_lora_file_is_still_true(
 
 
 def logits_with(model: Path, calls: Sequence[int]) -> np.ndarray:
-    """Return logits after setting control vectors for these numbers of layers, one after the
+    """Return logits after setting control vectors that have these numbers of layers, one after the
     other."""
     loaded = LlamaModel(library(), model, EXACT, vocab_only=False)
     context = LlamaContext(loaded, EXACT)

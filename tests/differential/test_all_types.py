@@ -47,7 +47,7 @@ def test_a_seeded_model_of_every_type_conforms(type_name: str, folder: Path) -> 
 @pytest.mark.parametrize("preset", [name for name in PRESETS if name != EXACT.name])
 @pytest.mark.parametrize("type_name", NAMES)
 def test_model_conforms_under_the_other_presets(type_name: str, preset: str, folder: Path) -> None:
-    """Suites about reading the file are left out: the presets change nothing there."""
+    """Suites about reading the file are skipped, because presets do not affect them."""
     suites = ("logits", "decode", "trace", "products")
     verdicts = checked(model_of(type_name, folder), PRESETS[preset], suites=suites)
     assert [v.summary for v in verdicts if v.status != "agreed"] == []
@@ -76,9 +76,9 @@ def test_remaining_types_are_f64_and_integers() -> None:
 def test_matrix_without_a_product_is_reported_as_a_crash_of_llama_cpp(
     name: str, made_as: str, folder: Path
 ) -> None:
-    """llama.cpp loads such a file all the same, and ends when it looks the first token up.
+    """llama.cpp loads such a file, but its process ends when it looks up the first token.
 
-    Ops of the subject are judged along its graph, which is recorded without being computed.
+    Ops of the subject are judged on llama.cpp's graph, which is recorded without being computed.
     """
     path = folder / f"retyped-{name}.gguf"
     with_tensor_type(model_of(made_as, folder), path, "token_embd.weight", type_by_name(name).id)

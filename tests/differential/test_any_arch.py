@@ -1,4 +1,4 @@
-"""llama.cpp names the tensors of every architecture, and loads the models made from them."""
+"""llama.cpp names the tensors of every architecture, and loads the models made with these names."""
 
 import json
 from collections.abc import Callable
@@ -53,9 +53,9 @@ def test_every_variant_runs(name: str, quant: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arch", ["bitnet", "cohere2", "command-r", "gemma", "gemma2", "plm"])
-def test_text_of_a_headless_model_tells_more_than_its_last_token(arch: str, tmp_path: Path) -> None:
-    """Embeddings as large as the layers' outputs once made each token repeat itself: an engine with
-    wrong attention wrote the same text."""
+def test_text_of_a_headless_model_depends_on_earlier_tokens(arch: str, tmp_path: Path) -> None:
+    """Embeddings were once as large as the outputs of layers, so each token repeated itself. An
+    engine with wrong attention then wrote the same text."""
     path = tmp_path / "m.gguf"
     variant_of(arch, path)
     prompts = [[(37 * k + 11 * j + 5) % 120 for j in range(12)] for k in range(12)]
@@ -98,7 +98,7 @@ def test_synth_sets_sizes_and_a_usual_vocabulary(arch: str, kind: str, tmp_path:
 
 @pytest.mark.parametrize("entry", entries("load"), ids=lambda entry: str(entry["id"]))
 def test_a_known_refusal_is_still_one(entry: dict[str, Any], tmp_path: Path) -> None:
-    """The same file is loaded once it has the token that llama.cpp looks for."""
+    """The same file is loaded if it has the token that llama.cpp looks for."""
     said = []
     for last in ("", entry["token"]):
         path = tmp_path / f"{bool(last)}.gguf"
@@ -114,7 +114,8 @@ def test_a_known_refusal_is_still_one(entry: dict[str, Any], tmp_path: Path) -> 
 
 
 def test_the_tensors_of_a_large_model_are_named_and_take_no_memory() -> None:
-    """The model in F32 exceeds the limit of memory for other questions, and most machines."""
+    """The model in F32 exceeds the memory limit of other questions, and the memory of most
+    machines."""
     sizes = {"n_layer": 8, "n_embd": 2048, "n_head": 16, "n_head_kv": 4, "n_ff": 1024}
     sizes |= {"n_expert": 64, "n_expert_used": 8}
     large = replace(variant_named("qwen3moe"), sizes=tuple(sizes.items()))
@@ -152,7 +153,7 @@ def test_check_makes_a_model_of_an_architecture_and_runs_every_suite(
     }
 
 
-def test_chameleon_suppresses_image_tokens_in_the_first_row_alone(tmp_path: Path) -> None:
+def test_chameleon_suppresses_image_tokens_only_in_the_first_row(tmp_path: Path) -> None:
     (path,) = make_variants(["chameleon"], tmp_path)
     prompt = [50, 5, 82, 2]
     with Runner().open("llama.cpp", path, EXACT) as engine:
@@ -203,7 +204,7 @@ def test_cogvlm_returns_logits_of_the_first_token_twice(
 def test_replay_and_oracle_use_different_workers(
     suite: str, name: str, tmp_path: Path, plan_for: Callable[..., Plan], checked: Checked
 ) -> None:
-    """The replay uses llama.cpp's graph, on a model without an earlier recording."""
+    """The replay uses llama.cpp's graph of a model that has not been recorded before."""
     path = tmp_path / "m.gguf"
     variant_of(name, path)
     for seed in range(2):
@@ -221,11 +222,9 @@ def test_honest_engine_agrees_for_any_split_of_batches(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """One run of all batches is not what engines compute for batches that stand alone.
-
-    Nor is it for batches whose first row is changed. Both engines were accused, also where only
-    some logits are asked for, as of a large vocabulary.
-    """
+    """An earlier version joined separate batches, and batches with a changed first row, in one run.
+    Both engines were then accused, even if only some logits are requested, as with a large
+    vocabulary."""
     monkeypatch.setattr(further_runs, "ROWS", rows)
     (path,) = make_variants([arch], tmp_path)
     found = checked(plan_for(path, engine="replay", suites=("logits", "decode", "trace")))
@@ -236,8 +235,7 @@ def test_honest_engine_agrees_for_any_split_of_batches(
 def test_heads_share_kv_heads_visibly(
     arch: str, plan_for: Callable[..., Plan], checked: Checked, tmp_path: Path
 ) -> None:
-    """A model with as many KV heads as heads would hide the fault: every way to share them is the
-    same."""
+    """A model with as many KV heads as heads would hide the fault, because no KV head is shared."""
     (path,) = make_variants([arch], tmp_path)
     plan = plan_for(path, suites=("logits",))
     assert {v.status for v in checked(plan)} == {"agreed"}

@@ -1,4 +1,4 @@
-"""Our own graphs against llama.cpp: a right one agrees, a wrong one is located."""
+"""Our own graphs compared with llama.cpp: a right graph agrees, and a wrong graph is located."""
 
 import tracemalloc
 from collections.abc import Callable
@@ -52,7 +52,8 @@ MORE_THAN_A_TILE = 70  # of flash attention, which computes 64 rows or more in a
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
-    """Return models of architectures in types of weights, each written once."""
+    """Return a function that writes a model of an architecture and a weight type, each model
+    once."""
     folder = tmp_path_factory.mktemp("architectures")
 
     def make(arch: str, quant: str) -> Path:
@@ -66,7 +67,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]
 
 @pytest.fixture(scope="session")
 def stretched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return parameters for a model trained on 128 tokens and used with 512: slow pairs turn four
+    """Return a model that was trained on 128 tokens and is used with 512. Its slow pairs turn four
     times slower."""
     path = tmp_path_factory.mktemp("yarn") / "llama.gguf"
     write_llama(LlamaRecipe(rope_yarn_factor=4.0, rope_freqs=True), path)
@@ -88,7 +89,7 @@ def run_of(path: Path, settings: Settings = EXACT, n_tokens: int = TOKENS) -> Pl
 
 
 def ends(verdicts: list[Verdict]) -> set[tuple[str, str]]:
-    """Return embeddings in the place of logits."""
+    """Return the suites with their statuses; the suite `embeddings` is called `logits`."""
     asked = [v for v in verdicts if v.suite == "trace" or v.status != "not-applicable"]
     found = {(v.suite, v.status) for v in asked}
     return {("logits" if suite == "embeddings" else suite, status) for suite, status in found}
@@ -172,10 +173,10 @@ def test_patching_confirms_a_wrong_graph(
         ("mutant:cache-sequences-leak", "beside another sequence"),
     ],
 )
-def test_engine_with_own_graph_is_asked_in_other_ways(
+def test_engine_with_own_graph_diverges_in_further_runs(
     engine: str, way: str, made: Callable[..., Path], checked: Checked
 ) -> None:
-    """The first answer alone is right in every logit and every op."""
+    """The first answer is right in every logit and every op; the other answers are wrong."""
     plan = replace(run_of(made("qwen3", "F32")), engine=engine, n_tokens=8)
     first, *wrong = checked(replace(plan, suites=("logits",)))
     assert first.status == "agreed"
@@ -203,7 +204,7 @@ def test_every_product_of_our_graph_is_judged_on_nearly_empty_inputs(
 
 
 def test_window_hides_older_tokens(made: Callable[..., Path]) -> None:
-    """Layers of a made gemma3 see 16 tokens, except the last of six, which sees all."""
+    """Layers of the generated gemma3 see 16 tokens; the last of six layers sees all tokens."""
     model = Model(made("gemma3", "F32"), Ops())
     try:
         hp = model.graph.hparams
@@ -237,10 +238,10 @@ def test_layer_count_allocates_nothing(made: Callable[..., Path], tmp_path: Path
         tracemalloc.stop()
 
 
-def test_form_without_our_graph_is_replayed(
+def test_model_without_our_graph_is_replayed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Biases of qwen2 are optional to llama.cpp."""
+    """The model is a qwen2 without biases, which llama.cpp accepts."""
     monkeypatch.setattr(any_arch, "LEFT_OUT", {"qwen2": r"scale$|bias$"})
     path = tmp_path / "qwen2.gguf"
     variant_of("qwen2", path)
@@ -258,7 +259,7 @@ def test_positions_stretched_by_yarn_agree(preset: str, stretched: Path, checked
 def test_model_that_llama_cpp_refuses_to_load_is_not_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked: Checked
 ) -> None:
-    """Our engine refuses the model as well."""
+    """Our engine also refuses the model."""
     lacks = any_arch.LEFT_OUT["qwen3"] + r"|^blk\.1\.attn_q\.weight$"
     monkeypatch.setattr(any_arch, "LEFT_OUT", {"qwen3": lacks})
     path = tmp_path / "incomplete.gguf"
@@ -269,6 +270,6 @@ def test_model_that_llama_cpp_refuses_to_load_is_not_compared(
     assert all("'blk.1.attn_q.weight' not found" in v.summary for v in verdicts)
 
 
-def test_table_lists_every_architecture_of_ours() -> None:
+def test_table_lists_all_our_architectures() -> None:
     import_members("lockstep.engine.architectures")
     assert sorted(Architecture.family) == sorted({*OURS, "llama"})

@@ -1,4 +1,4 @@
-"""Bisection leads to the layer, the op, the tensor and the row that was changed, and proves it."""
+"""Bisection finds the layer, the op, the tensor and the row that were changed, and proves it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -101,8 +101,8 @@ def test_two_faults_in_different_layers_are_both_found(
 def test_a_fault_of_llama_cpp_as_the_subject_is_found(
     five_layers: Path, plan_for: PlanFor, checked: Checked, bisected: Bisect, tmp_path: Path
 ) -> None:
-    """Roles are not classes: here our engine is the oracle. llama.cpp computes the ops of its graph
-    one by one; into its runs nothing is put under the names of nodes."""
+    """Here our engine is the oracle. llama.cpp computes the ops of its graph one by one, but
+    accepts no replacement values under the names of nodes."""
     wrong = changed(five_layers, tmp_path, ("blk.3.ffn_down.weight", ROW, 0.5))
     plan = plan_for(five_layers, subject_model=wrong, engine="llama.cpp", oracle="reference")
     assert exit_code(checked(plan)) == 1

@@ -1,4 +1,5 @@
-"""Models without our own graph: a wrong op, or one changed weight, is found at its node."""
+"""Bisection of models without our own graph: a wrong op or one changed weight is found at its
+node."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -29,7 +30,7 @@ NORMAL, NEOX = 0, 2
 
 @dataclass(frozen=True)
 class Wrong(Honest):
-    """An engine in which one op has other parameters, or is another op."""
+    """An engine in which one op has wrong parameters, or is replaced by another op."""
 
     op: str
     change: Callable[[Node], Node]
@@ -136,7 +137,8 @@ def test_wrong_op_is_found_only_at_its_nodes_and_confirmed(
 def test_one_changed_weight_is_found_down_to_its_row(
     factor: float, variant: Models, tmp_path: Path
 ) -> None:
-    """The cases include a weight that moves its product by less than the allowed roundings."""
+    """One case changes a weight so little that its product moves by less than the allowed
+    roundings."""
     model, name = variant("qwen3"), "blk.1.ffn_up.weight"
     with GgufFile.open(model) as file:
         element = file.tensors[name].ne[0] * 10 + 7
@@ -165,7 +167,7 @@ def test_one_changed_weight_is_found_down_to_its_row(
 
 
 def with_key(model: Path, key: str, raw: bytes, to: Path) -> Path:
-    """Return a copy with another number of four bytes."""
+    """Return a copy in which a key has another value of four bytes."""
     held = bytearray(model.read_bytes())
     at = held.index(key.encode()) + len(key) + 4  # behind the value's type
     held[at : at + 4] = raw
@@ -176,7 +178,7 @@ def with_key(model: Path, key: str, raw: bytes, to: Path) -> Path:
 def test_other_epsilon_in_the_subjects_file_is_found_at_the_norms(
     variant: Models, tmp_path: Path
 ) -> None:
-    """All weights agree, and with the oracle's parameters every op would agree."""
+    """All weights agree, and every op would agree with the oracle's parameters."""
     key = "qwen3.attention.layer_norm_rms_epsilon"
     raw = np.float32(1e-3).tobytes()
     other = with_key(variant("qwen3"), key, raw, tmp_path / "other.gguf")
@@ -191,7 +193,7 @@ def test_other_epsilon_in_the_subjects_file_is_found_at_the_norms(
 
 
 def test_window_in_the_subjects_file_is_found_at_the_mask(variant: Models, tmp_path: Path) -> None:
-    """Every op agrees on the oracle's mask: no op computes a mask."""
+    """Every op agrees, because no op computes the mask, and all ops get the oracle's mask."""
     key = "gemma3.attention.sliding_window"
     other = with_key(variant("gemma3"), key, (3).to_bytes(4, "little"), tmp_path / "other.gguf")
     result, verdicts = asked(plan_for(variant("gemma3"), subject=other))
@@ -203,7 +205,7 @@ def test_window_in_the_subjects_file_is_found_at_the_mask(variant: Models, tmp_p
 def test_layers_with_windows_in_the_subjects_file_are_found_at_their_masks(
     variant: Models, tmp_path: Path
 ) -> None:
-    """Both graphs have both masks, and all ops are equal."""
+    """Both graphs have both masks, and all their ops are equal."""
     key, window = "olmo2.attention.sliding_window_pattern", "olmo2.attention.sliding_window"
     small = with_key(variant("olmo2"), window, (3).to_bytes(4, "little"), tmp_path / "small.gguf")
     other = with_key(small, key, (3).to_bytes(4, "little"), tmp_path / "other.gguf")
@@ -244,7 +246,7 @@ def test_engine_with_its_own_graph_needs_no_single_ops(variant: Models) -> None:
 def test_other_number_of_experts_in_the_subjects_file_shows_as_a_shape(
     variant: Models, tmp_path: Path
 ) -> None:
-    """The graph of the subject's own file shows it."""
+    """The graph of the subject's own file shows the other number."""
     key, raw = "qwen3moe.expert_used_count", (3).to_bytes(4, "little")
     other = with_key(variant("qwen3moe"), key, raw, tmp_path / "other.gguf")
     result, verdicts = asked(plan_for(variant("qwen3moe"), "reference", other))

@@ -1,4 +1,4 @@
-"""Slices and lenses against llama.cpp: it loads them, and both engines agree on them."""
+"""Slices and lenses in llama.cpp: they load, and both engines agree on them."""
 
 import json
 from pathlib import Path
@@ -33,8 +33,8 @@ def test_slices_load_and_our_engine_gives_the_same_logits(arch: str, tmp_path: P
 
 
 def test_slice_keeps_the_role_of_a_layer(tmp_path: Path) -> None:
-    """The sixth layer of gemma3 has no window and another rope base, the second of gemma2 no
-    window; both have the same tensor names as their neighbours."""
+    """The sixth layer of gemma3 has no window and another rope base. The second layer of gemma2 has
+    no window. Both layers have the same tensor names as their neighbours."""
     sixth, second = asker_for("gemma3", tmp_path), asker_for("gemma2", tmp_path)
     assert (sixth.role(4), sixth.role(5)) == ({}, {WINDOW: 0})
     assert (second.role(0), second.role(1)) == ({}, {WINDOW: NO_END})

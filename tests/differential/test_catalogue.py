@@ -1,4 +1,4 @@
-"""A few wrong engines under the views of the catalogue: all tensors, logits, text."""
+"""A few wrong engines in each view of the catalogue: all tensors, logits, text."""
 
 from collections.abc import Iterator
 

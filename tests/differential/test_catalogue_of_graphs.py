@@ -1,4 +1,4 @@
-"""Wrong engines of positions, attention, experts, caches, states and loops: a few of each kind."""
+"""Engines with wrong positions, attention, experts, caches, states or loops: a few of each kind."""
 
 from collections.abc import Callable, Iterator
 
@@ -48,10 +48,10 @@ def test_wrong_engine_is_located(
     assert found.confirmed
 
 
-def test_leak_between_sequences_shows_only_beside_another_sequence(
+def test_leak_between_sequences_shows_only_with_another_sequence(
     bench_of: Callable[[str], TrialBench],
 ) -> None:
-    """The run that is traced first has no wrong op; bisect asks the other runs too."""
+    """The first traced run has no wrong op, so bisect also traces the other runs."""
     bench = bench_of("f32")
     found = try_wrong(bench, Adapter.member("mutant:cache-sequences-leak"), "f32")
     assert found.found == "logits"

@@ -1,4 +1,5 @@
-"""Our engine and llama.cpp conform: on every built-in model, a real one, and random clean ones."""
+"""Our engine and llama.cpp conform on every built-in model, a real model, and random clean
+models."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -60,7 +61,7 @@ def test_a_random_clean_case_raises_no_alarm(seed: int) -> None:
 def test_many_ubatches_make_no_difference(
     models: Callable[[str], Path], plan_for: PlanFor, checked: Checked
 ) -> None:
-    """The plan widens a ubatch to the prompt; the engines are asked with a narrow one here."""
+    """A plan uses a ubatch as long as the prompt; this test uses a short ubatch."""
     path, tokens = models("f32"), list(range(3, 40))
     narrow = replace(EXACT, n_ubatch=8)
     theirs, ours = both(path, narrow, "evaluate", Request(batches=(Batch.of(tokens),)))

@@ -1,4 +1,4 @@
-"""Random models without a fault that were accused once."""
+"""Random models without a fault on which an engine was once accused."""
 
 import pytest
 

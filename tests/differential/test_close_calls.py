@@ -1,5 +1,5 @@
-"""An engine off by about 1e-4 of the largest logit is found by its tokens, or by its text,
-alone."""
+"""An engine with an error of about 1e-4 of the largest logit is found by only its tokens or its
+text."""
 
 from pathlib import Path
 

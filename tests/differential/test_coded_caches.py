@@ -1,4 +1,4 @@
-"""Engines with quantised caches are compared, or refused at the start."""
+"""Engines with quantised caches are compared, or are refused at the start."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Known changes that compilers make to programs: the smallest program still shows each."""
+"""Known miscompilations: the smallest program still shows each of them."""
 
 import shutil
 import signal

@@ -1,7 +1,7 @@
 """An engine that converts activations differently, and shows one product besides whole layers.
 
-Whole layers agree with either format, as a rounding that tips moves them by more: the head alone
-had been accused.
+Whole layers agree with either format, because a single rounding that goes the other way moves them
+further. Once, the head alone was accused.
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
 """LoRA files converted from PEFT by llama.cpp's convert_lora_to_gguf.py: their effect on a model.
 
-It runs where `lockstep engine add transformers` made an environment, and LLAMA_CPP_SOURCE names a
-folder of llama.cpp's source.
+The tests need the environment of `lockstep engine add transformers`, and llama.cpp's source in the
+folder LLAMA_CPP_SOURCE.
 """
 
 import json
@@ -72,7 +72,7 @@ def source() -> Path:
 
 
 def converted(python: Path, source: Path, model: Path, **options: Any) -> tuple[Path, Any]:
-    """Return a LoRA file beside the model, and PEFT's logits of IDS."""
+    """Return a LoRA file for the model, and PEFT's logits of IDS."""
     out = model.parent
     given = [json.dumps(OPTIONS | options), json.dumps(IDS)]
     subprocess.run([python, "-c", PEFT, model, out, *given], check=True, capture_output=True)
@@ -110,7 +110,7 @@ def test_a_converted_file_adds_what_peft_adds(
 
 
 def test_the_converter_drops_use_rslora(python: Path, source: Path, tmp_path: Path) -> None:
-    """PEFT then divides alpha by the root of the rank, and the file does not say so."""
+    """PEFT's use_rslora divides alpha by the root of the rank, but the file does not state this."""
     model = builtin_model("f32", tmp_path)
     file, logits = converted(python, source, model, use_rslora=True)
     assert off(model, logits, AdapterFile(kind=LORA, path=str(file))) > 0.1

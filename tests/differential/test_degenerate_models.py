@@ -1,4 +1,4 @@
-"""Models whose numbers are zero, NaN, infinite or huge: a true verdict, and no engine is blamed."""
+"""Models whose numbers are zero, NaN, infinite or huge get a true verdict; no engine is blamed."""
 
 from pathlib import Path
 

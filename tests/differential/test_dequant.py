@@ -1,4 +1,4 @@
-"""Every decoder against llama.cpp's own, bit for bit: random blocks, and each kind of scale."""
+"""Every decoder compared with llama.cpp's, bit for bit, on random blocks and each kind of scale."""
 
 from functools import cache
 from pathlib import Path

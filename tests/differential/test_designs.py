@@ -1,6 +1,6 @@
-"""Honest engines of other designs are in agreement, and wrong ones beside them are not.
+"""Honest engines of other designs agree, and wrong engines that are close to them do not.
 
-The prompt begins at position 290, where angles of another design are several bounds apart.
+The prompt begins at position 290, where the angles of other designs differ by several bounds.
 """
 
 import re
@@ -91,7 +91,7 @@ def test_no_honest_design_is_accused(arch: str, design: str, preset: str, record
 
 
 @pytest.mark.parametrize("design", ["float64", "rope-power", "silu-tanh", "sums-one-by-one"])
-def test_no_honest_design_is_accused_by_its_layers_alone(design: str, recorded: Any) -> None:
+def test_no_honest_design_is_accused_if_only_layers_are_shown(design: str, recorded: Any) -> None:
     assert recorded("qwen3").accused(adapter_class(f"honest:{design}"), LAYERS) == []
 
 
@@ -140,7 +140,8 @@ def test_wrong_engine_near_an_honest_one_is_located(
 
 
 def with_equal_experts(model: Path, copy: Path) -> Path:
-    """Return a copy whose router cannot distinguish the first two experts, nor the last two."""
+    """Return a copy whose router cannot distinguish the first two experts from each other, nor the
+    last two."""
     raw = bytearray(model.read_bytes())
     with GgufFile.open(model) as file:
         for name, info in file.tensors.items():
@@ -154,7 +155,7 @@ def with_equal_experts(model: Path, copy: Path) -> Path:
 
 
 @pytest.mark.parametrize("model", ["moe", "moe-q8_0"])
-def test_tie_between_experts_may_end_either_way(model: str, tmp_path: Path) -> None:
+def test_tie_between_experts_may_be_resolved_either_way(model: str, tmp_path: Path) -> None:
     path = with_equal_experts(builtin(model, tmp_path), tmp_path / "equal.gguf")
     last = adapter_class("honest:experts-last-of-ties")
     found = Recorded.of(path, EXACT, FAR)
@@ -164,8 +165,8 @@ def test_tie_between_experts_may_end_either_way(model: str, tmp_path: Path) -> N
 
 
 class WideOnCache(Mirror):
-    """An engine that leaves queries and weights in float32, which llama.cpp converts to the cache's
-    type."""
+    """An engine that keeps queries and softmax weights in float32; llama.cpp converts them to the
+    cache's type."""
 
     def kq(self, q: F32, k: Any) -> F32:
         return ReferenceOps().kq(q, k)
@@ -199,7 +200,7 @@ def test_design_differs_from_the_reference(design: str, recorded: Any) -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_cache_is_shown_by_its_used_cells(preset: str, recorded: Any) -> None:
+def test_used_cells_of_a_shown_cache_are_compared(preset: str, recorded: Any) -> None:
     assert recorded("qwen3", preset).accused(Reference) == []
     assert recorded("qwen3", preset).accused(adapter_class("honest:float64")) == []
     found = recorded("qwen3", preset).accused(CacheKeepsLast)
@@ -221,7 +222,7 @@ def test_a_wrong_cache_is_confirmed_by_patching(
     assert found.patched.confirms
 
 
-def test_graph_with_windows_shares_no_names_of_cache_cells(recorded: Any) -> None:
+def test_graph_with_windows_has_no_common_cache_names(recorded: Any) -> None:
     program = recorded("gemma3").program
     names = {site.name for site in places_by_site(program, wires_of(program))}
     assert not names & {"k_cache", "v_cache"}

@@ -1,4 +1,4 @@
-"""Models whose tokens see later ones, and that keep nothing between batches."""
+"""Models whose tokens see later tokens, and that keep nothing between batches."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -46,7 +46,7 @@ QUESTIONS = {
 
 
 def engine_of(folder: Path, suite: str, most: int) -> str:
-    """Return an engine that reads only so many tokens of a prompt."""
+    """Return an engine that reads only the last `most` tokens of a prompt."""
     path = folder / f"{suite}_{most}.py"
     path.write_text(dedent(ALONE.replace("MOST", str(most)) + QUESTIONS[suite]))
     return f"adapter:{path}"
@@ -57,7 +57,7 @@ def engine_of(folder: Path, suite: str, most: int) -> str:
 def test_tokens_after_prefixes_are_asked_for_one_by_one(
     arch: str, suite: str, plan_for: Callable[..., Plan], checked: Checked, tmp_path: Path
 ) -> None:
-    """One run of all prefixes would show later tokens to each: honest engines were accused.
+    """Prefixes in one run would see later tokens, so honest engines were once accused.
 
     An engine that reads only the end of a prompt is found.
     """
@@ -74,8 +74,8 @@ def test_tokens_after_prefixes_are_asked_for_one_by_one(
 def test_logits_of_several_sequences_belong_to_their_tokens(
     arch: str, plan_for: Callable[..., Plan], checked: Checked, tmp_path: Path
 ) -> None:
-    """The graph computes the logits of all tokens. An honest run had more rows, which was a
-    traceback."""
+    """The graph computes the logits of all tokens. So an honest run had more rows than expected,
+    which once caused a traceback."""
     (path,) = make_variants([arch], tmp_path)
     (found,) = checked(plan_for(path, engine="llama.cpp", suites=("logits",)))
     assert found.status == "agreed", found.summary
@@ -85,7 +85,8 @@ def test_logits_of_several_sequences_belong_to_their_tokens(
 def test_logits_with_a_changed_first_row_are_asked_for_in_every_batch(
     plan_for: Callable[..., Plan], checked: Checked, tmp_path: Path
 ) -> None:
-    """llama.cpp died if no logits were asked for. If some were, it was said to give others."""
+    """llama.cpp died if no logits were requested. If some were requested, a false difference was
+    once reported."""
     (path,) = make_variants(["chameleon"], tmp_path)
     (found,) = checked(plan_for(path, engine="llama.cpp", suites=("logits",)))
     assert found.status == "agreed", found.summary

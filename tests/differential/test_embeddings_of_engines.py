@@ -1,5 +1,5 @@
-"""Engines that give only embeddings are also asked on made models, where a wrong GELU or eps
-shows."""
+"""Engines that give only embeddings are also tested on generated models, which show a wrong GELU or
+eps."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -73,7 +73,7 @@ def of_embeddings(model: Path, engine: str) -> list[Verdict]:
 
 
 def asked(model: Path, engine: str) -> dict[str, str]:
-    """Return the status of each model that was asked about, by its words."""
+    """Return the status of each verdict, by the beginning of its summary."""
     plan = plan_of(model, engine)
     with open_both(plan) as both:
         info = replace(both.context.subject_info, levels=("embed",))
@@ -83,7 +83,8 @@ def asked(model: Path, engine: str) -> dict[str, str]:
 
 
 class LaterBatchesMore(Reference, name="test: a GELU of its own, and later batches wrong"):
-    """A GELU without a table of halves, whose table would make some right rows differ as well."""
+    """An engine whose rows after the first batch are wrong. Its GELU uses no table of halves,
+    because a table would make some right rows differ too."""
 
     def make_ops(self) -> ReferenceOps:
         return ReferenceOps()

@@ -1,5 +1,5 @@
-"""Models with an encoder, and models with embeddings as their result: compared, and wrong ones
-found."""
+"""Models with an encoder and models whose result is embeddings: right ones agree, and wrong ones
+are found."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -36,7 +36,7 @@ MEAN, LAST, RANK = 1, 3, 4  # llama_pooling_type
 
 @pytest.fixture(scope="module")
 def made(namer: Session, tmp_path_factory: pytest.TempPathFactory) -> MadeOf:
-    """Return a variant, pooled or not, each once."""
+    """Return a function that writes a variant, pooled or not, each once."""
     folder = tmp_path_factory.mktemp("variants")
 
     def make(name: str, pooling: int = 0) -> Path:
@@ -127,7 +127,7 @@ def test_embeddings_are_compared_if_there_are_no_logits(
 
 
 class AllOneSequence(Wrong, name="test:all-one-sequence"):
-    """An engine in which every token of a batch sees every other."""
+    """An engine in which every token of a batch sees all tokens of the batch."""
 
     model_class = seen_through(lambda visible, _: np.ones_like(visible))
 

@@ -1,4 +1,4 @@
-"""The engines of `harness/examples/` are honest, and a wrong one of them is found at its op."""
+"""The engines of `harness/examples/` are honest, and a wrong version is found at its op."""
 
 import json
 import shlex

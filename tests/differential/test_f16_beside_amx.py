@@ -13,9 +13,9 @@ from lockstep.harness.shadow.batches import Work
 
 
 @pytest.mark.parametrize("variant", ["bitnet", "grovemoe"])
-def test_differences_beside_amx_are_known(variant: str, tmp_path: Path) -> None:
-    """BitNet's output matrix is tied, and GroveMoE's experts have another name: with an AMX build
-    both were called wrong."""
+def test_differences_of_amx_builds_are_known(variant: str, tmp_path: Path) -> None:
+    """BitNet's output matrix is tied, and GroveMoE's experts have an unusual name. With an AMX
+    build, both were once called wrong."""
     with Runner().open("llama.cpp", None, DEFAULT) as session:
         info = session.ask("describe")
     assert isinstance(info, Answered)

@@ -1,4 +1,5 @@
-"""Faults that whole runs of an F32 model show: honest runs differ by less than 1 in 100,000."""
+"""Faults that show in whole runs of an F32 model, where honest runs differ by less than 1 in
+100,000."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Messages about files other than llama models: a table of files and commands.
 
-Each command that takes long stands here for one or two models; test_any_arch has the rest.
+Each slow command is tested here on only one or two models; test_any_arch tests the other models.
 """
 
 from collections.abc import Callable

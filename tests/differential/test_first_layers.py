@@ -1,4 +1,4 @@
-"""The first layers of a model, as a model of their own: llama.cpp computes the same in each
+"""The first layers of a model as a separate model: llama.cpp computes the same values in each
 layer."""
 
 import os
@@ -79,7 +79,7 @@ def test_llama_cpp_computes_the_same_in_each_kept_layer(
 
 
 def test_layer_that_changes_in_a_shorter_model_is_refused(tmp_path: Path) -> None:
-    """llama.cpp takes a gemma2 with 46 layers for the largest one, and scales its scores
+    """llama.cpp treats any gemma2 with 46 layers as the largest gemma2, and scales its scores
     differently."""
     model, output = model_of("gemma2", tmp_path, n_layer=46), tmp_path / "first.gguf"
     output.write_bytes(b"of before")
@@ -109,7 +109,8 @@ def test_layer_count_that_is_not_smaller_is_refused(n: int, tmp_path: Path) -> N
 
 
 def test_slice_omits_unread_tensors(tmp_path: Path) -> None:
-    """Layers without a window have factors of gemma4, and llama.cpp takes no file with more."""
+    """The rope factors of gemma4 are used only in layers without a window, and llama.cpp refuses a
+    file with unread tensors."""
     model, output = model_of("gemma4", tmp_path, n_layer=5), tmp_path / "first.gguf"
     assert write_first_layers(model, 2, output) == FirstLayers(n=2, of=5, enough=5)
     with GgufFile.open(model) as whole, GgufFile.open(output) as first:
@@ -117,7 +118,7 @@ def test_slice_omits_unread_tensors(tmp_path: Path) -> None:
 
 
 def test_refusal_of_too_few_layers_says_how_many_are_enough(tmp_path: Path) -> None:
-    """llama.cpp aborts at a hybrid whose first layers have states alone."""
+    """llama.cpp aborts for a hybrid model whose first layers all have recurrent states."""
     model = model_of("lfm2", tmp_path, n_layer=4)
     with pytest.raises(Unsupported, match=r"first.gguf: .*; --layers 2 has one of each kind$"):
         write_first_layers(model, 1, tmp_path / "first.gguf")

@@ -1,4 +1,4 @@
-"""Engines of `lockstep engine`, if added: they agree except for known differences."""
+"""Engines added by `lockstep engine` agree except for known differences."""
 
 import shutil
 from ctypes.util import find_library

@@ -1,4 +1,4 @@
-"""Whole models with a small fault reach llama.cpp's loader, and are distinguished there."""
+"""Whole models with a small fault reach llama.cpp's loader, which accepts or refuses them."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""GELU by tanh and by erf differ by less than a step of ggml's table of halves; the suites still
-find the difference."""
+"""The suites distinguish tanh GELU from erf GELU, although they differ by less than a step of
+ggml's table of halves."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ TOKENS = tuple(int(n) for n in np.random.default_rng(6).integers(0, 128, 32))
 
 @dataclass(frozen=True)
 class ByErf(Honest):
-    """An engine with the exact GELU, where the file wants the one by tanh."""
+    """An engine that uses erf GELU for a file that requires tanh GELU."""
 
     def result(self, node: Node, found: Expected) -> NDArray[Any]:
         if node.op != "GEGLU":

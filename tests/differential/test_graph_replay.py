@@ -1,4 +1,4 @@
-"""llama.cpp's graphs, recorded and run whole with our ops; wrong replays are caught."""
+"""llama.cpp's graphs are recorded and run as a whole with our ops; wrong replays are caught."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -38,7 +38,7 @@ SLICE = ("gemma3", "mamba", "deepseek2", "qwen3moe", "rwkv7", *ENCODERS)
 
 @dataclass(kw_only=True, eq=False)
 class Recorded:
-    """A program, with the values of llama.cpp's own run."""
+    """A recorded program with the values of llama.cpp's own run."""
 
     program: Program
     shown: dict[Place, NDArray[Any]]
@@ -71,7 +71,8 @@ Record = Callable[..., Recorded]
 
 @pytest.fixture(scope="module")
 def recorded(namer: Session, tmp_path_factory: pytest.TempPathFactory) -> Record:
-    """Record each variant once, in two ubatches a prompt if llama.cpp can."""
+    """Return a function that records each variant once, with two ubatches for a prompt if llama.cpp
+    can."""
     folder = tmp_path_factory.mktemp("variants")
     known: dict[Any, Recorded] = {}
 
@@ -119,7 +120,7 @@ def recorded_of(path: Path, settings: Settings, work: Work) -> Recorded:
 
 
 def off(made: Recorded, found: Replayed) -> float:
-    """Return the worst output, relative to the largest."""
+    """Return the largest error of the outputs, relative to the largest output."""
     ours = [output for output in found.outputs if output is not None]
     assert len(ours) == len(found.outputs)
     theirs = made.theirs()
@@ -140,7 +141,7 @@ def test_replayed_graph_agrees_with_llama_cpp(name: str, recorded: Record) -> No
 
 @pytest.mark.parametrize("name", SLICE)
 def test_graph_recorded_without_values_is_equal(name: str, recorded: Record) -> None:
-    """Results are always recorded; if they are not enough, all values are requested."""
+    """Results of the graph are always recorded. If they are not enough, all values are recorded."""
     made = recorded(name)
     with Runner().open("llama.cpp", made.path, made.settings) as session:
         found = record(session, made.batches)
@@ -154,7 +155,7 @@ def test_graph_recorded_without_values_is_equal(name: str, recorded: Record) -> 
 
 @pytest.mark.parametrize("name", SLICE)
 def test_nodes_that_a_recording_skips_are_computed_on_demand(name: str, recorded: Record) -> None:
-    """A context may use the same graph again."""
+    """A context may reuse a graph."""
     made = recorded(name)
     kept: list[NDArray[Any]] = []
     with Runner().open("llama.cpp", made.path, made.settings) as session:
@@ -262,7 +263,7 @@ def test_decoder_reads_the_output_of_our_encoder(recorded: Record) -> None:
 # --- what cannot be computed ------------------------------------------------------------------
 
 
-def test_nodes_after_an_unknown_op_are_unknown_and_name_it(
+def test_nodes_after_an_unknown_op_are_unknown_and_name_the_op(
     recorded: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = recorded("qwen3moe")
@@ -349,7 +350,7 @@ def test_replay_holds_only_values_read_later(recorded: Record) -> None:
 # --- the engine -------------------------------------------------------------------------------
 
 
-def test_the_engine_gives_logits_text_and_every_node(recorded: Record) -> None:
+def test_replay_engine_gives_logits_text_and_every_node(recorded: Record) -> None:
     made = recorded("qwen3moe")
     with (
         Runner().open("replay", made.path, made.settings) as ours,

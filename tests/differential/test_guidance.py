@@ -1,4 +1,4 @@
-"""Guidance: engines against llama.cpp's two runs, and wrong ways to guide."""
+"""Guidance: engines compared with two runs of llama.cpp, and wrong ways to guide."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""Honest engines of other designs against llama.cpp, far enough into a text that angles differ."""
+"""Honest engines of other designs compared with llama.cpp, far enough into a text that angles
+differ."""
 
 from pathlib import Path
 

@@ -1,6 +1,7 @@
 """Rows of real models: the first token's numbers are thousands of times larger than the others'.
 
-SmolLM2: 24,955, and 8. So its honest error is as large as they are, and must not be theirs.
+In SmolLM2 the largest numbers are 24,955 and 8. So the first row's honest error is as large as the
+numbers of other rows, and must not be allowed for those rows.
 """
 
 from collections.abc import Iterator
@@ -42,8 +43,8 @@ def huge_row(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
 
 @dataclass(frozen=True)
 class LeftOut(Honest):
-    """An engine that adds less of the second layer's feed-forward network, except for the first
-    token."""
+    """An engine that adds only a part of the second layer's feed-forward output, except for the
+    first token."""
 
     share: float
 

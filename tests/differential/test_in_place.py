@@ -1,4 +1,4 @@
-"""Matrices at their places, of architectures with more norms than llama has, against llama.cpp."""
+"""Tests of matrices in place, in architectures with more norms than llama, against llama.cpp."""
 
 from pathlib import Path
 
@@ -31,7 +31,8 @@ def test_right_engines_agree_and_a_scale_off_by_a_thousandth_is_named(
 
 
 def test_matrices_with_a_factor_get_exact_activations(tmp_path: Path) -> None:
-    """The conversion error of activations between its steps would exceed a thousandth."""
+    """Activations between the steps of their format would have a conversion error above a
+    thousandth."""
     (path,) = make_variants(["mistral3"], tmp_path, quant="Q8_0")
     tensor = "blk.0.attn_output.weight"
     other = copy_with(path, tmp_path / "other.gguf", tensor, scaled)
@@ -64,7 +65,7 @@ def test_engine_with_own_eps_for_head_norms_is_not_accused(
 
 
 class ItsGateOff(HeadsBySameEps):
-    """The stored gate is wrong, and all other tensors are right."""
+    """An engine that reads the stored gate wrong, and all other tensors right."""
 
     def linear(self, x: F32, weight: Weight) -> F32:
         found = super().linear(x, weight)
@@ -76,7 +77,7 @@ class EpsInTheCodeAndWrong(Reference, name="test:eps-of-heads-in-the-code-and-wr
     ops = ItsGateOff
 
 
-def test_wrong_tensor_is_named_beside_such_norms(tmp_path: Path) -> None:
+def test_wrong_tensor_is_named_despite_own_eps_for_head_norms(tmp_path: Path) -> None:
     (path,) = make_variants(["qwen3"], tmp_path, quant="Q4_1")
     asker = asker_of(path, tmp_path / "made", oracle="llama.cpp", engine=EpsInTheCodeAndWrong.name)
     found, why = see_in_place(asker)
@@ -85,7 +86,8 @@ def test_wrong_tensor_is_named_beside_such_norms(tmp_path: Path) -> None:
 
 
 class WithoutF32(HeadsBySameEps):
-    """An engine without a kernel for queries in F32, though it has one for other matrices."""
+    """An engine without a kernel for query matrices in F32, although it has a kernel for other F32
+    matrices."""
 
     def linear(self, x: F32, weight: Weight) -> F32:
         if weight.format.name == "F32" and weight.name == "blk.0.attn_q.weight":

@@ -19,8 +19,8 @@ from tests.harness.context.test_runner import comes_true, is_running
 
 
 class Assassin:
-    """A listener that holds the worker still at one line of progress, then kills it. A worker held
-    still cannot have answered, so the question in hand is always the victim."""
+    """A listener that stops the worker process at one line of progress, then kills it. A stopped
+    worker cannot answer, so the current question always gets no answer."""
 
     def __init__(self, session: Session, line: str) -> None:
         self.session, self.line = session, line
@@ -75,7 +75,7 @@ def test_worker_death_between_two_questions_costs_nothing(
 def test_context_beyond_memory_accuses_neither_engine(
     models: Callable[[str], Path],
 ) -> None:
-    """The limit of the worker is ours: llama.cpp does not refuse the model."""
+    """The memory limit is that of our worker; llama.cpp itself does not refuse the model."""
     vast = replace(EXACT, n_ctx=1 << 20, n_ubatch=1 << 20)
     with Runner(time_limit=120).open("llama.cpp", models("f32"), vast) as session:
         outcome = session.ask("evaluate", Request(batches=(Batch.of([1, 2]),)))

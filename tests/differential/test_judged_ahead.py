@@ -1,4 +1,5 @@
-"""Suites judged in a fork beside other suites: the verdicts are those of a suite alone."""
+"""Suites judged in a fork, parallel to other suites, give the same verdicts as suites that run
+alone."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -66,8 +67,8 @@ def large(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 def test_fork_gives_the_same_verdicts_on_a_large_model(
     model: Path, engine: str, suite: type[Suite], request: pytest.FixtureRequest
 ) -> None:
-    """The verdicts lack only how errors pile up where nothing is wrong, which would take another
-    run."""
+    """The verdicts differ only in one point: they lack the growth of errors if there is no
+    fault."""
     alone = verdicts(model, engine, suite)
     given = request.getfixturevalue("large")
     assert verdicts(model, engine, suite) == [without_errors(verdict) for verdict in alone]
@@ -114,7 +115,7 @@ def test_failing_engine_is_asked_once_with_the_same_verdicts(
 
 
 @pytest.mark.parametrize(("engine", "suite"), SUITES)
-def test_embeddings_end_only_their_own_work(
+def test_embeddings_suite_leaves_the_fork_of_another_suite(
     model: Path, engine: str, suite: type[Suite], large: list[object]
 ) -> None:
     assert verdicts(model, engine, suite, Embeddings)

@@ -1,5 +1,5 @@
-"""A program with an undeclared F16 cache is told so; one with an equally small error elsewhere is
-not."""
+"""The report names an undeclared F16 cache, but not for a program with an equally small error
+elsewhere."""
 
 import shlex
 import sys
@@ -88,7 +88,7 @@ def test_bisection_reports_no_f16_cache_for_another_scale(tmp_path: Path) -> Non
 
 
 def test_nan_logits_get_no_note_on_caches(tmp_path: Path) -> None:
-    """NaN is as far from any run as any other answer."""
+    """NaN logits fit no kind of cache."""
     change = ("/ np.sqrt(q.shape[-1])", "/ np.sqrt(q.shape[-1]) * np.float32(np.nan)")
     found = bisected(tmp_path, change)
     assert "kqv_out" in {culprit.site.name for culprit in found.culprits}

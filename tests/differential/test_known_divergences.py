@@ -25,7 +25,7 @@ Decoded = Callable[[str, Known], Outcome]
 
 @pytest.fixture(scope="module")
 def decoded() -> Iterator[Decoded]:
-    """Yield a function that decodes a known block by an engine; each engine is started once."""
+    """Yield a function that decodes a known block with an engine; each engine is started once."""
     with ExitStack() as stack:
         sessions: dict[str, Session] = {}
 
@@ -73,7 +73,7 @@ def test_gguf_py_under_test_is_compared_with_llama_cpp(tmp_path: Path) -> None:
     assert result.code == 3
 
 
-def test_types_side_by_side_get_the_same_verdicts(tmp_path: Path) -> None:
+def test_types_tested_in_parallel_get_the_same_verdicts(tmp_path: Path) -> None:
     plan = FuzzPlan(targets=("Q4_0", "IQ2_S", "I16"), cases=300)
     one, two = (run_campaign("quants", plan, tmp_path, [], how) for how in (None, Processes(2)))
     assert sorted(map(str, one.verdicts)) == sorted(map(str, two.verdicts))

@@ -1,4 +1,5 @@
-"""Schedules on which llama.cpp is known to differ still show it; a short run finds no others."""
+"""Schedules on which llama.cpp is known to differ still differ; a short run finds no other
+differences."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -24,7 +25,8 @@ JudgeOf = Callable[[str, str], Judge]
 
 @pytest.fixture(scope="module")
 def judge_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeOf]:
-    """Provide an engine and ours on the small model of a kind, kept for the next question."""
+    """Provide a judge of an engine and our engine on the small model of a kind; sessions stay open
+    for the next question."""
     folder, runner = tmp_path_factory.mktemp("small"), Runner()
     with ExitStack() as stack:
 

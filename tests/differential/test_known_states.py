@@ -1,4 +1,5 @@
-"""State files that llama.cpp is known to take or die of still do; a short run finds no others."""
+"""State files that llama.cpp is known to accept wrongly or to crash on still do so; a short run
+finds no others."""
 
 from contextlib import ExitStack
 from pathlib import Path

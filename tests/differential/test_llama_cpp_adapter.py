@@ -1,4 +1,4 @@
-"""The oracle's adapter: it shows exactly llama.cpp's values, and showing changes nothing."""
+"""The oracle's adapter shows exactly llama.cpp's values, and showing them changes nothing."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -69,8 +69,8 @@ def stories(directory: Path) -> Iterator[Session]:
 
 
 def batches() -> tuple[Batch, ...]:
-    """Return a prompt with two outputs, one token, and two sequences side by side without an
-    output."""
+    """Return a prompt with two outputs, a single token, and a batch of two sequences without
+    outputs."""
     prompt = Batch.of([1, 5, 9, 17, 33, 65])
     prompt.outputs[:4] = False
     pair = Batch(
@@ -243,7 +243,8 @@ def test_replacing_every_site_with_its_own_value_changes_no_bit(session: Session
 
 
 def noisy(array: Array) -> Array:
-    """Return other values; an equal shift everywhere would vanish in a softmax."""
+    """Return the values with noise, because an equal shift of all values would vanish in a
+    softmax."""
     if array.dtype == np.int32:
         return np.ascontiguousarray(array[::-1])
     noise = np.sin(np.arange(array.size)).reshape(array.shape)
@@ -277,7 +278,7 @@ def test_patching_repairs_an_earlier_fault(session: Session) -> None:
     assert same_logits(plain, evaluated(session, replace=broken | truth))
 
 
-def test_requests_do_not_remember_each_other(session: Session) -> None:
+def test_requests_do_not_affect_each_other(session: Session) -> None:
     before = evaluated(session)
     shown(session, replace={})
     value(session.ask("greedy", [1, 2, 3], 4))
@@ -370,7 +371,7 @@ def test_llama_cpp_continues_once_upon_a_time(stories: Session) -> None:
     assert text.startswith(b", there was a little girl named Lily")
 
 
-def test_texts_cross_the_tokenizer_as_bytes(stories: Session) -> None:
+def test_tokenizer_takes_and_returns_bytes(stories: Session) -> None:
     texts = [b"", b"a\x00b", b"\xff\xfe", "héllo".encode(), b"word " * 200]
     rows = value(stories.ask("tokenize", texts, add_special=False))
     assert rows[0] == []

@@ -57,7 +57,7 @@ def test_llama_cpps_version_and_cpu_features_are_described(stories: Session) -> 
 
 
 def test_a_model_without_logits_has_no_next_token(tmp_path: Path) -> None:
-    """llama.cpp hands out zeros for a BERT, and the largest of them is token 0."""
+    """llama.cpp returns zeros as logits of a BERT, whose greedy token would be token 0."""
     variant = variant_named("bert")
     with open_for_variants() as session:
         make_variant(variant, tmp_path / "bert.gguf", seed=0, quant="F32", session=session)
@@ -74,7 +74,7 @@ def test_a_model_without_logits_has_no_next_token(tmp_path: Path) -> None:
 def test_unknown_architecture_is_not_a_refusal(
     tmp_path: Path,
 ) -> None:
-    """Otherwise an older version would diverge from one that knows the architecture."""
+    """A refusal would make an older version diverge from a version that knows the architecture."""
     arch = ("STR", "transistor")
     path = with_metadata(tmp_path / "arch.gguf", LlamaRecipe(), general__architecture=arch)
     with RUNNER.open("llama.cpp", path, EXACT) as session:

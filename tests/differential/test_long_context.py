@@ -1,4 +1,4 @@
-"""A window longer than any prompt: a short replacement shows its end."""
+"""Models with a window longer than any prompt: with a short replacement, its end shows."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -68,7 +68,8 @@ def gemma3_in_f16(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def says(plan_for: Callable[..., Plan], open_for: OpenPlan) -> Says:
-    """Return the messages of check. levels: the levels of an engine without tensors."""
+    """Return a function that returns the verdicts of check. levels: the engine's levels, if it
+    shows no tensors."""
 
     def verdicts(
         path: Path, *suites: str, levels: tuple[str, ...] = (), **plan: str
@@ -126,8 +127,7 @@ class Within(Step):
 def test_engine_with_a_window_that_llama_cpp_lacks_is_not_accused(
     phi3: Path, tmp_path: Path, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Phi-3's published code has that window. A window that llama.cpp uses is asked about all the
-    same."""
+    """Phi-3's published code uses the window, but llama.cpp does not. So no window is compared."""
     model = tmp_path / "model.gguf"
     windowed(phi3, 2, model, 2047)
     right = Phi3.forward
@@ -146,9 +146,9 @@ def test_engine_with_a_window_that_llama_cpp_lacks_is_not_accused(
 def test_engine_that_chooses_rope_factors_by_text_length_agrees(
     phi3: Path, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Transformers does so. llama.cpp chooses by the tokens that a context could hold.
+    """Transformers chooses so. llama.cpp chooses by the number of tokens that a context can hold.
 
-    So it uses the long factors for a short text in a large context (its issue 24823).
+    So llama.cpp uses the long factors for a short text in a large context (its issue 24823).
     """
 
     def by_the_text(self: Phi3, step: Any) -> Any:
@@ -177,7 +177,7 @@ def test_answers_agree_though_a_later_question_kills_the_oracle(
 
 @pytest.mark.parametrize("engine", ["mutant:window-one-more", "mutant:window-one-less"])
 def test_wrong_window_edge_is_found_and_located(engine: str, gemma3: Path, says: Says) -> None:
-    """No other question shows it, because no other prompt is as long."""
+    """No other question shows this fault, because no other prompt is as long."""
     others = says(gemma3, "logits", "decode", "trace", engine=engine)
     found = says(gemma3, "long-context", engine=engine)
     assert not any(v.status == "diverged" for v in others)
@@ -189,9 +189,9 @@ def test_wrong_window_edge_is_found_and_located(engine: str, gemma3: Path, says:
 def test_report_says_window_may_be_hard_coded(
     gemma3: Path, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An engine with the number in its code is right on the model as it is.
+    """An engine with a hard-coded window is right on the unchanged model.
 
-    One that knows no window is not.
+    An engine without a window is wrong on that model.
     """
     right_way, text = Gemma3.window, "it ignores the key, or has the number in its code"
     (other,) = says(gemma3, "long-context", engine="mutant:window-one-more")
@@ -204,7 +204,8 @@ def test_report_says_window_may_be_hard_coded(
 def test_full_attention_in_the_last_layer_is_found(
     gemma3: Path, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Gemma4's last layer sees all; with six layers of gemma3 it would be right by chance."""
+    """An engine that treats gemma3 like gemma4, whose last layer sees all tokens, would be right by
+    chance with six layers."""
     right_way = Gemma3.window
 
     def window(graph: Gemma3, layer: int) -> int:
@@ -217,7 +218,7 @@ def test_full_attention_in_the_last_layer_is_found(
 
 
 @pytest.mark.parametrize("levels", [("logits",), ("greedy",)])
-def test_engine_that_shows_less_is_asked_too(
+def test_engine_without_tensors_is_tested_too(
     levels: tuple[str, ...], gemma3: Path, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = verdicts_with(levels, "reference", gemma3, says, monkeypatch)
@@ -258,7 +259,8 @@ def test_long_context_does_not_apply_if_the_usual_run_has_the_window(
 def test_window_shorter_than_a_longer_run_is_tested(
     gemma3: Path, tmp_path: Path, says: Says
 ) -> None:
-    """A token more of 128 is lost in the logits of a quantised model, and traces are shorter."""
+    """One additional token beyond 128 is lost in the noise of a quantised model's logits, and
+    traces are shorter."""
     model = tmp_path / "model.gguf"
     windowed(gemma3, 2, model, 128)
     found = says(model, "long-context", engine="mutant:window-one-more")
@@ -269,9 +271,9 @@ def test_window_shorter_than_a_longer_run_is_tested(
 def test_window_that_llama_cpp_ignores_is_not_applicable(
     engine: str, tmp_path: Path, says: Says
 ) -> None:
-    """The report calls no window compared, and no engine with a window wrong.
+    """The report does not claim that the window was compared, and accuses no engine that uses it.
 
-    llama.cpp has switched off the windows of phi3, and takes 4096 for any number of smallthinker.
+    llama.cpp ignores the window of phi3, and uses 4096 for smallthinker whatever the file says.
     """
     model = tmp_path / "windowed.gguf"
     windowed(model_of("phi3", tmp_path, n_layer=2), 2, model, LONG)
@@ -284,7 +286,7 @@ def test_window_that_llama_cpp_ignores_is_not_applicable(
 def test_a_model_without_logits_is_asked_for_embeddings(
     engine: str, tmp_path: Path, says: Says
 ) -> None:
-    """llama.cpp alone is asked, as no engine of ours has a symmetric window."""
+    """None of our engines has a symmetric window, so only llama.cpp is compared."""
     model = tmp_path / "windowed.gguf"
     windowed(model_of("modern-bert", tmp_path, n_layer=3), 3, model, LONG)
     found = says(model, "long-context", engine=engine)
@@ -293,7 +295,7 @@ def test_a_model_without_logits_is_asked_for_embeddings(
 
 
 def test_window_missing_from_the_file_is_known(tmp_path: Path, says: Says) -> None:
-    """The first files of gemma2 have no such key, and llama.cpp takes 4096."""
+    """Early gemma2 files lack the key, and llama.cpp then uses 4096."""
     whole, model = model_of("gemma2", tmp_path, n_layer=2), tmp_path / "unsaid.gguf"
     with open_model(whole) as file:
         names = {name: name for name in file.tensors}
@@ -305,7 +307,7 @@ def test_window_missing_from_the_file_is_known(tmp_path: Path, says: Says) -> No
 
 
 def test_wrong_attention_scale_at_large_distance_is_found(tmp_path: Path, says: Says) -> None:
-    """Mistral Large 3 has such attention, and the graph of deepseek2."""
+    """Mistral Large 3 scales attention by position, and has the graph of deepseek2."""
     model = tmp_path / "scaled.gguf"
     keys = {
         "deepseek2.attention.temperature_length": ("U32", 8192),
@@ -317,7 +319,7 @@ def test_wrong_attention_scale_at_large_distance_is_found(tmp_path: Path, says: 
     assert "with attention scaled every 10 tokens instead of every 8192" in found[0].summary
 
 
-def test_layers_that_change_in_a_shorter_model_are_not_asked(
+def test_layers_that_change_in_a_shorter_model_are_not_tested(
     tmp_path: Path, says: Says, plan_for: Callable[..., Plan], open_for: OpenPlan
 ) -> None:
     whole, model = model_of("gemma2", tmp_path, n_layer=46), tmp_path / "windowed.gguf"
@@ -333,7 +335,7 @@ def test_layers_that_change_in_a_shorter_model_are_not_asked(
 @pytest.mark.parametrize(
     ("takes", "status"), [("F16", "agreed"), ("whole vocabulary", "agreed"), ("", "not-applicable")]
 )
-def test_engine_that_refuses_the_model_gets_another_one(
+def test_engine_that_refuses_the_model_gets_another_model(
     takes: str, status: str, gemma3_in_f16: Path, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right_way = long_context.SliceAsker.open

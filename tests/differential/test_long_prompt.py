@@ -1,4 +1,4 @@
-"""Prompts of more than a thousand tokens, which no run of a whole model has."""
+"""Prompts of more than a thousand tokens, longer than in any run of a whole model."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -37,7 +37,7 @@ class TableTooShort(Reference, name="long prompt: positions beyond a table are i
 
 
 class LeftOver(Mirror):
-    """An engine whose threads get equally many rows, without the remainder."""
+    """An engine that splits rows equally among its threads and skips the remaining rows."""
 
     def linear(self, x: Any, weight: Any) -> Any:
         out = super().linear(x, weight)
@@ -58,7 +58,8 @@ class FewAtOnce(Reference, name="long prompt: takes no such prompt"):
 
 
 class KeepsTooFew(Reference, name="long prompt: a cache that lost its first cells"):
-    """An engine in which a long prompt sees all of itself, and later tokens only the last cells."""
+    """An engine in which a long prompt sees all of its tokens, but later tokens see only the last
+    cells."""
 
     def evaluate(self, request: Request) -> Evaluation:
         whole = super().evaluate(request)
@@ -152,14 +153,14 @@ def test_crash_on_a_long_prompt_names_the_error_and_the_longest_answer(
 
 
 @pytest.mark.parametrize(("foretold", "status"), [(1.0, "timed-out"), (100.0, "not-applicable")])
-def test_engine_that_hangs_on_a_long_prompt_is_not_taken_for_slow(
+def test_engine_that_hangs_on_a_long_prompt_is_not_called_slow(
     foretold: float,
     status: str,
     model: Path,
     says: Callable[..., list[Verdict]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The limit is 300 s, and quadratic work takes 34 times that."""
+    """A timeout (300 s) is excused only if quadratic work would take longer than the limit."""
 
     def hangs(context: Context, question: str, request: Request) -> Any:
         if len(request.batches[0]) > ROWS:
@@ -189,7 +190,8 @@ def test_bisection_finds_the_place_in_the_shortest_wrong_prompt(
 def test_rows_that_threads_skip_are_found_at_any_length(
     model: Path, plan_for: Callable[..., Plan], says: Callable[..., list[Verdict]]
 ) -> None:
-    """One thread leaves no row over, and `exact` uses one in all other runs."""
+    """One thread leaves no remaining rows, and the preset `exact` uses one thread in all other
+    runs."""
     others = says(model, "logits", "decode", engine=RowsLeftOver.name)
     found = says(model, SUITE, engine=RowsLeftOver.name)
     assert {v.status for v in others} == {"agreed"}
@@ -209,7 +211,7 @@ def test_long_prompt_is_not_applicable_if_the_engine_takes_none(
 def test_engine_that_chooses_rope_factors_by_text_length_agrees(
     tmp_path: Path, says: Callable[..., list[Verdict]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The original context lies between the prompt and twice as much."""
+    """The original context is longer than the prompt, and shorter than twice the prompt."""
 
     def by_the_text(self: Phi3, step: Any) -> Any:
         self.n_ctx = int(step.batch.positions.max()) + 1
@@ -228,7 +230,7 @@ def test_engine_that_chooses_rope_factors_by_text_length_agrees(
         (1024, "agreed", "with a prompt of 1021 tokens at once and 3 after it, 1 threads"),
     ],
 )
-def test_engine_is_not_asked_beyond_its_declared_context(
+def test_engine_gets_no_prompt_beyond_its_declared_context(
     cells: int,
     status: str,
     words: str,
@@ -248,7 +250,7 @@ def test_engine_is_not_asked_beyond_its_declared_context(
     assert words in found.summary
 
 
-def test_a_model_of_few_positions_is_not_asked(
+def test_model_with_few_positions_is_not_tested(
     tmp_path: Path, says: Callable[..., list[Verdict]]
 ) -> None:
     write_llama(LlamaRecipe(n_ctx_train=512), tmp_path / "model.gguf")
@@ -274,10 +276,11 @@ def test_difference_stays_if_the_engine_dies_in_the_search(
 
 
 @pytest.mark.parametrize("engine", ["reference", "llama.cpp"])
-def test_long_prompt_is_asked_of_small_models_by_default(
+def test_long_prompt_is_tested_on_small_models_by_default(
     engine: str, model: Path, plan_for: Callable[..., Plan], open_for: OpenPlan
 ) -> None:
-    """Small models are usual for a first test: with a table of 1,024 positions they passed."""
+    """Users often test a small model first. Once, an engine with a table of 1,024 positions passed
+    on small models."""
     plan = plan_for(model, engine=engine)
     with open_for(plan) as opened:
         assert not opened.context.named
@@ -286,7 +289,7 @@ def test_long_prompt_is_asked_of_small_models_by_default(
 
 
 @pytest.mark.parametrize(("named", "status"), [(False, "not-applicable"), (True, "agreed")])
-def test_slow_engine_is_asked_only_if_the_suite_is_named(
+def test_slow_engine_is_tested_only_if_the_suite_is_named(
     named: bool,
     status: str,
     model: Path,

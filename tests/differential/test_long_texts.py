@@ -1,4 +1,4 @@
-"""The keys with which a short text shows the effects of long ones."""
+"""Keys that let a short text show the effects of a long text."""
 
 import math
 from pathlib import Path
@@ -24,7 +24,8 @@ def phi3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_factor_of_rotated_elements_follows_from_both_context_lengths(
     phi3: Path,
 ) -> None:
-    """An engine may compute the factor, or read it."""
+    """An engine may compute the attention factor from the context lengths, or read it from the
+    file."""
     with open_model(phi3) as file:
         found = next(each for each in only_in_long(file) if each.of_cells)
     keys = {key.removeprefix("phi3."): value[1] for key, value in found.short.items()}
@@ -53,7 +54,7 @@ def test_absurd_context_lengths_cause_no_defect(
 def test_invalid_token_count_key_is_ignored(
     key: str, value: tuple[str, Any], tmp_path: Path
 ) -> None:
-    """llama.cpp does not read it in a llama, and loads the model."""
+    """llama.cpp ignores the key in a llama model, and loads the model."""
     write_llama(LlamaRecipe(), tmp_path / "llama.gguf")
     with open_model(tmp_path / "llama.gguf") as file:
         rewrite(file, first_layers(file, 1, {f"llama.{key}": value}), tmp_path / "odd.gguf")

@@ -1,4 +1,4 @@
-"""Dumps with other engines' names, judged along llama.cpp's graph: a wrong map is found."""
+"""Dumps with other engines' names, judged on llama.cpp's graph: a wrong map is found."""
 
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,8 @@ def test_names_and_rows_of_transformers_are_translated(
 def test_file_row_order_is_a_difference_at_q_and_k(
     model: Path, written: Path, tmp_path: Path
 ) -> None:
-    """The map exists to catch this: rows are compared, and no other site is accused."""
+    """Transformers has another order of rows than the file. Rows are compared, and no other site is
+    accused."""
     folder = renamed(written, tmp_path / "d", lambda t: as_transformers(t, permuted=False))
     found = checked(model, f"dump:{folder}#map=transformers", "trace", **LLAMA_CPP)
     wrong = {v.detail["site"] for v in found if v.status == "diverged"}
@@ -43,7 +44,7 @@ def test_file_row_order_is_a_difference_at_q_and_k(
     assert "ffn_out" not in wrong
 
 
-def test_names_of_the_eval_callback_are_told_apart_by_their_op(
+def test_ops_distinguish_equal_names_of_the_eval_callback(
     model: Path, written: Path, tmp_path: Path
 ) -> None:
     def as_callback(tensors: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The harness can fail: it catches every wrong engine and finds the place where it is wrong."""
+"""The harness catches every wrong engine and finds the place of its fault."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""Layers at their own place, with the others muted, if no model has one layer alone."""
+"""Layers tested at their own place, with all other layers muted, if no model can consist of one
+layer."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -42,7 +43,7 @@ def same(rows: F32, start: int) -> F32:
 
 
 def logits_of(asker: SliceAsker, change: Callable[[F32, int], F32]) -> F32:
-    """Return llama.cpp's logits of a model with muted and otherwise changed layers."""
+    """Return llama.cpp's logits of a model with muted or otherwise changed layers."""
     recipe, path = mute_other_layers(asker.file, ()), asker.folder / "muted.gguf"
     changed = {
         name: change
@@ -96,7 +97,8 @@ def test_a_wrong_layer_is_named_with_its_part(
 
 
 def test_tensors_without_a_suffix_are_recognised(tmp_path: Path) -> None:
-    """Parts of mamba's ssm_a and ssm_d had no name, since the search for matrices failed."""
+    """Faults in mamba's ssm_a and ssm_d once got no part name, because the search for matrices
+    failed."""
     (path,) = make_variants(["mamba"], tmp_path, quant="Q8_0")
     found = bisected(path, tmp_path / "made", oracle="llama.cpp", engine="mutant:ssm-d-missing")
     assert set(faults(found)) == {0, 1}
@@ -116,8 +118,8 @@ def test_wrong_residual_factor_is_named_in_its_layer(
     assert list(faults(found)) == [0]
 
 
-def test_outside_part_is_asked_with_the_fewest_layers_that_load(tmp_path: Path) -> None:
-    """The model has four layers, of which llama.cpp needs two to load it."""
+def test_part_outside_layers_is_tested_with_the_fewest_layers(tmp_path: Path) -> None:
+    """llama.cpp needs at least two of the model's four layers to load it."""
     path = tmp_path / "lfm2.gguf"
     with open_for_variants() as session:
         variant = replace(variant_named("lfm2"), sizes=(("n_layer", 4),))
@@ -132,7 +134,7 @@ def test_outside_part_is_asked_with_the_fewest_layers_that_load(tmp_path: Path) 
 
 @pytest.mark.parametrize("wrong", [0, 1])
 def test_layer_is_not_blamed_for_the_fault_of_its_input(wrong: int, tmp_path: Path) -> None:
-    """rwkv7 mixes the values of the first layer into those of all others."""
+    """rwkv7 mixes the values of the first layer into the values of all other layers."""
     (path,) = make_variants(["rwkv7"], tmp_path)
     tensor = f"blk.{wrong}.time_mix_value.weight"
     other = copy_with(path, tmp_path / "other.gguf", tensor, times_larger)

@@ -1,5 +1,5 @@
-"""A model with one NaN weight: llama.cpp's trace is shown, and neither its cache nor its products
-are blamed."""
+"""A model with one NaN weight: neither the cache nor the products of llama.cpp's trace are
+blamed."""
 
 import math
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def test_nan_rows_leave_free_cells_untouched(
 
 
 def test_nan_in_a_block_does_not_accuse_ggml(tmp_path: Path) -> None:
-    """The NaN has a step of -128, and ggml's AVX2 code does not change the sign of that."""
+    """A NaN becomes the step -128, and ggml's AVX2 code cannot change the sign of this step."""
     model = written(tmp_path, quant="Q8_0", n_ff=128)
     with GgufFile.open(model) as file:
         info = file.tensors["blk.0.ffn_up.weight"]

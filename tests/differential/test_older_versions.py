@@ -1,4 +1,4 @@
-"""An older llama.cpp in its own environment: its answers, and its split of batches."""
+"""An older llama.cpp in a separate environment: its answers, and its splits of batches."""
 
 import json
 from collections.abc import Callable
@@ -30,7 +30,7 @@ PlanFor = Callable[..., Plan]
 
 @pytest.fixture(autouse=True)
 def old() -> None:
-    """Provide an older version, if a user has built it, because building takes minutes."""
+    """Skip the test if no older version has been built, because building takes minutes."""
     try:
         python_of(OLD)
     except EngineError as error:
@@ -120,7 +120,8 @@ def test_rule_missing_in_the_older_version_is_reported(tmp_path: Path) -> None:
 
 
 def test_single_op_of_an_older_version_gets_an_answer() -> None:
-    """The version has no GLU, which ends the list of names in newer ones; reading on crashed."""
+    """The version has no GLU, the last op name in newer versions. Once, reading beyond its list of
+    names crashed."""
     x = normal(1, 2, 8)
     with Runner().open(OLD, None, EXACT) as session:
         found = session.ask("compute", node("ADD", x + x, x, x))

@@ -37,7 +37,7 @@ def installed() -> Path:
 
 
 def changed(file: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
-    """Return a copy of the relevant installed libraries, with one of them changed."""
+    """Return a function that copies the relevant installed libraries, with one of them changed."""
 
     def make(folder: Path) -> None:
         for name in (LLAMA, GGML):
@@ -131,7 +131,7 @@ INLINE = b"_ZN14llama_kv_cache9slot_infoD1Ev"
 def test_same_commit_by_another_compiler_is_the_oracle(
     change: Callable[[bytes], bytes], tmp_path: Path
 ) -> None:
-    """The build lacks the backends and tools."""
+    """The build has no backends and no tools."""
     changed(LLAMA, change)(tmp_path)
     assert why_not_pinned(tmp_path) == ""
 
@@ -171,7 +171,7 @@ def test_other_versions_have_their_own_libraries(
 
 
 def another_commit_inside(folder: Path) -> None:
-    """Provide the installed libraries, changed to report another commit."""
+    """Copy the installed libraries, changed to report another commit."""
     shutil.copytree(installed(), folder, dirs_exist_ok=True)
     commit = library().ggml.ggml_commit()
     for path in folder.glob("libggml-base.so*"):
@@ -190,7 +190,7 @@ def test_check_of_another_build_is_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A wrong build is no divergence of the engine that needs llama.cpp."""
+    """A wrong build is not reported as a divergence of the tested engine."""
     make(tmp_path)
     monkeypatch.setenv(LIBRARIES, str(tmp_path))
     ending = lockstep("check", "builtin:f32", "--oracle", oracle, "--report", tmp_path / "reports")

@@ -1,4 +1,4 @@
-"""Checkpoints run by transformers, beside their GGUF files, where that engine has been added."""
+"""Checkpoints run by transformers, compared with their GGUF files, if the engine has been added."""
 
 from collections.abc import Callable
 from pathlib import Path

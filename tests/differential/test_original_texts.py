@@ -1,4 +1,5 @@
-"""Embeddings of llama.cpp's rows, pooled rightly and wrongly, against sentence-transformers."""
+"""Embeddings pooled from llama.cpp's rows, correctly or wrongly, compared with
+sentence-transformers."""
 
 import json
 from collections.abc import Callable
@@ -59,7 +60,7 @@ WAYS: dict[str, tuple[str, Pipe, list[DifferenceKind]]] = {
 }
 
 
-def test_other_ways_to_embeddings_are_named(tmp_path: Path) -> None:
+def test_different_ways_to_make_embeddings_are_named(tmp_path: Path) -> None:
     if not is_added(ENGINES[ENGINE]):
         pytest.skip("originals is not added (lockstep engine add originals): nothing was run")
     values = ck.write_checkpoint(tmp_path, "bert", "F32")

@@ -1,4 +1,5 @@
-"""llama.cpp beside the libraries of its tokenizers: the known differences, and no others."""
+"""llama.cpp's tokenizers compared with their original libraries: only the known differences
+occur."""
 
 import importlib.util
 import unicodedata
@@ -45,7 +46,7 @@ def asked(session: Session, texts: list[bytes], parse: bool = False) -> list[tup
 
 @dataclass(frozen=True)
 class Original:
-    """A library with its tokenizer of a vocabulary's file."""
+    """An original library with its tokenizer, loaded from a vocabulary's file."""
 
     name: str
     path: Path
@@ -56,7 +57,7 @@ class Original:
 def original(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Original]:
-    """Make the original once for all tests, because that takes seconds."""
+    """Make the original once for all tests, because making it takes seconds."""
     name: str = request.param
     needs(LIBRARY[name])
     path = vocabulary_or_skip(name, tmp_path_factory.getbasetemp().parent)
@@ -112,7 +113,7 @@ def test_tokenizer_with_a_known_difference_diverges(shared: Path) -> None:
     assert all(bytes.fromhex(v.detail["input"]).decode() for v in found)
 
 
-def test_every_original_can_be_asked_as_an_engine() -> None:
+def test_every_original_can_be_used_as_an_engine() -> None:
     assert set(LIBRARY.values()) == set(ORIGINALS)
     assert {known.original for known in KNOWN} == set(ORIGINALS)
     assert all(known.original == LIBRARY[known.vocabulary] for known in KNOWN)

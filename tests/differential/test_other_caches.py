@@ -1,4 +1,4 @@
-"""Servers do not report their cache type: F32 is as honest as F16."""
+"""Servers do not report their cache type, so F32 and F16 caches are both honest."""
 
 from pathlib import Path
 
@@ -27,8 +27,8 @@ def with_times(model: Path, name: str, factor: float) -> Path:
 
 @pytest.fixture(scope="module")
 def keys_matter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make scores so large that rounding keys to F16 moves logits further than honest runs with
-    such a cache are apart."""
+    """Make a model with large scores. Rounding its keys to F16 moves logits further than honest
+    runs with an F16 cache differ."""
     folder = tmp_path_factory.mktemp("caches")
     return with_times(written(folder, seed=0, n_layer=1, n_embd=32, n_ff=64), "attn_k", 8)
 

@@ -1,4 +1,4 @@
-"""A tensor under another node's name: the verdict names the right node."""
+"""A tensor that is shown under another node's name: the verdict names the right node."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +35,7 @@ def test_nearest_node_is_named_if_much_nearer() -> None:
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_constant_tensor_gets_no_other_name(value: float) -> None:
-    """Zeros also occur in llama.cpp's tensors, by a zero bias, and so do other constants."""
+    """llama.cpp's tensors may also be zeros (from a zero bias) or other constants."""
     shown = np.full(8, value, np.float32)
     assert other_name(shown, A, {A: RIGHT, B: shown.copy()}, NAMES) == ""
     assert other_name(shown[:1], A, {A: RIGHT[1:2] * 3, B: shown[:1]}, NAMES) == ""
@@ -63,7 +63,8 @@ def test_scaled_embeddings_are_recognised_among_near_nodes(
 
 
 def test_exchanged_axes_are_recognised() -> None:
-    """A head's tokens side by side, in the node's own shape or not."""
+    """A tensor has the tokens of each head side by side, in the node's shape or in another
+    shape."""
     right = np.arange(24, dtype=np.float32).reshape(4, 3, 2)  # (tokens, heads, head_dim)
     shown = np.ascontiguousarray(right.transpose(1, 0, 2))
     said = other_name(shown, A, {A: right.reshape(shown.shape)}, NAMES)
@@ -79,8 +80,8 @@ def shown_of(op: str, *sources: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def test_other_function_of_the_same_input_is_named() -> None:
-    """BERT is published with erf GELU, and llama.cpp uses tanh: a report of a wrong activation
-    would send its reader after a fault that does not exist."""
+    """BERT is published with erf GELU, but llama.cpp uses tanh GELU. Without the function's name, a
+    user would search for a fault that does not exist."""
     x = normal(1, 4, 32)
     right = node("GELU", shown_of("GELU", x), x)
     said = other_formula(right, shown_of("GELU_ERF", x))
@@ -104,7 +105,7 @@ def test_exchanged_gate_factors_are_recognised() -> None:
 def with_weights(
     x: NDArray[np.float32], weights: NDArray[np.float32], eps: float, op: str = "RMS_NORM"
 ) -> tuple[Node, Node]:
-    """Return a norm, and after it the product with its weights, as llama.cpp computes them."""
+    """Return a norm and the product with its weights, as two nodes of llama.cpp."""
     held = node(op, np.zeros_like(x), x, held=params(eps))
     norm = node(op, expect(held, PLAIN).value.astype(np.float32), x, held=params(eps))
     product = node("MUL", norm.value * weights, norm.value[0, 0], weights)
@@ -137,7 +138,7 @@ def test_other_eps_is_named_if_the_weighted_norm_is_shown(
 
 
 def test_two_indistinguishable_eps_are_both_named() -> None:
-    """An engine with 1e-8 had been said to have 0."""
+    """An engine with eps 1e-8 was once reported to have eps 0."""
     x, weights = normal(3, 4, 32), normal(4, 1, 32)
     right, _ = with_weights(x, weights, 1e-3)
     wrong, _ = with_weights(x, weights, 1e-8)

@@ -27,7 +27,7 @@ def logits_of(path: Path) -> NDArray[np.float32]:
 
 @pytest.fixture(scope="module")
 def one_matrix(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a deepseek2 whose queries come of one matrix."""
+    """Return a deepseek2 whose queries come from one matrix."""
     path = tmp_path_factory.mktemp("deepseek2") / "model.gguf"
     variant = variant_named("deepseek2")
     with open_for_variants() as session:
@@ -40,7 +40,7 @@ def one_matrix(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rewritten(path: Path, to: Path, without: str = "", **keys: tuple[str, int]) -> Path:
-    """Rewrite the file with changed keys, under `deepseek2.`, and without a tensor."""
+    """Rewrite the file with changed keys under `deepseek2.`, and without the named tensor."""
     with GgufFile.open(path) as file:
         changed = {f"deepseek2.{key.replace('__', '.')}": value for key, value in keys.items()}
         rows = [

@@ -1,6 +1,6 @@
-"""Outputs of a Python class against the end of the graph, and its tensors of several sequences.
+"""Outputs of a Python class compared with the end of the graph, and tensors of several sequences.
 
-llama.cpp splits those into ubatches, with which the class's tensors are compared.
+llama.cpp splits several sequences into ubatches, with which the class's tensors are compared.
 """
 
 import pickle
@@ -91,7 +91,7 @@ def bisected(model: Path, engine: str) -> Bisection:
 
 
 def test_wrong_end_of_an_embedding_model_is_found(tmp_path: Path) -> None:
-    """An earlier report said that no op is wrong, and named the order of calls."""
+    """An earlier report found no wrong op, and blamed the order of calls."""
     model = made(tmp_path, "bert")
     found = bisected(model, engine(tmp_path, "ffn_inp", rows=L2))
     assert found.exit_code == 1
@@ -111,7 +111,7 @@ def test_a_wrong_head_is_found_though_only_layers_are_shown(tmp_path: Path) -> N
 
 
 def test_answer_that_differs_from_its_shown_tensor_is_found(tmp_path: Path) -> None:
-    """An earlier report said that no op is wrong, and named the order of calls."""
+    """An earlier report found no wrong op, and blamed the order of calls."""
     model, shows = builtin_model("f32", tmp_path), ("l_out", "result_output")
     found = bisected(model, engine(tmp_path, *shows, rows="rows * np.float32(1.5)"))
     assert found.exit_code == 1
@@ -136,8 +136,7 @@ def test_missing_logits_of_an_embedding_model_accuse_no_engine(tmp_path: Path) -
 def test_shared_state_is_located_by_layer_and_tokens(
     tmp_path: Path,
 ) -> None:
-    """llama.cpp splits these batches into ubatches, and once the look-up of the tokens was
-    accused."""
+    """llama.cpp splits these batches into ubatches. Once, the lookup of tokens was accused."""
     model = made(tmp_path, "mamba")
     found = bisected(model, engine(tmp_path, "embd", "l_out", batches=ONE_SEQUENCE))
     assert found.exit_code == 1
@@ -149,7 +148,7 @@ def test_shared_state_is_located_by_layer_and_tokens(
 def test_engine_that_ignores_replaced_values_is_not_blamed_after_them(
     tmp_path: Path,
 ) -> None:
-    """README shows a class that ignores replaced values: its norms were called wrong."""
+    """README shows a class that ignores replaced values. Its norms were once called wrong."""
     model = builtin_model("f32", tmp_path)
     ignores = engine(tmp_path, "attn_norm", "l_out", more=", replace={}")
     found = bisected(model, ignores)
@@ -186,7 +185,7 @@ def test_engine_that_reads_replaced_values_is_compared(look: Callable[[object], 
 
 
 def test_dump_of_embeddings_is_compared_and_wrong_pooling_is_found(tmp_path: Path) -> None:
-    """`lockstep trace` wrote no valid dump of such a model: it has no logits."""
+    """`lockstep trace` once wrote an invalid dump of such a model, which has no logits."""
     model, right = made(tmp_path, "bert"), tmp_path / "right"
     plan = Plan(
         case=model.name,
@@ -216,7 +215,7 @@ def test_dump_of_embeddings_is_compared_and_wrong_pooling_is_found(tmp_path: Pat
 
 
 def taking_turns(*tokens: int) -> Batch:
-    """Return a batch of two sequences, of which the first has one more token."""
+    """Return a batch in which two sequences alternate; the first sequence has one more token."""
     sequences = np.array([0, 1, 0, 1, 0], np.int32)
     positions = np.array([0, 0, 1, 1, 2], np.int32)
     outputs = np.array([True, False, True, True, True])
@@ -225,7 +224,8 @@ def taking_turns(*tokens: int) -> Batch:
 
 @pytest.mark.parametrize("last", [5, 90])
 def test_rows_of_a_batch_are_compared_with_their_ubatch(last: int, tmp_path: Path) -> None:
-    """The last token is repeated, so that its rows are ambiguous, or is another one."""
+    """The last token either repeats an earlier token, so that its rows are ambiguous, or differs
+    from all others."""
     batch = taking_turns(5, 42, 79, 16, last)
     with recorded("mamba", tmp_path, batches=(batch,)) as mamba:
         assert len(mamba.program.graphs) == 2
@@ -252,7 +252,7 @@ def test_rows_of_a_batch_are_compared_with_their_ubatch(last: int, tmp_path: Pat
         assert which_rows(batch, mamba.program, other, 2) == ""
 
 
-def test_rows_of_a_split_batch_are_not_one_graphs_result(
+def test_rows_of_a_split_batch_are_not_the_result_of_one_graph(
     tmp_path: Path,
 ) -> None:
     batch = taking_turns(5, 42, 79, 16, 90)

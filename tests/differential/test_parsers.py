@@ -1,4 +1,5 @@
-"""Answers of other parsers to many files at once: the same kinds, and no file lost to a crash."""
+"""Answers of other parsers to many files at once: kinds of errors match, and a crash loses no
+file."""
 
 from collections.abc import Iterator
 
@@ -47,7 +48,7 @@ def test_messages_of_llama_cpp_map_to_our_kinds(llama_cpp: Session, name: str, k
     assert ask(llama_cpp, [alone(name)], "buffer").ending(0) == kind
 
 
-def test_file_that_kills_llama_cpp_costs_no_other_file_its_answer(llama_cpp: Session) -> None:
+def test_file_that_kills_llama_cpp_leaves_other_answers_intact(llama_cpp: Session) -> None:
     good = alone("every-type")
     found = ask(llama_cpp, [good, alone("bytes-2-40"), good, alone("key-twice")], "data")
     assert [found.ending(i) for i in range(4)] == ["accepted", "crashed", "accepted", "duplicate"]
@@ -67,7 +68,7 @@ def test_exceptions_of_gguf_py_map_to_our_kinds(gguf_py: Session, name: str, kin
 
 
 @pytest.mark.parametrize(("engine", "way"), [("llama.cpp", "mail"), ("gguf-py", "load")])
-def test_unknown_way_of_an_engine_is_not_guessed(engine: str, way: str) -> None:
+def test_unknown_parser_of_an_engine_is_refused(engine: str, way: str) -> None:
     with Runner().open(engine, None, EXACT) as session:
         outcome = session.ask("parse", *pack_files([b"GGUF"]), way)
     assert "way of" in str(outcome)

@@ -1,4 +1,4 @@
-"""The smallest visible scale error in a product with quantised weights, by row length."""
+"""The smallest visible scale error in products with quantised weights, for several row lengths."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,7 +44,7 @@ DENSE = {*PRODUCTS} - EXPERTS
 
 
 class Scaled(Reference, name="test: scaled products"):
-    """The reference, with products of this weight scaled by `FAULT`."""
+    """The reference with products of one weight scaled by `FAULT`."""
 
     weight: ClassVar[str] = ""
 
@@ -58,7 +58,8 @@ class Scaled(Reference, name="test: scaled products"):
 
 
 class ClampedBelow(Reference, name="test: gate clamped below"):
-    """An engine that clamps gpt-oss's gate below too; small models come near to neither limit."""
+    """An engine that also clamps gpt-oss's gate from below; numbers of small models reach neither
+    limit."""
 
     class ops(Mirror):
         def swiglu_oai(self, gate: F32, up: F32) -> F32:
@@ -66,8 +67,7 @@ class ClampedBelow(Reference, name="test: gate clamped below"):
 
 
 class EpsilonOutside(Reference, name="test: epsilon outside"):
-    """An engine that adds eps to the root, not below it: that is next to nothing for usual
-    numbers."""
+    """An engine that adds eps outside the root, which changes almost nothing for usual numbers."""
 
     class ops(Mirror):
         def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
@@ -102,7 +102,7 @@ def test_gates_and_norms_get_numbers_missing_from_small_models(
 def opened(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Opened]:
-    """Open both engines on a model of a type and a width."""
+    """Open both engines on a model of a given type and width."""
     quant, width = request.param
     path = written(
         tmp_path_factory.mktemp("widths"),
@@ -141,7 +141,7 @@ def test_scale_off_by_one_in_100_000_shows_at_every_product_of_any_width(
     )  # what must show, whatever was rounded
 
 
-def test_fault_shows_at_each_product_which_a_mean_square_gate_misses(
+def test_fault_missed_by_a_mean_square_gate_shows_at_each_product(
     opened: Opened,
 ) -> None:
     with faulty(opened, "") as context:  # every product
@@ -157,7 +157,8 @@ def test_fault_shows_at_each_product_which_a_mean_square_gate_misses(
 
 
 def mean_square_errors(context: Context) -> dict[str, float]:
-    """Return the errors of products on the oracle's own inputs, as llama.cpp's tests do."""
+    """Return the mean square errors of products on the oracle's inputs, computed as in llama.cpp's
+    tests."""
     request = Request(batches=context.batches, capture=True)
     oracle = context.ask(context.oracle, "evaluate", request).trace.values()
     request = replace(request, replace=oracle)
@@ -168,7 +169,7 @@ def mean_square_errors(context: Context) -> dict[str, float]:
 
 @LONGEST
 def test_long_sum_order_may_explain_a_difference_on_full_inputs(opened: Opened) -> None:
-    """The suite exists for such a fault: no other suite sees it."""
+    """No other suite finds this fault."""
     with faulty(opened, "attn_k") as context:
         assert exit_code(list(run_suites(context, ["trace"]))) == 0
         wrong = [v for v in run_suites(context, ["products"]) if v.status == "diverged"]
@@ -192,7 +193,7 @@ def test_products_of_experts_are_compared(preset: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("quant", ["IQ3_S", "Q4_K"])
 @pytest.mark.parametrize("threads", [1, 8])
 def test_single_product_has_memory_for_all_its_threads(quant: str, threads: int) -> None:
-    """Each thread needs half a megabyte if rows form tiles, for any size of matrix."""
+    """Each thread needs half a megabyte if rows form tiles, whatever the size of the matrix."""
     kind = WeightFormat.member(quant)
     one = MAKERS[quant](stream(0, quant), 1, 1.0)
     raw = np.tile(np.frombuffer(one, np.uint8), 32)

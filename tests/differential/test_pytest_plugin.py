@@ -1,4 +1,5 @@
-"""The plugin in a user's repository: one test for each model and suite, and true results."""
+"""The pytest plugin in a user's repository has one test for each model and suite, with true
+results."""
 
 import json
 import shlex
@@ -26,8 +27,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def pytest_in(folder: Path, *options: str) -> tuple[int, str]:
-    """Run pytest in a process of its own, with or without the plugin installed; return exit code
-    and output."""
+    """Run pytest in a new process, with or without the plugin installed; return exit code and
+    output."""
     asked = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
     loaded = [] if is_installed() else ["-p", "lockstep.harness.runs.pytest_plugin"]
     command = [*asked, *loaded, *options]
@@ -93,7 +94,7 @@ def test_plugin_has_a_test_of_every_suite_about_the_engine() -> None:
 def test_fault_on_made_models_fails_the_plugin_as_in_check(
     models: list[Path], tmp_path: Path
 ) -> None:
-    """An eps that is a little wrong is lost in the noise of the engine's usual logits."""
+    """A slightly wrong eps is lost in the noise of the engine's usual logits."""
     text = (EXAMPLES / "engine.py").read_text().replace("+ self.eps", "+ 1.05 * self.eps")
     (tmp_path / "mine.py").write_text(text.replace('"logits", "trace", "replace"', '"logits"'))
     mine = shlex.join([sys.executable, str(tmp_path / "mine.py")])

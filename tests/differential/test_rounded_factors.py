@@ -1,4 +1,4 @@
-"""Engines that round the factors of products are right, and a fault beside that is found."""
+"""Engines that round the factors of products are right, and an additional fault is found."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,7 +44,7 @@ def test_trace_names_the_rounded_factors(name: str, model: Path) -> None:
     assert any(words.startswith(ROUNDED[name]) for words in verdict.detail["designs"])
 
 
-def test_trace_names_no_design_for_a_float32_engine(model: Path) -> None:
+def test_trace_names_no_rounding_for_a_float32_engine(model: Path) -> None:
     (verdict,) = verdicts_of(plan_of(model), "trace")
     assert verdict.status == "agreed"
     assert "designs" not in verdict.detail

@@ -1,4 +1,5 @@
-"""A thousand chains on ten thousand rows: our mirror has llama.cpp's bits, and all is explained."""
+"""A thousand chains on ten thousand rows: our mirror has llama.cpp's bits, and known accidents
+explain every difference from the definition."""
 
 from pathlib import Path
 

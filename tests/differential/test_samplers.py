@@ -92,7 +92,7 @@ def request_of(name: str) -> SampleRequest:
 
 
 def model_of(case: dict[str, Any], folder: Path, vocabulary: Path) -> Path:
-    """Return the vocabulary, or another with a text of the case at a token of its own."""
+    """Return the vocabulary, or a copy in which a text of the case is a separate token."""
     if "piece" not in case:
         return vocabulary
     recipe = BUILTIN_VOCABULARIES[case["vocabulary"]]

@@ -68,7 +68,7 @@ def test_wrong_integers_are_located(qwen3: Recorded) -> None:
 def test_noise_of_a_single_op_is_not_measured_if_its_bound_decides(
     only: tuple[str, ...], runs: int, qwen3: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An engine with one wrong op, as most have, gets only the runs with wider inputs."""
+    """An engine with a single wrong op needs only the runs with wider inputs."""
     right, made = SegmentJudge.run, []
 
     def run(self: SegmentJudge, way: Honest, *args: Any, **more: Any) -> Any:
@@ -108,7 +108,7 @@ def test_honest_engines_of_other_designs_are_not_accused(
 
 @dataclass(frozen=True)
 class ById(Honest):
-    """An engine that goes through the two chosen experts by their ids."""
+    """An engine that processes the two chosen experts in the order of their ids."""
 
     def result(self, node: Node, found: Expected) -> NDArray[Any]:
         value = np.array(super().result(node, found))
@@ -154,7 +154,7 @@ def test_wrong_expert_shares_are_found_in_any_order(way: Honest, experts: Record
 
 @dataclass(frozen=True)
 class TheWorst(Honest):
-    """An engine that chooses the experts with the smallest scores in one layer."""
+    """An engine that chooses the experts with the smallest scores, in one layer."""
 
     def result(self, node: Node, found: Expected) -> NDArray[Any]:
         value = super().result(node, found)
@@ -165,7 +165,7 @@ class TheWorst(Honest):
 def test_wrongly_chosen_experts_are_found_at_the_choice(
     only: tuple[str, ...], experts: Recorded
 ) -> None:
-    """All values after the experts are right for the chosen ones."""
+    """All values after the choice are right for the chosen experts."""
     found = experts.accused(experts.run(TheWorst()), only)
     assert {(str(f.site), f.layer) for f in found} == {("ffn_moe_argsort-1", 1)}
 
@@ -215,7 +215,7 @@ def test_numbers_without_a_source_are_found(bad: float, qwen3: Recorded) -> None
 
 
 def in_use(recorded: Recorded, values: dict[Any, NDArray[Any]]) -> dict[Any, NDArray[Any]]:
-    """Return the values without empty cells, as an engine without them shows them."""
+    """Return the values of cells in use, as an engine without empty cells shows them."""
     cells = np.cumsum([len(batch) for batch in BATCHES])
     return {
         place: value[0, :, :, : cells[place[0]]]
@@ -233,7 +233,7 @@ def test_attention_may_be_shown_over_the_cells_in_use(qwen3: Recorded) -> None:
 
 
 def test_wrong_hidden_product_of_cells_is_found_downstream(qwen3: Recorded) -> None:
-    """All our runs take the same values for hidden cells, so a wrong one is no noise."""
+    """All our runs compute the same values for hidden cells, so a wrong value is not noise."""
     place = next(p for p, w in qwen3.wires.items() if str(w.site) == "kq-1")
     wrong = qwen3.run(Honest())[place].copy()
     wrong[..., 1:] *= 1.5
@@ -243,7 +243,7 @@ def test_wrong_hidden_product_of_cells_is_found_downstream(qwen3: Recorded) -> N
 
 
 def test_cells_with_weight_must_be_shown(qwen3: Recorded) -> None:
-    """All values after the cells are right for the shown ones."""
+    """All later values are right for the cells that are shown."""
     values = in_use(qwen3, qwen3.run(Honest()))
     last = [p for p, w in qwen3.wires.items() if w.site.name == "kq_soft_max" and p[0] == 1]
     known: dict[Any, NDArray[Any]] = {}
@@ -279,7 +279,7 @@ CHANGED = "step0/Kcur_normed-1"  # llama.cpp's own name, which no site of ours h
 
 
 def test_a_dump_may_show_any_node_of_llama_cpps_graph(tmp_path: Path) -> None:
-    """The dump is llama.cpp's own; then one number of one node is changed."""
+    """The dump is llama.cpp's own, at first unchanged, then with one changed number."""
     path, right, wrong = tmp_path / "qwen3.gguf", tmp_path / "right", tmp_path / "wrong"
     variant_of("qwen3", path)
     dump_trace(plan_of(path, "llama.cpp", n_tokens=9), right, None, lambda _: None)

@@ -1,4 +1,4 @@
-"""User settings, and quantised caches of our engine beside llama.cpp's."""
+"""User settings, and quantised caches of our engine compared with llama.cpp's."""
 
 from pathlib import Path
 
@@ -19,7 +19,8 @@ TYPES = ("Q8_0", "Q4_0", "BF16")
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a model with heads of 64, which llama.cpp rotates before it codes them."""
+    """Return a model with heads of 64 elements, which llama.cpp rotates before it quantises
+    them."""
     path = tmp_path_factory.mktemp("model") / "model.gguf"
     write_llama(LlamaRecipe(n_layer=2, n_embd=128, n_head=2, n_head_kv=1), path)
     return path

@@ -1,4 +1,4 @@
-"""llama.cpp's own graphs, op by op; injected wrong results are located."""
+"""llama.cpp's own graphs judged op by op; injected wrong results are located."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -93,7 +93,7 @@ def test_several_sequences_in_several_ubatches_are_judged(
 
 
 def test_encoder_gets_one_ubatch_only(tmp_path: Path, namer: Session) -> None:
-    """llama.cpp would abort, so the question is refused and is no crash."""
+    """llama.cpp would abort, so the question is refused, and is not reported as a crash."""
     path = model_of("jina-bert-v2", tmp_path, namer)
     with Runner().open("llama.cpp", path, replace(EXACT, n_ubatch=2)) as session:
         outcome = capture(session, lambda _: None, [Batch.of([1, 2, 3])])
@@ -133,7 +133,7 @@ def test_settings_that_do_not_fit_are_refused_without_divergence(tmp_path: Path)
 
 
 def test_a_model_of_nan_does_not_conform(tmp_path: Path, namer: Session) -> None:
-    """The report also contains a conforming model."""
+    """The run also contains a conforming model."""
     good = model_of("llama", tmp_path, namer)
     bad = tmp_path / "nan.gguf"
     raw = bytearray(good.read_bytes())
@@ -200,7 +200,7 @@ def test_in_place_node_shows_its_input(tmp_path: Path, namer: Session) -> None:
 def test_buffers_of_any_size_show_the_same_values(
     tmp_path: Path, namer: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The buffers are filled by several nodes, and exceeded by single ones."""
+    """Some buffers hold several nodes; others are smaller than a single node."""
     from lockstep.harness.adapters.llama_cpp import capture as _llama_cpp_capture
 
     path, batches = model_of("llama", tmp_path, namer), [Batch.of([1, 2, 3]), Batch.of([4], 3)]
@@ -228,7 +228,7 @@ def test_buffers_of_any_size_show_the_same_values(
 
 @pytest.mark.parametrize("settings", [EXACT, DEFAULT], ids=lambda s: s.name)
 def test_watching_changes_no_bit(settings: Settings, tmp_path: Path, namer: Session) -> None:
-    """llama.cpp fuses ops that nobody watches, and the judged values must be the real ones."""
+    """llama.cpp fuses ops that are not watched, so watching must not change the judged values."""
     nodes: list[Node] = []
     path, batches = model_of("gemma3n", tmp_path, namer), (Batch.of([1, 2, 3, 4]),)
     with Runner().open("llama.cpp", path, settings) as session:

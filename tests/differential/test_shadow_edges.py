@@ -1,6 +1,6 @@
-"""Flash attention alone, in all its forms, and the limits of a single op of ggml.
+"""Flash attention as a single op, in all its forms, and the limits of other single ops of ggml.
 
-Every op at its edges is a vector: golden/test_generate asks llama.cpp for all of them again.
+The edge cases of every op are golden vectors, which golden/test_generate compares with llama.cpp.
 """
 
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ def judge_of(ggml: Session, tmp_path_factory: pytest.TempPathFactory) -> Any:
 def check(
     ggml: Session, judge_of: Any, op: str, shape: Any, *sources: Any, held: Any = None
 ) -> Any:
-    """Return ggml's result, after the judge has agreed with it."""
+    """Return ggml's result, after checking that the judge accepts it."""
     asked = node(op, np.zeros(shape, np.float32), *sources, held=held)
     outcome = ggml.ask("compute", asked)
     assert isinstance(outcome, Answered), outcome
@@ -89,8 +89,8 @@ def test_flash_attention_agrees_in_all_its_forms(
 
 @pytest.mark.parametrize("kind", [np.float16, np.float32])
 def test_flash_attention_with_sinks_agrees_in_pieces(kind: Any, judge_of: Any) -> None:
-    """Each thread takes a piece from 512 cells on. A sink of the first piece is its maximum, or
-    not."""
+    """Each thread computes a piece of a cache of 512 or more cells. A sink may or may not be the
+    maximum of the first piece."""
     held = params(0.3, 0.0, 0.0)
     with Runner().open("llama.cpp", None, replace(EXACT, n_threads=2)) as ggml:
         for cells in (512, 640):
@@ -121,7 +121,7 @@ def test_the_check_sees_a_changed_result(ggml: Session, judge_of: Any) -> None:
     assert len(judge.findings) == 1
 
 
-def test_an_op_that_ggml_lacks_is_not_answered(ggml: Session) -> None:
+def test_op_that_ggml_lacks_gets_no_answer(ggml: Session) -> None:
     outcome = ggml.ask("compute", node("NO_SUCH_OP", np.zeros(3, np.float32)))
     assert isinstance(outcome, Unanswerable)
     assert "'NO_SUCH_OP'" in outcome.message

@@ -1,4 +1,4 @@
-"""Faults in llama.cpp's own graphs, by harness/known/divergences.toml: each persists."""
+"""Faults in llama.cpp's own graphs that harness/known/divergences.toml lists: each still occurs."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -92,7 +92,7 @@ def test_entries_have_unique_ids() -> None:
 
 
 def test_a_prompt_beyond_the_table_of_positions_is_refused_by_name(tmp_path: Path) -> None:
-    """llama.cpp would abort: positions-beyond-the-table."""
+    """llama.cpp would abort (known as positions-beyond-the-table)."""
     path = tmp_path / "starcoder.gguf"
     variant_of("starcoder", path)
     exact = PRESETS["exact"]

@@ -1,4 +1,4 @@
-"""Caches whose positions are shifted: the keys of every architecture of ours."""
+"""Caches whose positions are shifted: the keys of all our architectures."""
 
 from pathlib import Path
 
@@ -16,9 +16,10 @@ from lockstep.harness.synth.llama import LlamaRecipe, write_llama
     "arch", ["deepseek2", "gemma2", "gpt-oss", "lfm2", "phi3", "qwen3", "yarn"]
 )
 def test_shifted_sequence_gives_the_same_results(arch: str, tmp_path: Path) -> None:
-    """Rotated keys are rotated further: only the rotated part of a key, and only by an angle.
+    """A shift rotates only the rotated part of a key, and does not change its length.
 
-    llama.cpp's keys grow by YaRN's factor each time (llama-cpp-yarn-keys-grow-with-each-shift).
+    In llama.cpp, keys grow by YaRN's factor at each shift
+    (llama-cpp-yarn-keys-grow-with-each-shift).
     """
     path = tmp_path / "model.gguf"
     if arch == "yarn":

@@ -1,4 +1,4 @@
-"""Tensors that are shown in part, or under two names: missing and contradictory values."""
+"""Tensors that are shown in part or under two names: missing and contradictory values are found."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from tests.recorded import BATCHES, Recorded, recorded
 
 @pytest.mark.parametrize("name", ["kq-1", "k_cache-1", "v_cache-1"])
 def test_part_without_used_cells_is_malformed(name: str, qwen3: Recorded) -> None:
-    """An engine with only its first expert right, which shows only that one, would agree."""
+    """A partly shown tensor may hide wrong values: an engine could show only its right cells."""
     places = {
         str(s): p for s, p in places_by_site(qwen3.program, qwen3.wires).items() if not s.step
     }
@@ -55,7 +55,8 @@ def test_engine_must_show_the_used_experts(tmp_path: Path) -> None:
 
 
 def test_engine_may_show_its_last_layer_for_all_tokens(tmp_path: Path) -> None:
-    """llama.cpp drops rows without outputs there: an honest engine was told of a wrong shape."""
+    """llama.cpp drops rows without outputs in its last layer. An honest engine was once accused of
+    a wrong shape."""
     asked = replace(BATCHES[0], outputs=np.array([False, True, False, False, True]))
     with recorded("qwen3", tmp_path, batches=(asked,)) as found:
         places = places_by_site(found.program, found.wires)
@@ -86,7 +87,7 @@ def test_scalar_may_be_shown_without_an_axis(factor: float, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("wrong", [0, 1])
 def test_node_with_two_names_is_judged_under_both(wrong: int, qwen3: Recorded) -> None:
-    """One of the two values is wrong, in either order."""
+    """Either the first or the second of the two values is wrong."""
     places = places_by_site(qwen3.program, qwen3.wires)
     values = {site: value for site, value in shown_by_llama_cpp(qwen3).items() if not site.step}
     both = [Site(step=0, layer=1, name=name) for name in ("ffn_up", "ffn_up MUL_MAT")]
@@ -109,7 +110,7 @@ def shown_by_llama_cpp(recorded: Recorded) -> dict[Site, NDArray[Any]]:
 
 
 def test_tensor_without_elements_compares_nothing(tmp_path: Path) -> None:
-    """The report once called it NaN on both sides."""
+    """The report once said that both engines have NaN."""
     with recorded("mamba2", tmp_path) as states:
         shown = states.run(Honest())
         assert any(not value.size for value in shown.values())
@@ -125,7 +126,8 @@ def test_tensor_without_elements_compares_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [-1, 1 << 20])
 def test_invalid_cell_ids_are_found_and_the_run_continues(wrong: int, tmp_path: Path) -> None:
-    """An indexer chooses these cells: a mask is written at their ids, none is looked up."""
+    """An indexer chooses these cells. A mask is written at their ids; nothing is looked up by the
+    ids."""
     with recorded("deepseek32", tmp_path) as sparse:
         values = sparse.run(Honest())
         place = next(p for p, w in sparse.wires.items() if str(w.site) == "top_k-0")

@@ -1,4 +1,5 @@
-"""A model split over several files is checked like one in one file, from the first of its parts."""
+"""A model split over several files is checked like a model in one file; users name its first
+part."""
 
 import shutil
 import time
@@ -28,8 +29,8 @@ def whole(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def parts(whole: Path, tmp_path: Path) -> list[Path]:
-    """Write parts of which the first holds no tensors, as `gguf-split --no-tensor-first-split`
-    does."""
+    """Write the parts of a split model. The first part has no tensors, as with `gguf-split
+    --no-tensor-first-split`."""
     with GgufFile.open(whole) as file:
         n = len(file.tensors)
     return write_parts(whole, tmp_path, (0, n // 2, n - n // 2))
@@ -53,7 +54,7 @@ def test_twin_of_a_split_model_is_one_file(tmp_path: Path) -> None:
     assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
 
 
-def test_no_part_of_a_model_is_written_over_by_its_twin(tmp_path: Path) -> None:
+def test_twin_overwrites_no_part_of_a_model(tmp_path: Path) -> None:
     model = written(tmp_path, "q.gguf", quant="Q8_0")
     with GgufFile.open(model) as file:
         n = len(file.tensors)
@@ -142,7 +143,7 @@ def lockstep(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
 
 
 def test_huge_part_count_is_refused_before_names_are_built(tmp_path: Path) -> None:
-    """The paths of the parts alone once took all memory."""
+    """The paths of the parts once took all memory."""
     path = tmp_path / part_name("m", 0, 3_000_000_000)
     write_gguf(path, {"split.count": ("U32", 3_000_000_000), "split.no": ("U16", 0)}, [])
     with pytest.raises(InvalidModel, match=r"split.count is 3000000000, expected at most 65535"):
@@ -152,7 +153,7 @@ def test_huge_part_count_is_refused_before_names_are_built(tmp_path: Path) -> No
 def test_one_tensor_in_two_parts_is_found_in_linear_time(
     tmp_path: Path,
 ) -> None:
-    """A count of each name among all others once took minutes for 40,000 names."""
+    """Counting each name among all names once took minutes for 40,000 names."""
     n = 20_000
     for number, first in enumerate((0, n - 1)):
         keys = {"split.count": ("U16", 2), "split.no": ("U16", number)}

@@ -1,4 +1,5 @@
-"""Schedules of Hypothesis on llama.cpp and on our engine; tests/schedule_machine.py runs many."""
+"""Schedules of Hypothesis on llama.cpp and on our engine; tests/schedule_machine.py has the
+rules."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Dumps in half precision: an honest engine is not accused, and a wrong one is still found."""
+"""Dumps in half precision: an honest engine is not accused, and a wrong engine is still found."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -37,7 +37,7 @@ def save_f16(path: Path, tensors: Tensors) -> None:
 
 
 def save_f16_as_f32(path: Path, tensors: Tensors) -> None:
-    """Save as `tensor.float()` does with values computed or kept in half precision."""
+    """Save F16 values as float32, as `tensor.float()` does."""
     save_file({k: v.astype(np.float16).astype(np.float32) for k, v in tensors.items()}, path)
 
 
@@ -137,7 +137,7 @@ def test_wrong_run_in_half_precision_is_located(
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a model whose residuals are beyond what half precision holds, as those of some are."""
+    """Return a model whose residuals exceed half precision, as in some real models."""
     folder = tmp_path_factory.mktemp("large")
     with GgufFile.open(builtin_model("f32", folder)) as file:
         rows = []

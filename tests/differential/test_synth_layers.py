@@ -49,7 +49,8 @@ def outputs(program: Program, build: Build, path: Path) -> tuple[NDArray[Any], .
 
 
 def moved(path: Path) -> Iterator[tuple[str, float]]:
-    """Yield the change of outputs, as a share of the largest, if a mixer or network adds zero."""
+    """Yield the change of the outputs, as a share of the largest output, if a mixer or network adds
+    zero."""
     with Runner().open("llama.cpp", path, EXACT) as session:
         info = session.ask("describe")
         assert isinstance(info, Answered)
@@ -76,7 +77,7 @@ def test_output_of_any_layer_moves_the_logits(name: str, tmp_path: Path) -> None
 
 
 def test_factors_near_zero_hide_a_layer(tmp_path: Path) -> None:
-    """Factors were once drawn so, like the elements of a matrix."""
+    """Factors were once drawn near zero, like the elements of a matrix."""
     (path,) = make_variants(["llama"], tmp_path)
     with GgufFile.open(path) as file:
         factors = [tensor for tensor in file.tensors if tensor.endswith(".scale")]

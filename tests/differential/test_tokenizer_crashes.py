@@ -1,5 +1,5 @@
-"""Texts that end llama.cpp's process, by harness/known/divergences.toml, still do; ours survives
-them."""
+"""Texts that end llama.cpp's process, according to harness/known/divergences.toml, still do. Our
+engine survives them."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every tokenizer but "gpt2" against llama.cpp's, vocabulary by vocabulary."""
+"""Every tokenizer except "gpt2" compared with llama.cpp's, vocabulary by vocabulary."""
 
 import json
 import subprocess
@@ -60,7 +60,8 @@ def test_every_answer_on_a_real_vocabulary_is_that_of_llama_cpp(name: str, ask: 
 
 
 def with_singles(words: list[Word]) -> list[Word]:
-    """Return the words, and every byte that a token begins with: without them llama.cpp hangs."""
+    """Return the words, and a token for each byte that begins a token. Without these tokens,
+    llama.cpp hangs."""
     tokenizer = tokenizer_of(vocabulary("rwkv", words))
     alone = {piece for piece in tokenizer.pieces if len(piece) == 1}
     missing = {piece[:1] for piece in tokenizer.pieces if piece} - alone
@@ -247,7 +248,7 @@ REFUSED: dict[str, Metadata] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_llama_cpp_refuses_or_dies_of_every_file_that_we_refuse(
+def test_llama_cpp_refuses_or_crashes_on_every_file_that_we_refuse(
     name: str, ask: Ask, tmp_path: Path
 ) -> None:
     with pytest.raises(EngineError, match=r"tokenizer\.ggml\."):

@@ -1,4 +1,5 @@
-"""Byte-pair encoding against llama.cpp: its vocabularies, and every name of a pre-tokenizer."""
+"""Byte-pair encoding compared with llama.cpp, for its vocabularies and every pre-tokenizer's
+name."""
 
 import subprocess
 import sys
@@ -30,10 +31,10 @@ VOCABULARIES = ("deepseek-coder", "falcon", "gpt-2", "gpt-neox", "llama-bpe", "m
 
 
 def seams(pre: str | None = "gpt-2", **changes: Any) -> dict[str, Value]:
-    """Return a vocabulary in which a cut is seldom without effect: pairs of bytes, merged in any
-    order.
+    """Return a vocabulary in which almost every cut of a text changes the ids: pairs of bytes,
+    merged in any order.
 
-    There are characters and byte tokens too, for words that are not spelled in bytes.
+    It also has characters and byte tokens, for words that are not spelled in bytes.
     """
     words, merges = words_and_merges()
     usual = {"pre": pre, "scores": None, "merges": merges, "bos_token_id": 0}

@@ -1,4 +1,4 @@
-"""An F32 twin, as llama.cpp sees it: it loads, holds the same weights and conforms closely."""
+"""F32 twins in llama.cpp: a twin loads, has the same weights, and conforms closely."""
 
 from collections.abc import Callable
 from pathlib import Path

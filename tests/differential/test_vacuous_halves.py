@@ -1,5 +1,5 @@
-"""Models with biases on which an engine without a half gives the right answers: it must not
-conform."""
+"""Models with biases on which an engine without a half-layer gives the right answers. Such an
+engine must not conform."""
 
 from pathlib import Path
 
@@ -54,17 +54,18 @@ def halves_not_told(plan: Plan) -> set[str]:
 
 
 @pytest.mark.parametrize(("half", "tensor"), [("attention", "attn_output"), ("ffn", "ffn_down")])
-def test_half_with_logits_moved_by_its_bias_alone_is_not_compared(
+def test_half_layer_that_moves_logits_only_by_its_bias_is_not_compared(
     half: str, tensor: str, gpt2: Path, tmp_path: Path
 ) -> None:
-    """An engine that adds the bias and computes nothing else of the half gives the same logits."""
+    """An engine that adds only the bias of the half-layer, and computes nothing else of it, gives
+    the same logits."""
     quiet = scale_products(gpt2, tmp_path / "quiet.gguf", tensor, 1e-9)
     without = scale_products(quiet, tmp_path / "without.gguf", tensor, 0.0)
     plan = plan_of(quiet, engine=HalfLogits.name, suites=("logits",), subject_model=without)
     assert halves_not_told(plan) == {half}
 
 
-def test_half_without_effect_on_choices_is_not_compared_by_tokens(
+def test_half_layer_without_effect_on_tokens_is_not_compared_by_tokens(
     gpt2: Path, tmp_path: Path
 ) -> None:
     path = with_likeliest(gpt2, tmp_path / "likeliest.gguf")
@@ -76,7 +77,7 @@ def test_half_without_effect_on_choices_is_not_compared_by_tokens(
 
 
 @pytest.mark.parametrize(("engine", "suite"), [(HalfLogits, "logits"), (HalfGreedy, "decode")])
-def test_right_engine_on_an_ordinary_model_is_compared_in_both_halves(
+def test_right_engine_on_an_ordinary_model_is_compared_in_both_half_layers(
     engine: type[HalfGreedy], suite: str, gpt2: Path
 ) -> None:
     assert halves_not_told(plan_of(gpt2, engine=engine.name, suites=(suite,), n_tokens=32)) == set()

@@ -1,6 +1,6 @@
-"""Other versions of llama.cpp, op by op: all their graphs' ops are compared, in either role.
+"""Other versions of llama.cpp, op by op: all ops of their graphs are compared, in either role.
 
-Building one takes minutes, so these tests use what somebody has built.
+Building a version takes minutes, so these tests use only versions that are already built.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,5 @@
-"""A short campaign on vocabularies of each kind: some of llama.cpp's, and the built-in ones."""
+"""A short campaign on vocabularies of each kind: some of llama.cpp's, and the built-in
+vocabularies."""
 
 from pathlib import Path
 from typing import Any
@@ -34,21 +35,23 @@ def fuzzed(target: str, **changes: Any) -> list[Verdict]:
 
 
 @pytest.mark.parametrize("name", OF_LLAMA_CPP)
-def test_our_tokenizer_is_llama_cpps_on_its_own_vocabularies(name: str, shared: Path) -> None:
+def test_our_tokenizer_agrees_with_llama_cpp_on_its_own_vocabularies(
+    name: str, shared: Path
+) -> None:
     verdicts = fuzzed(str(vocabulary_or_skip(name, shared)))
     assert {v.status for v in verdicts} <= {"agreed", "excused"}, verdicts
     assert verdicts[0].detail["texts"] == CASES
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_our_tokenizer_is_llama_cpps_on_every_kind_of_vocabulary(kind: str) -> None:
+def test_our_tokenizer_agrees_with_llama_cpp_on_each_kind_of_vocabulary(kind: str) -> None:
     verdicts = fuzzed(f"builtin:{kind}", cases=400)
     assert {v.status for v in verdicts} <= {"agreed", "excused"}, verdicts
     assert verdicts[0].detail["texts"] == 400
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_the_tokens_suite_of_check_sees_a_wrong_tokenizer(name: str, tmp_path: Path) -> None:
+def test_tokens_suite_finds_a_wrong_tokenizer(name: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_llama(BUILTIN_VOCABULARIES[WRONG[name].shows_on], path)
     verdicts = verdicts_of(plan_of(path, name), "tokens")
@@ -56,7 +59,7 @@ def test_the_tokens_suite_of_check_sees_a_wrong_tokenizer(name: str, tmp_path: P
     assert WRONG[name].way in wrong
 
 
-def test_text_that_kills_llama_cpp_is_excused_as_we_refuse_it() -> None:
+def test_text_that_kills_llama_cpp_is_excused_if_we_refuse_it() -> None:
     agreed, excused = fuzzed("builtin:gpt2", given=(b"\xf5\x80\x80\x80",))
     assert (agreed.detail["refused_by_both"], excused.status) == (4, "excused")
     assert "SIGABRT" in excused.summary

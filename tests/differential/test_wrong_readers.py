@@ -1,4 +1,4 @@
-"""The fuzzer finds every wrong reader within seconds, makes the file small and names the fault."""
+"""The fuzzer finds every wrong reader within seconds, makes the file small, and names the fault."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -32,7 +32,8 @@ def llama_cpp() -> Iterator[Session]:
 
 
 def findings(family: str, llama_cpp: Session) -> list[Verdict]:
-    """Return the findings of the in-memory parser alone, as others are equivalent but slower."""
+    """Return the findings of only the in-memory parser, because other parsers are equivalent but
+    slower."""
     plan = FuzzPlan(targets=(family,), cases=CASES, seed=3)
     with ExitStack() as stack:
         subject = stack.enter_context(Runner().open("reference", None, EXACT))

@@ -1,7 +1,7 @@
-"""Engines that read a weight format wrong, or round activations wrong: caught, and named.
+"""Engines that read a weight format wrong or round activations wrong are caught and named.
 
-The oracle runs once for each type; the checks on it are those of `lockstep check`. A weight that is
-decoded wrong is wrong in every step, so the prompt is all that such an engine is asked for.
+The oracle runs once for each type, with the suites of `lockstep check`. A wrongly decoded weight is
+wrong in every step, so such an engine computes only the prompt.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ RARE = "one code-book entry changed"  # one of up to 2048: not every tensor need
 
 
 class Wrong(Reference, name="test: wrong weights"):
-    """The reference with the fault that `case` names: a type and a mistake."""
+    """The reference with the fault that `case` names, as a type and a mistake."""
 
     case: ClassVar[tuple[str, str]] = ("", "")
 
@@ -55,7 +55,8 @@ class Wrong(Reference, name="test: wrong weights"):
 
 @pytest.fixture(scope="module")
 def against(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., list[Verdict]]]:
-    """Provide the verdicts on a wrong engine; the oracle of the type asked for last stays open."""
+    """Provide a function that returns the verdicts on a wrong engine. The oracle of the last type
+    stays open."""
     folder = tmp_path_factory.mktemp("types")
     held: dict[str, Opened] = {}
 

@@ -1,4 +1,4 @@
-"""Texts, and runs of ids, that tokenizers often get wrong: the same every time."""
+"""Texts and lists of ids that tokenizers often get wrong, the same every time."""
 
 from itertools import product
 
@@ -128,8 +128,8 @@ PIECES = 12  # of a text, at most
 
 
 def glued(tokenizer: Tokenizer) -> list[bytes]:
-    """Return 240 texts of the vocabulary's pieces, cut at their ends or not; the same every time. A
-    fourth of the pieces are first tokens, which are special."""
+    """Return 240 texts made of the vocabulary's pieces, some cut at their ends; the same every
+    time. A fourth of the pieces come from the first tokens, which are special."""
     n_vocab, texts = tokenizer.vocabulary.n_vocab, list[bytes]()
     raw = np.random.default_rng(6).bit_generator.random_raw(240 * (2 + 4 * PIECES))
     for row in raw.reshape(240, -1).tolist():
@@ -145,7 +145,7 @@ def glued(tokenizer: Tokenizer) -> list[bytes]:
 
 
 def id_lists(tokenizer: Tokenizer, texts: list[bytes]) -> list[list[int]]:
-    """Return the ids that texts encode to, and runs of ids that no text encodes to."""
+    """Return the ids that texts encode to, and lists of ids that no text encodes to."""
     found = [
         list(ids)  # most flags make no difference to most texts
         for ids in dict.fromkeys(

@@ -31,7 +31,7 @@ ADDED = ("bos", "eos", "sep")
 
 
 def serve() -> None:
-    """Answer a request per line, with null where the child died of it."""
+    """Answer one request per line; the answer is null if the child process died."""
     import llama_cpp  # noqa: F401  # before the fork: it takes longest
 
     for line in sys.stdin:
@@ -112,8 +112,8 @@ def piece(lib: Any, vocab: Any, token: int, special: bool) -> bytes:
 
 
 def grown(fill: Callable[[Any], int]) -> bytes:
-    """Return the output of `fill` in a buffer that grows as needed; too small a buffer gives minus
-    the needed size."""
+    """Return the output of `fill`, in a buffer that grows as needed. For a small buffer, `fill`
+    returns minus the needed size."""
     buffer = ctypes.create_string_buffer(4096)
     n = fill(buffer)
     if n < 0:
@@ -137,9 +137,9 @@ def flags_of_code_points() -> None:
 
 @contextmanager
 def asking() -> Iterator[Ask]:
-    """Yield a function that returns llama.cpp's answer to a vocabulary, texts and ids, or None if
-    it died. `texts` are encoded without flags and `flagged` with all of them; `pieces`: the tokens
-    whose texts are wanted, all if empty."""
+    """Yield a function that returns llama.cpp's answers for a vocabulary, texts and ids, or None if
+    llama.cpp died. `texts` are encoded without flags, `flagged` with all flags. `pieces`: the
+    tokens whose texts are requested; all tokens if empty."""
     if not hasattr(os, "fork"):
         pytest.skip("no fork: tokenizers were not compared with llama.cpp")
     server = subprocess.Popen(
@@ -183,7 +183,7 @@ def opened(path: Path) -> Tokenizer:
 
 
 class Remembering:
-    """A tokenizer that encodes each text once, because its ids are decoded and compared."""
+    """A tokenizer that encodes each text only once; its ids are compared and then decoded."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -208,7 +208,7 @@ def differences(
     ids: list[list[int]],
     texts: Sequence[bytes] = (),
 ) -> list[str]:
-    """Return every answer of ours that is not llama.cpp's."""
+    """Return a description of each of our answers that differs from llama.cpp's."""
     found = []
 
     def compare(what: str, ours: Any, expected: Any) -> None:
@@ -253,8 +253,8 @@ def differences(
 
 
 def is_doubtful(tokenizer: Tokenizer, role: str, ours: int, expected: int) -> bool:
-    """Return True if two tokens have the role's text: llama.cpp uses whichever its hash table has
-    first."""
+    """Return True if two tokens have the role's text. llama.cpp then uses the token that is first
+    in its hash table."""
     ids = tokenizer.vocabulary.ids
     candidates = {ids[text] for text in ROLE_TEXTS.get(role, "").encode().split() if text in ids}
     return len(candidates) > 1 and ours == min(candidates) and expected in candidates
@@ -263,8 +263,9 @@ def is_doubtful(tokenizer: Tokenizer, role: str, ours: int, expected: int) -> bo
 def check(ask: Ask, path: Path, texts: list[bytes], every: int = 1, n_pieces: int = 0) -> None:
     """Check that every answer is llama.cpp's, and that llama.cpp dies of texts that we refuse.
 
-    every: 1 of so many texts is asked with all flags, which take some kinds a millisecond each;
-    n_pieces: of so many tokens, and of 1 in `every` after them, the pieces are asked.
+    every: one in `every` texts is encoded with all flags, which can take a millisecond each.
+    n_pieces: the pieces of the first `n_pieces` tokens are compared, and of one in `every` later
+    tokens.
     """
     tokenizer = opened(path)
     refused = [text for text in texts if refuses(tokenizer, text)]

@@ -1,4 +1,4 @@
-"""Keys of our architectures: values of real files are read, absurd ones are refused."""
+"""Keys of our architectures: values of real files are read, and absurd values are refused."""
 
 from dataclasses import dataclass
 from math import inf

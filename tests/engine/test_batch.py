@@ -7,7 +7,7 @@ from lockstep.engine.batch import Batch
 FIELDS = ("tokens", "positions", "seq_ids", "outputs")
 
 
-def test_made_batch_counts_positions_and_asks_for_every_output() -> None:
+def test_batch_counts_positions_and_requests_every_output() -> None:
     batch = Batch.of([7, 7, 9], start=5, seq_id=2)
     assert [getattr(batch, field).tolist() for field in FIELDS] == [
         [7, 7, 9], [5, 6, 7], [2, 2, 2], [True] * 3

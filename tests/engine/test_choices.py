@@ -1,4 +1,4 @@
-"""An unknown name gets similar known names, and not four hundred."""
+"""The error for an unknown name suggests similar known names, not all of them."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def test_only_the_nearest_of_many_names_are_listed_with_their_number(name: str, 
     assert said.count(",") < 6
 
 
-def test_unlike_name_has_no_near_choices() -> None:
+def test_dissimilar_name_gets_no_suggestions() -> None:
     assert choices("#", MANY) == "(near: none; 120 in all)"
 
 

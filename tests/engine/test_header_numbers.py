@@ -1,4 +1,4 @@
-"""Header numbers far beyond the file: refused because the file lacks the tensors."""
+"""Files with huge numbers in the header are refused, because they lack the tensors."""
 
 import tracemalloc
 from pathlib import Path
@@ -48,7 +48,7 @@ def taken(path: Path) -> int:
 
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory: pytest.TempPathFactory) -> int:
-    """Return the memory for opening the right model, plus the size of its file."""
+    """Return the peak memory for opening the right model, plus the size of its file."""
     path = with_metadata(tmp_path_factory.mktemp("models") / "honest.gguf", EXPERTS)
     taken(path)  # imports and compiles
     return taken(path) + path.stat().st_size
@@ -65,7 +65,7 @@ def test_header_number_costs_no_more_than_the_file(
 
 
 def test_missing_layers_cost_nothing(tmp_path: Path, honest: int) -> None:
-    """A loop over 50,000 layers would take visible memory, but few enough to end."""
+    """A loop over 50,000 layers would take measurable memory, but would end."""
     path = with_metadata(tmp_path / "m.gguf", DENSE, llama__block_count=("U32", 50_000))
     assert taken(path) < honest
 

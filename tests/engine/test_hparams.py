@@ -1,4 +1,4 @@
-"""Hyperparameters of llama: the values read, and each missing or wrong key by name."""
+"""Hyperparameters of llama: values are read, and each missing or wrong key is named."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -45,7 +45,8 @@ class Value:
 
 
 def read(**changes: Any) -> dict[str, Any]:
-    """Return keys under `llama.`, with two underscores for a dot; None removes one."""
+    """Return keys under `llama.`; two underscores in a name stand for a dot, and None removes a
+    key."""
     metadata = dict(PLAIN)
     for key, value in changes.items():
         prefix = "" if key.startswith(("general", "tokenizer")) else "llama."

@@ -89,7 +89,7 @@ def floor(model: Model, batch: Batch) -> float:
 def test_fast_gives_the_same_numbers_for_any_prompt_split(
     opened: Open, recipe: LlamaRecipe, flash_attn: bool
 ) -> None:
-    """Each sum is in the order of its terms, and hidden tokens add zeros."""
+    """Terms of each sum are added in order, and hidden tokens add zeros."""
     model = opened(recipe, Fast(2), flash_attn=flash_attn)
     whole = logits_of(model, Batch.of(IDS))
     for batches in SPLITS.values():

@@ -1,4 +1,4 @@
-"""YaRN, against its published code written out by hand."""
+"""YaRN compared with its published code, written out by hand."""
 
 import math
 
@@ -15,8 +15,8 @@ AT = np.array([0, 1, 77, 4095], np.int32)
 
 
 def by_hand(n_rot: int, base: float, factor: float, n_ctx: int) -> list[float]:
-    """Return frequencies, in which pairs that turn more than 32 times in the context keep
-    theirs."""
+    """Return the frequencies. Pairs that turn more than 32 times in the context keep their
+    frequency."""
     ends = (n_rot * math.log(n_ctx / (b * 2 * math.pi)) / (2 * math.log(base)) for b in (32, 1))
     low, high = next(ends) // 1, -(-next(ends) // 1)
     found = []

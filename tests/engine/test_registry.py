@@ -1,4 +1,4 @@
-"""Families: importing one member loads no others."""
+"""Families: after importing one member, the other members are found."""
 
 import json
 import subprocess
@@ -65,7 +65,7 @@ sys.exit("; ".join(failed) or 0)
 """
 
 
-def test_import_of_one_member_of_a_family_brings_the_others() -> None:
+def test_families_are_complete_after_importing_one_member() -> None:
     command = [sys.executable, "-c", EACH_IN_A_CHILD, json.dumps(AFTER_ONE_MEMBER)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

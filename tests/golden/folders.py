@@ -1,4 +1,4 @@
-"""Copies of the committed goldens for damaging, and files outside the repository."""
+"""Copies of the committed goldens that tests may damage, and files outside the repository."""
 
 import importlib.util
 import json
@@ -45,7 +45,7 @@ def all_copied(folder: Path) -> Path:
 
 
 def copied(folder: Path) -> Path:
-    """Return a folder with few of the vectors, intact."""
+    """Return an intact folder with few of the vectors."""
     root = folder / "v1"
     kept = [e for e in read_manifest(DEFAULT_ROOT) if e.path.rsplit(".", 1)[0] in FEW]
     for entry in kept:
@@ -63,7 +63,7 @@ def edit_json(path: Path, edit: Callable[[Any], Any]) -> None:
 
 
 def reseal(root: Path) -> None:
-    """Write a new manifest for the bytes, so that all hashes match."""
+    """Write a new manifest for the files, so that all hashes match."""
     entries = []
     for entry in read_manifest(root):
         raw = (root / entry.path).read_bytes()

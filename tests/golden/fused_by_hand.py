@@ -1,4 +1,4 @@
-"""Fused operations of engines' interfaces in float32, written down straight: a second opinion."""
+"""Second implementations of fused operations, in plain float32."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -35,7 +35,7 @@ def add_norm(i: Inputs, p: Params) -> Inputs:
 
 
 def turn(x: F32, i: Inputs, p: Params) -> F32:
-    """Rotate by complex numbers. x: (tokens, heads, dim)."""
+    """Rotate pairs by multiplying complex numbers. x: (tokens, heads, dim)."""
     at = p["pos_offset"] + np.arange(len(x))
     unit = (i["cos"][at] + 1j * i["sin"][at])[:, None].astype(np.complex64)
     out, half = x.copy(), x.shape[-1] // 2
@@ -101,7 +101,7 @@ def softmax(s: F32) -> F32:
 
 
 def attend(q: F32, k: F32, v: F32, at: int, scale: float, *, window: int = 0) -> F32:
-    """Attend for one query at position `at`, or after all cells if that is negative."""
+    """Attend for one query at position `at`; a negative `at` means after all cells."""
     last = len(k) if at < 0 else at + 1
     first = max(0, last - window) if window else 0
     s = np.array(
@@ -156,7 +156,7 @@ def route(i: Inputs, p: Params) -> Inputs:
 
 
 def buckets(i: Inputs, p: Params) -> Inputs:
-    """Fill the buckets with the last pair first, because the order in a bucket is free."""
+    """Fill the buckets in reverse order, because the order in a bucket is free."""
     flat = i["selected"].reshape(-1)
     ids = np.full((p["num_experts"], flat.size), -1, np.int32)
     tpe = np.zeros(p["num_experts"], np.int32)
@@ -212,7 +212,7 @@ def everywhere(x: Array, ranks: int) -> Array:
 
 
 def reduced(i: Inputs, p: Params) -> F32:
-    """Reduce round the ring, beginning with the last rank."""
+    """Reduce around the ring of ranks, beginning with the last rank."""
     x = i["x"][::-1]
     if p["reduce"] in ("max", "min"):
         return np.asarray(getattr(x, p["reduce"])(axis=0))
@@ -241,7 +241,8 @@ def sliced(i: Inputs, p: Params) -> Array:
 
 
 def rows_softmax(i: Inputs, p: Params) -> F32:
-    """Compute a softmax that is uniform if all is hidden, as in small engines' samplers."""
+    """Compute a softmax that is uniform if all entries are hidden, as in the samplers of small
+    engines."""
     out = np.empty_like(i["x"])
     for row, x in enumerate(i["x"]):
         out[row] = f(1 / len(x)) if np.isneginf(x).all() else softmax(x)

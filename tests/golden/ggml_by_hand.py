@@ -1,4 +1,4 @@
-"""Ops of ggml in plain float32, as an independent honest engine computes them."""
+"""Ops of ggml in plain float32, computed as an independent honest engine would."""
 
 from collections.abc import Callable
 from typing import Any
@@ -68,7 +68,7 @@ def softmax(case: Case) -> F32:
 
 
 def rope(case: Case, *, halves: bool | None = None) -> F32:
-    """Rotate by angles from powers, each in float32; pairs are neighbours, or half a row apart."""
+    """Rotate by angles computed as float32 powers; pairs are adjacent or half a row apart."""
     x, n = x_of(case).copy(), int(case.params["n_dims"])
     at = x_of(case, "positions").reshape(-1, x.shape[0])[0]
     step = np.float32(case.params["freq_base"]) ** (-np.arange(0, n, 2, dtype=np.float32) / n)
@@ -123,7 +123,7 @@ def chosen(case: Case) -> F32:
 
 
 def attention(case: Case) -> F32:
-    """Attend key by key, only where the mask is zero, without slopes, caps and sinks."""
+    """Attend key by key to cells whose mask is zero, without slopes, caps and sinks."""
     q, k, v = (x_of(case, name) for name in "qkv")
     out = np.zeros(case.shape, np.float32)
     mask = x_of(case, "mask") if "mask" in case.inputs else np.zeros((q.shape[1], k.shape[1]))
@@ -142,7 +142,7 @@ def convolution(case: Case) -> F32:
 
 
 def scan(case: Case) -> F32:
-    """Scan one sequence, token, head and channel after the other."""
+    """Run the state-space scan, one sequence, token, head and channel after the other."""
     s, x, dt, a, b, c = (x_of(case, n) for n in ("state", "x", "dt", "a", "b", "c"))
     ids, ys = case.inputs["ids"], np.zeros(x.shape, np.float32)
     assert isinstance(ids, np.ndarray)

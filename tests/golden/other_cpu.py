@@ -1,7 +1,7 @@
-"""Makes a few vectors again and reports the differing ones: run as a program.
+"""Program that makes a few vectors again, and reports the vectors that differ.
 
-Alone in its process, because numpy, BLAS and numba look at the CPU once, when they are loaded. For
-the same reason it says which of numpy's features it found.
+It runs in a separate process, because numpy, BLAS and numba read the CPU's features once, when they
+are loaded. So it also reports the features that numpy found.
 """
 
 import importlib
@@ -38,7 +38,7 @@ def features() -> tuple[list[str], list[str]]:
 
 
 def made() -> Iterator[tuple[str, Tensors]]:
-    """Make the vectors on another CPU, except for the oracle's answers."""
+    """Yield a few vectors made on this CPU, without the oracle's answers."""
     operations()
     session = Runner().open("reference", None, EXACT)
     source = source_of(AskedEngine(engine="reference", session=session), lambda _: None)

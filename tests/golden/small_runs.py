@@ -1,4 +1,4 @@
-"""A golden run without a model: drawn logits, and answers of honest and wrong engines."""
+"""A golden run without a model: random logits, and answers of honest and wrong engines."""
 
 from typing import Any
 

@@ -1,4 +1,5 @@
-"""Answers in files: right ones agree, wrong ones are named, missing ones are not compared."""
+"""Answers in files: right answers agree, wrong answers are named, missing answers are not
+compared."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,7 +40,8 @@ def judged(folder: Path, *only: str) -> list[Verdict]:
 
 
 def changed(folder: Path, op: str, **tensors: np.ndarray | None) -> None:  # type: ignore[type-arg]
-    """Change the tensors, or remove them; a name's first / is written as __."""
+    """Write an answer file with changed or removed (None) tensors; `__` in a name stands for
+    `/`."""
     new: Mapping[str, np.ndarray | None] = {  # type: ignore[type-arg]
         **tensors_of(op),
         **{name.replace("__", "/"): value for name, value in tensors.items()},
@@ -110,7 +112,7 @@ def test_a_misspelt_case_is_named_and_its_operation_is_not_complete(folder: Path
     assert exit_code(counted_verdicts(found)) == 3
 
 
-def test_half_of_the_outputs_is_not_compared(folder: Path) -> None:
+def test_case_without_one_of_its_outputs_is_not_compared(folder: Path) -> None:
     changed(folder, "route_topk_softmax", **{"ties-normed/ids": None})
     found = judged(folder, "route_topk_softmax")
     assert [v.status for v in found] == ["not-compared", "agreed"]

@@ -16,7 +16,8 @@ Written = list[tuple[str, Path]]
 
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Written:
-    """Record the writes, with model, place and oracle; the command runs in an empty folder."""
+    """Record calls that write goldens, with model, folder and oracle; the command runs in an empty
+    folder."""
     found: Written = []
 
     def ours(root: Path, *_: Any, **__: Any) -> list[Path]:

@@ -28,7 +28,7 @@ UNSEEN = [i for i in range(WIDTH) if i not in SEEN and i not in HELD.tensors["id
 
 
 def wrong(change: Callable[[F32], object]) -> list[str]:
-    """Return the parts that show a change."""
+    """Return the parts of the form that show a change."""
     matrix = MATRIX.copy()
     change(matrix)
     return [part for part, _ in HELD.differences(matrix)]
@@ -120,7 +120,7 @@ def test_smaller_id_comes_first_among_equal_values() -> None:
 
 
 def in_python(row: list[float]) -> tuple[list[float], list[float]]:
-    """Add up as documented, as an engine in C would do it."""
+    """Compute the sums and moments as documented, in a loop as in C."""
     sums, moments = [], []
     for start in range(0, len(row), BLOCK):
         s = m = 0.0
@@ -139,7 +139,7 @@ def test_sums_match_a_plain_loop_bit_for_bit() -> None:
         assert in_python([float(x) for x in row]) == (sums.tolist(), moments.tolist())
 
 
-def test_a_floor_is_the_worst_of_all_runs() -> None:
+def test_floor_is_the_largest_distance_of_all_runs() -> None:
     floor = Floor()
     for change in (1e-3, 2e-3, 1e-4):
         moved: NDArray[np.float32] = MATRIX.copy()

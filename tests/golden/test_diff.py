@@ -15,7 +15,7 @@ LOGITS = "logits/f32.safetensors"
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder that the others are copies of."""
+    """Return the folder from which other folders are copied."""
     return copied(tmp_path_factory.mktemp("first"))
 
 
@@ -26,7 +26,7 @@ def edit_logits(root: Path) -> None:
     save_file(tensors, root / LOGITS)
 
 
-def test_the_same_folder_has_no_differences(first: Path, tmp_path: Path) -> None:
+def test_equal_folders_have_no_differences(first: Path, tmp_path: Path) -> None:
     assert diff(first, copied(tmp_path)) == []
 
 
@@ -96,7 +96,7 @@ def test_new_nan_is_the_worst_change(first: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("a", "b", "match"),
     [
-        ("logits", "logits/f32.json", "two of a kind"),
+        ("logits", "logits/f32.json", "two files or two folders"),
         ("nowhere", "logits", "no such file"),
         ("manifest.json", "manifest.json", "no golden is of kind None"),
     ],

@@ -1,5 +1,4 @@
-"""Nodes near the beginning of a run show faults that noise hides in the logits of a quantised
-model."""
+"""Early nodes of a run show faults that noise hides in the logits of a quantised model."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""Exported vectors: each format is complete, and the runners in C judge as we do."""
+"""Exported vectors: each format is complete, and the runners in C give the same judgements as
+Lockstep."""
 
 import base64
 import json
@@ -70,7 +71,7 @@ def test_every_operation_is_judged_in_c(tmp_path: Path) -> None:
     assert min(counts.values()) > 0
 
 
-def test_free_order_may_differ(tmp_path: Path) -> None:
+def test_ids_in_another_order_pass_if_the_order_is_free(tmp_path: Path) -> None:
     export(tmp_path, "ops", "c", only=("top_k", "moe_buckets"))
     assert compiled(tmp_path, ENGINES / "ops.c", wrong=2).code == 0
 

@@ -1,4 +1,4 @@
-"""`golden fetch`: only the pinned archive and its files, and a clear message on failure."""
+"""`golden fetch` accepts only the pinned archive and its files, and fails with a clear message."""
 
 import hashlib
 import io
@@ -27,7 +27,7 @@ CONTENT = {name: f"the bytes of {name}".encode() for name in FILES}
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return an empty cache, and no pip."""
+    """Return an empty cache, and disable pip."""
     monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     monkeypatch.delenv(fetch.GIVEN, raising=False)
 
@@ -56,7 +56,7 @@ def whole() -> dict[str, bytes | tarfile.TarInfo]:
 
 @pytest.fixture
 def pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Make an archive and pin it."""
+    """Return a function that makes an archive and pins its hash."""
 
     def make(members: dict[str, bytes | tarfile.TarInfo]) -> Path:
         path = archive(tmp_path / "llama_cpp_python-0.tar.gz", members)
@@ -184,7 +184,7 @@ def test_invalid_archive_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def answering(
     monkeypatch: pytest.MonkeyPatch, code: int, stderr: str, files: dict[str, bytes]
 ) -> list[list[str]]:
-    """Replace pip by one with this behaviour; the list gets its command lines."""
+    """Replace pip by a fake with this behaviour; return the list of its command lines."""
     calls: list[list[str]] = []
 
     def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
@@ -248,7 +248,9 @@ def test_endless_pip_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- where it is --------------------------------------------------------------------------------
 
 
-def test_given_folder_is_used_if_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_from_the_environment_is_used_if_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(fetch.GIVEN, str(tmp_path))
     with pytest.raises(VocabulariesNotFetched, match=r"which has no ggml-vocab-aquila\.gguf"):
         fetch.vocabularies()

@@ -1,4 +1,4 @@
-"""Fused operations: a second implementation of each passes, and typical mistakes do not."""
+"""Fused operations: a second implementation of each passes, and typical mistakes fail."""
 
 from collections.abc import Callable
 from typing import Any
@@ -79,7 +79,7 @@ def with_inputs(op: str, **change: Callable[[Inputs], Array]) -> Engine:
 
 
 def modulo_heads(i: Inputs, p: Params) -> F32:
-    """Let head h read head h % kv_heads instead of its group's."""
+    """Let head h read KV head h % kv_heads instead of the KV head of its group."""
     share = i["q"].shape[1] // i["k"].shape[1]
     return flash(
         {**i, "k": np.tile(i["k"], (1, share, 1, 1)), "v": np.tile(i["v"], (1, share, 1, 1))}, p
@@ -91,7 +91,7 @@ def nan_softmax(i: Inputs, p: Params) -> F32:
 
 
 def to_first_cell(i: Inputs, p: Params) -> Inputs:
-    """Put every new row into the first one's place, so that only the last is kept."""
+    """Write every new row to the place of the first row, so that only the last row is kept."""
     out = {f"cache_{n}": i[f"cache_{n}"].copy() for n in "kv"}
     for name in "kv":
         for t in range(i["new_k"].shape[1]):

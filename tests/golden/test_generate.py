@@ -35,8 +35,8 @@ pytestmark = needs_oracle
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Provide all vectors made anew, stories260K's only if its file is there. The tree shows that
-    the bytes are the same."""
+    """Provide newly made vectors, including those of stories260K if its file exists. They must have
+    the bytes of the committed vectors."""
     root, made = tmp_path_factory.mktemp("fresh") / "v1", list[Made]()
     of_builtin = generate.of_builtin
 
@@ -53,8 +53,8 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def other_bytes(fresh: Path, *beginnings: str, stories: bool = False) -> list[str]:
-    """Return newly made files that differ from the tree. One test asks about many, as making them
-    takes longest and a module's tests may run in several processes."""
+    """Return newly made files that differ from the committed files. One test compares many files:
+    making them takes longest, and a module's tests may run in several processes."""
     paths = [p for e in MADE if (p := e.path).startswith(beginnings)]
     chosen = [path for path in paths if ("stories260K" in path) == stories]
     assert chosen
@@ -71,7 +71,7 @@ def test_ids_and_weights_are_reproduced_byte_for_byte(fresh: Path) -> None:
 
 
 def outdated(fresh: Path, *, stories: bool) -> list[str]:
-    """Return the reasons why vectors of the tree are outdated."""
+    """Return the reasons why committed vectors are outdated."""
     new = {entry.path: entry for entry in read_manifest(fresh)}
     old = {entry.path: entry for entry in ENTRIES}
     chosen = [e for e in MADE if e.path.startswith(SUMS) and e.path.endswith(".json")]

@@ -24,7 +24,7 @@ def held(path: str) -> Vectors:
 
 
 def made(path: str, change: Change) -> Made:
-    """Return an answer made on another CPU; `change` edits the document and the tensors."""
+    """Return vectors as if made on another CPU; `change` edits the document and the tensors."""
     found = held(path)
     document = {key: value for key, value in found.document.items() if key != "tensors"}
     provenance = document["provenance"]
@@ -39,7 +39,7 @@ def made(path: str, change: Change) -> Made:
 
 
 def regenerated(path: str, change: Change) -> tuple[bool, list[str]]:
-    """Return True if the bytes on the disk stay, and the messages."""
+    """Return whether the bytes on the disk stay, and the messages."""
     said: list[str] = []
     new = made(path, change)
     kept = held_or_made(DEFAULT_ROOT, list(ENTRIES.values()), new, said.append)
@@ -48,7 +48,7 @@ def regenerated(path: str, change: Change) -> tuple[bool, list[str]]:
 
 
 def moved(share: float) -> Change:
-    """Move one logit by so much of its limit."""
+    """Return a change that moves one logit by this share of its limit."""
 
     def change(document: dict[str, Any], tensors: dict[str, Any]) -> None:
         tensors["logits"][3, 5] += share * document["tolerance"]["allowed"]
@@ -57,7 +57,7 @@ def moved(share: float) -> Change:
 
 
 def tie(margin: float) -> Change:
-    """Change the second greedy id, and all later ones."""
+    """Return a change of the second greedy id and all later ids."""
 
     def change(document: dict[str, Any], tensors: dict[str, Any]) -> None:
         greedy, at = list(document["greedy"]), len(document["prompt"])
@@ -118,15 +118,15 @@ def test_an_answer_within_the_bound_changes_no_byte(path: str, change: Change) -
         (LOGITS, moved(1.1), "1 of 11904 logits differ; worst at position 3, token 5"),
         (LOGITS, moved(np.nan), "1 of 11904 logits differ"),
         (LOGITS, tie(1.0), "greedy id 1 is"),
-        (LOGITS, edited("prompt", [1] * 24), "'prompt' is another one"),
+        (LOGITS, edited("prompt", [1] * 24), "'prompt' differs"),
         (LOGITS, edited("greedy", [1]), "1 greedy ids, expected 8"),
         (LOGITS, noise(8.2e-6), "the noise of honest runs is 8.2e-06, was 8.0e-06"),
         (DOT, product(1.1), "the oracle's product is out of bound at"),
-        (DOT, next_bit("expected"), "'expected' is another one"),
-        (DOT, next_bit("allowed"), "'allowed' is another one"),
-        (DOT, next_bit("activations"), "'activations' is another one"),
-        (DOT, edited("reason", "by guess"), "'reason' is another one"),
-        (OPS, next_bit("length-33/y.plain"), "'length-33/y.plain' is another one"),
+        (DOT, next_bit("expected"), "'expected' differs"),
+        (DOT, next_bit("allowed"), "'allowed' differs"),
+        (DOT, next_bit("activations"), "'activations' differs"),
+        (DOT, edited("reason", "by guess"), "'reason' differs"),
+        (OPS, next_bit("length-33/y.plain"), "'length-33/y.plain' differs"),
     ],
 )
 def test_changed_question_or_answer_is_rewritten_and_reported(
@@ -140,7 +140,7 @@ def test_changed_question_or_answer_is_rewritten_and_reported(
 
 
 def test_tokens_after_a_tie_within_the_bound_are_not_compared() -> None:
-    """Two logits of the previous row get close values, so that either may win."""
+    """Two logits of the row before the token get close values, so that either id may win."""
     found = held(LOGITS)
     at, greedy = len(found.document["prompt"]), found.document["greedy"]
     logits = found.tensors["logits"].copy()

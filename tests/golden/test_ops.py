@@ -1,4 +1,4 @@
-"""Vectors of operations: honest float32 passes, and typical mistakes do not."""
+"""Vectors of operations: honest float32 passes, and typical mistakes fail."""
 
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -45,7 +45,7 @@ def vectors(op: str) -> Vectors:
 
 
 def right_answers(found: Vectors, row: dict[str, Any]) -> dict[str, NDArray[Any]]:
-    """Return the true values of the first way, in the output's type."""
+    """Return right values of all outputs, those of the first way, in the output's type."""
     answers = {}
     for name, output in row["outputs"].items():
         value = found.tensors[f"{row['id']}/{name}.{min(output['ways'])}"]
@@ -55,7 +55,7 @@ def right_answers(found: Vectors, row: dict[str, Any]) -> dict[str, NDArray[Any]
 
 
 def judged(op: str, change: Callable[[NDArray[Any]], NDArray[Any]]) -> list[JudgedCase]:
-    """Judge right answers, each after a change."""
+    """Judge right answers that `change` has changed."""
     found = vectors(op)
     held: list[JudgedCase] = []
     for row in found.document["cases"]:
@@ -65,7 +65,7 @@ def judged(op: str, change: Callable[[NDArray[Any]], NDArray[Any]]) -> list[Judg
 
 
 def wrong_cases(op: str, engine: Answer) -> list[str]:
-    """Return the cases that show a wrong engine with one result."""
+    """Return the names of the cases on which the engine's single result is wrong."""
     found = vectors(op)
     wrong = []
     for row in found.document["cases"]:
@@ -264,7 +264,8 @@ def test_resolved_finding_is_reported() -> None:
 
 
 def test_single_ops_get_strides_and_the_first_right_way() -> None:
-    """The reference engine answers from values; strides are for engines that have memory."""
+    """The reference engine computes from values; strides matter only to engines that read
+    memory."""
     case = next(
         case_of(row, vectors("ADD").tensors)
         for row in vectors("ADD").document["cases"]

@@ -1,5 +1,5 @@
-"""Vectors are the same bytes on other CPUs: numpy, BLAS, numba and libm are limited to older
-ones."""
+"""Vectors have the same bytes on other CPUs. numpy, BLAS, numba and libm are limited to the
+features of older CPUs."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The examples of golden/README.md work: they pass a right engine, and no wrong one."""
+"""The examples of golden/README.md work: they pass a right engine, and fail a wrong engine."""
 
 import os
 import re
@@ -83,7 +83,7 @@ def checker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_c_example_passes_right_logits_and_fails_wrong_ones(
     name: str, checker: Path, tmp_path: Path
 ) -> None:
-    """The example says the same as `golden verify`."""
+    """The example gives the same result as `golden verify`."""
     vectors = small_run()
     for entry, raw in files_of(Made(path="mine", kind="run", vectors=vectors, model=None)):
         (tmp_path / entry.path).write_bytes(raw)

@@ -1,4 +1,4 @@
-"""Our engine replays every golden without llama.cpp; wrong engines do not."""
+"""Our engine passes every golden without llama.cpp; wrong engines fail."""
 
 import subprocess
 import sys
@@ -38,7 +38,7 @@ OF_RECIPES = [path for path in PATHS if path not in (*STORIES_PATHS, *FETCHED_PA
 
 
 class NoConversion(Reference):
-    """An engine that multiplies unconverted activations; not registered."""
+    """An engine that multiplies unconverted activations; it is not registered."""
 
     name = "no-conversion"
 
@@ -70,7 +70,7 @@ class OffByOne(Reference):
 
 
 class Forgetful(OffByOne):
-    """An engine that answers too little."""
+    """An engine whose answers are too short."""
 
     name = "forgetful"
 
@@ -237,14 +237,14 @@ def test_engine_with_unconverted_activations_is_within_the_bound(path: str, mode
 
 
 @pytest.mark.parametrize("path", ["tokens/f32", "logits/f32"])
-def test_too_short_answer_is_no_proper_answer(path: str, models: Path) -> None:
+def test_too_short_answer_is_malformed(path: str, models: Path) -> None:
     """The other answers of such an engine are still compared."""
     statuses = [v.status for v in held(Forgetful, path, models)]
     assert "malformed" in statuses
     assert set(statuses) <= {"malformed", "agreed"}
 
 
-def test_too_few_weights_are_no_proper_answer(models: Path) -> None:
+def test_too_few_weights_are_malformed(models: Path) -> None:
     with pytest.raises(NoAnswer) as refusal:
         held(Forgetful, "dequant/q8_0", models)
     assert refusal.value.status == "malformed"

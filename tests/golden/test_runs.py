@@ -1,4 +1,4 @@
-"""A golden run compares every kind of engine: honest, wrong, and one with few answers."""
+"""A golden run compares every kind of engine: honest, wrong, and engines with few answers."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,7 +24,7 @@ HIDDEN = np.random.default_rng(5).normal(size=(ROWS, 40)).astype(np.float32)
 
 
 class Engine(Reference):
-    """An engine that answers from the drawn logits; not registered."""
+    """An engine that answers from the random logits; it is not registered."""
 
     name = "drawn"
     logits: F32 = DRAWN
@@ -102,7 +102,8 @@ def test_unanswered_question_is_named_and_the_rest_judged(
 
 
 def test_engine_without_logits_is_compared_by_greedy_ids() -> None:
-    """Vectors of this kind have all logits. One question without an answer costs no other."""
+    """Vectors of this kind have all logits. A question without an answer does not stop the next
+    question."""
 
     class Greedy(OnlyText):
         ids = GREEDY
@@ -116,7 +117,7 @@ def test_engine_without_logits_is_compared_by_greedy_ids() -> None:
 
 
 def unasked() -> Vectors:
-    """Return vectors with an unrequested node."""
+    """Return vectors with a node that the user did not ask for."""
     vectors = small_run(**{NODE: HIDDEN})
     logits, node = vectors.document["shown"]
     document = {**vectors.document, "shown": [logits, {**node, "asked": False}]}
@@ -138,7 +139,7 @@ def test_node_that_an_engine_lacks_is_named() -> None:
 
 
 def beside(margin: float, place: int = 1) -> Vectors:
-    """Return logits with this distance between the second greedy id and the next."""
+    """Return vectors in which the second greedy id's logit leads by this margin."""
     vectors = small_run()
     tensors = {name: value.copy() for name, value in vectors.tensors.items()}
     for way in ("ggml", "plain"):
@@ -148,7 +149,7 @@ def beside(margin: float, place: int = 1) -> Vectors:
 
 
 def parted(vectors: Vectors, place: int) -> list[int]:
-    """Return greedy ids that differ from the second on, to that place of the row's top."""
+    """Return greedy ids whose second id is the one at `place` in the row's largest logits."""
     ids = vectors.tensors["logits/ggml.ids"][len(PROMPT)]
     other = int(ids[place]) if place < len(ids) else min({*range(700)} - {*ids.tolist()})
     return [GREEDY[0], other, *GREEDY[2:]]
@@ -195,7 +196,7 @@ def test_document_that_contradicts_its_tensors_is_refused(
 def test_engine_with_another_graph_is_still_compared_in_its_outputs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A wrong file in the model's place may lack a node, which must not stop the comparison."""
+    """A wrong model file may lack a node, which must not stop the comparison."""
 
     def lacks(*_: Any) -> Any:
         raise Unsupported("no node named 'Qcur-0 ROPE'")

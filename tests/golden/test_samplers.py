@@ -67,7 +67,7 @@ def test_honest_sampler_passes_all_vectors(name: str, vocabulary: Path) -> None:
     assert wrong_documents(HONEST_SAMPLERS[name], vocabulary) == []
 
 
-def test_choice_is_held_to_the_order_of_the_list() -> None:
+def test_selection_must_fit_the_order_of_the_list() -> None:
     cases = vectors_of("dist").document["cases"]
     want = next(s for c in cases for r in c["rows"] for s in r["stages"] if len(choices(s)) == 2)
     by_logit = np.argsort(-np.array(want["logits"]))

@@ -1,4 +1,5 @@
-"""The vectors of vocabularies: replayed by our engine, failed by wrong ones, reproduced."""
+"""The vectors of vocabularies: our engine passes them, wrong engines fail, and they are
+reproducible."""
 
 import base64
 import json
@@ -77,7 +78,7 @@ def test_cases_of_llama_cpp_are_stored_by_hash_without_text(name: str) -> None:
 
 
 def test_published_ids_of_gemma_4_hold() -> None:
-    """Measured with Google's own tokenizer of Gemma 3."""
+    """The ids were measured with Google's tokenizer of Gemma 3."""
     expected = [
         [17361, 961, 78658, 563, 614, 26407, 3207, 236761],
         *([29104], [23391], [138, 23391], [139, 23391], [57364, 167089], [167, 145, 23391]),
@@ -86,7 +87,7 @@ def test_published_ids_of_gemma_4_hold() -> None:
     assert [cases[f"noted-{i:02d}"] for i in range(len(expected))] == expected
 
 
-def test_cases_cover_their_namesakes() -> None:
+def test_named_cases_contain_their_texts() -> None:
     texts = token_cases()
     assert texts["spaces-40"] == b" " * 40
     assert texts["bytes-overlong-slash-2"] == b"\xc0\xaf"
@@ -104,7 +105,7 @@ def test_the_vectors_of_tokens_stay_small() -> None:
     assert max(sizes) < 256 << 10
 
 
-def test_ways_differ_only_with_special_tokens() -> None:
+def test_flags_change_ids_only_for_texts_with_special_tokens() -> None:
     row = {r["id"]: r for r in document("llama-bpe")["cases"]}["own-4-0"]
     assert set(row["ids"]) == set(WAYS)
     assert row["ids"]["parsed"] != row["ids"]["plain"]
@@ -148,7 +149,7 @@ def test_reference_passes_the_vectors(kind: str, tmp_path: Path) -> None:
 
 
 class Lossy(Reference):
-    """An engine in a language whose texts are only UTF-8."""
+    """An engine in a language whose strings are always UTF-8."""
 
     name = "lossy"
     says_so = True
@@ -171,7 +172,7 @@ class SilentlyLossy(Lossy):
     says_so = False
 
 
-def test_texts_outside_an_engines_language_are_left_out_and_counted(
+def test_texts_that_an_engine_cannot_take_are_skipped_and_counted(
     tmp_path: Path,
 ) -> None:
     verdicts = held(Lossy, "gpt2", tmp_path)

@@ -1,4 +1,4 @@
-"""Goldens of a user's models: any architecture, in their own folder, wrong weights refused."""
+"""Goldens of a user's models: any architecture, a separate folder, and wrong weights are found."""
 
 import json
 import os
@@ -66,7 +66,7 @@ def statuses(found: Sequence[Verdict]) -> list[str]:
     return [verdict.status for verdict in found]
 
 
-def test_each_model_has_its_vectors_and_lists_the_rest(root: Path, notes: list[str]) -> None:
+def test_each_model_has_its_vectors_and_notes_missing_parts(root: Path, notes: list[str]) -> None:
     paths = {e.path.removesuffix(".json") for e in read_manifest(root) if e.kind != "tensors"}
     of_all = {f"{kind}/{name}" for kind in ("run", "weights")
               for name in (LLAMA, FOREIGN, EMBEDS, BOTH)}  # fmt: skip
@@ -103,7 +103,7 @@ def test_vectors_are_reproduced_byte_for_byte(root: Path, models: Path, tmp_path
 def test_vectors_made_on_another_cpu_are_the_same_bytes(
     root: Path, models: Path, tmp_path: Path
 ) -> None:
-    """numpy, BLAS and libc see another CPU; test_other_cpus.py has compiled code."""
+    """numpy, BLAS and libc see another CPU. test_other_cpus.py also limits compiled code."""
     other, here = features()
     off = " ".join(name for name in other if name in here)
     less = {"NPY_DISABLE_CPU_FEATURES": off, "OPENBLAS_CORETYPE": "Prescott"}

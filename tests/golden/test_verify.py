@@ -61,7 +61,7 @@ WHATEVER = [None, True, 0, 1, -1, 1.0, 0.5, "", "x", "F32", "0f", [], {}, [1], [
 
 @pytest.mark.parametrize("name", sorted({entry.schema or "" for entry in DOCUMENTS}))
 def test_compiled_schema_and_the_draft_accept_the_same_documents(name: str) -> None:
-    """Each value of the schema's shortest document is replaced, and each of its objects gets extra
+    """Each value of the kind's shortest document is replaced, and each of its objects gets extra
     keys."""
     paths = [DEFAULT_ROOT / entry.path for entry in DOCUMENTS if entry.schema == name]
     document = shortened(json.loads(min(paths, key=lambda p: p.stat().st_size).read_text()))
@@ -86,7 +86,8 @@ def shortened(value: Any) -> Any:
 
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the container and key of each value of a document; of a list only the first value."""
+    """Yield the container and key of each value of a document, but only of the first value of a
+    list."""
     keys = list(value) if isinstance(value, dict) else [*range(len(value))][:1]
     for key in keys:
         yield value, key
@@ -94,7 +95,7 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
             yield from places(value[key])
 
 
-def test_our_lists_break_the_schema_as_in_the_draft() -> None:
+def test_wrong_list_elements_break_the_schema_by_their_place() -> None:
     document = json.loads((DEFAULT_ROOT / "tokens/f32.json").read_text())
     assert not list(violations("tokens", document))
     document["encode"][3]["ids"] = [1, 2, -1, True, "x"]

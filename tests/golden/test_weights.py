@@ -120,8 +120,7 @@ def test_values_include_both_zeros_nan_and_infinity_if_possible(
     ],
 )
 def test_every_entry_of_a_code_book_occurs(name: str, book: str, length: int) -> None:
-    """Runs of weights with the same scale contain as many different ones as the book has
-    entries."""
+    """Among runs of weights, at least as many differ as the code book has entries."""
     vectors = vectors_of(f"dequant/{name.lower()}")
     rows = [row["id"].startswith(("book", "qs-from")) for row in vectors.document["blocks"]]
     runs = vectors.tensors["expected"][rows].reshape(-1, length)
@@ -176,7 +175,7 @@ def test_engine_with_unconverted_activations_is_recognised_and_passes(name: str)
 
 @PER_PRODUCT
 def test_float32_products_in_plain_order_pass(name: str) -> None:
-    """The order is the least accurate one, and that of many first engines."""
+    """Summing in plain order is the least accurate order, and common in new engines."""
 
     def multiply(self: Reference, type_name: str, raw: NDArray[np.uint8], x: F32) -> F32:
         kind = WeightFormat.member(type_name)

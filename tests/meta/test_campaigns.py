@@ -1,4 +1,4 @@
-"""The list of tests that only `make test-all` runs: it names existing tests."""
+"""The list of tests that only `make test-all` runs names existing tests."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def test_campaigns_name_existing_tests(row: str) -> None:
     assert f"def {name}(" in source if name else "def test_" in source
 
 
-def test_belongs_to_its_row_alone() -> None:
+def test_test_belongs_only_to_its_own_row() -> None:
     for row in CAMPAIGNS:
         assert campaign_of(f"tests/{row}") == row
     assert campaign_of("tests/meta/test_campaigns.py::test_any") == ""

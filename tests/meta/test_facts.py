@@ -1,4 +1,4 @@
-"""Code decides on enums and numbers: nothing reads what Lockstep itself wrote for people."""
+"""Code decides by enums and numbers, never by texts that Lockstep wrote for people."""
 
 import ast
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ READS = {
 
 
 def reads_words(tree: ast.AST) -> Iterator[int]:
-    """Yield lines with a decision on a summary or a message."""
+    """Yield the numbers of lines that decide by a summary or a message."""
     for node in ast.walk(tree):
         asked: list[ast.expr] = []
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):

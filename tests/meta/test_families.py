@@ -1,4 +1,4 @@
-"""One file, one member: the promises of every family, checked for all registered members."""
+"""Each file has one member: the rules of every family, checked for all registered members."""
 
 import ast
 import importlib
@@ -50,8 +50,7 @@ SHARED = ("__init__", "base", "resume")  # no members
 
 
 def members(package: str) -> list[str]:
-    """Return every file of the folder, and of a folder in it the file that is named after the
-    family."""
+    """Return every file of the folder, and the files adapter.py and fuzzer.py of its subfolders."""
     folder = LOCKSTEP.parent / package.replace(".", "/")
     names = [path.stem for path in sorted(folder.glob("*.py")) if path.stem not in SHARED]
     names += [f"{path.parent.name}.{path.stem}" for path in sorted(folder.glob("*/adapter.py"))]
@@ -71,14 +70,14 @@ def registered(package: str, module: str) -> list[type[Any]]:
 
 
 def defined(package: str, module: str) -> list[type[Any]]:
-    """Return the family's classes that the file defines, registered or not."""
+    """Return the classes of the family that the file defines, registered or not."""
     found = vars(importlib.import_module(module)).values()
     classes = (v for v in found if isinstance(v, type) and v.__module__ == module)
     return [cls for cls in classes if issubclass(cls, FAMILIES[package])]
 
 
 def is_shared(package: str, module: str) -> bool:
-    """Return True if another file of the folder, or below it, imports from this one."""
+    """Return True if another file of the folder or its subfolders imports from this file."""
     folder = LOCKSTEP.parent / package.replace(".", "/")
     nodes = (
         node for path in folder.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))
@@ -87,8 +86,8 @@ def is_shared(package: str, module: str) -> bool:
 
 
 def holds_one_member(package: str, module: str) -> bool:
-    """Return True if the file holds one member or none. A file that members share has no class of
-    the family. Wrong engines of one group may lie in one file: each is a few lines."""
+    """Return True if the file holds one member, or is shared by members and defines no class of the
+    family. Wrong engines of one group may share a file, because each has only a few lines."""
     if found := registered(package, module):
         groups = {getattr(cls, "group", "") for cls in found}
         return len(found) == 1 or (len(groups) == 1 and groups != {""})
@@ -187,7 +186,7 @@ def test_layouts_name_each_field_and_leave_no_gap() -> None:
 
 
 def fault_of(cls: type[Mutant]) -> str:
-    """Return a missing attribute of a wrong engine, or a name that does not exist."""
+    """Return a wrong engine's missing attribute or unknown name; "" if there is none."""
     if not cls.name.startswith("mutant:") or not all((cls.mistake, cls.group, cls.effect)):
         return "it lacks a name, a mistake, a group or an effect"
     if cls.site in Suite.family:
@@ -214,7 +213,7 @@ def test_wrong_engines_make_distinct_mistakes() -> None:
     assert len({cls.mistake for cls in MUTANTS}) == len(MUTANTS)
 
 
-def test_source_number_identifies_its_thread() -> None:
+def test_sources_of_wrong_engines_name_a_project_and_a_number() -> None:
     threads = [cls.source for cls in MUTANTS if cls.source]
     assert all(re.fullmatch(r"[\w.\-]+ #\d+(, [\w.\-]+ #\d+)*", text) for text in threads)
 

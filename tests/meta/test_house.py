@@ -109,7 +109,7 @@ def test_architecture_page_is_short() -> None:
 
 
 def test_classes_have_unique_names(files: tuple[Path, ...]) -> None:
-    """Separate programs and examples do not count."""
+    """Classes of separate programs and examples do not count."""
     apart = ("harness/foreign/programs/", "harness/examples/", "tests/")
     names = Counter(
         node.name

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not ACTION.exists(), reason="no checkout: it has
 
 
 def is_valid(path: Path, kind: str = "actions") -> bool:
-    """Hold a file against GitHub's schema of actions or workflows."""
+    """Return True if a file follows GitHub's schema of actions or workflows."""
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema"]
     command += [f"vendor.github-{kind}", str(path)]
     done = subprocess.run(command, capture_output=True, check=False)
@@ -45,7 +45,7 @@ def step_of(name: str) -> dict[str, Any]:
 
 
 def run_step(step: dict[str, Any], variables: dict[str, str]) -> tuple[int, list[str]]:
-    """Run a step as GitHub does, and return its exit code and its outputs."""
+    """Run a step as GitHub does; return its exit code and its outputs."""
     outputs = Path(variables["RUNNER_TEMP"]) / "outputs"
     done = subprocess.run(
         ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]],
@@ -61,7 +61,7 @@ def test_action_keeps_the_build_of_the_pinned_version(tmp_path: Path) -> None:
 
 
 def run_check(folder: Path, code: int, summary: dict[str, Any] | None) -> tuple[int, list[str]]:
-    """Run the action's last step with a fake `lockstep` of this exit code, and return the step's
+    """Run the action's last step with a fake `lockstep` that has this exit code; return the step's
     exit code and outputs."""
     program = folder / "lockstep" / "bin" / "lockstep"
     program.parent.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Rules of English that a program can check: docstrings, names of tests, and pages in Markdown."""
+"""Rules of English that a program can check, for docstrings, names of tests and Markdown pages."""
 
 import ast
 import re
@@ -69,7 +69,8 @@ def is_wrong(name: str) -> bool:
 
 
 def text_of(inline: Token) -> str:
-    """Return the text of links and words; a piece of code counts as one word, a picture as none."""
+    """Return the text of links and words. A piece of code counts as one word; a picture has no
+    words."""
     pieces = []
     for token in inline.children or ():
         if token.type == "code_inline":
@@ -93,7 +94,7 @@ def blocks_of(page: str) -> Iterator[tuple[bool, str]]:
 
 
 def wrong_headings(page: str) -> list[str]:
-    """Return the headings that begin with a banned word and are no questions."""
+    """Return the headings that begin with a banned word and are not questions."""
     headings = (text for heading, text in blocks_of(page) if heading)
     return [text for text in headings if begins_badly(text) and not text.endswith("?")]
 
@@ -109,7 +110,7 @@ def long_sentences(page: str) -> list[str]:
 
 
 def problems(rule: Rule, ending: str, folder: str = "") -> list[str]:
-    """Return the findings of a rule in the tracked files with that ending, each with its file."""
+    """Return the findings of a rule in the tracked files with this ending, each with its file."""
     names = [named(path) for path in tracked()]
     names = [name for name in names if name.endswith(ending) and name.startswith(folder)]
     if not names:

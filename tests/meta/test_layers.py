@@ -1,4 +1,4 @@
-"""Imports point one way. A lower package never imports a higher one, not even inside a function."""
+"""A lower package never imports a higher package, not even inside a function."""
 
 import ast
 import subprocess
@@ -86,10 +86,10 @@ MODULES = {module_name(path) for path in sources()}
 
 
 def imported(module: str, tree: ast.Module, *, package: bool = False) -> Iterator[str]:
-    """Yield every module that the file imports, wherever it does.
+    """Yield every module that the file imports, at any place in the file.
 
-    Discovery counts as well: a string that is exactly the name of a module of ours is taken for an
-    argument of `import_members` or `import_module`, however it gets there.
+    A string that equals the name of one of our modules counts as an import, because it may be an
+    argument of `import_members` or `import_module`.
     """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -119,7 +119,7 @@ def height(unit: str) -> int:
 
 
 def violations(module: str, source: str, *, package: bool = False) -> list[str]:
-    """Return the forbidden imports of the file, in words."""
+    """Return a description of each forbidden import of the file."""
     found, top, own = [], module.partition(".")[0], unit_of(module)
     tree = ast.parse(source)
     for name in imported(module, tree, package=package):
@@ -143,7 +143,7 @@ def violations(module: str, source: str, *, package: bool = False) -> list[str]:
 
 
 def printing(tree: ast.Module) -> Iterator[int]:
-    """Yield lines that print: print(...), sys.stdout and sys.stderr, a Console."""
+    """Yield the numbers of lines that print, by print(...), sys.stdout, sys.stderr or a Console."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("print", "Console"):
             yield node.lineno
@@ -157,7 +157,7 @@ def without_discoveries(found: list[str]) -> list[str]:
 
 
 def test_imports_point_one_way() -> None:
-    """One test for all files: a thousand files take less time than as many tests."""
+    """One test checks all files, because a thousand tests would take longer."""
     found = [
         text
         for path in sources()
@@ -300,7 +300,8 @@ def test_file_outside_all_layers_is_noticed() -> None:
 
 
 def test_a_worker_of_llama_cpp_starts_without_a_compiler() -> None:
-    """numba takes longer to import than all the rest of a worker, and hundreds are started."""
+    """Importing numba takes longer than starting the rest of a worker, and tests start hundreds of
+    workers."""
     code = (
         "import sys, lockstep.harness.asking.worker, lockstep.harness.adapters.llama_cpp.adapter; "
         "sys.exit('numba' in sys.modules)"

@@ -1,4 +1,4 @@
-"""Functions are named by their action: a bare participle (`said`, `checked`) names nothing."""
+"""Functions are named by their action; a bare participle (`said`, `checked`) names no action."""
 
 import ast
 
@@ -27,7 +27,7 @@ def is_attribute(function: ast.FunctionDef) -> bool:
 
 
 def participles(source: str) -> list[str]:
-    """Return public functions and methods of a module that are named by a bare participle."""
+    """Return the public functions and methods of a module whose name is a bare participle."""
     functions = []
     for node in ast.parse(source).body:
         functions += [node, *node.body] if isinstance(node, ast.ClassDef) else [node]

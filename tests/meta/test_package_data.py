@@ -1,4 +1,4 @@
-"""Contents of an installed package: pyproject.toml lists every file that lies in a package."""
+"""Contents of an installed package: pyproject.toml lists every data file of a package."""
 
 import tomllib
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""Vectors must not depend on the CPU: no code that writes them asks BLAS or libm.
+"""Vectors must not depend on the CPU: code that writes them uses neither BLAS nor libm.
 
-numpy and the C library have other programs for other vector units; engine/ops/functions.py and
-`in_order` have one. Additions, quotients, roots and numpy's own sums are the same everywhere.
+numpy and the C library have different code for different vector units; engine/ops/functions.py and
+`in_order` do not. Additions, quotients, roots and numpy's own sums are the same everywhere.
 """
 
 import ast

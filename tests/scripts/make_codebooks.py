@@ -3,10 +3,9 @@
     python tests/scripts/make_codebooks.py          # writes the files and SHA256SUMS
     python tests/scripts/make_codebooks.py --check  # writes nothing, fails if they would differ
 
-No table is copied from anywhere. Each entry of a code book is seen by decoding a block that names
-this entry, has scale 1, no sign bit set and nothing else, with the library's own `to_float`. The
-layouts below repeat a little of engine/quants on purpose: the decoders there need these files
-before they can be imported.
+No table is copied. To get an entry, the library's own `to_float` decodes a block that has only this
+entry's index and scale 1. The layouts below repeat a little of engine/quants on purpose: the
+decoders there need these files before they can be imported.
 """
 
 import argparse
@@ -56,8 +55,9 @@ def decoded(type_name: str, blocks: NDArray[np.void]) -> Floats:
 
 
 def entries(type_name: str, count: int, length: int, scale: float, high: str = "") -> Floats:
-    """Return the entries 0 .. count - 1, (count, length), from blocks with these as first indices.
-    The low bits go to `qs`, those from the ninth on to the lowest of the field `high`."""
+    """Return the entries 0 .. count - 1, (count, length), decoded from blocks whose first index is
+    the entry's number. The low 8 bits of an index go to `qs`, the other bits to the lowest bits of
+    the field `high`."""
     blocks = np.zeros(count, LAYOUTS[type_name])
     blocks["d"] = scale
     index = np.arange(count)
@@ -68,7 +68,8 @@ def entries(type_name: str, count: int, length: int, scale: float, high: str = "
 
 
 def whole(values: NDArray[Any]) -> NDArray[np.int8]:
-    """Return whole numbers. Raises ValueError for other numbers: then the scale was not 1."""
+    """Return the values as integers. Raises ValueError for other numbers, because then the scale
+    was not 1."""
     found = values.astype(np.int8)
     if not np.array_equal(found, values):
         raise ValueError(f"not all of {np.unique(values)} are integers of 8 bits")
@@ -76,8 +77,8 @@ def whole(values: NDArray[Any]) -> NDArray[np.int8]:
 
 
 def iq1() -> NDArray[np.int8]:
-    """Return the entries of IQ1, whose weights are d * (entry + 1 / 8); IQ1_M must name the same
-    ones."""
+    """Return the entries of IQ1, whose weights are d * (entry + 1 / 8); IQ1_M must have the same
+    entries."""
     found = whole((entries("IQ1_S", 2048, 8, scale=8, high="qh") - 1) / 8)
     blocks = np.zeros(2048, LAYOUTS["IQ1_M"])
     blocks["qs"][:, 0] = np.arange(2048) & 0xFF
@@ -90,7 +91,8 @@ def iq1() -> NDArray[np.int8]:
 
 
 def signs() -> NDArray[np.int8]:
-    """Return masks of negative weights among 8, lowest bit first, by 7-bit number: (128, 1)."""
+    """Return, for each 7-bit number, the mask of negative weights among 8, lowest bit first: (128,
+    1)."""
     blocks = np.zeros(128, LAYOUTS["IQ2_XXS"])
     blocks["d"] = 8
     blocks["qs"][:, 2] = np.arange(128)  # the third of the four words that 32 weights share
@@ -111,7 +113,7 @@ BOOKS: dict[str, Callable[[], NDArray[np.int8]]] = {
 
 
 def files() -> dict[str, str]:
-    """Return file name -> text: an entry per line, two hexadecimal digits per value."""
+    """Return the text of each file by name: an entry per line, two hexadecimal digits per value."""
     found = {
         f"{name}.hex": "".join(f"{row.tobytes().hex()}\n" for row in book())
         for name, book in sorted(BOOKS.items())
@@ -121,7 +123,7 @@ def files() -> dict[str, str]:
 
 
 def main() -> str | None:
-    """Write or check the books; return the sentence to fail with, or nothing."""
+    """Write or check the books; return an error message, or None."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing, compare")
     check = parser.parse_args().check

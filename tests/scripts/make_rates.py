@@ -4,8 +4,8 @@ lockstep selftest --catalogue --json found.jsonl -j 2
 lockstep selftest --honest 100 --json honest.jsonl -j 2
 python tests/scripts/make_rates.py found.jsonl honest.jsonl
 
-Engines in none of these files keep their rows. It writes nothing if an engine has no row: shares of
-some engines would mislead.
+Engines that are in none of these files keep their rows. The script writes nothing if an engine has
+no row, because shares of only some engines would mislead.
 """
 
 import sys

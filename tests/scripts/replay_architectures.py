@@ -4,8 +4,8 @@
     python tests/scripts/replay_architectures.py -p default t5 bert
 
 Each model is recorded once and run five times: honestly, in float64, and three times with random
-errors, which gives its noise floor. Two honest runs may be two floors apart. The exit code is 1 if
-one is further, or if a node was not computed. Set OPENBLAS_NUM_THREADS=1 on a busy machine.
+errors, which gives its noise floor. Two honest runs may differ by two floors. The exit code is 1 if
+a run differs by more, or if a node was not computed. Set OPENBLAS_NUM_THREADS=1 on a busy machine.
 """
 
 import argparse
@@ -72,8 +72,8 @@ def say(line: str) -> None:
 
 
 def replayed(path: Path, settings: Settings, work: Work) -> tuple[str, bool]:
-    """Replay a model; errors are relative to the largest output. Raises EngineError if there is no
-    whole run."""
+    """Replay a model; return a line with its errors, relative to the largest output, and whether
+    they are allowed. Raises EngineError if the run is incomplete."""
     shown: dict[Place, Node] = {}
     with GgufFile.open(path) as file, Runner().open("llama.cpp", path, settings) as session:
         info = session.ask("describe")

@@ -1,10 +1,10 @@
-"""Measures the judgement by segments: engines with one wrong op, and honest ones.
+"""Measures the judgement by segments on engines with one wrong op and on honest engines.
 
     python tests/scripts/segment_faults.py --faults 100 --honest 100
 
-Each is a replay of llama.cpp's graph of a tiny model, of which only tensors are shown: every op,
-the layers' outputs, or the logits. A wrong one has one op of one layer wrong; an honest one makes
-none of ggml's roundings, keeps float64 from op to op, adds up in another order, or is llama.cpp.
+Each engine is a replay of llama.cpp's graph of a tiny model that shows only tensors: every op, the
+layers' outputs, or the logits. A wrong engine has one wrong op in one layer. An honest engine makes
+none of ggml's roundings, keeps float64 from op to op, adds in another order, or is llama.cpp.
 """
 
 import argparse
@@ -61,7 +61,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Faulty(Honest):
-    """An engine with one wrong node in each graph, by its place in the order."""
+    """An engine with one wrong node, given by its index in the graph."""
 
     index: int = -1
 
@@ -75,7 +75,7 @@ class Faulty(Honest):
 
 @dataclass(frozen=True)
 class InAnyOrder(Noisy):
-    """An engine off by a random share of half of each formula's bound; the other half is for
+    """An engine with random errors of up to half of each formula's bound; the other half is for
     rounding."""
 
     def result(self, node: Node, found: Expected) -> NDArray[Any]:
@@ -183,7 +183,8 @@ def of_model(name: str, path: Path, faults: range, honest: range, score: Counter
 def moved(
     right: Mapping[Place, Any], wrong: Mapping[Place, Any], wires: Mapping[Place, Wire]
 ) -> str:
-    """Say how far the fault moves the logits, in float32 steps of the largest logit."""
+    """Return a description of how far the fault moves the logits, in float32 steps of the largest
+    logit."""
     logits = [place for place in right if KINDS["logits"](wires[place])]
     step = max(np.spacing(np.abs(right[place]).max()) for place in logits)
     far = max(np.abs(right[place] - wrong[place]).max() for place in logits)
@@ -191,7 +192,7 @@ def moved(
 
 
 def ending(kind: str, wire: Wire, found: list[Any], judge: SegmentJudge) -> str:
-    """Describe whether the fault, and nothing else, is found at its place."""
+    """Return a description that says whether the fault, and nothing else, is found at its place."""
     if not found:
         return "below the noise"
     if kind == "logits":

@@ -1,1 +1,1 @@
-"""The ops in compiled form. They never judge, and tests compare them with the formulas."""
+"""The ops in compiled form. They are never used to judge; tests compare them with the formulas."""

@@ -1,4 +1,4 @@
-"""Activations as `fast` multiplies them: compiled conversion to the same bytes."""
+"""Compiled conversion of activations to the same bytes as the formulas give, for `fast`."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,7 +34,7 @@ class ActivationSteps:
 
     @cached_property
     def have_opposites(self) -> bool:
-        """Return True if no step is -128, as for nearly all activations."""
+        """Return True if no step is -128, which is nearly always true."""
         return bool(self.x.min(initial=0) > -128)
 
     @cached_property
@@ -53,7 +53,7 @@ class ActivationSteps:
 
 
 def tile_tokens(x: NDArray[Any]) -> NDArray[Any]:
-    """Arrange in tiles, filled up with zeros: (tokens, n) -> (tiles, n, tokens of a tile)."""
+    """Arrange x in tiles, padded with zeros: (tokens, n) -> (tiles, n, tokens of a tile)."""
     tiles = -(-len(x) // TOKENS)
     filled = np.zeros((tiles * TOKENS, x.shape[1]), x.dtype)
     filled[: len(x)] = x

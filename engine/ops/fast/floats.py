@@ -1,4 +1,4 @@
-"""Products of weights that are floats: in 16 sums side by side, added up as a tree."""
+"""Products with float weights: 16 partial sums side by side, added up as a tree."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """Compiled loops for `fast` besides products: float32 arithmetic.
 
-The range of outputs to compute comes last, so that threads can share the work: no result depends
-on how it is shared, nor on which rows are computed together.
+The range of outputs to compute is the last argument, so that threads can share the work. No result
+depends on how the work is shared, or on which rows are computed together.
 """
 
 from typing import Any
@@ -26,8 +26,9 @@ MAGIC, MAGIC_BITS, MOST = np.float32(1.5 * 2**23), np.int32(0x4B400000), np.floa
 
 @kernel
 def exp(x: Any) -> Any:
-    """Compute exp to within an ulp, without a branch and without a call, so that loops become
-    vectors. The polynomial is that of Cephes' expf (Moshier), for |r| up to log(2) / 2."""
+    """Compute exp to within an ulp, without branches or calls, so that loops can be vectorised. The
+    polynomial is that of Cephes' expf (Moshier), for |r| up to log(2) / 2.
+    """
     x = MOST if x > MOST else (-MOST if x < -MOST else x)  # a NaN is neither
     shifted = np.float32(x * LOG2E + MAGIC)
     n, whole = np.int32(shifted.view(np.int32) - MAGIC_BITS), shifted - MAGIC
@@ -71,8 +72,10 @@ def rms_norm(x: F32, weight: F32, eps: Any, out: F32, start: int, stop: int) -> 
 
 @kernel
 def rope(x: F32, cos: F32, sin: F32, halves: bool, out: F32, start: int, stop: int) -> None:
-    """Rotate pairs of elements. x: (tokens, heads, dim); cos, sin: (tokens, pairs), of the first
-    elements of each head: two side by side, or (`halves`) all first ones before all second ones."""
+    """Rotate pairs of elements. x: (tokens, heads, dim); cos, sin: (tokens, pairs). Pairs are at
+    the start of each head: adjacent elements, or (`halves`) all first elements before all second
+    elements.
+    """
     pairs = cos.shape[1]
     step, gap = (1, pairs) if halves else (2, 1)
     for t in range(start, stop):

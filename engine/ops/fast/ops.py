@@ -1,8 +1,8 @@
-"""The ops as they are run: `mirror`'s answers to within float32's roundings, compiled by numba.
+"""The ops of the running engine, compiled by numba: equal to `mirror` up to float32 roundings.
 
-Weights are multiplied as they lie in the mapped file; only a decoder that is wrong on purpose,
-which may be anything, takes mirror's way. Flash attention keeps its sums in float32, so with an F16
-cache it is nearer to the truth than llama.cpp is. Never used to judge.
+Weights are multiplied as they lie in the mapped file. Only a decoder that is wrong on purpose uses
+mirror's code, because such a decoder may do anything. Flash attention keeps its sums in float32, so
+with an F16 cache it is more precise than llama.cpp's. This module is never used to judge.
 """
 
 import os
@@ -34,8 +34,8 @@ Prepared = tuple[Callable[..., None], tuple[Any, ...]]  # a kernel and its first
 
 
 class Fast(Mirror):
-    """Ops that run fast. `n_threads`: at most so many, by default one per core; results are the
-    same.
+    """Ops that run fast. `n_threads`: the most threads, by default one per core. Results do not
+    depend on the number of threads.
     """
 
     def __init__(self, n_threads: int | None = None) -> None:
@@ -87,8 +87,9 @@ class Fast(Mirror):
         return kind.name in BLOCKS and len(x) <= FEW and self.steps(x, kind).have_opposites
 
     def by_rows(self, x: F32, weights: Sequence[Weight]) -> list[F32]:
-        """Multiply by weights of one format in one call: starting threads costs as much as a small
-        product."""
+        """Multiply by several weights of one format in one call, which starts threads only once:
+        that takes as long as a small product.
+        """
         kind = weights[0].format
         found = self.steps(x, kind)
         n = sum([weight.shape[0] for weight in weights])
@@ -125,8 +126,9 @@ class Fast(Mirror):
         return out
 
     def turns(self, positions: I32, params: RopeParams) -> tuple[F32, F32]:
-        """Return cosines and sines, cached for the last positions: all layers of a batch need the
-        same."""
+        """Return cosines and sines, cached for the last positions, because all layers of a batch
+        use the same.
+        """
         at, last = positions.tobytes(), self.turned
         if last is None or last[0] != at or not last[1].turns_as(params):
             cos, sin = (plain(t) for t in self.rotations(positions, params))
@@ -198,7 +200,7 @@ def visible_cells(visible: Bools) -> Bools:
 
 
 def as_compiled(x: NDArray[Any], kind: np.dtype[Any]) -> NDArray[Any]:
-    """Return x as the kind of array that the kernels are compiled for; a copy if needed."""
+    """Return x as an array of the kind that the kernels are compiled for; copies if needed."""
     if x.dtype == kind and x.flags.carray:
         return x
     return np.require(x, kind, ["C", "A", "W"])

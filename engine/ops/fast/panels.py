@@ -1,8 +1,8 @@
-"""Rows of weights times many tokens: a few rows are unpacked, and then multiplied by all tokens.
+"""Rows of weights times many tokens: a few rows are unpacked, then multiplied by all tokens.
 
-A format is what its own decoder says: where scales are one, weights are whole numbers. They are
-summed exactly over each run of one scale; runs are added up in float32, one after the other, and so
-are minima. The result equals that of `rows`, to the last bit.
+The format's own decoder unpacks rows with scales set to one, which gives integers. They are summed
+exactly over each run with one scale. Sums of runs are added in float32, one after the other, and so
+are minima. The result equals that of `rows` to the last bit.
 """
 
 from functools import cache
@@ -35,10 +35,9 @@ TABLES = {"MXFP4": (1, 128, mxfp4.SCALES), "NVFP4": (4, 64, nvfp4.SCALES)}
 
 @cache
 def format_of(name: str) -> tuple[int, I64, F32]:
-    """Return the data of a format for the kernels: the address of its decoder, its numbers, and a
-    table.
+    """Return a format's data for the kernels: the address of its decoder, its numbers, and a table.
 
-    The table has the factor of its scales, or the values that its scales mean.
+    The table has the factor of the format's scales, or the value of each scale code.
     """
     kind = WeightFormat.member(name)
     fields: Any = kind.layout.fields
@@ -129,7 +128,8 @@ def products(
     out: F32, start: int, stop: int,
 ) -> None:  # fmt: skip
     """Multiply tiles of integers. x: (tiles, pairs of columns, tokens, 2), dx: (tiles, runs,
-    tokens); y, dy: the same of what minima are multiplied by."""
+    tokens); y, dy: the same for the factors of minima.
+    """
     (tiles, runs), low_runs = dx.shape[:2], dy.shape[1]
     columns, low_columns = 2 * x.shape[1], 2 * y.shape[1]
     run, low_run = columns // runs, low_columns // max(low_runs, 1)
@@ -161,7 +161,7 @@ def products(
 def add_runs(
     sums: F32, steps: I16, apart: int, scales: F32, runs: int, x: I16, dx: F32, tile: int, run: int
 ) -> None:
-    """Add up the runs of one tile into `sums`, from zero on."""
+    """Add up the runs of one tile in `sums`, starting at zero."""
     sums[:] = 0
     words, size = steps.view(np.int32), run // 2
     for b in range(runs):

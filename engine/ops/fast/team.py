@@ -1,6 +1,6 @@
-"""Threads that stay alive, and share the work of a kernel.
+"""Threads that stay alive and share the work of a kernel.
 
-To wake a thread takes as long as a small product, so after a piece each looks out for the next job
+Waking a thread takes as long as a small product. So after a job each thread waits for the next job
 for a while, in compiled code and without Python's lock. The caller never waits for a sleeping
 thread: it does the remaining pieces itself.
 """
@@ -42,8 +42,9 @@ WRONG, FINE = -1, 0
 def work(
     box: Any, function: int, arguments: int, n: int, piece: int, parts: int, first: int
 ) -> None:
-    """Do a worker's own part first, then other workers' parts. first: the number of its own
-    part."""
+    """Do a worker's own part first, then other workers' parts. first: the number of the worker's
+    own part.
+    """
     for i in range(parts):
         part = (first + i) % parts
         stop = end_of(part, parts, n)

@@ -1,1 +1,1 @@
-"""Fused and composite operations of engines' interfaces: the result of each, and its bound."""
+"""Fused and composite operations that engines offer: the result of each, and its bound."""

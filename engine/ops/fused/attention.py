@@ -1,4 +1,4 @@
-"""Attention over one row of cells, over blocks of a pool, and over latent keys and values."""
+"""Attention over contiguous cells, over blocks of a pool, and over latent keys and values."""
 
 import numpy as np
 
@@ -49,11 +49,11 @@ def attend_heads(q: F64, k: F64, v: F64, added: F64, scale: float) -> Near:
 
 @operation("paged_decode_attention")
 def paged_decode_attention(call: Call) -> dict[str, Result]:
-    """Attend to pools of blocks: (blocks, kv_heads, block_size, dim), with tables (sequences,
-    blocks) and one length each.
+    """Attend to pools of blocks: (blocks, kv_heads, block_size, dim). Each sequence has a row in
+    the tables, (sequences, blocks), and a length.
 
-    One token of each sequence: q (sequences, heads, dim). Or several of one, the last of which is
-    the last of the context: q (heads, tokens, dim).
+    Either q has one token of each sequence: (sequences, heads, dim). Or q has the last tokens of
+    one sequence's context: (heads, tokens, dim).
     """
     lengths, single = call.inputs["context_lens"], call.number("q_len") == 1
     q = call["q"][:, :, None] if single else call["q"][None]
@@ -75,8 +75,8 @@ def cells_of(call: Call, pool: str, sequence: int, length: int) -> F64:
 
 @operation("mla_attention")
 def mla_attention(call: Call) -> dict[str, Result]:
-    """Compute multi-head latent attention, absorbed: all heads share one key, the latent vector
-    with a rotated part, and the value is the latent vector.
+    """Compute multi-head latent attention in its absorbed form. All heads share one key, the latent
+    vector plus a rotated part; the value is the latent vector.
 
     q: (batch, heads, tokens, rank + rope), kv_compressed: (batch, cells, rank), kv_rope: (batch,
     cells, rope) -> (batch, heads, tokens, rank)

@@ -1,4 +1,4 @@
-"""The contract of an operation that engines offer as one and ggml does not.
+"""The contract of an operation that engines offer as a single op but ggml does not.
 
 An operation takes named arrays and parameters, and returns for each named result its value in
 float64 and the allowed error of an honest float32 implementation. Shapes are numpy's, slowest
@@ -60,7 +60,7 @@ def operation(name: str) -> Callable[[Operation], Operation]:
 
 
 def operate(name: str, call: Call) -> dict[str, dict[str, Expected]]:
-    """Compute each result in each way; "plain" if there is only one.
+    """Compute each result in each allowed way; the way is "plain" if there is only one.
 
     Raises Unsupported for an unknown name.
     """

@@ -1,5 +1,4 @@
-"""Keys and values that are written into caches: one row of cells, heads first, or blocks of a
-pool."""
+"""Writing keys and values into caches: contiguous cells with heads first, or blocks of a pool."""
 
 from collections.abc import Callable
 
@@ -13,7 +12,7 @@ Write = Callable[[F64, F64], None]  # into a whole cache: the new rows (heads, t
 
 
 def put(cache: F64, new: Result, write: Write) -> Expected:
-    """Return the whole cache: unwritten cells stay as they were, and are exact."""
+    """Return the whole cache; unwritten cells must stay exactly as they were."""
     assert isinstance(new, Expected)
     value, allowed = cache.copy(), np.zeros(cache.shape)
     write(value, new.value)

@@ -1,4 +1,4 @@
-"""Operations of several ranks: inputs and results of all ranks, (ranks, ..), one row for each.
+"""Operations of several ranks. Inputs and results hold all ranks: (ranks, ..), one row a rank.
 
 A sum over ranks may be taken in any order, but every rank must end with a sum within the bound.
 """
@@ -37,7 +37,7 @@ def all_reduce(call: Call) -> dict[str, Result]:
 
 @operation("reduce_scatter")
 def reduce_scatter(call: Call) -> dict[str, Result]:
-    """Rank r keeps part r of the result: (ranks, length / ranks)"""
+    """Reduce over ranks; rank r keeps part r of the result: (ranks, length / ranks)."""
     found, ranks = reduce_ranks(call), len(call.inputs["x"])
     value = found.value.reshape(ranks, -1)
     allowed = np.broadcast_to(np.asarray(found.allowed), found.value.shape)
@@ -46,7 +46,7 @@ def reduce_scatter(call: Call) -> dict[str, Result]:
 
 @operation("all_gather")
 def all_gather(call: Call) -> dict[str, Result]:
-    """Give every rank the parts of all, in the order of ranks: (ranks, ranks * length)."""
+    """Give every rank the parts of all ranks, in their order: (ranks, ranks * length)."""
     x = call.inputs["x"]
     return {"y": expect_copy(np.repeat(x.reshape(1, -1), len(x), axis=0))}
 
@@ -65,7 +65,7 @@ def all_to_all(call: Call) -> dict[str, Result]:
 
 @operation("send_recv")
 def send_recv(call: Call) -> dict[str, Result]:
-    """Let each rank send to the rank `shift` further on in the ring."""
+    """Let each rank send its data to the rank `shift` places further in the ring."""
     return {"y": expect_copy(np.roll(call.inputs["x"], call.number("shift"), axis=0))}
 
 

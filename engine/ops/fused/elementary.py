@@ -1,4 +1,4 @@
-"""Operations of small engines: products, sums of squares, softmax, parts of tensors."""
+"""Basic operations of small engines: products, sums of squares, softmax, parts of tensors."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,7 @@ def scaled_add(call: Call) -> dict[str, Result]:
 
 @operation("rsqrt_elem")
 def rsqrt_elem(call: Call) -> dict[str, Result]:
-    """Compute 1 / sqrt(x); an equally exact instruction will do."""
+    """Compute 1 / sqrt(x). An engine may use any instruction that is as exact."""
     return {"y": (constant(1.0) / call.exact("x").sqrt()).expect("a root and a quotient")}
 
 
@@ -63,7 +63,7 @@ def slice_cols(call: Call) -> dict[str, Result]:
 
 @operation("copy_slice")
 def copy_slice(call: Call) -> dict[str, Result]:
-    """Return the whole destination: elements outside the slice stay."""
+    """Return the whole destination; elements outside the slice stay unchanged."""
     out, n = call.inputs["dst"].copy(), call.number("len")
     at, to = call.number("src_offset"), call.number("dst_offset")
     out[to : to + n] = call.inputs["src"][at : at + n]
@@ -72,9 +72,8 @@ def copy_slice(call: Call) -> dict[str, Result]:
 
 @operation("softmax_rows")
 def softmax_rows(call: Call) -> dict[str, Result]:
-    """Compute the softmax of rows; one of minus infinity only may give zeros or equal shares.
-
-    It never gives NaN.
+    """Compute the softmax of rows. A row of only minus infinity may give zeros or equal shares, but
+    never NaN.
     """
     x = call["x"]
     hidden = np.asarray(np.isneginf(x).all(axis=-1, keepdims=True))

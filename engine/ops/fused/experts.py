@@ -16,7 +16,8 @@ def route_topk_softmax(call: Call) -> dict[str, Result]:
     """Choose experts. logits: (tokens, experts) -> ids (tokens, top_k), the largest first, and
     their weights.
 
-    Weights are shares of the softmax over all experts, and with `norm_topk_prob` of those chosen.
+    Weights are shares of the softmax over all experts, or over the chosen experts with
+    `norm_topk_prob`.
     """
     logits, k = call["logits"], call.number("top_k")
     ids = np.argsort(-logits, axis=-1, kind="stable")[:, :k].astype(np.int32)
@@ -30,10 +31,11 @@ def route_topk_softmax(call: Call) -> dict[str, Result]:
 
 @operation("moe_buckets")
 def moe_buckets(call: Call) -> dict[str, Result]:
-    """Sort the pairs by expert. selected: (tokens, top_k) -> tpe, how many pairs each expert has,
-    and ids, which they are.
+    """Sort pairs of token and slot by expert. selected: (tokens, top_k) -> tpe, the number of pairs
+    of each expert, and ids, the pairs.
 
-    ids: (experts, tokens * top_k), the first `tpe` of a row. A pair is token * top_k + slot.
+    ids: (experts, tokens * top_k); only the first `tpe` ids of a row count. The id of a pair is
+    token * top_k + slot.
     """
     selected = call.inputs["selected"].reshape(-1)
     experts = call.number("num_experts")
@@ -65,8 +67,9 @@ def weighted_sum_batched(call: Call) -> dict[str, Result]:
 
 @operation("weighted_sum_batched_offset")
 def weighted_sum_batched_offset(call: Call) -> dict[str, Result]:
-    """Add weighted slots, with the weights read and the result written at an offset; the rest of
-    `out` stays."""
+    """Add weighted slots. The weights are read at an offset, and the result is written at an
+    offset; the rest of `out` stays.
+    """
     slots, at, to = call["slots"], call.number("weights_offset"), call.number("out_offset")
     weights = call["weights"][at : at + slots.shape[0] * slots.shape[1]].reshape(slots.shape[:2])
     found = weigh_slots(slots, weights).expect(REASON)
@@ -77,8 +80,9 @@ def weighted_sum_batched_offset(call: Call) -> dict[str, Result]:
 
 
 def added_to_residual(call: Call) -> Near:
-    """Add slots and residual as one sum: the residual may come first or last, or be rounded
-    between."""
+    """Add slots and residual in one sum. The residual may come first or last, or be added after a
+    rounding.
+    """
     found = weigh_slots(call["slots"], call["weights"])
     n = call["slots"].shape[-2]
     wide = np.abs(call["residual"]) + (
@@ -102,8 +106,10 @@ def weighted_sum_residual_norm_stacked(call: Call) -> dict[str, Result]:
 
 @operation("moe_gate_up_silu")
 def moe_gate_up_silu(call: Call) -> dict[str, Result]:
-    """Apply the gated half of a mixture of experts. x: (tokens, k), gate, up: (experts, ffn, k),
-    ids: (tokens, top_k) -> (tokens, top_k, ffn): silu(gate x) * (up x) of the experts chosen."""
+    """Apply the gate and up matrices of a mixture of experts. x: (tokens, k), gate, up: (experts,
+    ffn, k), ids: (tokens, top_k) -> (tokens, top_k, ffn): silu(gate x) * (up x) of the experts
+    chosen.
+    """
     x, ids = call["x"], call.inputs["ids"]
     both = [product(call[name][ids], x[:, None, :, None]) for name in ("gate", "up")]
     gate, up = (Near(n.v[..., 0], np.asarray(n.r)[..., 0]) for n in both)

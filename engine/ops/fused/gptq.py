@@ -1,8 +1,9 @@
-"""The product with a GPTQ matrix: integers packed along the inputs, scales and zeros by groups.
+"""The product with a GPTQ matrix: integers packed along the inputs, with scales and zeros of
+groups.
 
 qweight: (k * bits / 32, n) and qzeros: (groups, n * bits / 32), int32, the lowest bits first;
 scales: (groups, n). Input i belongs to group g_idx[i], or i / group_size without g_idx. A weight is
-(q - (z + zero_offset)) * scale, where zero_offset is 1 as GPTQ's first format stores it, or 0.
+(q - (z + zero_offset)) * scale, where zero_offset is 1 in GPTQ's first format, or 0.
 """
 
 import numpy as np

@@ -1,8 +1,9 @@
 """Split of a fused QKV into heads that are normed, rotated and stored.
 
-Rows of tokens come in, heads first go out: (tokens, heads, head_dim) -> (heads, tokens, head_dim).
-Rotations take cosines and sines from tables, (positions, head_dim / 2). `pairs` says which elements
-rotate together: "half" a row apart, as in Qwen and in ggml's NEOX, or "adjacent", as in its NORMAL.
+Inputs are rows of tokens, and results have heads first: (tokens, heads, head_dim) -> (heads,
+tokens, head_dim). Rotations take cosines and sines from tables, (positions, head_dim / 2). `pairs`
+says which elements rotate together: "half" (half a row apart, as in Qwen and ggml's NEOX) or
+"adjacent" (as in ggml's NORMAL).
 """
 
 from collections.abc import Callable
@@ -31,7 +32,7 @@ def rotate_pairs(x: Near, cos: Near, sin: Near, pairs: str) -> Near:
 
 
 def tables(call: Call, tokens: int) -> tuple[Near, Near]:
-    """Return cosines and sines for the positions of so many tokens from `pos_offset` on."""
+    """Return cosines and sines for the positions of `tokens` tokens, from `pos_offset` on."""
     at = call.number("pos_offset")
     cos, sin = (exact(call[name][at : at + tokens, None]) for name in ("cos", "sin"))
     return cos, sin
@@ -98,5 +99,5 @@ def split_and_prepared(call: Call) -> dict[str, Result]:
 
 @operation("split_qkv_norm_rope")
 def split_qkv_norm_rope(call: Call) -> dict[str, Result]:
-    """Return heads first, all three; only q and k are normed and rotated."""
+    """Return q, k and v with heads first. Only q and k are normed and rotated."""
     return split_and_prepared(call)

@@ -1,8 +1,8 @@
-"""Flash attention on the CPU: one key at a time, values added up in halves if the cache holds them.
+"""Flash attention on the CPU.
 
-Three paths: one key at a time, with sums of values in halves if the cache holds them; the same on
-pieces of the cache that are merged (one token, at least 512 cells); tiles of 64 queries in float32
-(64 tokens or more). Source: ggml_compute_forward_flash_attn_ext in
+There are three paths: one key at a time, with sums of values in halves if the cache holds halves;
+one key at a time in pieces of the cache that are merged (one token, at least 512 cells); tiles of
+64 queries in float32 (64 tokens or more). Source: ggml_compute_forward_flash_attn_ext in
 ggml-cpu/ops.cpp of llama.cpp in llama-cpp-python 0.3.36.
 """
 
@@ -109,7 +109,9 @@ def as_node(
     flash: FlashMirror,
     build: Build,
 ) -> Near:
-    """Compute attention as a node that was not captured: (tokens, heads * dim of values)."""
+    """Compute attention as ggml's node does, without a captured node: (tokens, heads * dim of
+    values).
+    """
     unused = flash.n_kv(len(k)) - len(k)  # cells that ggml has behind those in use
     k, v = (np.concatenate([x, np.zeros((unused, *x.shape[1:]), x.dtype)]) for x in (k, v))
     node = call(q, k, v, scale, np.pad(visible, ((0, 0), (0, unused))), cap, sinks)
@@ -129,7 +131,9 @@ def as_operand(x: NDArray[Any]) -> Operand:
 
 
 def in_any_order(node: Node, form: Form, build: Build, tile: int = 1) -> Expected:
-    """Compute attention without halves: all scores first, or a running softmax in tiles."""
+    """Compute attention without halves, either with all scores first or with a running softmax in
+    tiles.
+    """
     q, k, v = (node.wide(i)[0] for i in range(3))
     if build.factors is not None:
         q = build.factors.round("queries", q, build.tip)
@@ -170,14 +174,15 @@ def halves(x: F64) -> F64:
 
 
 def single(x: F64) -> F64:
-    """Round to float32 as ggml does: halves are rounded later from the same float32."""
+    """Round to float32 as ggml does. Halves are rounded later, from this float32."""
     with np.errstate(over="ignore"):
         return x.astype(np.float32).astype(np.float64)
 
 
 def sequential(node: Node, form: Form, build: Build, *, split: bool) -> tuple[F64, F64]:
-    """Compute key by key; with one token, a cache of 512 or more cells may be cut in pieces and
-    merged."""
+    """Compute key by key. With one token, a cache of 512 or more cells may be cut into pieces whose
+    results are merged.
+    """
     ordered = (np.ascontiguousarray(x.swapaxes(0, 1)) for x in scores(node, form, build))
     v = np.ascontiguousarray(node.wide(2)[0], np.float32)  # (kv_heads, cells, dim)
     tokens, cells = node.source(0).ne[1], v.shape[1]
@@ -210,7 +215,7 @@ def scores(node: Node, form: Form, build: Build) -> tuple[F64, F64, NDArray[np.b
 
 
 def dots(node: Node, build: Build) -> tuple[F64, F64]:
-    """Return queries, converted to the format that the keys' type is multiplied by, times keys."""
+    """Return keys times queries, which are converted to the activation format of the keys' type."""
     keys, q = node.source(1), node.wide(0)[0]
     group = len(q) // keys.ne[2]
     if keys.type not in PLAIN:

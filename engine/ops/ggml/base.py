@@ -1,8 +1,8 @@
 """The contract of the expected result of a node in a ggml graph.
 
-A definition takes a node, and returns its result in float64, computed from its sources and
-parameters alone, and the allowed error of an honest float32 implementation, with the reason. Arrays
-have numpy's order: (ne3, ne2, ne1, ne0), contiguous, whatever strides the tensor had.
+A definition takes a node and returns its result in float64, computed only from its sources and
+parameters. It also returns the allowed error of an honest float32 implementation, with the reason.
+Arrays have numpy's order: (ne3, ne2, ne1, ne0), contiguous, whatever strides the tensor had.
 """
 
 from collections.abc import Callable
@@ -36,8 +36,8 @@ def meaning(*ops: str) -> Callable[[Meaning], Meaning]:
 
 
 def expect(node: Node, build: Build) -> Expected:
-    """Compute a node with its bound. Raises Unsupported for ops, or forms, without semantics
-    here.
+    """Compute a node with its bound. Raises Unsupported for ops, or forms of ops, that are not
+    defined here.
     """
     with np.errstate(all="ignore"):  # infinities and NaN flow as IEEE says
         return meaning_of(node.op)(node, build)
@@ -65,7 +65,7 @@ def single(value: F64, kind: str) -> NDArray[Any]:
 
 
 def round_to_type(value: NDArray[Any], kind: str) -> NDArray[Any]:
-    """Round to the node's type, as every result is in the end."""
+    """Round to the node's type, which is the last rounding of every result."""
     if kind not in PLAIN:
         raise Unsupported(f"a result of type {kind} is not known here")
     with np.errstate(over="ignore"):
@@ -80,7 +80,7 @@ def rounding_of(kind: str) -> tuple[float, float]:
 
 
 def relative(value: F64, roundings: float, reason: str, *, size: F64 | None = None) -> Expected:
-    """Return a float32 result with a bound of so many roundings of itself, or of `size`."""
+    """Return a float32 result with a bound of `roundings` roundings of the value, or of `size`."""
     scale = np.abs(value) if size is None else size
     allowed = roundings * U * scale + U * np.abs(value) + SMALLEST
     return Expected(value, allowed, f"{reason}: {roundings:g} roundings and the one on its way out")

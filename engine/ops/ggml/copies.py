@@ -1,4 +1,4 @@
-"""Ops that move values and change at most their type: every bit of the result is determined.
+"""Ops that move values and at most change their type. Every bit of the result is determined.
 
 Source: ggml-cpu/ops.cpp of llama.cpp in llama-cpp-python 0.3.36.
 """
@@ -43,7 +43,7 @@ def copy(node: Node, _: Build) -> Expected:
 
 @meaning("CONCAT")
 def concat(node: Node, _: Build) -> Expected:
-    """Join whole rows, byte by byte, for types that are coded."""
+    """Join tensors along an axis; rows of coded types are joined byte by byte."""
     axis = 3 - int(node.params[0])
     both = [node.source(i).value if axis < 3 else plain(node.source(i)) for i in (0, 1)]
     if both[0] is None or both[1] is None:
@@ -66,7 +66,7 @@ def pad(node: Node, _: Build) -> Expected:
 
 @meaning("SET")
 def put(node: Node, _: Build) -> Expected:
-    """Write a tensor into a view of another; strides and offset are parameters."""
+    """Write a tensor into a view of another tensor; strides and offset are parameters."""
     out, part = plain(node.source(0)).copy(), plain(node.source(1))
     nb1, nb2, nb3, offset = (int(p) for p in node.params[:4])
     view = np.ndarray(part.shape, out.dtype, out, offset, (nb3, nb2, nb1, out.itemsize))
@@ -92,7 +92,7 @@ def get_rows(node: Node, build: Build) -> Expected:
 
 @meaning("SET_ROWS")
 def set_rows(node: Node, build: Build) -> Expected:
-    """Return the whole destination: the earlier contents with the written rows."""
+    """Return the whole destination: the old contents with the written rows."""
     rows, ids = node.source(0), node.source(1).value
     assert ids is not None
     if node.type not in PLAIN:
@@ -118,14 +118,17 @@ def set_coded_rows(node: Node, ids: NDArray[np.generic], build: Build) -> Expect
         out[i3, i2, at], allowed[i3, i2, at] = values[i3, i2], slack[i3, i2]
         codes[i3, i2, at] = raw[i3, i2]
     actual = wide(replace(before, value=node.value))
-    reason = "the codes of the rows written; between two, fused or not decides"
+    reason = (
+        "codes of the written rows; between two codes, a fused operation may give the other one"
+    )
     return Expected(out, allowed, reason, actual=actual, answer=codes)
 
 
 @meaning("IM2COL")
 def im2col(node: Node, _: Build) -> Expected:
-    """Return the windows of rows or of images, zeros outside: (batch, positions.., channels *
-    kernel)."""
+    """Return the windows of rows or images, with zeros outside: (batch, positions.., channels *
+    kernel).
+    """
     images = bool(node.params[6])
     stride, stride_y, padding, padding_y, step, step_y = (int(p) for p in node.params[:6])
     data = plain(node.source(1))  # (batch, channels, height, width)

@@ -67,7 +67,7 @@ def binary(node: Node, _: Build) -> Expected:
 
 @meaning("ADD_ID")
 def add_id(node: Node, _: Build) -> Expected:
-    """Return a row of the second source, chosen for each row by an id."""
+    """Add to each row the row of the second source that its id names."""
     a, rows = node.wide(0), node.wide(1)[0, 0]
     ids = node.source(2).value
     assert ids is not None
@@ -104,7 +104,7 @@ def scale(node: Node, _: Build) -> Expected:
 
 @meaning("CLAMP")
 def clamp(node: Node, build: Build) -> Expected:
-    """Compare twice. Neither comparison is true of NaN, so it becomes ggml's upper limit."""
+    """Clamp with two comparisons. Both are false for NaN, so ggml's result is the upper limit."""
     low, high = (float(f) for f in node.floats()[:2])
     x = node.wide(0)
     if build.plain:

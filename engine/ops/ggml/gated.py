@@ -48,7 +48,7 @@ CLOSED: dict[str, Callable[[F64], NDArray[np.bool_]]] = {
 
 
 def gate_and_up(node: Node) -> tuple[F64, F64]:
-    """Return the two sources, or the two halves of one source, which may be swapped."""
+    """Return gate and up: two sources, or the two halves of one source, in either order."""
     a = node.wide(0)
     if node.optional(1) is not None:
         return a, node.wide(1)

@@ -21,8 +21,9 @@ def normalise_comb(comb: Near, eps: float, axis: int) -> Near:
 
 @meaning("DSV4_HC_COMB")
 def comb(node: Node, _: Build) -> Expected:
-    """Return the softmax over targets, whose columns and rows are then scaled in turns to sums of
-    one (Sinkhorn)."""
+    """Return the softmax over targets. Its columns and rows are then scaled alternately to sums of
+    one (Sinkhorn).
+    """
     eps, rounds = float(node.floats()[0]), int(node.params[1])
     tokens = node.ne[2]
     mixes = node.wide(0)[0, 0, :, 2 * HC :].reshape(tokens, HC, HC)  # (tokens, source, target)

@@ -1,4 +1,4 @@
-"""Sorting: any permutation that sorts the values is right, because ties are free.
+"""Sorting: any permutation that sorts the values is right, because equal values may have any order.
 
 Source: ggml-cpu/ops.cpp of llama.cpp in llama-cpp-python 0.3.36.
 """
@@ -42,7 +42,7 @@ def argsort(node: Node, build: Build) -> Expected:
 
 @meaning("TOP_K")
 def top_k(node: Node, build: Build) -> Expected:
-    """Return the largest k of a row in any order: ggml swaps two of them on purpose."""
+    """Return the k largest of a row, in any order: ggml swaps two of them on purpose."""
     x, k = node.wide(0), node.ne[0]
     found = np.take_along_axis(x, np.clip(node.value, 0, x.shape[-1] - 1), axis=-1)
     ids = np.sort(node.value, axis=-1)

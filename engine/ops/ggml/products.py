@@ -1,4 +1,5 @@
-"""Matrix products as ggml takes them: the second factor as the first one's type wants it.
+"""Matrix products as ggml computes them: the type of the first factor decides how the second is
+converted.
 
 Source: ggml_compute_forward_mul_mat and _mul_mat_id in ggml-cpu/ggml-cpu.c, and
 ggml_compute_forward_lightning_indexer in ops.cpp, of llama.cpp in llama-cpp-python 0.3.36.
@@ -34,7 +35,7 @@ def matrix(operand: Operand, i3: int, i2: int) -> Weight:
 
 
 def multiply_exactly(x: F32 | F64, weight: Weight, build: Build) -> Near:
-    """Multiply x (tokens, columns) as if nothing were rounded -> (tokens, rows)."""
+    """Multiply x (tokens, columns) by the weight without any rounding -> (tokens, rows)."""
     if weight.format.name == "F64":  # decoding would round to float32
         right = weight.raw.view(np.float64).reshape(weight.shape).T
         return near(products.of_floats(x.astype(np.float64), right, build))
@@ -54,9 +55,9 @@ def in_parts(
 ) -> Iterator[tuple[slice, Near]]:
     """Yield the product by ranges of rows, so that a large vocabulary stays in the cache.
 
-    name: the weight's name in `Factors`. A token with a NaN or an infinity that becomes a step of a
-    block has no limit: x86 has -128 for it, which ggml's AVX2 code keeps when it moves signs, and C
-    has none.
+    name: the weight's name in `Factors`. If a block of a token holds a NaN or an infinity, the
+    token has no limit. x86 converts such a value to the step -128, whose sign ggml's AVX2 code
+    cannot change; C does not define the step.
     """
     if weight.format.name == "F64":  # of a cache, in a run without roundings
         yield slice(None), multiply_exactly(x, rounded_left(weight, name, build), build)
@@ -71,7 +72,7 @@ def in_parts(
 
 
 def is_sized(build: Build) -> bool:
-    """Return True if products come with bounds of their own."""
+    """Return True if the build computes sizes and bounds of products."""
     return build.sizes and build.bounds
 
 
@@ -120,8 +121,9 @@ def rounded_left(weight: Weight, name: str, build: Build) -> Weight:
 
 @meaning("MUL_MAT")
 def mul_mat(node: Node, build: Build) -> Expected:
-    """Multiply (.., rows, k) and (.., tokens, k) -> (.., tokens, rows); the first one
-    broadcasts."""
+    """Multiply (.., rows, k) and (.., tokens, k) -> (.., tokens, rows); the first factor
+    broadcasts.
+    """
     a, b = node.source(0), rounded_right(node, build)
     left, right = factors_of(node)
     loss = 0.0 if build.factors is None else build.factors.loss_of(right)
@@ -146,9 +148,9 @@ def mul_mat(node: Node, build: Build) -> Expected:
 
 
 def hidden_products(x: F32 | F64, node: Node, i3: int, i2: int, build: Build) -> NDArray[np.bool_]:
-    """Return a mask of products in which a zero, the weight of a hidden cell, meets a non-number.
+    """Return a mask of products in which the zero weight of a hidden cell meets NaN or infinity.
 
-    An engine that leaves hidden cells out gets a number there.
+    An engine that skips hidden cells gets a number there.
     """
     wrong = ~np.isfinite(node.wide(0)[i3, i2])
     zeros = x.reshape(-1, x.shape[-1]) == 0

@@ -1,6 +1,6 @@
 """Ops that carry a state from token to token.
 
-Each is run in float64 with a running bound, so a state's error grows and decays as it does in
+Each op is computed in float64 with a running bound, so the error of a state grows and decays as in
 float32. Source: ggml-cpu/ops.cpp of llama.cpp in llama-cpp-python 0.3.36.
 """
 
@@ -26,7 +26,7 @@ REASON = "a running bound through the recursion: every operation rounded once, e
 
 
 def join_results(*parts: Near) -> Expected:
-    """Return results that ggml puts one after the other in a single flat tensor."""
+    """Join results as ggml does, one after the other in a flat tensor."""
     flat = [np.broadcast_to(np.asarray(p.r), p.v.shape).reshape(-1) for p in parts]
     value = np.concatenate([p.v.reshape(-1) for p in parts])
     return Expected(value, np.concatenate(flat) + U * np.abs(value) + SMALLEST, REASON)
@@ -43,8 +43,9 @@ def stack_steps(items: list[Near], axis: int) -> Near:
 
 
 def latest(states: list[Near], node: Node) -> list[Near]:
-    """Return the last few states, the newest first. Those of tokens before the first are left as
-    they were in memory, which a node does not show."""
+    """Return the last few states, the newest first. States of tokens before the first keep their
+    old contents, which a node does not show.
+    """
     keep = max(1, int(node.params[0]))  # 0: of a version that has no choice and keeps the last
     if len(states) < keep:
         raise Unsupported(f"{node.op} with snapshots of earlier tokens")
@@ -93,7 +94,8 @@ def scan_states(
 
 @meaning("SSM_SCAN")
 def ssm_scan(node: Node, _: Build) -> Expected:
-    """Run the scan of a node. Mamba-1 decays by state. Heads in groups share their B and C."""
+    """Run the scan of a node. Mamba-1 has a decay for each state. Heads of a group share B and
+    C."""
     s, x, dt, a, b, c = (node.wide(i) for i in range(6))
     ids = node.source(6).value
     assert ids is not None
@@ -107,8 +109,9 @@ def ssm_scan(node: Node, _: Build) -> Expected:
 
 @meaning("GATED_DELTA_NET")
 def gated_delta_net(node: Node, _: Build) -> Expected:
-    """Update M = M * exp(g) + (v - M k) * beta (x) k and return M q / sqrt(size); rows of M go with
-    v."""
+    """Update M = M * exp(g) + (v - M k) * beta (x) k and return M q / sqrt(size); rows of M belong
+    to elements of v.
+    """
     q, k, v, g, beta, state0 = (node.wide(i) for i in range(6))
     size, heads, tokens, seqs = node.source(2).ne
     head = np.arange(heads)

@@ -1,7 +1,8 @@
-"""Rotary positions: pairs side by side or half a row apart, in sections, stretched by YaRN.
+"""Rotary positions: adjacent pairs or pairs half a row apart, with sections and YaRN.
 
-ggml multiplies the angle up from pair to pair in float32, which is mirrored; the rest is bounded.
-Source: ggml_compute_forward_rope_flt in ggml-cpu/ops.cpp of llama-cpp-python 0.3.36.
+ggml computes the angle of each pair from the previous pair's angle in float32, which is mirrored
+here; other roundings are bounded. Source: ggml_compute_forward_rope_flt in ggml-cpu/ops.cpp of
+llama-cpp-python 0.3.36.
 """
 
 import math
@@ -40,9 +41,10 @@ def corrections(n_dims: int, n_ctx_orig: int, base: float, fast: float, slow: fl
 
 
 def bases(node: Node, pairs: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return for each pair which of a token's four positions rotates it, and its frequency's step.
+    """Return, for each pair, which of a token's four positions rotates the pair, and its frequency
+    step.
 
-    Both are (pairs,). In VISION every section begins with the first step.
+    Both are (pairs,). In VISION mode, every section begins with step 0.
     """
     mode, sections = int(node.params[2]), [int(s) for s in node.params[11:15]]
     step = np.arange(pairs)
@@ -74,7 +76,8 @@ def angles(node: Node, pairs: int) -> NDArray[np.float32]:
 
 def angles_in_any_way(node: Node, pairs: int) -> tuple[F64, F64]:
     """Return the angles and their float32 error: (tokens, pairs). An engine may multiply from pair
-    to pair, or take a power."""
+    to pair, or compute a power.
+    """
     n_dims, base = int(node.params[1]), float(node.floats()[5])
     ids = node.source(1).value
     assert ids is not None
@@ -130,7 +133,7 @@ def rotations(node: Node, pairs: int, build: Build) -> tuple[Near, Near]:
 
 
 def pair_places(node: Node) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the places in a row of the first and the second element of each pair."""
+    """Return the indices in a row of the first and of the second elements of all pairs."""
     n_dims, mode, start = int(node.params[1]), int(node.params[2]), int(node.params[15])
     if mode == NORMAL:
         first = start + np.arange(0, n_dims, 2)

@@ -56,8 +56,9 @@ def scores(node: Node, build: Build) -> Number:
 
 
 def sizes_of_scores(node: Node) -> F64:
-    """Return sizes of scores; infinite where a hidden score is NaN or infinite. llama.cpp adds
-    minus infinity to such a score, and an engine that skips the cell gets a number."""
+    """Return magnitudes of scores, infinite where a hidden score is NaN or infinite. llama.cpp adds
+    minus infinity to such a score, but an engine that skips the cell gets a number.
+    """
     x, mask = node.wide(0), node.optional(1)
     size = np.abs(x * float(node.floats()[0]))
     if mask is None:
@@ -68,8 +69,9 @@ def sizes_of_scores(node: Node) -> F64:
 
 @meaning("SOFT_MAX")
 def soft_max(node: Node, build: Build) -> Expected:
-    """Return the softmax, computed in blocks of rows: for a long context an array of all scores is
-    large."""
+    """Return the softmax, computed in blocks of rows, because the scores of a long context are
+    large.
+    """
     shape = tuple(reversed(node.source(0).ne))
     value, allowed = np.empty(shape), np.empty(shape if build.bounds else 0)
     sinks = None if node.optional(2) is None else node.wide(2).reshape(1, -1, 1, 1)

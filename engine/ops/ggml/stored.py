@@ -1,8 +1,8 @@
-"""Rows in a quantised cache: ggml's conversions from float32, as values.
+"""Rows in a quantised cache: ggml's conversions from float32, returned as decoded values.
 
-A product and a sum may be fused or not, which decides where a value half-way between two codes
-goes: both are right. Source: quantize_row_*_ref in ggml-quants.c of llama-cpp-python 0.3.36; some
-types are activation formats as well.
+A compiler may fuse a product and a sum. This changes the code of a value half-way between two
+codes; both codes are right. Source: quantize_row_*_ref in ggml-quants.c of llama-cpp-python 0.3.36;
+some types are activation formats as well.
 """
 
 from typing import Any
@@ -27,8 +27,9 @@ STORED = (*ACTIVATIONS, *CENTRED, *FROM_MINIMUM)
 
 
 def store_rows(rows: F32, kind: str, build: Build) -> tuple[F64, F64, NDArray[np.uint8]]:
-    """Return the decoded values, the error of an honest build, and the bytes of the codes: (...,
-    bytes of a row)."""
+    """Return the decoded values, the error that an honest build may have, and the bytes of the
+    codes: (..., bytes of a row).
+    """
     if kind not in STORED:
         raise Unsupported(f"storing rows as {kind}")
     if kind in ACTIVATIONS:
@@ -57,7 +58,7 @@ def bytes_of_rows(raw: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def centre_blocks(blocks: F32, below: int) -> tuple[F64, F64, dict[str, F64]]:
-    """Code blocks by the first value of largest magnitude, which decides scale and sign."""
+    """Encode blocks. The first value of largest magnitude decides scale and sign."""
     at = np.abs(blocks).argmax(axis=-1)[..., None]
     scale = np.take_along_axis(blocks, at, axis=-1) / np.float32(-below)
     low, high = codes(blocks, scale, below + 0.5, 2 * below - 1)
@@ -75,7 +76,9 @@ def from_minimum(blocks: F32, most: int) -> tuple[F64, F64, dict[str, F64]]:
 
 
 def codes(values: F32, scale: F32, shift: float, most: int) -> tuple[F64, F64]:
-    """Return the code of each value, and the next one where two ways to round differ."""
+    """Return the lowest and the highest code of each value; they differ where two ways of rounding
+    do.
+    """
     with np.errstate(divide="ignore"):
         inverse = np.where(scale != 0, np.float32(1) / scale, np.float32(0))
     apart = values * inverse + np.float32(shift)

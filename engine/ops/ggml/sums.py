@@ -1,4 +1,4 @@
-"""Sums over rows and the norms, without the weights that follow them.
+"""Sums over rows, and norms without their weights.
 
 Source: ggml-cpu/ops.cpp and vec.cpp of llama.cpp in llama-cpp-python 0.3.36.
 """
@@ -48,8 +48,9 @@ def norm(node: Node, build: Build) -> Expected:
 
 @meaning("GROUP_NORM")
 def group_norm(node: Node, build: Build) -> Expected:
-    """Normalise over groups of channels (ne2) with all rows of these; the last group may be
-    smaller."""
+    """Normalise over groups of channels (ne2), each with all its rows; the last group may be
+    smaller.
+    """
     x = node.wide(0)
     groups, eps = int(node.params[0]), float(node.floats()[1])
     each = -(-x.shape[1] // groups)

@@ -14,8 +14,8 @@ Number = float | np.float32
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CandidateList:
-    """Tokens that may come next. p holds the result of the last softmax, and is stale after other
-    samplers."""
+    """Tokens that may come next. p: the result of the last softmax; other samplers do not update
+    p."""
 
     ids: I32  # (candidates,)
     logits: F32  # (candidates,)

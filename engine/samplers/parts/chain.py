@@ -1,4 +1,4 @@
-"""Samplers in a row, in any order, made from a description."""
+"""A chain of samplers in any order, made from a description."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -71,7 +71,7 @@ def make_sampler(
     vocabulary: SamplerVocabulary | None = None,
     ways: Ways = DEFINITION,
 ) -> Sampler:
-    """Raise Unsupported for a name or a parameter that no sampler has."""
+    """Make a sampler from its description. Raises Unsupported for an unknown name or parameter."""
     given = {name: value for name, value in stage.items() if name != "sampler"}
     cls = Sampler.member(stage["sampler"])
     expected = BY_SAMPLER[cls.name].fields

@@ -1,6 +1,7 @@
 """Every constructor of samplers that libllama of llama-cpp-python 0.3.36 exports.
 
-The parameters have llama.h's names, in its order; those that a caller gives are our samplers' too.
+The parameters have the names and the order of llama.h. Our samplers have those parameters that do
+not come from the model.
 """
 
 from dataclasses import dataclass

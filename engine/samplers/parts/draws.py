@@ -1,4 +1,4 @@
-"""Draws from 0 up to 1: llama.cpp's generator, or numbers that a question gives."""
+"""Random draws between 0 and 1: from llama.cpp's generator, or given numbers."""
 
 import copy
 from typing import Protocol, Self
@@ -24,7 +24,9 @@ class Draws(Protocol):
 
 
 class MersenneTwister:
-    """A copy of std::mt19937 with libstdc++'s distributions. numpy's legacy seeding is the same."""
+    """A copy of std::mt19937 with libstdc++'s distributions. numpy's legacy seeding gives the same
+    numbers.
+    """
 
     def __init__(self, seed: int) -> None:
         self.bits = np.random.MT19937()
@@ -39,7 +41,7 @@ class MersenneTwister:
         return float(value if value < 1 else np.nextafter(F(1), F(0)))
 
     def double(self) -> float:
-        """Draw as std::uniform_real_distribution<double> does: two words, the low one first."""
+        """Draw as std::uniform_real_distribution<double> does: two words, the low word first."""
         low, high = self.word(), self.word()
         value = (float(low) + float(high) * WORDS) / (WORDS * WORDS)
         return value if value < 1 else float(np.nextafter(1.0, 0.0))
@@ -68,8 +70,9 @@ class GivenDraws:
 
 
 def choose(p: NDArray[np.float32], draws: Draws) -> int:
-    """Return an index drawn as by std::discrete_distribution, which draws nothing for one
-    candidate."""
+    """Return an index, drawn as std::discrete_distribution does. With one candidate, nothing is
+    drawn.
+    """
     if len(p) < 2:
         return 0
     wide = p.astype(np.float64)

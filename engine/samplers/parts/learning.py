@@ -1,4 +1,4 @@
-"""Part that both versions of mirostat share: mu follows the surprise of chosen tokens."""
+"""Part that both versions of mirostat share: mu adapts to the surprise of chosen tokens."""
 
 from dataclasses import dataclass, field
 
@@ -18,7 +18,7 @@ class LearningSampler(DrawingSampler):
     mu: np.float32 = field(init=False, repr=False)
 
     def size(self, p: F32) -> int:
-        """Return how many candidates are kept. p: (candidates,), sorted"""
+        """Return the number of candidates to keep. p: (candidates,), sorted."""
         raise NotImplementedError
 
     def reset(self) -> None:
@@ -36,5 +36,5 @@ class LearningSampler(DrawingSampler):
         self.learn(self.ways.softmax(after, sort=False).p[after.selected])
 
     def learn(self, p: np.float32) -> None:
-        """Move mu by the error of a chosen token's surprise. p: its probability."""
+        """Change mu by the error of a chosen token's surprise. p: the token's probability."""
         self.mu = F(self.mu - F(self.eta) * (-self.ways.log2_of(p) - F(self.tau)))

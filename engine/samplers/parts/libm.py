@@ -1,7 +1,6 @@
-"""The C library's functions of single floats, as llama.cpp calls them: the same bits on one
-machine.
+"""The C library's functions of single floats, for the same bits as llama.cpp on the same machine.
 
-Called from compiled loops, since a call from Python takes 300 times as long as the function.
+Compiled loops call them, because a call from Python takes 300 times as long as the function.
 """
 
 import ctypes

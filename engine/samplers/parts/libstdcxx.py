@@ -1,8 +1,8 @@
 """The order in which libstdc++ leaves equal elements, and llama.cpp's 128 buckets on top of it.
 
-std::sort and std::partial_sort are introsort and a heap, both unstable and both the same on every
-machine with that library. A port to another standard library has another order, and is right too.
-Elements are places in `keys`; a larger key comes first.
+std::sort and std::partial_sort are introsort and a heap. Both are unstable, and the same on every
+machine with that library. A port to another standard library gives another order, which is right
+too. Elements are indices of `keys`; a larger key comes first.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ def kernel(function: Any) -> Any:
 
 @kernel
 def sift(keys: F32, p: Places, first: int, hole: int, length: int, value: int) -> None:
-    """Let the hole sink to a leaf, and the value rise from there."""
+    """Move the hole down to a leaf, and the value up from there, as in std::__adjust_heap."""
     top = hole
     second = hole
     while second < (length - 1) // 2:
@@ -98,7 +98,7 @@ def insert_all(keys: F32, p: Places, first: int, last: int) -> None:
 
 @kernel
 def median_first(keys: F32, p: Places, first: int, last: int) -> None:
-    """Swap the median of three into the first place."""
+    """Swap the median of three elements into the first place."""
     a, b, c = first + 1, first + (last - first) // 2, last - 1
     if keys[p[a]] > keys[p[b]]:
         best = b if keys[p[b]] > keys[p[c]] else c if keys[p[a]] > keys[p[c]] else a
@@ -145,7 +145,9 @@ def sort(keys: F32, p: Places, first: int, last: int) -> None:
 
 
 def bucket_numbers(logits: F32, overflows: bool) -> NDArray[np.int64]:
-    """Return buckets of logits. overflows: values that are no int go into the lowest bucket."""
+    """Return the bucket of each logit. overflows: True if values beyond an int go into the lowest
+    bucket.
+    """
     place = SCALE * logits - SCALE * LOW
     inside = np.abs(place) < INT_END
     beyond = -INT_END if overflows else np.where(place > 0, INT_END, -INT_END)
@@ -154,7 +156,9 @@ def bucket_numbers(logits: F32, overflows: bool) -> NDArray[np.int64]:
 
 
 def bucket_order(logits: F32, k: int, *, overflows: bool = True) -> Places:
-    """Return all indices in the upper buckets; the lowest bucket needed is sorted up to k."""
+    """Return all indices in the upper buckets. The lowest of these buckets is sorted only up to
+    place k.
+    """
     bucket = bucket_numbers(logits, overflows)
     counts = np.bincount(bucket, minlength=BUCKETS)
     enough = np.flatnonzero(np.cumsum(counts[::-1]) >= k)

@@ -1,4 +1,4 @@
-"""Grammars that wait for a word, a pattern or a token before they forbid anything."""
+"""Grammars that wait for a word, a pattern or a token before they forbid tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -59,8 +59,9 @@ class TriggeredGrammar(Grammar):
         return None
 
     def replay(self, tokens: Sequence[int], words: Sequence[bytes], start: int) -> None:
-        """Read the recorded tokens from a byte on; a token that contains this byte is read in
-        part."""
+        """Read the recorded tokens from byte `start` on; a token that contains this byte is read in
+        part.
+        """
         end = 0
         for token, word in zip(tokens, words, strict=True):
             begin, end = end, end + len(word)

@@ -1,4 +1,4 @@
-"""Questions of samplers about tokens, answered by our tokenizer."""
+"""Texts and roles of tokens for samplers, from our tokenizer."""
 
 from collections.abc import Collection
 from functools import cached_property

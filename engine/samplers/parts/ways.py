@@ -1,8 +1,8 @@
-"""Choices that a definition leaves open, and those where llama.cpp deviates from it.
+"""Choices that the definition leaves open, and points where llama.cpp deviates from it.
 
-The definition: equals stay in their order, functions and sums are exact but for one rounding.
-llama.cpp: the order of libstdc++, libm's functions, sums in float32 one after the other, and
-accidental behaviour in rare cases: each a named `Accident`.
+In the definition, equal elements keep their order, and functions and sums are exact except for one
+rounding. llama.cpp uses the order of libstdc++, libm's functions, and float32 sums, one term after
+the other. Its accidental behaviour in rare cases is a named `Accident` each.
 """
 
 from collections.abc import Callable, Iterable
@@ -78,7 +78,7 @@ class Ways:
     # --- order ------------------------------------------------------------------------------
 
     def descending(self, logits: F32, k: int) -> Places:
-        """Return the places of the k largest, the largest first."""
+        """Return the indices of the k largest logits, the largest first."""
         overflows = Accident.BUCKET_OVERFLOW in self.accidents
         if self.order is EqualsOrder.LIBSTDCXX:
             return top_order(logits, k, overflows=overflows)
@@ -93,7 +93,7 @@ class Ways:
         return np.argsort(scores, kind="stable")
 
     def parts_to_sort(self, n: int) -> Iterable[int]:
-        """Return how many of n candidates top-p sorts, until these are enough."""
+        """Return how many of n candidates top-p sorts in each attempt, until they are enough."""
         if self.order is EqualsOrder.LIBSTDCXX and n > LARGE_LIST:
             return FIRST_PART, n
         return (n,)
@@ -153,7 +153,7 @@ class Ways:
 
 
 def running_max(values: F32) -> np.float32:
-    """Return the largest as std::max finds it: a NaN in front stays."""
+    """Return the largest value as std::max finds it: a NaN in front stays."""
     if np.isnan(values[0]):
         return F(values[0])
     return F(np.fmax.reduce(values))

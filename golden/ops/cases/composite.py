@@ -1,4 +1,4 @@
-"""Attention of engines' interfaces, mixtures of experts, GPTQ, and ranks."""
+"""Cases of attention as engines offer it, mixtures of experts, GPTQ, and ranks."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -38,7 +38,8 @@ def attention(op: str, draw: SeededInputs) -> Iterator[Case]:
 
 @cases("paged_decode_attention")
 def paged_cases(op: str, draw: SeededInputs) -> Iterator[Case]:
-    """Yield cases with large values after the context in the pool, which must not be seen."""
+    """Yield cases whose pool has large values after the context, which must not affect the
+    result."""
     tables = np.array([[4, 1, 5], [2, 0, 0], [3, 6, 0]], np.int32)
     for name, lengths, tokens in (
         *(("three-sequences", [11, 1, 8], 1), ("full-blocks", [12, 4, 8], 1)),

@@ -1,4 +1,4 @@
-"""Operations that move values or change only their type; and orders."""
+"""Cases of operations that move values, change only their type, or sort."""
 
 from collections.abc import Iterator
 
@@ -117,7 +117,7 @@ def set_rows_cases(op: str, draw: SeededInputs) -> Iterator[Case]:
 
 @cases("IM2COL")
 def windows(op: str, draw: SeededInputs) -> Iterator[Case]:
-    """Yield cases of rows and of images; the kernel gives only its size."""
+    """Yield cases of rows and images; only the kernel's size is used."""
     x, kernel = draw("x", 1, 1, 3, 11), np.zeros((1, 2, 3, 3), np.float16)
     for name, stride, padding, dilation in (
         ("plain", 1, 0, 1),

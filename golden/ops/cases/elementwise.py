@@ -1,4 +1,4 @@
-"""Single elements: functions, arithmetic, clamps."""
+"""Cases of operations on single elements: functions, arithmetic, clamps."""
 
 from collections.abc import Iterator
 

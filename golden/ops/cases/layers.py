@@ -1,4 +1,5 @@
-"""The operations that small engines build layers from, norms with weights, heads and caches."""
+"""Cases of operations that small engines build layers from: norms with weights, heads and
+caches."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -154,8 +155,8 @@ def prepared_heads_cases(op: str, draw: SeededInputs) -> Iterator[Case]:
 
 @cases("split_qkv_norm_rope_into_cache", "split_qkv_norm_rope_into_paged_cache")
 def stored_heads_cases(op: str, draw: SeededInputs) -> Iterator[Case]:
-    """Yield cases of stored heads. Tokens are stored after earlier ones; in blocks, out of order
-    and across an edge."""
+    """Yield cases of stored heads. Tokens are stored after earlier tokens. In paged caches, blocks
+    are out of order and tokens cross a block's edge."""
     paged = op.endswith("paged_cache")
     for tag, tokens, at, mode, pairs in QKV:
         case = fused_qkv(draw, tag, tokens, at, mode, pairs)

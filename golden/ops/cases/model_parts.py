@@ -1,4 +1,4 @@
-"""Gates, softmax, rotations, products and attention."""
+"""Cases of gates, softmax, rotations, products and attention."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -180,7 +180,8 @@ def experts(op: str, draw: SeededInputs) -> Iterator[Case]:
 @cases("FLASH_ATTN_EXT")
 def attention(op: str, draw: SeededInputs) -> Iterator[Case]:
     def case(name: str, tokens: int, cells: int, dims: tuple[int, int], **more: Any) -> Case:
-        """Return a case whose mask hides the cells after each token, and the whole first row."""
+        """Return a case whose mask hides the cells after each token, and all cells of the first
+        row."""
         kind = more.get("kind", np.float32)
         q = draw(f"{name}-q", 4, tokens, dims[0])
         k, v = (

@@ -1,4 +1,4 @@
-"""Sums of rows and norms."""
+"""Cases of sums of rows and of norms."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Ops that carry a state from token to token, and hyper-connections."""
+"""Cases of ops that carry a state from token to token, and of hyper-connections."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from lockstep.golden.ops.form import Array, Case, SeededInputs, cases
 
 @cases("SSM_CONV")
 def convolution(op: str, draw: SeededInputs) -> Iterator[Case]:
-    """Build the cases of a convolution. x: (sequences, channels, d_conv - 1 + tokens)."""
+    """Yield cases of convolutions. x: (sequences, channels, d_conv - 1 + tokens)."""
     for name, seqs, tokens in (("one-token", 1, 1), ("several", 2, 5)):
         inputs = {"x": draw(f"{name}-x", seqs, 6, 3 + tokens), "kernel": draw(name, 6, 4)}
         yield Case(id=name, inputs=inputs, shape=(seqs, tokens, 6))
@@ -70,8 +70,8 @@ def rows(
 
 @cases("RWKV_WKV6", "RWKV_WKV7", "GATED_LINEAR_ATTN")
 def linear_attention(op: str, draw: SeededInputs) -> Iterator[Case]:
-    """Yield cases with tokens of all sequences one after the other, as many of each; heads of 64 as
-    in models."""
+    """Yield cases with the same number of tokens for each sequence, one sequence after the other.
+    Heads have 64 elements, as in models."""
     heads, size = 2, 64
     names = {"RWKV_WKV6": "kvr", "RWKV_WKV7": "rkvab", "GATED_LINEAR_ATTN": "kvq"}[op]
     for tag, tokens, seqs in (("one-token", 1, 1), ("several", 4, 2)):

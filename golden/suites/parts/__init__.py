@@ -1,1 +1,1 @@
-"""Code that several kinds of goldens share."""
+"""Code shared by several kinds of goldens."""

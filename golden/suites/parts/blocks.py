@@ -1,4 +1,5 @@
-"""The named blocks of a weight format: odd scales, every stored value, whole code books, chance."""
+"""The named blocks of a weight format: odd scales, every stored value, whole code books, random
+blocks."""
 
 from collections.abc import Iterator
 from itertools import product
@@ -83,7 +84,7 @@ def odd_scales(kind: type[WeightFormat], scales: list[OddScale]) -> Named:
 
 
 def filled_fields(kind: type[WeightFormat], scales: list[OddScale], chance: Block) -> Named:
-    """Yield blocks with one field of equal bytes; all others are random."""
+    """Yield blocks with one field of equal bytes; all other fields are random."""
     for name in byte_fields(kind):
         dtype, at = place_of(kind, name)
         short = dtype.itemsize < SHORT
@@ -94,7 +95,8 @@ def filled_fields(kind: type[WeightFormat], scales: list[OddScale], chance: Bloc
 
 
 def every_value(kind: type[WeightFormat], scales: list[OddScale]) -> Named:
-    """Yield blocks whose byte i of a field is i more than the first; all else is zero."""
+    """Yield blocks in which byte i of a field is i more than its first byte; the rest of the block
+    is zero."""
     for name in byte_fields(kind):
         dtype, at = place_of(kind, name)
         n = dtype.itemsize
@@ -105,8 +107,8 @@ def every_value(kind: type[WeightFormat], scales: list[OddScale]) -> Named:
 
 
 def whole_book(kind: type[WeightFormat], scales: list[OddScale]) -> Named:
-    """Yield blocks with every entry of a code book whose index is longer than a byte, or shares its
-    field."""
+    """Yield blocks that use every entry of a code book, for formats whose index is longer than a
+    byte or shares its field."""
     if kind.name in LONG_INDEX:
         yield from long_indices(kind, scales)
     elif kind.name == "IQ2_XS":  # 9 bits of index, 7 of signs
@@ -136,7 +138,7 @@ def long_indices(kind: type[WeightFormat], scales: list[OddScale]) -> Named:
 
 
 def after_scale(content: Block, kind: type[WeightFormat]) -> Block:
-    """Return a block of a half-precision scale, these bytes, and zeros."""
+    """Return a block with a zero scale of half precision, then these bytes, then zeros."""
     block = np.zeros(kind.layout.itemsize, np.uint8)
     block[2 : 2 + content.size] = content
     return block
@@ -194,7 +196,8 @@ def with_ones(scales: list[OddScale], block: Block) -> Block:
 def restore_scales(
     kind: type[WeightFormat], scales: list[OddScale], name: str, block: Block
 ) -> Block:
-    """Restore a scale of 1 where a fill has overwritten one that is spread over a field."""
+    """Restore the scale 1 if a fill has overwritten a scale whose bits are spread over the filled
+    field."""
     return with_ones(scales, block) if kind.name == "IQ1_M" and name == "scales" else block
 
 

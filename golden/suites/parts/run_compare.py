@@ -1,4 +1,4 @@
-"""An engine's matrices and greedy ids against those of a golden run."""
+"""Comparison of an engine's matrices and greedy ids with those of a golden run."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,8 @@ def held_of(vectors: Vectors, name: str, way: str) -> HeldMatrix:
 
 
 def compare_ways(vectors: Vectors, name: str, got: F32, verdict: Verdicts) -> Verdict:
-    """Compare a value with the accepted results of the golden: one must match in all parts."""
+    """Compare a matrix with the accepted results of the golden, one of which must match in all
+    parts."""
     (row,) = (row for row in vectors.document["shown"] if row["name"] == name)
     if got.shape != (row["rows"], row["width"]):
         text = f"{name} is {got.shape}, expected {(row['rows'], row['width'])}"
@@ -53,8 +54,8 @@ def sentence(part: str, off: Mismatch) -> str:
 
 
 def margin(vectors: Vectors, step: int, token: int, way: str) -> tuple[float, bool]:
-    """Return how far `token`'s logit lies below the largest before that step. The flag is False if
-    the distance is only a lower bound."""
+    """Return how far the logit of `token` lies below the largest logit before that step. The flag
+    is False if this distance is only a lower bound."""
     row = step - len(vectors.document["greedy"])  # from the last
     ids, top = (vectors.tensors[f"{LOGITS}/{way}.{part}"][row] for part in ("ids", "top"))
     at = np.flatnonzero(ids == token)

@@ -1,4 +1,4 @@
-"""Contents of the document of a run, and the names under which its tensors are kept."""
+"""Contents of the document of a run, and the names of its stored tensors."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -60,8 +60,8 @@ def body_of(
 def batches_of(
     prompt: Sequence[int], greedy: Sequence[int], decoder_start: int | None
 ) -> tuple[Batch, ...]:
-    """Return the prompt, most greedy ids together, and some alone. decoder_start: the decoder's
-    first token, if an encoder reads the prompt."""
+    """Return a batch for the prompt, a batch for most greedy ids, and a batch for each remaining
+    id. decoder_start: the decoder's first token, if an encoder reads the prompt."""
     ids = list(greedy[:-1])
     together = max(len(ids) - ALONE, 0)
     parts = [ids[:together], *([token] for token in ids[together:])]
@@ -116,7 +116,7 @@ def tensors_of(name: str, seed: int, ways: Mapping[str, F32]) -> Tensors:
 
 
 def margins(tensors: Tensors, n_greedy: int) -> list[float]:
-    """Return the distance of each greedy id's logit from the second largest."""
+    """Return the distance of each greedy id's logit from the second largest logit."""
     if not n_greedy:
         return []
     top = tensors[f"{LOGITS}/ggml.top"][-n_greedy:].astype(np.float64)

@@ -1,7 +1,7 @@
 """The bound of an honest engine's error, from stage to stage of a chain.
 
-Roundings of a stage are those that the suite `samplers` counts. A rounding error at the input
-becomes one of the same size at the output, times the slope of the stage.
+The roundings of a stage are those that the suite `samplers` counts. An error at the input of a
+stage is multiplied by the stage's slope.
 """
 
 from dataclasses import dataclass
@@ -22,14 +22,14 @@ from lockstep.harness.samplers.probabilities import UNIT, probabilities_of
 
 @dataclass(kw_only=True)
 class ErrorBound:
-    """The bound of one row's logits, and of what each stage has learnt from rows before."""
+    """The bound on the error of one row's logits, after the stages passed so far."""
 
     logit: float = 0.0
 
     def pass_stage(
         self, sampler: Sampler, before: CandidateList, after: CandidateList, learnt: float
     ) -> float:
-        """Move on after a stage; return the bound of logits and of probabilities there.
+        """Update the bound for a stage; return the bound of the stage's logits and probabilities.
 
         sampler: the sampler in its state before the stage. learnt: the error that this state may
         have.

@@ -1,6 +1,6 @@
 """Cases of sampler vectors: chains with parameters at their edges, and kinds of logit rows.
 
-Logits are multiples of 1/256, or of 1/2048, made of integers, so that a short decimal is exact.
+Logits are multiples of 1/256 or 1/2048, made from integers, so that short decimals are exact.
 """
 
 from collections.abc import Mapping
@@ -43,7 +43,8 @@ OFFSETS = {"negative": -8.0, "high": 1000.0, "low": -1000.0}
 
 
 def draw_row(kind: str, bits: Philox, n: int) -> F32:
-    """Return n logits, all different unless `flat`, and minus infinity for missing candidates."""
+    """Return n logits, all different except for the kind `flat`, with minus infinity for missing
+    candidates."""
     fine = 1 if n <= FEW else 8
     sums = integers(bits, 3 * n, 1024 * fine).reshape(3, n).sum(axis=0) - 1536 * fine
     row = np.asarray(sums / (GRID * fine), F)  # within 6 of zero
@@ -78,7 +79,8 @@ ECHO = (9, 4, 7, 2, 9, 4, 7, 13, 9, 4, 7)  # 2 and 13 came behind what the end r
 
 
 def stage(sampler: str, **values: Any) -> Stage:
-    """Return a stage with all parameters of the sampler; those not given are off or usual."""
+    """Return a stage with all parameters of the sampler; parameters not given are off or have usual
+    values."""
     return {"sampler": sampler, **{k: values.get(k, OFF[k]) for k in BY_SAMPLER[sampler].fields}}
 
 
@@ -121,7 +123,8 @@ def alone(sampler: str, name: str, kind: str = "random", **given: Any) -> Sample
 def cut(
     sampler: str, values: Mapping[str, Mapping[str, Any]], kinds: tuple[str, ...] = KINDS
 ) -> list[SamplerSpec]:
-    """Return each setting on a random row, and the first on rows of every kind."""
+    """Return a case of each setting on a random row, and of the first setting on rows of every
+    kind."""
     first, *_ = values
     found = [alone(sampler, name, **given) for name, given in values.items()]
     found += [alone(sampler, first, kind, **values[first]) for kind in kinds[1:]]
@@ -174,7 +177,8 @@ def dry() -> list[SamplerSpec]:
 
 
 def infill() -> list[SamplerSpec]:
-    """Return rows of few words, one of which begins another, with and without an end."""
+    """Return cases of infill on rows with few words. In some rows a word begins another word, or an
+    end-of-generation token is present."""
     words = {
         "words": (261, 337, 352, 268, 271),
         "one-begins-another": (319, 363, 337, 271),  # he, "he "
@@ -196,7 +200,7 @@ def few(only: tuple[int, ...]) -> tuple[Stage, ...]:
 
 
 def draw_settings(sampler: str, values: Mapping[str, Mapping[str, Any]]) -> list[SamplerSpec]:
-    """Return settings of a sampler that draws, with draws low, high and between."""
+    """Return cases of a sampler that draws: each setting with a low, a middle and a high draw."""
     thirds = ((0.0, 0.2), (0.4, 0.6), (0.8, 1.0))
     found = [
         alone(sampler, f"{name}-{i}", reach=reach, **given)

@@ -1,4 +1,5 @@
-"""Chains of sampler vectors: common ones, and pairs whose order changes the result."""
+"""Chains of sampler vectors: common chains, and pairs of samplers whose order changes the
+result."""
 
 from collections.abc import Sequence
 
@@ -18,15 +19,15 @@ FLAT_BIAS = stage("logit_bias", biases=((3, 4.0), (5, -2.0)))
 
 
 def five_stages(t: float, k: int, p: float) -> tuple[Stage, ...]:
-    """Return a chain of temperature, top-k, top-p and one draw; the softmax is the `p` of the list
-    before it."""
+    """Return a chain of temperature, top-k, top-p and one draw. The probabilities of the list
+    before the draw are the softmax."""
     return (stage("temp", t=t), stage("top_k", k=k), stage("top_p", p=p), DIST)
 
 
 def draws(
     name: str, chain: Sequence[Stage], kind: str = "random", n: int = USUAL
 ) -> list[SamplerSpec]:
-    """Return the chain with a low, a middle and a high draw."""
+    """Return cases of the chain with a low, a middle and a high draw."""
     return [
         SamplerSpec(
             id=f"{name}-{kind}-{n}-{i}", chain=tuple(chain), kind=kind, n=n, reach=reach, told=TOLD
@@ -36,7 +37,7 @@ def draws(
 
 
 def both_orders(name: str, a: Stage, b: Stage) -> list[SamplerSpec]:
-    """Return the two orders, on the same kind of row."""
+    """Return cases of the two samplers in both orders, on the same kind of row."""
     return [
         SamplerSpec(id=f"{name}-{i}", chain=(*pair, GREEDY), told=TOLD)
         for i, pair in enumerate(((a, b), (b, a)))

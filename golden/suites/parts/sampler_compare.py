@@ -1,4 +1,5 @@
-"""The comparison of sampler vectors with any engine's lists, as documented on the page."""
+"""The comparison of sampler vectors with any engine's lists, as documented on the page of the
+vectors."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,7 +32,7 @@ def read_numbers(values: Sequence[float | None]) -> list[float]:
 
 
 def request_of(case: Mapping[str, Any]) -> SampleRequest:
-    """Return the question of a case for an engine."""
+    """Return the request for an engine that a case describes."""
     rows = case["rows"]
     return SampleRequest(
         chain=tuple(read_stage(stage) for stage in case["chain"]),
@@ -86,7 +87,8 @@ def stage_difference(sampler: str, want: Row, got: SampledList) -> str:
 
 
 def tokens_for(ids: Sequence[int], want: Row) -> set[int]:
-    """Return what may be selected of a list in this order; the vectors know three of them."""
+    """Return the tokens that may be selected from a list in this order. The vectors state the
+    selection for three orders; another order may select any of those tokens."""
     by_logit = sorted(zip(want["logits"], want["ids"], strict=True), key=lambda x: (-x[0], x[1]))
     orders = {
         "listed": want["ids"],

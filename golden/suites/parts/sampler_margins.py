@@ -1,4 +1,4 @@
-"""Distances from a stage's decisions to a candidate more or less, or to another choice."""
+"""Distances of a stage's decisions from other decisions, such as one candidate more."""
 
 from collections.abc import Callable, Sequence
 from itertools import combinations
@@ -28,7 +28,7 @@ LN_2 = float(log(2.0))
 
 
 def least(values: Any) -> float:
-    """Return the smallest magnitude; infinity for none."""
+    """Return the smallest magnitude, or infinity if there are no values."""
     values = np.abs(np.asarray(values, np.float64))
     return float(values.min()) if values.size else FREE
 
@@ -40,7 +40,8 @@ def softmax(logits: Any) -> F64:
 
 
 def gap_behind(logits: F64, n: int) -> float:
-    """Return the gap between the last of n kept candidates and the first one left out."""
+    """Return the gap between the logits of the last of n kept candidates and of the first removed
+    one."""
     falling = np.sort(logits)[::-1]
     return float(falling[n - 1] - falling[n]) if 0 < n < len(falling) else FREE
 
@@ -106,7 +107,8 @@ def top_n_sigma(sampler: TopNSigma, before: CandidateList, after: CandidateList)
 
 
 def mirostat(sampler: Mirostat, before: CandidateList, after: CandidateList) -> float:
-    """Return how far the candidate count, a rounded number, is from the next count."""
+    """Return how far the stage's number of candidates, before it is rounded, is from the next
+    number."""
     p = np.asarray(np.sort(softmax(before.logits))[::-1], np.float32)
     if len(p) < 3 or not (p > 0).all():
         return FREE if len(p) < 2 else 0.0
@@ -171,7 +173,8 @@ def margin_of(sampler: Sampler, before: CandidateList, after: CandidateList) -> 
 
 
 def walk(p: F64, order: Sequence[int] | NDArray[Any], draw: float) -> tuple[int, float]:
-    """Return where the running sum reaches the draw, and the margin."""
+    """Return the candidate at which the running sum reaches the draw, and the margin of this
+    choice."""
     sums = np.cumsum(p[order])
     at = int(np.searchsorted(sums, draw)) if len(p) > 1 else 0
     clear = min(least(sums[:-1] - draw), 1 - draw) if len(p) > 1 else FREE

@@ -1,6 +1,6 @@
-"""Named texts that tokenizers often get wrong: the same for every vocabulary.
+"""Named texts that tokenizers often get wrong, the same for every vocabulary.
 
-None of them writes a code point beyond U+10FFFF: some of llama.cpp's tokenizers abort.
+No text has a code point beyond U+10FFFF, because some of llama.cpp's tokenizers abort on it.
 """
 
 from collections.abc import Iterator
@@ -323,7 +323,7 @@ def long_texts() -> Iterator[tuple[str, bytes]]:
 
 
 def known_texts() -> Iterator[tuple[str, bytes]]:
-    """Yield texts whose ids under Gemma 4's vocabulary are known from elsewhere."""
+    """Yield texts whose ids under Gemma 4's vocabulary are known from other sources."""
     yield from number_texts(
         "noted",
         *(
@@ -339,7 +339,8 @@ def known_texts() -> Iterator[tuple[str, bytes]]:
 
 
 def token_cases() -> dict[str, bytes]:
-    """Return the texts by name; a text comes twice only if two names make different points."""
+    """Return the texts by name. A text occurs twice only if its two names have different
+    purposes."""
     groups = (
         *(white_space(), words(), code(), letters(), symbols(), broken_texts(), special_like()),
         *(long_texts(), known_texts()),

@@ -1,4 +1,4 @@
-"""Answers about texts compared, for both kinds of token goldens."""
+"""Comparison of answers about texts, for both kinds of token goldens."""
 
 from collections.abc import Sequence
 from itertools import compress
@@ -17,10 +17,10 @@ def compare_tokens(
     verdict: Verdicts,
     fit: Sequence[bool] = (),
 ) -> Verdict:
-    """Return one verdict on all cases, which shows the shortest difference.
+    """Return one verdict on all cases; it shows the difference with the shortest expected answer.
 
-    names: the cases' names; want, got: their ids, or texts as hex or base64. fit: which of them the
-    engine's language has; the others are left out.
+    names: the cases' names; want, got: their ids, or texts as hex or base64. fit: a flag for each
+    case, False if the engine cannot take the text; such cases are skipped.
     """
     if len(got) != len(want):
         text = f"{what}: {len(got)} answers to {len(want)} questions"

@@ -1,4 +1,4 @@
-"""Files of adapters: successful reading, and refusals with one error."""
+"""Files of adapters are read, or refused with one error."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Refusals of GGUF files that are not legal: the error names the kind of rule, and the place."""
+"""Refusals of illegal GGUF files: the error names the kind of rule and the place."""
 
 from struct import pack
 

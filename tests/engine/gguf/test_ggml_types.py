@@ -94,7 +94,7 @@ def test_an_unknown_id_is_refused_with_the_range_of_known_ones(id: int) -> None:
     ("name", "near"),
     [("q4_K", "Q4_K"), ("Q9_9", "Q8_0"), ("", "none"), ("GGML_TYPE_F32", "F32")],
 )
-def test_an_unknown_name_is_refused_with_the_types_near_to_it(name: str, near: str) -> None:
+def test_unknown_name_is_refused_with_similar_type_names(name: str, near: str) -> None:
     with pytest.raises(Unsupported, match=rf"is named '{name}' \(near: .*{near}.* in all\)"):
         type_by_name(name)
 

@@ -1,8 +1,8 @@
-"""GGUF files from other projects' reader tests: our verdict, beside llama.cpp's.
+"""GGUF files from other projects' reader tests: our verdict compared with llama.cpp's.
 
-The files lie in the optional sibling folder `shared`. On these 25 files the two readers agree,
-though not always on the reason. If they differ on purpose (engine/gguf/file.py has the list),
-tests/engine/gguf/test_gguf_file.py has the bytes.
+The files lie in the optional sibling folder `shared`. On these 25 files the two readers agree, but
+not always on the reason. engine/gguf/file.py lists their intended differences, and
+tests/engine/gguf/test_gguf_file.py has the bytes for them.
 """
 
 import importlib.util

@@ -1,4 +1,4 @@
-"""The GGUF reader accepts legal files, and refuses others with the right kind and place."""
+"""The GGUF reader accepts legal files, and refuses illegal files with the right kind and place."""
 
 import gc
 import tracemalloc
@@ -40,7 +40,7 @@ def gguf(
     n_tensors: int | None = None,
     alignment: int = 32,
 ) -> bytes:
-    """Return a file by hand; `data` is the number of bytes after the padding of the header."""
+    """Return a hand-made file; `data` is the number of bytes after the padding of the header."""
     head = b"GGUF" + pack(
         "<IQQ",
         version,

@@ -1,4 +1,4 @@
-"""Reading needs no multiple of a file's size, for any content: files with the highest cost."""
+"""Reading never needs several times a file's size in memory, even for the costliest contents."""
 
 import tracemalloc
 from struct import pack
@@ -84,7 +84,7 @@ def test_claimed_size_is_not_allocated_ahead() -> None:
 
 
 def test_object_per_entry_takes_many_times_the_memory() -> None:
-    """The files exist to catch a reader that decodes all it reads."""
+    """A reader that decodes every entry would fail the other tests of this file."""
     data = gguf(DEAR["texts of one letter"]())
     tracemalloc.start()
     kept = GgufFile.from_bytes(data).metadata["k"].data

@@ -1,4 +1,5 @@
-"""Hand-written grammars: valid ones, allowed tokens, and limits for hostile ones."""
+"""Hand-written grammars: their allowed tokens, refusals of invalid grammars, and limits for hostile
+ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ TEXTS = {word: token for token, word in enumerate(WORDS)}
 
 @dataclass(frozen=True)
 class FewWords:
-    """A vocabulary of some words, one that ends a text and one control token."""
+    """A vocabulary of some words, an end-of-text token and a control token."""
 
     spellings = words = WORDS
     pieces = tuple(b"" if word in (b"</s>", b"<x>") else word for word in WORDS)
@@ -97,7 +98,7 @@ def test_forbidden_token_leaves_nothing() -> None:
     assert allowed(chain_for('root ::= "ab"'), b"b") == set()
 
 
-def test_reset_begins_the_text_anew() -> None:
+def test_reset_restarts_the_text() -> None:
     chain = chain_for('root ::= "ab"')
     assert allowed(chain, b"a") == {b"b"}
     chain.reset()
@@ -198,7 +199,7 @@ def is_decodable(word: bytes) -> bool:
         return False
 
 
-def test_bytes_give_the_characters_of_python() -> None:
+def test_bytes_are_accepted_exactly_if_python_decodes_them() -> None:
     for first in range(256):
         for second in (0x41, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0):
             word = bytes([first, second])

@@ -1,4 +1,4 @@
-"""Compiled kernels: reuse of those on disk, and use by other processors."""
+"""Compiled kernels: reuse of stored kernels, and kernels for other processors."""
 
 import importlib.util
 import json
@@ -57,8 +57,8 @@ def test_compiled_kernel_is_kept_until_its_sources_change(
 def test_kernels_compiled_at_once_stay_separate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each process looks before the other one has written; numba would give both the same
-    number."""
+    """Each process reads the index before the other process writes; numba would give both kernels
+    the same number."""
     path = tmp_path / "both.py"
     path.write_text(SOURCE)
     hits(path)
@@ -108,8 +108,8 @@ TYPICAL = ["F16", "Q4_0", "Q5_1", "Q2_K", "MXFP4", "TQ1_0"]
 
 
 def decoded_there(processor: str | None) -> dict[str, list[int]]:
-    """Return the decoding by another processor's code, which numba stores under that processor's
-    name."""
+    """Return weights decoded by code for another processor, which numba stores under the
+    processor's name."""
     there = {"NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": ""} if processor else {}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", ELSEWHERE, *TYPICAL],

@@ -1,6 +1,6 @@
-"""Vectors as numba types: their rounding, halves without an instruction, and refusals.
+"""Vectors as numba types: their rounding, halves without a processor instruction, and refusals.
 
-Decoders consist of loads, integers, bits and tables, and golden vectors test these bit for bit.
+Decoders consist of loads, integers, bits and tables, which golden vectors test bit for bit.
 """
 
 import operator

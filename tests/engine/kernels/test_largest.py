@@ -1,4 +1,4 @@
-"""The largest of each row, compared with numpy, and the effect of a NaN."""
+"""The largest number of each row, compared with numpy, and the effect of a NaN."""
 
 import numpy as np
 import pytest

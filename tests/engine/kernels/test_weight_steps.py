@@ -1,4 +1,4 @@
-"""Weights as integers, and bytes that are copied for them."""
+"""Conversion of weights to integers, and the copy of bytes."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def steps_of(
 
 
 @pytest.mark.parametrize(("kind", "offset"), [(np.uint8, 128), (np.int16, 0)])
-def test_weights_that_are_multiples_of_a_quarter_are_integers(kind: type, offset: int) -> None:
+def test_multiples_of_a_quarter_become_integers(kind: type, offset: int) -> None:
     steps = np.arange(-128, 128)
     fine, out = steps_of(steps / 4, kind, offset=offset)
     assert fine
@@ -42,7 +42,7 @@ def test_weight_that_is_not_a_step_disqualifies_the_row(value: float, place: int
         assert not steps_of(weights, kind, offset=offset)[0]
 
 
-def test_minima_in_higher_bits_are_left_out() -> None:
+def test_steps_exclude_minima_in_higher_bits() -> None:
     steps, minima = np.arange(32) % 16, np.arange(32) - 16
     fine, out = steps_of((steps + (minima << 11)) / 4, np.int16, mask=(1 << 11) - 1)
     assert fine

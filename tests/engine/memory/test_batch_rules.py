@@ -1,4 +1,4 @@
-"""Batches that are refused, each by its rule."""
+"""Illegal batches are refused by the rule that they break."""
 
 from collections.abc import Sequence
 

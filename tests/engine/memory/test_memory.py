@@ -1,4 +1,4 @@
-"""Memories as machines: the effects of operations, the places of tokens, and refusals without
+"""Memories without numbers: the effects of operations, the places of tokens, and refusals without
 effects."""
 
 from collections.abc import Sequence
@@ -111,7 +111,7 @@ def test_shared_cell_is_never_taken() -> None:
     assert answers[-1]["code"] == 1
 
 
-def test_purge_visible_to_an_earlier_ubatch_is_noted() -> None:
+def test_purge_visible_to_an_earlier_ubatch_is_recorded() -> None:
     near = Window(size=256, n_seq=2, unified=True, window=6, n_ubatch=5)
     steps = [text(0, 0, 1), text(1, 0, 5), text(0, 1, 1), ["rm", 1, -1, -1], text(0, 2, 6)]
     run(near, *steps, n_ubatch=5)

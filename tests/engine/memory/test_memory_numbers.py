@@ -1,4 +1,4 @@
-"""Contents of memories besides positions: keys and values in cells, states, nothing."""
+"""Contents of memories: keys and values in cells, recurrent states, or nothing."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -35,7 +35,7 @@ def memory(*kept: KeysValues | States, **changes: Any) -> Memory:
 def run(memory: Memory, batch: Batch, *, n_ubatch: int = 64) -> list[Mapping[int, LayerView]]:
     """Return the views of each ubatch after its tokens are in the memory.
 
-    Tokens are stored for keys and values, and added up in states.
+    Tokens are stored in place of keys and values, and are added up in states.
     """
     seen = []
 

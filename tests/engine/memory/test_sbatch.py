@@ -1,4 +1,4 @@
-"""The older sequence-aware batch: worked examples, and what every split must keep."""
+"""The older sequence-aware batch: worked examples, and properties of every split."""
 
 import pytest
 from hypothesis import given

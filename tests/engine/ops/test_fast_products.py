@@ -1,4 +1,4 @@
-"""The products of `fast` against mirror's: every format, any shape, on any processor."""
+"""The products of `fast` compared with mirror's, for every format and shape, on any processor."""
 
 import hashlib
 import json
@@ -40,7 +40,7 @@ sizes = st.sampled_from([1e-30, 1e-3, 1.0, 100.0])
 
 
 def mismatch(op: str, *args: Any, ops: ReferenceOps = FAST) -> Mismatch | None:
-    """Compare the op with mirror's, by the bound that the judge gives a scalar engine."""
+    """Compare the op with mirror's, within the bound for a scalar engine."""
     truth = carry_bound(getattr(BoundedOps(), op)(*args))
     return mismatch_between(truth, getattr(ops, op)(*args), truth.bound.allowed)
 
@@ -60,7 +60,8 @@ def test_linear_is_within_bound_for_any_shape(
 
 
 def block_of(type_name: str) -> int:
-    """Return the least number of columns: whole blocks of weights and of activations."""
+    """Return the smallest number of columns that is in whole blocks of weights and of
+    activations."""
     return max(32, WeightFormat.member(type_name).weights)
 
 
@@ -109,7 +110,8 @@ def test_wrong_product_is_out_of_bound(wrong: type[Fast], type_name: str) -> Non
 def test_every_bit_pattern_of_weights_is_multiplied_as_mirror_does(
     type_name: str,
 ) -> None:
-    """Each output has one weight or block: the sum has one term, which must match exactly."""
+    """Each output has only one weight or block, so its sum has one term, which must match
+    exactly."""
     kind = WeightFormat.member(type_name)
     codes = np.arange(65536, dtype=np.uint16)
     blocks = np.zeros(65536, kind.layout if kind.weights > 1 else Q4_0.layout)
@@ -156,7 +158,7 @@ def test_weights_at_an_odd_address_are_read_as_well(type_name: str) -> None:
 def test_threads_and_neighbours_change_no_bit(
     type_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Five tokens are multiplied row by row from the file, and many by panels."""
+    """Five tokens are multiplied row by row from the file; more tokens are multiplied by panels."""
     columns = 3 * block_of(type_name)
     weight, x = weight_of(type_name, (37, columns)), floats(6, 21, columns)
     alone = np.concatenate([Fast(1).linear(row[None], weight) for row in x])
@@ -170,9 +172,9 @@ def test_threads_and_neighbours_change_no_bit(
 def test_nan_and_infinity_give_equal_products_in_rows_and_panels(
     type_name: str, value: float
 ) -> None:
-    """The step of such a value is -128, and a NaN has the scale of its neighbours.
+    """NaN and infinity become the step -128; a block with a NaN has the scale of its other values.
 
-    `fast` had left the sign of these products as it was, and was accused where few tokens came.
+    `fast` once did not change the sign of these products, and was accused for few tokens.
     """
     columns = 2 * block_of(type_name)
     weight, x = weight_of(type_name, (37, columns), 3), floats(3, 12, columns)
@@ -188,7 +190,7 @@ def test_nan_and_infinity_give_equal_products_in_rows_and_panels(
 
 
 class SignLeft(Fast):
-    """An engine that keeps the sign of a NaN's step of -128, so that no product is positive."""
+    """An engine that keeps the sign of the step -128 of a NaN, so that no product is positive."""
 
     def linear(self, x: Any, weight: Weight) -> Any:
         return -np.abs(super().linear(x, weight))
@@ -226,7 +228,8 @@ def largest(type_name: str, rows: int, columns: int) -> Weight:
 
 
 class OneLess(Fast):
-    """A wrong engine whose largest step is one too small, as if a sum of a few had overflowed."""
+    """A wrong engine whose largest step is one too small, as if a sum of four products had
+    overflowed."""
 
     def linear(self, x: Any, weight: Weight) -> Any:
         blocks = weight.raw.view(weight.format.layout).copy()
@@ -247,8 +250,8 @@ def test_four_largest_products_fit_into_the_accumulator(type_name: str, sign: in
 
 
 def of_some_formats() -> dict[str, str]:
-    """Return a digest of each result, by rows, by panels and by rows in float64; for formats with
-    every instruction."""
+    """Return a digest of the results of some formats, which together use every instruction.
+    Products are computed by rows, by panels, and by rows in float64."""
     found = {}
     for name in ("F32", *EXTREMES):
         columns = 2 * block_of(name)
@@ -272,7 +275,7 @@ PROCESSORS = {"haswell": "+avx,+avx2,+bmi,+bmi2,+f16c,+fma,+popcnt,+sse4.2,+ssse
 
 @pytest.mark.parametrize("processor", PROCESSORS)
 def test_other_processors_multiply_equally(processor: str) -> None:
-    """Kernels compiled for one processor are kept beside those for others, by its name."""
+    """Kernels compiled for a processor are stored under its name."""
     there = {"NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": PROCESSORS[processor]}
     code = "import json; from tests.engine.ops.test_fast_products import of_some_formats as f; "
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Threads that share a kernel's work: every piece is done once, whoever is awake."""
+"""Threads that share a kernel's work: every piece is done once, whatever threads are awake."""
 
 import os
 import threading

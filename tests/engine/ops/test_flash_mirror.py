@@ -117,7 +117,8 @@ def test_queries_become_halves_on_the_sequential_path_only(tokens: int) -> None:
 
 
 def test_radius_covers_the_rounding_of_cancelled_values() -> None:
-    """1 + 2**-11 is a tie, and with -1 it leaves zero or 2**-10, of which a third is rounded up."""
+    """1 + 2**-11 is a tie. After adding -1, the sum is zero or 2**-10; the result is a third of
+    it."""
     v = np.array([1.0, 2.0**-11, -1.0], np.float16).reshape(3, 1, 1)
     q, k = np.zeros((1, 1, 1), np.float32), np.zeros((3, 1, 1), np.float16)
     found = attend((q, k, v, np.ones((1, 3), bool)))
@@ -133,7 +134,8 @@ def test_radius_covers_the_rounding_of_cancelled_values() -> None:
 def test_queries_moved_by_one_bit_stay_within_the_radius(
     kind: type[Any], tokens: int, seed: int
 ) -> None:
-    """The run is within the score's limit, so later values must be as well."""
+    """The moved queries are within the limits of the scores, so all later values must be within
+    their limits."""
     q, k, v, visible = inputs(seed, tokens, 70, kind)
     wide = q.astype(kind).astype(np.float32)
     before = attend((wide, k, v, visible))
@@ -147,7 +149,8 @@ def test_queries_moved_by_one_bit_stay_within_the_radius(
 
 
 def direct(args: Any, n_threads: int = 1) -> NDArray[np.float64]:
-    """Compute without the conversion of queries, which would hide a small change."""
+    """Compute attention without converting queries, because the conversion would hide a small
+    change."""
     with patch.object(attention, "halves", lambda x: x):
         return attend(args, n_threads).v
 
@@ -222,7 +225,8 @@ def test_queries_beyond_half_are_infinite_and_give_nan() -> None:
 @given(seed=st.integers(0, 2**31))
 @settings(max_examples=4, derandomize=True, deadline=None)
 def test_piece_below_the_largest_score_adds_both_errors(kind: type[Any], seed: int) -> None:
-    """The second piece alone has values, so the result holds everything that scales it."""
+    """The second piece alone has nonzero values, so the result has the errors of all its
+    factors."""
     q, k, v, visible = inputs(seed, 1, 512, kind)
     wide = q.astype(kind).astype(np.float32)
     visible[:], v[0] = False, 0

@@ -1,4 +1,4 @@
-"""Functions made of IEEE operations: as accurate as the C library's, also for hard arguments."""
+"""Functions made of IEEE operations are as accurate as the C library's, also for hard arguments."""
 
 import math
 from collections.abc import Callable
@@ -83,7 +83,7 @@ def test_products_are_added_from_the_first_term_to_the_last() -> None:
 def test_compiled_products_have_the_bits_of_a_plain_loop(
     size: tuple[int, int, int], kind: type[np.floating[Any]]
 ) -> None:
-    """A fused product, or one sum in several lanes, has other bits."""
+    """Fused products, and sums in several lanes, would have other bits."""
     rows, terms, columns = size
     a, w = RNG.normal(size=(rows, terms)).astype(kind), RNG.normal(size=(columns, terms))
     b = w.astype(kind).T

@@ -1,4 +1,4 @@
-"""FLASH_ATTN_EXT with sinks, in pieces and in tiles: a plain softmax, and ggml's loop by hand."""
+"""FLASH_ATTN_EXT with sinks, in pieces and in tiles, compared with a plain softmax."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def judged(sources: list[Any], sinks: Any, threads: int) -> Expected:
 
 
 def scores(sources: list[Any]) -> NDArray[np.float64]:
-    """Return the scores, (heads, tokens, cells), minus infinity where hidden."""
+    """Return the scores, (heads, tokens, cells), with minus infinity for hidden cells."""
     q, k, _, mask = sources
     keys = np.repeat(k.astype(np.float64), HEADS // len(k), axis=0).transpose(0, 2, 1)
     found: NDArray[np.float64] = q.astype(np.float64) @ keys * np.float32(SCALE)
@@ -40,7 +40,7 @@ def scores(sources: list[Any]) -> NDArray[np.float64]:
 
 
 def softmax(sources: list[Any], sinks: Any) -> NDArray[np.float64]:
-    """Return the attention in float64, (tokens, heads, dim): all scores at once."""
+    """Return the attention in float64, (tokens, heads, dim), computed from all scores at once."""
     s = scores(sources)
     extra = np.broadcast_to(np.float64(sinks)[:, None, None], (*s.shape[:2], 1))
     s = np.concatenate([s, extra], axis=-1)

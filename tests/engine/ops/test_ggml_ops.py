@@ -1,4 +1,4 @@
-"""Meanings of ggml's ops: float32 done by hand must fit, and a slip must not."""
+"""Definitions of ggml's ops accept float32 results computed by hand, and refuse small mistakes."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,7 +30,8 @@ def agrees(found: Expected, result: Any) -> bool:
 
 
 def test_scores_beyond_float32_lift_the_limit_of_their_row_only() -> None:
-    """Honest engines diverge where one overflows: each element of that row may be anything."""
+    """Honest engines differ if one of them overflows, so the elements of such a row may have any
+    value."""
     x = X.copy()
     x[1, 0] = 3e38
     found = expected("SOFT_MAX", x, x, None, held=params(2.0))
@@ -39,8 +40,8 @@ def test_scores_beyond_float32_lift_the_limit_of_their_row_only() -> None:
 
 
 def test_hidden_nan_score_lifts_the_limit_of_its_row() -> None:
-    """llama.cpp adds minus infinity to it, and an engine that skips the cell has a number; a
-    visible one is NaN for every engine."""
+    """llama.cpp adds minus infinity to a hidden score, but an engine that skips the cell gets a
+    number. A visible NaN score gives NaN in every engine."""
     x = X.copy()
     x[1, 23] = x[2, 0] = np.nan
     found = expected("SOFT_MAX", x, x, MASK, held=params(1.0))
@@ -132,13 +133,13 @@ def test_the_radius_of_a_sum_counts_its_roundings() -> None:
 
 @pytest.mark.parametrize("small", [(0, 1), (0, 4)])
 def test_input_without_rows_gives_no_rows(small: tuple[int, ...]) -> None:
-    """A batch of which no output is asked for: the last layer's ops have no rows."""
+    """The last layer's ops have no rows if no output of the batch is requested."""
     assert like(np.ones(small), (0, 4)).shape == (0, 4)
 
 
 @pytest.mark.parametrize("ids", [[-1], [-7], [4], [-1, 3], [3, 9]])
 def test_invalid_ids_are_not_a_top_k_choice(ids: list[int]) -> None:
-    """An id taken modulo the columns, or clipped to them, might be right."""
+    """Taken modulo the number of columns, or clipped, such an id might be right."""
     x = np.array([[5.0, 1.0, 2.0, 5.0]], np.float32)
     chosen = np.array([ids], np.int32)
     assert not agrees(expected("TOP_K", chosen, x), chosen)

@@ -1,4 +1,5 @@
-"""Rows in a quantised cache: the codes by hand, and slips that people make."""
+"""Rows in a quantised cache: codes computed by hand are accepted, and typical mistakes are
+refused."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Integer products equal those of decoded numbers, and unsuitable ones are left to these."""
+"""Integer products equal products of decoded numbers; numbers without integer steps are decoded."""
 
 from typing import Any
 
@@ -155,7 +155,7 @@ def test_activations_of_another_format_are_multiplied_as_floats() -> None:
 
 
 def test_steps_that_would_overflow_are_multiplied_as_floats() -> None:
-    """The sums have room for 256 steps of any 16 bits."""
+    """The sums have room for 256 steps of 16 bits."""
     weight = weight_of("Q6_K", (8, COLUMNS), seed=6)
     assert integers.rows_of(weight, slice(0, 8), 256, 16, None) is not None
     assert integers.rows_of(weight, slice(0, 8), 1 << 15, 16, None) is None
@@ -178,7 +178,8 @@ def products_of(
 
 
 def test_magnitudes_are_those_of_the_products() -> None:
-    """Magnitudes of every byte are right, also of the byte for -128: no int8 can hold that one."""
+    """Magnitudes of all bytes are right, even of the byte for -128, whose magnitude no int8 can
+    hold."""
     rng = np.random.Generator(np.random.Philox(key=8))
     codes = np.arange(8 * 64, dtype=np.int64).reshape(8, 64) % 256
     fours = rng.integers(-127, 128, (2, 8, 16, 4)).astype(np.int8)

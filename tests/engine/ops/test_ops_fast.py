@@ -1,4 +1,4 @@
-"""The compiled ops against the mirror, within the derived bounds and for any shape."""
+"""The compiled ops compared with the mirror, within the derived bounds, for any shape."""
 
 import os
 from collections.abc import Callable
@@ -31,7 +31,7 @@ sizes = st.sampled_from([1e-30, 1e-3, 1.0, 100.0])
 
 
 def mismatch(op: str, *args: Any, ops: ReferenceOps = FAST) -> Mismatch | None:
-    """Compare the op with mirror's, by the bound that the judge gives a scalar engine."""
+    """Compare the op with mirror's, within the bound for a scalar engine."""
     truth = carry_bound(getattr(BoundedOps(), op)(*args))
     return mismatch_between(truth, getattr(ops, op)(*args), truth.bound.allowed)
 

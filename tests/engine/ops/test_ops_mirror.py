@@ -1,4 +1,4 @@
-"""Roundings that the mirror adds to the reference: ggml's own, and no others."""
+"""The mirror adds ggml's roundings to the reference, and no others."""
 
 from collections.abc import Callable
 from typing import Any

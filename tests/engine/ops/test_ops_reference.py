@@ -1,6 +1,6 @@
-"""Ops of the reference at their edges, and what its tests are made of.
+"""Edge cases of the reference's ops.
 
-golden/test_ops proves the result of each op, by a second implementation in float32.
+golden/test_ops compares each op with a second implementation in float32.
 """
 
 import math
@@ -24,7 +24,8 @@ def floats(seed: int, *shape: int, size: float = 1.0) -> F32:
 
 
 def weight_of(type_name: str, shape: tuple[int, ...], seed: int = 0) -> Weight:
-    """Return a seeded matrix or stack of matrices; the last of `shape` is a row."""
+    """Return a seeded matrix or stack of matrices; the last number of `shape` is the length of a
+    row."""
     import_members("lockstep.engine.quants")
     n = math.prod(shape)
     raw = b"".join(tensor_bytes(stream(seed, type_name), type_name, n, shape[-1] ** -0.5))

@@ -30,7 +30,7 @@ def in_floats(y: F16, v: F16, by: np.float32) -> F16:
 
 
 def fused(y: F16, v: F16, by: np.float32) -> F16:
-    """Return a fused product and sum of halves: rounded once."""
+    """Return y + v * by for halves, rounded once (fused)."""
     return (y.astype(np.float64) + v.astype(np.float64) * np.float16(by)).astype(np.float16)
 
 
@@ -43,7 +43,7 @@ def unfused(y: F16, v: F16, by: np.float32) -> F16:
 
 
 def attended(add: Add) -> F32:
-    """Return one token, key by key, with an online softmax."""
+    """Return the attention of one token, computed key by key with an online softmax."""
     q, zero = Q[0, 0].astype(np.float16).astype(np.float32), np.zeros(STEP + REST, np.float16)
     y, total, top = zero, np.float32(0), np.float32(-np.inf)
     for key, value in zip(K[:, 0], V[:, 0], strict=True):
@@ -110,7 +110,7 @@ def test_activations_stay_unconverted_for_amx_matrices(weight: Weight, whole: bo
 
 
 def test_matrix_excluded_by_the_build_is_not_laid_out() -> None:
-    """BitNet's graph multiplies by the embeddings themselves, which lie elsewhere."""
+    """BitNet's graph multiplies by the token embeddings, which are not laid out for AMX."""
     weight, x = matrix("token_embd.weight"), normal(5, 3, 64)
     named = Build(lanes=16, generic=(AMX, "token_embd.weight"))
     halved = x.astype(np.float16).astype(np.float64)

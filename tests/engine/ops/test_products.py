@@ -1,4 +1,4 @@
-"""Products split into parts: exact in float64, with a bound that no honest rounding exceeds."""
+"""Products split into parts are exact in float64; no honest rounding exceeds their bound."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def exact_size(x: F32, weight: Weight) -> NDArray[np.float64]:
 
 
 @every_matrix
-def test_size_covers_all_terms_and_hardly_more(kind: type[WeightFormat]) -> None:
+def test_size_covers_all_terms_with_a_small_surplus(kind: type[WeightFormat]) -> None:
     x, weight = floats(3, 3, COLUMNS), weight_of(kind.name, (ROWS, COLUMNS))
     out, size = both(x, weight)
     exact = exact_size(x, weight)
@@ -49,7 +49,8 @@ def test_size_covers_all_terms_and_hardly_more(kind: type[WeightFormat]) -> None
 
 @pytest.mark.parametrize("name", UNSIGNED)
 def test_offset_equals_decoded_zero_codes(name: str) -> None:
-    """Unsigned codes go up to twice the offset: after subtracting it, none exceeds it."""
+    """Unsigned codes go up to twice the offset. So no code exceeds the offset after the offset is
+    subtracted."""
     weight = weight_of(name, (4, COLUMNS))
     acts = np.ones((1, COLUMNS))
     ((_, twice),) = offsets(acts, weight, slice(0, 4), Build(lanes=1))
@@ -61,7 +62,7 @@ def test_offset_equals_decoded_zero_codes(name: str) -> None:
 
 @pytest.mark.parametrize("name", LESS_OFFSET)
 def test_unsigned_code_weight_equals_code_times_scale_minus_offset(name: str) -> None:
-    """Weights that share a scale therefore lie on one side of that value."""
+    """All weights with the same scale lie on the same side of minus offset times scale."""
     weight = weight_of(name, (4, COLUMNS))
     apart = Build(lanes=1, plain=True, offsets_apart=True)
     ((_, twice),) = offsets(np.ones((1, COLUMNS)), weight, slice(0, 4), apart)
@@ -71,7 +72,7 @@ def test_unsigned_code_weight_equals_code_times_scale_minus_offset(name: str) ->
 
 
 def test_bound_adds_back_the_rounding_loss_of_float32() -> None:
-    """A sum of one large term and small ones: float32 drops each small one that is added to it."""
+    """A float32 sum of one large term and small terms drops each small term."""
     small = np.full((1, 4096), 2.0**-24 * 0.99)
     small[0, 0] = 1
     weight, x = f32_weight(small.astype(np.float32)), np.ones((1, 4096), np.float32)
@@ -85,7 +86,7 @@ def test_bound_adds_back_the_rounding_loss_of_float32() -> None:
 
 @pytest.mark.parametrize("large", [3e38, 1e30])
 def test_size_beyond_float32_is_still_a_number(large: float) -> None:
-    """An infinite size would be an infinite bound, and excuse anything."""
+    """An infinite size would give an infinite bound, which excuses any result."""
     weight = f32_weight(np.array([[1e20, -1e20, 0], [1, 1, 1]], np.float32))
     out, size = both(np.array([[large, large, 1]], np.float32), weight)
     assert size[0, 0] == pytest.approx(2 * float(np.float32(large)) * 1e20, rel=1e-6)

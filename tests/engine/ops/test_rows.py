@@ -1,5 +1,5 @@
-"""Products of few tokens, row by row, equal those of decoded weights, and so do their sums of
-magnitudes."""
+"""Row-by-row products of few tokens, and their sums of magnitudes, equal those of decoded
+weights."""
 
 import numpy as np
 import pytest
@@ -59,7 +59,8 @@ def test_product_row_by_row_equals_that_of_decoded_weights(
 def test_product_of_stored_integers_equals_that_of_decoded_weights(
     name: str, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """21 rows in pieces of four; the last blocks of a row are no four, where they are small."""
+    """21 rows are split in pieces of four rows. The number of small blocks in a row is no multiple
+    of four."""
     monkeypatch.setattr(few_integers, "PIECE", 4 * COLUMNS)
     kind = WeightFormat.member(name)
     columns = COLUMNS + kind.weights
@@ -120,7 +121,7 @@ def by_decoding(ops: type[Mirror], x: F32, weight: Weight, patch: pytest.MonkeyP
 
 class SumsMissing(Mirror):
     def sums(self, x: F32, weight: Weight) -> NDArray[np.float64]:
-        """Return the sums that the format carries, or else the sums of the values."""
+        """Return the sums stored in the format, or else the sums of the values."""
         right = super().sums(x, weight)
         if right is None:
             groups = x.shape[-1] // products.activation_format(weight.format).summed
@@ -152,7 +153,8 @@ def test_minima_are_multiplied_by_the_sums_of_the_engine(
 def test_activations_without_carried_sums_use_the_sums_of_their_values(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine has one scale for each row, which here equals that of each block."""
+    """The engine has one scale for each row; with these activations it equals the scale of each
+    block."""
     weight, x = weight_of(name, (9, COLUMNS), seed=3), np.zeros((2, COLUMNS), np.float32)
     x[:, 5], x[:, -3] = 1, -1
     expected = by_decoding(InInt8Rows, x, weight, monkeypatch)
@@ -161,7 +163,7 @@ def test_activations_without_carried_sums_use_the_sums_of_their_values(
 
 
 def test_wrong_decoder_decodes_itself() -> None:
-    """The kernel would skip what such a decoder changes after unpacking."""
+    """The kernel would skip the changes that such a decoder makes after unpacking."""
 
     class Doubled(WeightFormat.member("Q8_0")):  # type: ignore[misc]
         @classmethod

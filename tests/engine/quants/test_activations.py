@@ -1,4 +1,4 @@
-"""Activations as ggml converts them, byte for byte: the library's code, its generic C, and ours."""
+"""Conversion of activations: the library's code, its generic C code and ours give equal bytes."""
 
 import ctypes
 from collections.abc import Callable
@@ -37,7 +37,7 @@ N = 40 * 256
 
 
 def by_the_library(kind: type[ActivationFormat], variant: str, x: F32) -> NDArray[np.uint8]:
-    """Return llama.cpp's bytes of x, by the code of this processor or by plain C."""
+    """Return llama.cpp's bytes of x, made by its code for this processor or by its plain C code."""
     pytest.importorskip("llama_cpp", reason=ABSENT)
     from lockstep.harness.adapters.llama_cpp.activations import convert_by_library
     from lockstep.harness.adapters.llama_cpp.lib import library
@@ -262,7 +262,7 @@ def test_q8_0_keeps_a_block_of_zeros_and_no_negative_zero() -> None:
 
 @pytest.mark.parametrize("largest", [1e-45, 1e-39, 3e-37])
 def test_q8_0_of_tiny_values_is_zero_and_not_nan(largest: float) -> None:
-    """127 / max overflows there; the scale, a half, is zero."""
+    """The factor 127 / max overflows for these values, and the scale, a half, is zero."""
     assert values(Q8_0Activations, largest, -largest, 0) == [0, 0, 0]
 
 

@@ -1,4 +1,4 @@
-"""Code books as data, with the formats that use them, against the library's own decoder."""
+"""Code books, and the formats that use them, compared with the library's decoder."""
 
 import hashlib
 import importlib.util
@@ -31,7 +31,7 @@ def values(name: str, length: int) -> NDArray[np.int8]:
 
 
 def unlike_their_sums(folder: Path) -> list[str]:
-    """Return the files that SHA256SUMS lacks, or describes otherwise."""
+    """Return the files that are missing in SHA256SUMS or have another hash there."""
     lines = (folder / "SHA256SUMS").read_text("ascii").splitlines()
     expected = {name: digest for digest, name in (line.split("  ") for line in lines)}
     found = {
@@ -46,7 +46,7 @@ def copied(to: Path) -> Path:
     return to
 
 
-def test_files_match_their_sums() -> None:
+def test_files_match_their_checksums() -> None:
     assert unlike_their_sums(FOLDER) == []
 
 
@@ -166,8 +166,8 @@ def set_d(blocks: NDArray[np.void], halves: Any) -> NDArray[np.void]:
 
 
 def entries_and_signs(kind: type[WeightFormat], count: int) -> NDArray[np.void]:
-    """Return random indices and signs, with scales for which weights are entries (IQ1: + or -
-    1/8)."""
+    """Return blocks with random indices and signs, and with scales for which weights equal entries
+    (for IQ1: entries + or - 1/8)."""
     blocks = random_blocks(kind, count, seed=11)
     names = blocks.dtype.names or ()
     for name in (n for n in names if n.startswith("scales")):

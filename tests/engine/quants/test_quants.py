@@ -1,4 +1,4 @@
-"""Weight formats against gguf-py's tables and decoders, and their refusals."""
+"""Weight formats compared with gguf-py's tables and decoders, and their refusals."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -47,8 +47,7 @@ def test_plain_numbers_become_the_nearest_float32(name: str) -> None:
 
 @every_format
 def test_a_block_decodes_alike_wherever_it_lies(kind: type[WeightFormat]) -> None:
-    """The block lies alone, among others, at an odd address, or in memory that must not be
-    written."""
+    """The block lies alone, among other blocks, at an odd address, or in read-only memory."""
     raw = random_bytes(kind, 67)
     together = kind.dequantize(raw).reshape(67, kind.weights)
     odd = np.empty(raw.size + 1, np.uint8)[1:]

@@ -1,6 +1,7 @@
-"""Wrong engines for each weight format: all of them, or a reason for each missing one.
+"""Wrong engines for each weight format: every fault exists, or there is a reason why not.
 
-tests/differential/test_wrong_weights.py runs every cell that has no reason, against llama.cpp.
+tests/differential/test_wrong_weights.py runs every combination without such a reason against
+llama.cpp.
 """
 
 from lockstep.engine.quants.base import WeightFormat
@@ -87,18 +88,18 @@ def rows() -> list[str]:
     return [f"{kind.name:8}{' '.join(cell(kind, fault) for fault in KINDS)}" for kind in FORMATS]
 
 
-def test_every_type_has_every_kind_of_fault_or_a_reason() -> None:
+def test_every_missing_fault_of_a_type_has_a_reason() -> None:
     assert rows() == TABLE.strip().splitlines()
     assert {*DECODER_FAULTS, *ACTIVATION_FAULTS} == {*KINDS}
 
 
-def test_every_made_cell_is_a_case_of_the_differential_tests() -> None:
+def test_every_existing_fault_is_a_differential_test_case() -> None:
     made = {(kind.name, fault) for kind in FORMATS for fault in KINDS if cell(kind, fault) == MADE}
     assert {*DECODER_CASES, *ACTIVATION_CASES} == made
     assert len(DECODER_CASES) + len(ACTIVATION_CASES) == len(made)
 
 
-def test_type_has_nibbles_or_a_reason() -> None:
+def test_block_format_has_nibbles_or_a_reason() -> None:
     in_blocks = {kind.name for kind in FORMATS if kind.weights > 1}
     assert NIBBLES.keys() | NO_NIBBLES.keys() == in_blocks
     assert not NIBBLES.keys() & NO_NIBBLES.keys()

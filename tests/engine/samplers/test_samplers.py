@@ -1,4 +1,4 @@
-"""Samplers by their definitions: small lists with obvious answers."""
+"""Samplers follow their definitions on small lists with obvious answers."""
 
 from dataclasses import dataclass, fields
 from typing import Any
@@ -35,7 +35,7 @@ class Words:
 
 
 def stage(sampler: str, **given: Any) -> dict[str, Any]:
-    """Describe a stage; a missing parameter gets a value with little effect."""
+    """Return a stage of a chain; a missing parameter gets a value with little effect."""
     plain = {"seed": 1, "min_keep": 1, "tau": 5.0, "eta": 0.1, "m": 100, "seq_breakers": ()}
     plain |= {"penalty_last_n": 64, "penalty_repeat": 1.0, "penalty_freq": 0.0}
     plain |= {"penalty_present": 0.0, "dry_multiplier": 1.0, "dry_base": 2.0}
@@ -245,7 +245,7 @@ def test_libstdcxx_order_matches_the_library(n: int) -> None:
         assert (np.diff(keys[order]) <= 0).all()
 
 
-def test_libm_rounds_as_its_functions_do() -> None:
+def test_libm_exp_is_within_one_unit_of_the_exact_value() -> None:
     x = np.random.default_rng(3).normal(0, 20, 2000).astype(np.float32)
     exact = np.exp(x.astype(np.float64))
     assert (np.abs(LLAMA_CPP.exp(x) - exact) <= np.spacing(exact.astype(np.float32))).all()

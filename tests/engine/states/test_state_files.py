@@ -1,4 +1,4 @@
-"""State files that are written here are read, damage is one error, and claims cost nothing."""
+"""State files: valid files are read, damage gives one error, and claimed sizes allocate nothing."""
 
 import struct
 import tracemalloc
@@ -83,7 +83,7 @@ def test_reader_finds_tokens_and_parts(name: str) -> None:
     assert state.n_bytes == len(FILES[name])
 
 
-def test_reader_finds_where_rows_lie() -> None:
+def test_reader_finds_the_offsets_of_rows() -> None:
     (part,) = read_state(FILES["sequence"]).parts
     found = [(row.name, row.index, row.width, row.n_bytes) for row in part.streams[0].rows]
     assert found == [(name, i, WIDTH, 96) for name in "kv" for i in range(2)]
@@ -100,12 +100,12 @@ def outcome(raw: bytes) -> SavedState | MalformedFile:
 
 
 def n_rows(state: SavedState) -> int:
-    """Count the tables of keys, values and states, and one for each part."""
+    """Return the number of tables of keys, values and states, plus one for each stream."""
     return sum(1 + len(stream.rows) for part in state.parts for stream in part.streams)
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_reader_refuses_every_cut_or_lacks_rows(name: str) -> None:
+def test_reader_refuses_a_truncated_file_or_finds_fewer_tables(name: str) -> None:
     raw, whole = FILES[name], n_rows(read_state(FILES[name]))
     for n in range(len(raw)):
         found = outcome(raw[:n])
@@ -161,7 +161,7 @@ def test_reader_names_the_kind_of_damage(kind: str) -> None:
     assert caught.value.kind == kind
 
 
-def test_claims_allocate_nothing() -> None:
+def test_claimed_sizes_allocate_nothing() -> None:
     numbers = [at for at in range(8, len(A) - 3, 4)]
     tracemalloc.start()
     for at in numbers:

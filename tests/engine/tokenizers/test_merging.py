@@ -1,4 +1,4 @@
-"""Compiled merging equals a few plain lines, for any vocabulary, and handles long words."""
+"""Compiled merging equals a plain Python loop for any vocabulary, and handles long words."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -21,7 +21,7 @@ ALPHABETS = ("ab", "abc", "aé日", "▁ab", "xyz\U0001f600")
 
 
 def texts(seed: int, alphabet: str) -> Iterator[bytes]:
-    """Yield texts of the alphabet, with some characters in no token; some are cut at the end."""
+    """Yield texts of the alphabet, some with characters without a token, some cut at the end."""
     raw = iter(np.random.Philox(seed).random_raw(20_000).tolist())
     for count in range(150):
         letters = [(alphabet + "q")[next(raw) % (len(alphabet) + 1)] for _ in range(count % 60)]
@@ -84,7 +84,7 @@ def test_merging_by_rank_matches_plain_python(alphabet: str) -> None:
 
 @pytest.mark.parametrize("word", ["x", "ab", "aab", "cde"])
 def test_a_word_of_a_megabyte_is_merged(word: str) -> None:
-    """A time that grows with the square of the length would be days."""
+    """A time that grows with the square of the length would take days."""
     tokenizer = tokenizer_of(llama.tiny(add_space_prefix=False))
     text = word.encode() * (2**20 // len(word))
     found = tokenizer.encode(text, add_special=False)

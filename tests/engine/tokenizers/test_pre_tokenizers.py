@@ -61,7 +61,7 @@ def words(name: str, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "cut", "unlike"), CASES)
-def test_text_is_split_as_by_its_pre_tokenizer_and_not_another(
+def test_only_the_right_pre_tokenizer_splits_a_text_as_expected(
     name: str, cut: str, unlike: str
 ) -> None:
     text = cut.replace("|", "")

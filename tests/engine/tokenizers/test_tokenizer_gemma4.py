@@ -1,4 +1,4 @@
-"""The "gemma4" tokenizer on a vocabulary written by hand: each rule, and its keys."""
+"""The "gemma4" tokenizer on a vocabulary written by hand: each rule and each key."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ def tiny(**changes: Any) -> dict[str, Value]:
 
 
 def ids(*texts: str | int) -> list[int]:
-    """Return ids of texts; a number stands for the token of that byte."""
+    """Return the ids of texts; a number stands for the token of that byte."""
     return [TEXTS.index(f"<0x{text:02X}>" if isinstance(text, int) else text) for text in texts]
 
 

@@ -1,4 +1,5 @@
-"""The "gpt2" tokenizer and the two made of it: each rule, and its keys, on a small vocabulary."""
+"""The "gpt2" tokenizer and the two tokenizers based on it: each rule and key, on a small
+vocabulary."""
 
 from typing import Any
 
@@ -38,7 +39,7 @@ TEXTS = [text for text in dict.fromkeys([*WORDS, *LETTERS, *JOINED]) if text not
 
 
 def tiny(pre: str | None = "gpt-2", **changes: Any) -> dict[str, Value]:
-    """Return the metadata; a change is under the last part of its key, and None removes that
+    """Return the metadata. changes: new values by the last part of their keys; None removes a
     key."""
     words = [(text, 0.0, WORDS.get(text, NORMAL)) for text in TEXTS]
     usual = {"scores": None, "merges": list(MERGES), "bos_token_id": 0, "eos_token_id": 1}
@@ -53,7 +54,7 @@ def ids(*texts: str) -> list[int]:
 
 
 def encode(rule: str, text: str | bytes, expected: list[int], **changes: Any) -> Case:
-    """Encode without BOS and EOS, unless the changes have `add` or `parse`."""
+    """Return a case that encodes without BOS and EOS, unless the changes have `add` or `parse`."""
     flags = {"add_special": changes.pop("add", False), "parse_special": changes.pop("parse", False)}
     return Case(rule, plain(text, **flags), expected, tiny(**changes))
 
@@ -202,7 +203,7 @@ METADATA = tiny(model="hybriddna", tokens=[*TEXTS, *DNA], token_type=None)
 MIXED = b"ab<dna>acgtacNNNNNNC</dna>ab<dna>c"
 
 
-def test_dna_is_split_into_sixes_and_the_last_is_padded() -> None:
+def test_dna_is_split_into_6_mers_and_the_last_is_padded() -> None:
     expected = [*ids("ab"), OPEN, WHOLE, OOV, FILLED, CLOSE, *ids("ab"), OPEN, FILLED]
     tokenizer: Tokenizer = tokenizer_of(METADATA)
     assert isinstance(tokenizer, HybridDnaTokenizer)

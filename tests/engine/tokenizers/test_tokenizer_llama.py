@@ -1,4 +1,4 @@
-"""The "llama" tokenizer on a vocabulary written by hand: each rule, and its keys."""
+"""The "llama" tokenizer on a vocabulary written by hand: each rule and each key."""
 
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ WORDS: tuple[Word, ...] = (
 
 
 def unique_words() -> list[Word]:
-    """Return WORDS, with the last score given for a text."""
+    """Return WORDS without repeated texts; the last word of a text stays."""
     return list({word[0]: word for word in WORDS}.values())
 
 
@@ -77,7 +77,7 @@ FIRST_BYTE = len(TEXTS)
 
 
 def tiny(**changes: Any) -> dict[str, Value]:
-    """Return the metadata; a change is under the last part of its key, and None removes that
+    """Return the metadata. changes: new values by the last part of their keys; None removes a
     key."""
     return vocabulary("llama", [*unique_words(), *byte_words()], **changes)
 
@@ -96,7 +96,7 @@ def without_bytes() -> dict[str, Any]:
 
 
 def ids(*texts: str | int) -> list[int]:
-    """Return ids of texts; a number stands for the token of that byte."""
+    """Return the ids of texts; a number stands for the token of that byte."""
     return [FIRST_BYTE + text if isinstance(text, int) else TEXTS.index(text) for text in texts]
 
 

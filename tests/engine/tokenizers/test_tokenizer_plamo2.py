@@ -1,4 +1,4 @@
-"""The "plamo2" tokenizer on a vocabulary written by hand: each rule, and its keys."""
+"""The "plamo2" tokenizer on a vocabulary written by hand: each rule and each key."""
 
 from dataclasses import replace
 from typing import Any
@@ -62,7 +62,7 @@ def without(text: str) -> dict[str, Value]:
 
 
 def ids(*texts: str | int) -> list[int]:
-    """Return ids of texts; a number stands for the token of that byte."""
+    """Return the ids of texts; a number stands for the token of that byte."""
     return [TEXTS.index(f"<0x{text:02X}>" if isinstance(text, int) else text) for text in texts]
 
 
@@ -102,7 +102,7 @@ def test_byte_order_mark_is_removed() -> None:
     assert tokenizer_of(tiny()).encode("\ufeff".encode()) == []
 
 
-def test_plamo_end_token_makes_the_old_one_a_normal_token() -> None:
+def test_plamo_end_token_makes_the_old_end_token_normal() -> None:
     tokenizer = tokenizer_of(tiny())
     assert tokenizer.vocabulary.eog == {2}
     assert tokenizer.encode(b"</s>") == ids("</s>")

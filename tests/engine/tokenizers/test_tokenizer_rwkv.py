@@ -1,4 +1,4 @@
-"""The "rwkv" tokenizer on a vocabulary written by hand: each rule, and its keys."""
+"""The "rwkv" tokenizer on a vocabulary written by hand: each rule and each key."""
 
 from typing import Any
 

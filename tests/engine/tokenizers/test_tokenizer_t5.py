@@ -1,4 +1,4 @@
-"""The "t5" tokenizer on a vocabulary written by hand: each rule, and its keys."""
+"""The "t5" tokenizer on a vocabulary written by hand: each rule and each key."""
 
 from collections.abc import Mapping
 from struct import pack
@@ -52,7 +52,8 @@ def charsmap(forms: Mapping[str, str], first_base: int = 256) -> bytes:
 def place(
     words: dict[int, int], node: int, path: bytes, starts: Mapping[bytes, int], base: int
 ) -> None:
-    """Find a base with free places for the children of a node, then do the same for each child."""
+    """Place the children of a node at a base where their places are free, then the children of each
+    child."""
     children = {text[len(path)] for text in starts if text.startswith(path) and text != path}
     wanted = sorted(children | ({0} if path in starts else set()))
     while any(base ^ byte in words for byte in wanted):
@@ -242,7 +243,7 @@ ROOT = CHILD << 10
 
 
 def one_child(word: int, leaf: int, replacements: bytes) -> Any:
-    """Return a trie in which `b` leads to a node, and this to a leaf at 512."""
+    """Return a trie in which `b` leads to a node, and this node leads to a leaf at 512."""
     words = [0] * 768  # whole blocks
     words[0], words[CHILD ^ ord("b")], words[512] = ROOT, word | ord("b"), leaf
     return blob(words, replacements)
@@ -260,7 +261,7 @@ TO_LEAF = (CHILD ^ ord("b") ^ 512) << 10 | 0x100
         ({"precompiled_charsmap": np.full(90, 255, np.uint8)}, r"4 \+ 4294967295 bytes, got 90"),
         ({"precompiled_charsmap": np.zeros(9, np.float32)}, "array of int8 or uint8, got float32"),
         ({"precompiled_charsmap": "abcdefgh"}, "array of int8 or uint8, got str"),
-        ({"precompiled_charsmap": blob([ROOT], b"\0")}, "node 266, which its trie leads to"),
+        ({"precompiled_charsmap": blob([ROOT], b"\0")}, "node 266, to which its trie leads"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
@@ -272,7 +273,7 @@ def test_a_broken_map_is_refused_by_its_key(changes: dict[str, Any], message: st
 @pytest.mark.parametrize(
     ("word", "leaf", "replacements", "message"),
     [
-        (0x1FFFFF << 10 | 0x100, 0, b"\0", r"node \d+, which its trie leads to, and has 768"),
+        (0x1FFFFF << 10 | 0x100, 0, b"\0", r"node \d+, to which its trie leads, but has 768"),
         (TO_LEAF, 9, b"abc\0", "ends with NUL at 9, in 4 bytes"),
         (TO_LEAF, 1, b"abc", "ends with NUL at 1, in 3 bytes"),
         (TO_LEAF, 2**31 - 1, b"abc\0", "ends with NUL at 2147483647"),

@@ -39,7 +39,7 @@ def test_harmony_end_token_does_not_end_the_text() -> None:
     assert vocabulary.attrs[tokens.index("<|end|>")] == Attr.USER_DEFINED
 
 
-def test_a_tool_response_makes_the_old_eos_a_normal_token() -> None:
+def test_tool_response_token_makes_the_old_eos_a_normal_token() -> None:
     vocabulary = tokenizer_of(tiny(tokens=renamed(ab="<|tool_response>"))).vocabulary
     assert 2 not in vocabulary.eog
     assert vocabulary.attrs[2] == Attr.NORMAL
