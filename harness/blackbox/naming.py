@@ -1,10 +1,11 @@
-"""The name of the faulty part, from the neutral parts with which two engines differ or agree.
+"""Search for the name of a faulty part: some parts are made neutral, and the engines then agree or
+differ.
 
-Questions are asked on a slice in which only one half of the layer works, so that a fault in the
-other cannot answer. First come those in which one answer that agrees gives the name. If none does,
-the products of the half are made so simple that none can be wrong. An engine that still differs is
-wrong in the operations on them; one that agrees is wrong in one of the matrices. Parts that no
-question tells apart are named together.
+The slice has only one working half-layer, so that a fault in the other half-layer cannot interfere.
+The first questions name a part as soon as the engines agree. If they never agree, the products of
+the half-layer are made so simple that none can be wrong. If the engines still differ, the fault is
+in the operations on these products. If they agree, one of the matrices is wrong. Parts that no
+question can distinguish have one common name.
 """
 
 from collections.abc import Callable, Collection
@@ -49,8 +50,8 @@ BIAS = "bias"
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A named part. name: one of a closed list; words: the evidence; left: everything else was made
-    simple and can be excluded."""
+    """A named part. name: one of a fixed list; words: the evidence; left: True if the fault remains
+    when everything else is made simple."""
 
     name: str
     words: str
@@ -64,13 +65,14 @@ FAILS_MUTED = replace(FAILS, name="it fails on the model whose other layers add 
 
 @dataclass(kw_only=True)
 class Asked:
-    """The questions so far with their answers, by name; no question is repeated."""
+    """The questions so far, with their answers by name. No question is asked twice."""
 
     ask: Callable[[Maker], SliceAnswer | None]
     found: dict[str, SliceAnswer] = field(default_factory=dict)
 
     def answer(self, maker: Maker, words: str) -> SliceAnswer | None:
-        """Return the answer with the part made neutral; None if the model lacks the part."""
+        """Return the answer for the model with the part made neutral; None if the model lacks the
+        part."""
         if words not in self.found:
             answer = self.ask(maker)
             if answer is None:
@@ -79,7 +81,8 @@ class Asked:
         return self.found[words]
 
     def is_open(self, maker: Maker, words: str) -> bool:
-        """Return True if the answer is unknown: an engine refuses such a model, or fails on it."""
+        """Return True if the answer is unknown, because an engine refuses such a model or fails on
+        it."""
         answer = self.answer(maker, words)
         return answer is not None and answer.status not in ("agreed", "diverged")
 
@@ -88,14 +91,15 @@ class Asked:
         return answer is not None and answer.agrees
 
     def differs(self, maker: Maker, words: str) -> bool:
-        """Return True if the answer diverges; a failure of an engine on such a model does not
+        """Return True if the answer diverges. An engine's failure on such a model does not
         count."""
         answer = self.answer(maker, words)
         return answer is not None and answer.status == "diverged"
 
     def first_of(self, table: Table, likely: Collection[str] = ()) -> Part | None:
-        """Return the first part that explains the difference. likely: names found in other layers,
-        which are tried first, because engines make the same mistake in every layer."""
+        """Return the first part that explains the difference. likely: names of parts that are wrong
+        in other layers. They are tried first, because engines make the same mistake in every
+        layer."""
         for maker, words, name in sorted(table, key=lambda question: question[2] not in likely):
             if self.agrees(maker, words):
                 return part_that_agrees(name, words)
@@ -165,7 +169,8 @@ def part_of_attention(
 
 
 def with_batches(asked: Asked, part: Part) -> Part:
-    """Add a note to the part if its fault depends on the content of a second batch."""
+    """Add a note to the part if the engines agree with all tokens in one batch. The fault is then
+    in batches after the first."""
     if not asked.agrees(in_one_batch, ONE_BATCH):
         return part
     text = "and with all tokens in one batch: only batches after the first are wrong"
@@ -173,8 +178,8 @@ def with_batches(asked: Asked, part: Part) -> Part:
 
 
 def with_one_bias(asked: Asked, part: Part, likely: Collection[str]) -> Part:
-    """Add the tensor's name to a bias part, by one question for each bias in the first faulty
-    layer. No name is added if two biases explain the fault."""
+    """Add the tensor's name to a bias part, with one question for each bias in the first faulty
+    layer. Add no name if two biases explain the fault."""
     if part.name != BIAS or BIAS in likely:
         return part
     whose = {f"{tensor}.bias": one_bias(tensor) for tensor in (*OF_BIASES, *UP, *GATE, *DOWN)}
@@ -225,9 +230,9 @@ def part_of_ffn(asked: Asked, likely: Collection[str]) -> Part:
 
 
 def half_of_the_activation(part: Part) -> Part:
-    """Note that the model reads only half of the activation, so that a cut row of the down matrix
-    changes nothing. Without this note, a gate that overwrites the other factor would be called a
-    norm or a matrix."""
+    """Note that only the first half of the activation was compared, so that the question does not
+    depend on a down matrix with a lost row end. Without this note, the report would blame a norm or
+    a matrix for a gate that overwrites the other factor."""
     text = "only the first half of the activation was compared"
     return replace(part, words=f"{part.words}; {text}" if part.words else text)
 
@@ -257,8 +262,8 @@ OF_THE_HEAD: Table = (
 
 
 def part_outside(asked: Asked, *, of_logits: bool) -> Part:
-    """Return the part outside of the layers: another token's row, one row for all, or a head that
-    is wrong on any input."""
+    """Return the faulty part outside the layers, such as some rows of the embeddings, the output
+    norm, or the output matrix."""
     # before all that is asked with a head apart from the embeddings: it agrees as well
     if asked.agrees(head_apart, APART):
         return part_that_agrees(TIED, APART)
@@ -285,8 +290,8 @@ def part_outside(asked: Asked, *, of_logits: bool) -> Part:
 
 
 def of_another_base(answer: SliceAnswer) -> Part | None:
-    """Return the logarithms as the wrong part if another base explains all values of lists. Models
-    made for one part say nothing then: where all values are alike they hide it."""
+    """Return the logarithms as the wrong part, if a different base explains all values of the
+    lists. Probe models for single parts then show nothing, because equal values hide the base."""
     words = answer.extent.get(LOGARITHMS)
     return Part(name=OF_LOGARITHMS, words=words) if words else None
 

@@ -1,4 +1,4 @@
-"""The result of a black-box bisection, as verdicts: one for each made model."""
+"""The result of a black-box bisection, as verdicts: one for each probe model."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
@@ -66,7 +66,7 @@ def slice_row(row: LayerRow) -> dict[str, Any]:
 
 
 def as_of_logits(answer: SliceAnswer) -> dict[str, float]:
-    """Return the numbers under the names of the suite `logits`; tokens and lenses have none."""
+    """Return the figures under the names of the suite `logits`; none for tokens and lenses."""
     if not answer.allowed:
         return {}
     worst = {"worst_relative_to_largest_logit": answer.worst}

@@ -1,7 +1,7 @@
 """Samplers: every stage of any chain must follow its definition.
 
-Rows of logits are seeded, so no weights are read; the model's vocabulary is, for infill, grammars
-and the breakers of dry. No engine must reproduce llama.cpp's accidents (harness/known).
+Rows of logits are seeded, so no weights are read. Infill, grammars and the breakers of dry use the
+model's vocabulary. No engine must reproduce llama.cpp's accidents (harness/known).
 """
 
 from collections import Counter
@@ -78,8 +78,8 @@ class Samplers(Suite, name=NAME):
 
 @dataclass(kw_only=True)
 class SamplerRun:
-    """A run of the sampler suite: both engines are asked and judged; each finding is reported once
-    by sampler and mistake."""
+    """A run of the sampler suite. It asks both engines, judges the answers, and reports each
+    mistake of a sampler once."""
 
     context: Context
     names: set[str] = field(default_factory=set)  # samplers that the subject has
@@ -119,7 +119,8 @@ class SamplerRun:
             yield self.context.verdict(NAME, status, text, {PART: "not there"})
 
     def first_questions(self) -> Iterator[tuple[str, SampleRequest]]:
-        """Yield several of each sampler: an engine may take some of its parameters alone."""
+        """Yield several questions for each sampler, because an engine may accept only some of its
+        parameters."""
         limits = CaseLimits(sizes=PLAIN, kinds=("random",))
         for name in (*CUTTING, *CHOOSING):
             for i in range(FIRST_QUESTIONS):
@@ -145,7 +146,7 @@ class SamplerRun:
             yield from grammar_cases(seed, limits)
 
     def find_open_grammars(self) -> Iterator[Verdict]:
-        """Ask for invalid grammars; an answer that forbids nothing is wrong."""
+        """Ask for invalid grammars. An engine that forbids nothing for such a grammar is wrong."""
         assert self.words is not None
         subject, mistakes = self.context.subject, []
         for mistake, request in bad_grammars(len(self.words.pieces)).items():
@@ -230,7 +231,7 @@ class SamplerRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Wronged:
-    """A finding, with the question and answer of its evidence."""
+    """A finding, with the question and the answer that prove it."""
 
     case: SampleCase
     finding: StageFinding
@@ -238,8 +239,8 @@ class Wronged:
 
     @property
     def size(self) -> tuple[int, int, int]:
-        """Return the size of a finding: its candidates, stages and row. The smallest is
-        reported."""
+        """Return the size of a finding: its candidates, stages and row. Only the smallest finding
+        is reported."""
         request = self.case.request
         return request.logits.shape[1], len(request.chain), self.finding.row
 

@@ -1,4 +1,4 @@
-"""Samplers of a server: tested by the lists after its samplers, and by many draws."""
+"""Samplers of a server, tested by lists after its samplers, and by many draws."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -51,7 +51,7 @@ LEFT_OUT = {
 
 
 def compare_served(context: Context, suite: str) -> Iterator[Verdict]:
-    """Yield a verdict for each sampler that the server's interface can express."""
+    """Yield verdicts on the samplers that the server's interface can express."""
     run = begin_run(context)
     results = list[ServedPart]()
     for found in run.results():
@@ -105,7 +105,7 @@ def wrong_verdict(context: Context, suite: str, found: ServedPart) -> Verdict:
 
 
 def begin_run(context: Context) -> ServedRun:
-    """Begin a run. Raises NoAnswer if nothing can be told of samplers."""
+    """Begin a run. Raises NoAnswer if the samplers cannot be judged."""
     prompt, ids = choose_prompt(context)
     batches = (Batch.for_next(ids),)
     row = context.ask(context.oracle, "evaluate", Request(batches=batches)).logits[0][-1]
@@ -155,7 +155,8 @@ def prompts_of(tokens: Sequence[int]) -> list[list[int]]:
 
 
 def repeated_share(context: Context, ids: Sequence[int]) -> float:
-    """Return the oracle's probability that the prompt's most frequent token comes next."""
+    """Return the oracle's probability that the prompt's first token, which is its most frequent,
+    comes next."""
     run = context.ask(context.oracle, "evaluate", Request(batches=(Batch.for_next(ids),)))
     return float(probabilities_of(run.logits[0][-1]).p[ids[0]])
 
@@ -167,8 +168,9 @@ def row_of_server(
     row: F32,
     allowed: float,
 ) -> F32:
-    """Return the logits that match the server's list: the oracle's, or of an honest run of another
-    design. Raises NoAnswer if none match, because draws would then say nothing of samplers."""
+    """Return the logits that match the server's list: the oracle's, or those of an honest run of
+    another design. Raises NoAnswer if none match, because draws then prove nothing about
+    samplers."""
     if "logprobs" not in (context.subject_info.levels or ()):
         return row
     prefix = prompt if isinstance(prompt, bytes) else list(prompt)
@@ -191,8 +193,8 @@ def words_of(context: Context) -> TokenizerWords | None:
 
 
 def labels_for(context: Context, n: int, words: TokenizerWords | None) -> Labels:
-    """Return the labels of tokens to test, without control tokens and ends of text, which some
-    servers hide."""
+    """Return the labels of the tokens to test. Control tokens and ends of text are excluded,
+    because some servers hide them."""
     if words is None:
         return Labels.by_id(n, ())
     unseen: Sequence[int] = sorted({*words.ends, *ids_of_control(context).tolist()})
