@@ -59,7 +59,7 @@ class Part:
     left: bool = False
 
 
-FAILS = Part(name="it fails on a model of one layer", words="it gives no logits of it")
+FAILS = Part(name="it fails on a model of one layer", words="the engine gives no logits for it")
 FAILS_MUTED = replace(FAILS, name="it fails on the model whose other layers add nothing")
 
 
@@ -133,9 +133,9 @@ OF_ATTENTION: Table = (
     (norms_of_ones, "norms with weights of one", "weights of norms"),
     (norms_of_one_number, "norms with weights and biases of one", "weights of norms"),
     (norms_do_nothing, STILL, "attention norm"),
-    (no_rotation, "positions that turn nothing", ROTATION),
+    (no_rotation, "positions that rotate nothing", ROTATION),
     (no_scores, "queries of zero", SCORES),
-    (no_sinks, "sinks that take nothing", "sinks"),
+    (no_sinks, "sinks without weight", "sinks"),
     (position_0, ONE_TOKEN, MASK),
 )
 VALUES, ENDS = ("attn_v", "attn_qkv"), ("attn_output", "attn_out")
@@ -143,9 +143,9 @@ OF_BIASES = ("attn_q", "attn_k", *VALUES, *ENDS, "ffn_gate_inp", "ssm_dt", "ssm_
 BOTH = ("attn_k", *VALUES)  # the same in both, as keys may be taken for values
 
 ITS_ENDS: Table = (
-    (plain(*VALUES), "values that are one input each", "matrix of values"),
+    (plain(*VALUES), "values that read one input each", "matrix of values"),
     (plain(*ENDS), "an output matrix that shows heads", "output matrix"),
-    (plain(*BOTH), "keys and values that are one input each", "matrices of keys or values"),
+    (plain(*BOTH), "keys and values that read one input each", "matrices of keys or values"),
 )
 
 
@@ -157,10 +157,10 @@ def part_of_attention(
     if part := asked.first_of(OF_ATTENTION, likely):
         part = with_one_bias(asked, part, likely)
         return with_batches(asked, part) if part.name in OF_PLACES else part
-    words = "values that are all alike"
+    words = "values that are all equal"
     if asked.differs(plain(*BOTH, *ENDS, period=1), words):
         return heads() or part_that_differs(LOST, words)
-    words = "values that are one input each, shown as they are"
+    words = "values that read one input each, shown unchanged"
     if asked.differs(plain(*BOTH, *ENDS), words):
         return heads() or part_that_differs(
             "values as they are kept, or how heads are put together", words
@@ -199,15 +199,15 @@ OF_FFN: Table = (
     (norms_of_ones, "norms with weights of one", "weights of norms"),
     (norms_of_one_number, "norms with weights and biases of one", "weights of norms"),
     (norms_do_nothing, STILL, "FFN norm"),
-    (experts_alike, "experts that are all alike", ROUTER),
-    (experts_alike_and_loud, "such, beside which nothing else counts", WEIGHED),
+    (experts_alike, "experts that are all equal", ROUTER),
+    (experts_alike_and_loud, "equal experts so large that nothing else matters", WEIGHED),
     (shared_muted, "shared experts that add nothing", "shared experts"),
 )
 UP, GATE = ("ffn_up", "ffn_up_exps"), ("ffn_gate", "ffn_gate_exps")
 DOWN = ("ffn_down", "ffn_down_exps")
 ITS_MATRICES: Table = (
-    (plain(*UP), "an up branch that is one input", "up matrix"),
-    (plain(*GATE), "a gate that is one input", "gate matrix"),
+    (plain(*UP), "an up branch that reads one input", "up matrix"),
+    (plain(*GATE), "a gate that reads one input", "gate matrix"),
     (plain(*DOWN), "a down matrix that shows the activation", "down matrix"),
 )
 
@@ -217,10 +217,11 @@ def part_of_ffn(asked: Asked, likely: Collection[str]) -> Part:
         (*OF_FFN, *(row for row in ITS_MATRICES if row[2] in likely)), likely
     ):
         return with_one_bias(asked, part, likely)
-    words = "matrices that are one input each"
+    words = "matrices whose rows read one input each"
     if asked.differs(plain(*UP, *GATE, *DOWN, few=True), words):
         if asked.agrees(
-            plain(*UP, *GATE, *DOWN, alike=True, few=True), "such with gate and up alike"
+            plain(*UP, *GATE, *DOWN, alike=True, few=True),
+            "the same matrices, with gate and up equal",
         ):
             return part_that_differs("activation, or gate and up that are exchanged", words)
         return part_that_differs("activation", words)
@@ -243,16 +244,16 @@ OF_LOGITS = "what is made of logits: a cap"
 OF_LOGARITHMS = "what is made of logits: their logarithms"
 # gemma2's head is always the table of its embeddings, whose rows no model can have otherwise alone
 BOTH_ENDS = "embedding, output norm, output matrix, or what is made of logits"
-ONE_ROW = "kernels for a single row, as one token at a time has"
+ONE_ROW = "kernels for a single row, as for one token at a time"
 SOME = "embedding of some tokens, or logits of others"
-FEW_ROWS = ", or kernels for as few rows as a batch of this run has"
-TIED, APART = "output matrix, which is the table of embeddings", "a head that is a matrix apart"
+FEW_ROWS = ", or kernels for batches as small as in this run"
+TIED, APART = "output matrix, which is the table of embeddings", "a head with its own matrix"
 ROUNDED = "rounding of what the output norm gives and the output matrix reads"
 OF_VALUES: Table = (
     (simple_rows, "embeddings that are powers of two", "embedding"),
     (norms_of_ones, "norms with weights of one", "output norm: its weights"),
     (norms_of_one_number, "norms with weights and biases of one", "output norm: its weights"),
-    (norms_of_one_bit, "norms that come to powers of two", ROUNDED),
+    (norms_of_one_bit, "norms that give powers of two", ROUNDED),
     (nothing_to_norm, STILL, "output norm"),
 )
 OF_THE_HEAD: Table = (

@@ -23,9 +23,9 @@ from lockstep.harness.blackbox.whole import is_small_enough
 from lockstep.harness.sites import IN_A_LAYER
 
 ALL_MUTED = "all layers muted"
-BY_NUMBER, OR_A_TENSOR = "by its number", "or a tensor that is taken wrongly"
+BY_NUMBER, OR_A_TENSOR = "by its number", "or a tensor that is read wrongly"
 MUCH = 2.0**-6  # of the largest logit
-ONE_OF_ITS_OWN = "the others with the first one's tensors"
+ONE_OF_ITS_OWN = "the other layers with the first layer's tensors"
 ANOTHERS = Part(
     name="tensors: the engine uses another layer's, or uses this layer's elsewhere",
     words="the engines agree if all layers have the same tensors",
@@ -62,7 +62,7 @@ def takes_another(asker: SliceAsker, n: int) -> bool:
 def takes_others(asker: SliceAsker, layers: Sequence[int]) -> Iterator[LayerRow]:
     """Yield a row for each layer. It differs if the engine replaces this layer's tensors by another
     layer's."""
-    asker.progress(f"layers {layers[0]} to {layers[-1]} with tensors of their own")
+    asker.progress(f"layers {layers[0]} to {layers[-1]} with their own tensors")
     answer = with_own_tensors(asker, layers)
     if not answer.differs or len(layers) == 1:
         parts = (ANOTHERS,) if answer.differs else ()
@@ -115,7 +115,7 @@ def guilty_among(asker: SliceAsker, layers: Sequence[int]) -> Iterator[LayerRow]
         rows = [row for half in halves for row in guilty_among(asker, half)]
         yield from rows
         if all(row.answer.agrees for row in rows):
-            what = f"with those up to {layers[-1]}"
+            what = f"together with the layers up to {layers[-1]}"
             yield LayerRow(layer=layers[0], answer=answer, parts=(BETWEEN,), what=what)
 
 

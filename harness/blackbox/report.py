@@ -30,7 +30,7 @@ def verdicts_of(plan: Plan, result: BlackBoxBisection, again: str) -> Iterator[V
         )
 
     for row in result.rows:
-        fault = "; ".join(f"part: {part.name}, for {part.words}" for part in row.parts)
+        fault = "; ".join(f"part: {part.name}, because {part.words}" for part in row.parts)
         yield verdict(name_of(row), row.answer, fault, slice_row(row), ", its slice in F32")
     for look in result.lenses:
         detail = {**figures_of(look.answer), "tensors": list(look.tensors), "weights": look.weights}

@@ -48,7 +48,7 @@ SHARING = (
 
 class AcidGpt2(AcidArchitecture):
     """The acid model of gpt2. A token has the constant and a state, both 1, values that balance
-    them, and its position. So its squares are 4 and 1/2, and eps counts for each of 96 elements."""
+    them, and its position. The sum of its squares is 4 + 1/2, plus eps for each of 96 elements."""
 
     name = gguf = "gpt2"
     shape = Shape(n_embd=N, n_head=3, n_head_kv=3, n_ctx=448, eps=1 / 64, squares=4.5 + N / 64)

@@ -61,7 +61,7 @@ class WindowBeyond(WindowInside):
 
 class PromptInWindow(Prompted):
     """The window in a prompt. In layer 0 the letter s looks for m, which is far outside the window,
-    and then for itself."""
+    with a higher score than for itself."""
 
     name = "window-in-prompt"
     sees = "a token of the prompt also sees no more than its window"
