@@ -244,7 +244,7 @@ class SliceAsker:
         if architecture(self.file) in ALIKE:
             return {}
         if self.plan.oracle != LLAMA_CPP:
-            raise Unsupported("layers differ by their number, and only llama.cpp's graph says how")
+            raise Unsupported("layers differ by number, and only llama.cpp's graph shows how")
         other_mask = mask_of(self.graph, layer) != mask_of(self.graph, 0)
         key = role_of(self.graph, layer), other_mask
         if key not in self.roles:

@@ -56,7 +56,7 @@ def check_long_context(plan: Plan, context: Context) -> Iterator[Verdict]:
         yield context.verdict(SUITE, "not-applicable", f"{text}: no run is that long")
     if not every:
         if context.named and not chunk:
-            text = "the model has nothing that begins after the usual run"
+            text = "the model has no part that only texts longer than the usual run show"
             yield context.verdict(SUITE, "not-applicable", text)
         return
     levels, enough = context.subject_info.levels, (*ENOUGH, "embed")
@@ -163,7 +163,7 @@ def open_shown(
         return opened, every
     opened.close()
     if not shown:
-        raise MakesNothing(f"{asker.plan.oracle} gives the same logits without it")
+        raise MakesNothing(f"{asker.plan.oracle} gives the same logits without this change")
     return open_shown(asker, way, shown)
 
 

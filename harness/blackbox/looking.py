@@ -30,7 +30,9 @@ from lockstep.harness.judging.stored import ROUNDED, half_step, looks_like
 from lockstep.harness.records import Request
 
 More = Callable[[F32, NDArray[np.float64]], NDArray[np.float64]]
-AS_A_HEAD = "every matrix is wrong as the head, so the head's product may be the only fault"
+AS_A_HEAD = (
+    "every matrix gives wrong logits as the head, so the head's product may be the only fault"
+)
 
 
 @dataclass(kw_only=True)
@@ -82,7 +84,7 @@ def through(asker: SliceAsker, lens: Lens) -> Looked:
     ) as of_one_file:
         if through_once(of_one_file, replace(lens, decoded=True)).answer.agrees:
             return found
-    text = f"the engine takes no model of width {lens.width}, which {lens.type} needs"
+    text = f"the engine accepts no model of width {lens.width}, which {lens.type} needs"
     return Looked(lens=lens, answer=SliceAnswer(status="not-compared", summary=text))
 
 

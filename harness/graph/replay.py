@@ -188,7 +188,7 @@ class ReplayRun:
 
 
 def not_computed(graph: Graph, planned: PlannedNode, error: Exception) -> NotComputed:
-    reason = str(error) if isinstance(error, EngineError) else f"no sense: {error!r:.200}"
+    reason = str(error) if isinstance(error, EngineError) else f"malformed node: {error!r:.200}"
     return NotComputed(place=graph.place(planned), op=planned.op, name=planned.name, reason=reason)
 
 

@@ -33,7 +33,7 @@ class Guidance(Suite, name=NAME):
         return facts.no_run
 
     def run(self, context: Context) -> Iterator[Verdict]:
-        lacks = "the model has no prompt of tokens that another one could guide"
+        lacks = "the model has no prompt of tokens, so a second prompt cannot guide it"
         if (said := not_asked_of_sessions(context, QUESTION, NAME, lacks)) is not None:
             yield from said
             return

@@ -233,7 +233,7 @@ def with_old_answer(
     for words, answer in earlier.items():
         if first_difference(replace(answer, trace=None), actual) is None:
             text = (
-                f"; the answer is bit for bit the one {words}: the engine did not read "
+                f"; the answer is bit for bit the answer {words}: the engine did not read "
                 "the changed tokens"
             )
             detail = {**verdict.detail, "answered_before": True}

@@ -210,14 +210,14 @@ class SamplerRun:
             worst = min(cases, key=lambda each: each.size)
             role = "subject" if engine == subject else "oracle"
             text = f"{engine}: {describe_finding(worst.finding, worst.case.request)}"
-            text += f"; {len(cases)} lists are wrong so" if len(cases) > 1 else ""
+            text += f"; {len(cases)} lists are wrong in this way" if len(cases) > 1 else ""
             detail = {**worst.detail(), "engine": engine, "at_fault": role, PART: sampler}
             yield verdict(NAME, "diverged", text, detail, (NAME, sampler, how))
         for (engine, accident), n in sorted(self.accidents.items(), key=lambda x: x[0][1].name):
-            text = f"{engine}: {n} lists as known of llama.cpp: {describe_accident(accident)}"
+            text = f"{engine}: {n} lists as known for llama.cpp: {describe_accident(accident)}"
             yield verdict(NAME, "excused", text, {"known": accident.name, PART: accident.name})
         for name in sorted({*self.judged} - {sampler for _, sampler, _ in self.wrong}):
-            text = f"{name}: {self.judged[name]:,} lists are as its definition says"
+            text = f"{name}: {self.judged[name]:,} lists match its definition"
             yield verdict(NAME, "agreed", text, {PART: name})
         if self.not_taken:
             why = "; ".join(f"{n} times: {text}" for text, n in self.not_taken.most_common())

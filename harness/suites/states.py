@@ -49,7 +49,7 @@ class SavedSessions(Suite, name=NAME):
         return facts.no_run
 
     def run(self, context: Context) -> Iterator[Verdict]:
-        lacks = "the model keeps no cache of tokens alone that a file could hold"
+        lacks = "the model has no cache of tokens that a file could hold"
         if (said := not_asked_of_sessions(context, LEVEL, NAME, lacks)) is not None:
             yield from said
             return
@@ -113,7 +113,7 @@ def judge_engine(context: Context, session: Session, runs: Sequence[SavedRun]) -
 def judge_run(
     context: Context, session: Session, fresh: Session, run: SavedRun, path: Path
 ) -> Iterator[Verdict]:
-    context.progress(f"{session.name}: {run.words} saved, loaded and gone on with")
+    context.progress(f"{session.name}: {run.words} saved, loaded and continued")
     asked = (run.batches, run.then, str(path), run.sequence)
     saved = as_rows(context.ask(session, "save", *asked))
     if not path.is_file():

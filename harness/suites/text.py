@@ -101,7 +101,7 @@ class Text(Suite, name="text"):
                 found.add(kind(verdict))
         if nothing:
             status: Status = "not-applicable" if "agreed" in found else "not-compared"
-            text = f"behind {context.prompt[:20].decode('utf-8', 'replace')!r}: {nothing}"
+            text = f"after {context.prompt[:20].decode('utf-8', 'replace')!r}: {nothing}"
             yield context.verdict("text", status, text)
 
 
@@ -157,7 +157,7 @@ def behind_another(context: Context, prompt: bytes) -> Iterator[Verdict]:
         context.ask(context.subject, "generate", BEFORE, 1)
     for verdict in behind(context, prompt, min(N_OTHERS, context.n_steps)):
         more = reason(context, prompt) if is_wrong(verdict) else ""
-        text = f"behind {prompt[:20].decode(errors='ignore')!a}: {verdict.summary}{more}"
+        text = f"after {prompt[:20].decode(errors='ignore')!a}: {verdict.summary}{more}"
         yield replace(verdict, summary=text)
 
 
@@ -218,7 +218,7 @@ def close_calls(context: Context) -> Iterator[Verdict]:
         if oracles_logits(context, one.batches) is None:
             yield context.verdict("text", "not-compared", WRONG_ORACLE)
             return
-        where = f"behind {texts[one.ids][-20:].decode(errors='ignore')!r}"
+        where = f"after {texts[one.ids][-20:].decode(errors='ignore')!r}"
         more = counted_otherwise(context, texts[one.ids], len(one.ids))
         yield with_more(replace(wrong, summary=f"{where}: {wrong.summary}"), more)
         return

@@ -28,7 +28,7 @@ def needs_vocabulary(request: SampleRequest) -> bool:
 
 def sample(lib: Library, request: SampleRequest, vocabulary: Any) -> SampleAnswer:
     if lib.number != WRITTEN_FOR:
-        raise Unsupported(f"constructors of samplers are known of {WRITTEN_FOR} alone")
+        raise Unsupported(f"constructors of samplers are known only for {WRITTEN_FOR}")
     with open_stages(lib, request, vocabulary) as stages:
         rows = []
         for logits, accepted in zip(request.logits, request.accepted, strict=True):

@@ -255,7 +255,7 @@ class BlockCampaign:
             with self.witness_may_fail():
                 third = decoded_by(self.witness.other, self.kind, example.block)
         if third is None:
-            return f"{names[2]} has no opinion"
+            return f"{names[2]} gives no answer"
         with_oracle = symptom_of(example.expected, third) in SAME
         with_subject = symptom_of(example.actual, third) in SAME
         if with_oracle:

@@ -256,7 +256,7 @@ class SamplerCampaign:
 
 
 def describe_known(engine: str, accident: Accident) -> str:
-    return f"{engine}: as known of llama.cpp: {describe_accident(accident)}"
+    return f"{engine}: as known for llama.cpp: {describe_accident(accident)}"
 
 
 def find_samplers(session: Session) -> frozenset[str]:

@@ -116,7 +116,9 @@ def control_token(context: Context, first: int, *, may_refuse: bool = False) -> 
     parts = [f"{what}: {', '.join(tokens)} seeded tokens" for what, tokens in same.items()]
     chosen = {int(logits[at].argmax()) for at in asked[CONTROL_TOKENS]}
     if chosen and (unseen := sorted({0, logits.shape[1] - 1} - chosen)):
-        parts.append(f"{' and '.join(map(str, unseen))} not asked, as nowhere a clear choice")
+        parts.append(
+            f"{' and '.join(map(str, unseen))} not asked, because they are nowhere a clear choice"
+        )
     parts += [*none, unclear] if unclear else none
     if parts:
         status: Status = "agreed" if same else "not-applicable"

@@ -118,7 +118,7 @@ def in_turn(outer: Context, context: Context, where: str = "") -> Iterator[Verdi
             which = f"prompt {number} of {len(prompts)} in turn, of {len(prompt.ids)} tokens"
             which += f", which {prompt.like}" if prompt.like else ""
             before = asked[-2] if len(asked) > 1 else None
-            yield from differing(context, outer, prompt, found, f"{where}behind {which}", before)
+            yield from differing(context, outer, prompt, found, f"{where}after {which}", before)
             return
         ties += 1
     if len(asked) > max(1, ties):

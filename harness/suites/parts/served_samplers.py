@@ -43,10 +43,10 @@ PATTERN = (0, 1, 2, 0, 3, 0, 1, 2, 4, 0, 1, 2)  # the prompt: its end was there 
 PROMPTS = 12  # that are tried: penalties show best on a repeated token that is likely next
 # results that are not compared, with what is said of their parts
 LEFT_OUT = {
-    Result.UNSAID: "no parameters of this server say",
-    Result.IGNORED: "not promised by this interface, and without effect",
-    Result.UNTOLD: "not shown by any chain on these logits",
-    Result.UNASKED: "not asked of servers",
+    Result.UNSAID: "this server has no parameters for them",
+    Result.IGNORED: "this interface does not promise them, and they have no effect",
+    Result.UNTOLD: "no chain shows them on these logits",
+    Result.UNASKED: "servers are not asked for them",
 }
 
 
@@ -62,7 +62,7 @@ def compare_served(context: Context, suite: str) -> Iterator[Verdict]:
             text = f"{found.part}: {count_chains(found)}"
             yield context.verdict(suite, "agreed", text, {PART: found.part, "draws": found.draws})
         for accident in found.accidents:
-            text = f"{found.part} as known of llama.cpp: {describe_accident(accident)}"
+            text = f"{found.part} as known for llama.cpp: {describe_accident(accident)}"
             detail = {"known": accident.name, PART: accident.name}
             yield context.verdict(suite, "excused", text, detail)
     right = any(found.result in (Result.RIGHT, Result.WRONG) for found in results)
@@ -78,7 +78,7 @@ def count_chains(found: ServedPart) -> str:
     ways = [f"{found.lists} lists"] * bool(found.lists) + [f"{found.draws} draws"] * bool(
         found.draws
     )
-    return f"{' and '.join(ways)} are as its definition says"
+    return f"{' and '.join(ways)} match its definition"
 
 
 def wrong_verdict(context: Context, suite: str, found: ServedPart) -> Verdict:
