@@ -86,7 +86,7 @@ LOOKS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The use of each element of the residual stream."""
+    """The layout of the residual stream: the use of each element."""
 
     width: int
     layers: int

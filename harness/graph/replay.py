@@ -149,7 +149,7 @@ class ReplayRun:
         return put_in(np.zeros(shape, dtype), cast(self.values[place], dtype), planned.name)
 
     def compute(self, graph: Graph, planned: PlannedNode) -> NDArray[Any]:
-        """Return the node's value in the type and shape of its tensor."""
+        """Return the node's value, computed in the type and shape of its tensor."""
         node = self.node_of(graph, planned)
         value = self.way.compute(self.build, node).reshape(node.value.shape)
         if self.trace is not None:

@@ -114,8 +114,8 @@ class Dependencies:
         }
 
     def of(self, wanted: Set[Place], given: Set[Place]) -> tuple[set[Place], set[Place]]:
-        """Return the nodes that the wanted nodes depend on, back to the given ones, and the given
-        values that they read.
+        """Return the nodes that the wanted nodes depend on, back to the given ones, and the values
+        that these nodes read.
 
         Both sets include the wanted nodes. Results are kept, because a judge asks the same question
         often.

@@ -71,8 +71,8 @@ class Acid(Suite, name=SUITE):
 
 
 def says_that_it_cannot(error: NoAnswer) -> bool:
-    """Return True for a refusal or an exception. An engine that dies or hangs has not refused the
-    model."""
+    """Return True if the engine refused the model or raised an exception. An engine that died or
+    hung has not refused it."""
     return error.status in ("not-compared", "diverged") or bool(error.detail.get("said"))
 
 

@@ -14,7 +14,7 @@ PLAIN = {"F32": 0, "F16": 1, "BF16": 32}  # general.file_type of types without b
 
 
 class AcidArchitecture(ABC):
-    """An architecture of acid models. `name` is the value of `--arch`, `gguf` of
+    """An architecture of acid models. `name`: the value of `--arch`; `gguf`: the value of
     `general.architecture`."""
 
     name: ClassVar[str]

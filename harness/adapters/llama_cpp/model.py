@@ -257,7 +257,8 @@ class LlamaContext:
 
 @contextmanager
 def keep_heads(settings: Settings) -> Iterator[None]:
-    """Make caches of contexts created here store heads without rotation, if the settings say so."""
+    """Let contexts that are made in this block keep heads unrotated in quantised caches, if the
+    settings say so."""
     if settings.turned:
         yield
         return

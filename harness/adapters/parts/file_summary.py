@@ -31,8 +31,7 @@ def scalar(type_name: str, value: bool | int | float) -> Scalar:
 
 
 def scalars(type_name: str, values: NDArray[Any]) -> list[Scalar]:
-    """Return the `scalar` of each value. It is fast, because a vocabulary has some hundred thousand
-    values."""
+    """Return the `scalar` of each value. A vocabulary has some hundred thousand values."""
     found: list[Scalar] = values.tolist()
     if type_name in ("F32", "F64") and np.isnan(values).any():
         return [scalar(type_name, value) for value in values]

@@ -283,8 +283,9 @@ class FileCampaign:
         )
 
     def again(self, cause: FileCause, case: FileCase, small: bytes) -> list[str]:
-        """Return the options that show a finding again. For a finding about the table they name its
-        case, not only its bytes."""
+        """Return the options that show a finding again: the bytes if they are few, else the case. A
+        finding about the table always names the case, because the table's verdicts hold only for
+        its own files."""
         if len(small) <= 2048 and cause.stage != TABLE:
             return ["--hex", small.hex()]
         return list(case.again) or self.number_files(case.number, 1)

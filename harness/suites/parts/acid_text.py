@@ -62,9 +62,8 @@ def by_tokens(context: Context, session: Session, prompt: str, n: int) -> Writte
 
 
 def by_logits(context: Context, session: Session, prompt: str, n: int) -> WrittenText | None:
-    """Return the text of the engine's likeliest tokens, each after the oracle's tokens. In a
-    report, each test follows the same way for all answers, so a wrong answer does not affect later
-    tests."""
+    """Return the text of the engine's likeliest tokens, each after the oracle's tokens. All answers
+    of a test lead to the same next test, so a wrong answer does not affect later tests."""
     if not may_have(context, session, "logits"):
         return None
     ids, given = ids_of(context, session, prompt)

@@ -88,7 +88,7 @@ def special_rows(tokenizer: Tokenizer) -> list[list[int]]:
 
 
 def ends_of(tokens: Sequence[T]) -> list[T]:
-    """Return the first two and the last two tokens."""
+    """Return the first two and the last two of the tokens."""
     return [*tokens[:2], *tokens[2:][-2:]]
 
 

@@ -43,7 +43,7 @@ class TensorSuite(Suite):
         raise NotImplementedError
 
     def verdicts(self, context: Context, found: Findings) -> Iterator[Verdict]:
-        """Yield the verdicts on the right ops."""
+        """Yield the verdicts on the right ops, and on ops that were not compared."""
         raise NotImplementedError
 
     def inapplicable(self, facts: ModelFacts) -> str:
