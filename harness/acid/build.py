@@ -70,8 +70,7 @@ def write_tokens(
 
 
 def places_in(report: Report, vocabulary: AcidVocabulary) -> dict[str, tuple[str, float]]:
-    """Return the state and size of each token that has a state of its own in this report's
-    model."""
+    """Return the state and the size of each token that has its own state in this report's model."""
     cut = any(test.of_tokenizer for test in report.tests)
     found = vocabulary.places.items()
     return {text: place for text, place in found if cut or place[0] not in vocabulary.only_cut}

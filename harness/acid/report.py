@@ -60,7 +60,8 @@ class Report:
         return [*found, END]  # the last id: whoever loses it ends no report
 
     def next_state(self, test: Measurement) -> str:
-        """Return the state that an answer of this test has: that of the next test, or the end's."""
+        """Return the state of this test's answers, which is the state of the next test or of the
+        end."""
         after = self.tests[self.tests.index(test) + 1 :]
         return state_of(after[0]) if after else ENDED
 

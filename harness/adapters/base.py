@@ -124,8 +124,8 @@ class Adapter(Registered):
         """Decode the batches on an empty cache, and emit every node that computes something.
 
         embeddings: compute them, even if there are logits; values: emit the values of computed
-        sources too, without which a capture is faster. Results are always emitted. The receiver
-        reads the arrays before `emit` returns, because they may then be reused.
+        sources too. A capture without these values is faster. Results are always emitted. The
+        receiver reads the arrays before `emit` returns, because they may then be reused.
         """
         raise Unsupported(f"{self.name} does not show its graph")
 

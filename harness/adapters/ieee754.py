@@ -16,7 +16,7 @@ NUMBERS = {"F64": "<f8", "I8": "i1", "I16": "<i2", "I32": "<i4", "I64": "<i8"}
 
 
 class Ieee754(Adapter, name="ieee754"):
-    """Conversion by numpy, and so by the processor. The version is that of the rule."""
+    """Conversion by numpy, and so by the processor. The version is that of the standard."""
 
     def describe(self) -> EngineInfo:
         return EngineInfo(engine=self.name, version="2019", settings=self.settings)

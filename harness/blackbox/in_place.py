@@ -99,8 +99,8 @@ class Layout:
     sizes: Mapping[str, float]  # of the weights of each matrix, a root of a mean square
 
     def read(self, look: LookInPlace) -> list[int]:
-        """Return the initial residual's elements that layers read, of which the first never
-        varies."""
+        """Return the elements of the initial residual that layers read. The first of these elements
+        is the same for all tokens."""
         few = max(1, self.width // EVERY // HOT)
         return list(range(0, self.width, EVERY if look.by_token else EVERY * few))
 

@@ -73,8 +73,8 @@ def tensor_of(file: GgufFile, recipe: Recipe, name: str) -> Tensor:
 def raw_of(
     file: GgufFile, info: TensorInfo, rows: NDArray[np.int64] | None
 ) -> Iterator[NDArray[np.uint8]]:
-    """Yield the chosen raw rows in one part; or one part for each expert, because experts are
-    large."""
+    """Yield the raw bytes of the rows in one piece, or in one piece for each expert, because
+    experts are large. rows: the rows to keep; None for all."""
     raw = file.raw(info.name)
     if rows is None:
         yield raw

@@ -214,8 +214,8 @@ def campaign_row(fuzzer: Fuzzer, plan: FuzzPlan) -> dict[str, object]:
 def stream_of(
     fuzzer: Fuzzer, plans: Sequence[FuzzPlan], executor: Executor | None, listener: Listener
 ) -> Iterator[Verdict | Checkpoint]:
-    """Yield the verdicts of all targets. With an executor, each target is a piece of work of its
-    own; otherwise the targets run here, in order."""
+    """Yield the verdicts of all targets. With an executor, each target is separate work; otherwise
+    the targets run here, in order."""
     if executor is None:
         for plan in plans:
             yield from whole_target(fuzzer, plan, listener.progress)

@@ -1,4 +1,4 @@
-"""Shrinks a case that shows something, for every fuzzer, by asking about smaller cases."""
+"""Shrinks a case that shows a finding, for every fuzzer, by asking about smaller cases."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import cycle

@@ -1,4 +1,4 @@
-"""The names by which an engine may show a node: llama.cpp's own names, and those of
+"""The names by which an engine may show a node: llama.cpp's own names, and the names in
 harness.sites."""
 
 from collections.abc import Mapping

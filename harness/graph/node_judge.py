@@ -249,8 +249,8 @@ class NodeJudge:
     def with_own(
         self, node: Node, theirs: NDArray[Any], found: SiteFinding, reason: str
     ) -> SiteFinding:
-        """Return the finding after a run with the oracle's weights and parameters. It is a fault if
-        the result changes at all, even within the bound."""
+        """Return the finding, or a fault if the oracle's weights or parameters change the result at
+        all, even within the bound."""
         right = self.compute(with_weights(node, self.oracle))
         mismatch = mismatch_between(right, theirs, 0.0) if right is not None else None
         if right is None or mismatch is None:

@@ -28,7 +28,8 @@ Source: TypeAlias = tuple[str, tuple[int, ...]]  # who wrote it, and where it li
 
 
 def other_parameters(oracle: Program, subject: Program) -> Parameters:
-    """Return the subject's parameters for those of the oracle's nodes where they differ."""
+    """Return the subject's parameters for each of the oracle's nodes whose parameters differ, by
+    place."""
     theirs, found = by_name(subject), {}
     for name, (place, node) in by_name(oracle).items():
         other = theirs[name][1] if name in theirs else None

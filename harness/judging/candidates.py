@@ -147,8 +147,8 @@ def off_in_value(listed: Listed, logits: F32, allowed: float) -> Off | None:
 def sorted_out(
     listed: Listed, logits: F32
 ) -> tuple[list[Candidate], list[Candidate], list[Candidate]]:
-    """Return the candidates in three lists: those of one token, those of several tokens, and those
-    whose probability is below float32's range."""
+    """Return the candidates in three lists: candidates of one token, candidates of several tokens,
+    and candidates whose probability is below float32's range."""
     finite = np.isfinite(logits)
     sure: list[Candidate] = []
     rest: list[Candidate] = []

@@ -105,7 +105,8 @@ def of_quantised_weights(kind: str) -> Iterator[FactorDesign]:
 
 def of_attention(kind: str) -> Iterator[FactorDesign]:
     """Yield the designs of attention, the least rounding first, because the first design that
-    explains a result is used. Weights may be rounded before or after the division by their sum."""
+    explains a result is used. Attention weights may be rounded before or after the division by
+    their sum."""
     to, loss = HALVES[kind], LOSS[kind]
     for factors in (Factors(chances=to, loss=loss), Factors(loss=loss)):
         yield FactorDesign(words=f"attention weights in {kind}", factors=factors)

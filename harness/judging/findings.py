@@ -107,8 +107,8 @@ def errors_between(oracle: Values, subject: Values) -> dict[Site, float]:
 
 
 def by_layer(layers: Sequence[int | None]) -> list[list[int]]:
-    """Return groups of sites by index: those before the layers, those of each layer, and all
-    others.
+    """Return groups of sites by index: the sites before the layers, the sites of each layer, and
+    all other sites.
 
     llama.cpp computes parts of one layer between parts of another.
     """

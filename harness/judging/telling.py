@@ -65,8 +65,8 @@ def column_limits(
     values: F32, numbers: NDArray[np.bool_]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the smallest and largest number of each column, row by row so that a large vocabulary
-    needs no copy. numbers: True for the elements that count. A column without any gets the smallest
-    number of the others."""
+    needs no copy. numbers: True for the elements that count. A column without such elements gets
+    the smallest number of all other columns."""
     low = np.full(values.shape[-1], np.inf)
     high = -low
     for row, known in zip(values, numbers, strict=True):

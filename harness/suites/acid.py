@@ -1,8 +1,8 @@
 """Acid reports of engines that run a model with constructed weights. Each test of the report gets a
 verdict.
 
-The file defines the right answer, not the oracle. The oracle writes the report too. A test is not
-judged if the oracle does not write ok for it.
+The file defines the right answers. The oracle writes a report too. A test is not judged if the
+oracle does not write ok for it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -113,8 +113,8 @@ class Found:
         return not self.answers(test) or any(test.name in each.missing for each in whole)
 
     def noes(self, report: Report) -> list[Read]:
-        """Return the first NO of each test. A NO after the short prompt is preferred, because it is
-        the clearest."""
+        """Return one NO for each test that has any. A NO after the short prompt is preferred,
+        because it is the clearest."""
         every = [[a for a in self.answers(test) if not a.ok] for test in report.tests]
         return [answers[-1] for answers in every if answers]
 

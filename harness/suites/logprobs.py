@@ -162,8 +162,8 @@ def by_text(context: Context) -> AskedPrefixes:
 
 def behind_one_alike(context: Context, asked: AskedPrefixes, k: int) -> tuple[str, list[Verdict]]:
     """Ask a prompt, then the same prompt with a different middle. An engine that keeps keys and
-    values must find how much of both prompts is the same. No other question tests this: in the
-    others, each prompt is a prefix of the next, or begins differently. Return words for the
+    values must find how much of both prompts is the same. No other question tests this, because in
+    all others each prompt is a prefix of the next, or begins differently. Return words for the
     agreement, and verdicts on differences."""
     usual = [p for p in asked.prefixes if isinstance(p, bytes) or len(p) <= context.n_tokens]
     if not usual or (other := with_another_middle(context, usual[-1])) is None:

@@ -93,7 +93,7 @@ def step_at(ids: Sequence[int], at: int, start: int) -> Batch:
 
 
 def judge_engine(context: Context, session: Session, runs: Sequence[SavedRun]) -> Iterator[Verdict]:
-    """Judge the engine until something differs, because one mistake shows in most runs."""
+    """Yield verdicts until something differs, because one mistake shows in most runs."""
     with (
         TemporaryDirectory(prefix="lockstep-") as folder,
         session.another() or nullcontext(session) as fresh,
@@ -171,8 +171,8 @@ def compare_rows(
 
 
 def relative(expected: F32, actual: F32) -> float:
-    """Return the largest difference as a share of the largest logit; infinity if different logits
-    are finite."""
+    """Return the largest difference as a share of the largest logit; infinity if the two have
+    finite logits at different places."""
     if expected.shape != actual.shape or (np.isfinite(expected) != np.isfinite(actual)).any():
         return float("inf")
     both = np.isfinite(expected)

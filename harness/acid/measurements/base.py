@@ -16,7 +16,7 @@ Names = tuple[str, ...]
 
 
 class Measurement(ABC):
-    """A test of an acid report. Its values are in coordinates of their own, as shares of `SMALL`.
+    """A test of an acid report. Its values have separate coordinates, and are shares of `SMALL`.
 
     The next token is the answer whose values are nearest: `right`, or one of `wrong`, each with its
     text. `radius`: how far an honest engine's values may be from the right ones; `catches`: wrong

@@ -152,8 +152,8 @@ class PromptPositions(Prompted):
 
 
 class EachTokensNorm(Prompted):
-    """The norm of each token. The letter g is four times as long as the others, and as long as they
-    are after a norm."""
+    """The norm of each token. The letter g is four times as long as the other letters. After a
+    norm, all have the same length."""
 
     name = "norm-of-each-token"
     sees = "each token of a prompt is divided by its own root mean square"

@@ -148,7 +148,7 @@ def read_state(context: LlamaContext, path: bytes, sequence: int | None) -> bool
 
 
 def has_cells(context: LlamaContext) -> bool:
-    """Return True if any sequence has a position."""
+    """Return True if any sequence has a position in the memory."""
     if not context.has_memory:
         return False
     llama, memory = context.lib.llama, context.lib.llama.llama_get_memory(context.pointer)

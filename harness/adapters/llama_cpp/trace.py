@@ -145,8 +145,8 @@ class SiteRecorder:
         return within and site.name not in (*ENDS, *(PLAIN_ATTENTION if flash else FLASH_ATTENTION))
 
     def _record(self, site: Site, value: NDArray[Any], *, again: bool = False) -> None:
-        """Record a node's values. Values of V are read late but were stored together with those of
-        K, so their record is placed after K's. again: replace the earlier record."""
+        """Record a node's values. Values of V are read late but were stored together with K, so
+        their record is placed after the record of K. again: replace the earlier record."""
         if site in self.seen and not again:
             raise RuntimeError(f"llama.cpp computed {site} twice in step {site.step}")
         dtype = np.int32 if value.dtype == np.int32 else np.float32

@@ -82,7 +82,8 @@ class FileCase:
 
     @property
     def name(self) -> str:
-        """Return the name of a user's file. Bytes are named by their first digits."""
+        """Return the name of a user's file, or the first digits of bytes that the user gave as
+        hex."""
         kind, name = self.again or ("", "")
         return name[:80] if kind == "--hex" else name
 

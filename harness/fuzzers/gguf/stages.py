@@ -28,7 +28,7 @@ FULL = "buffer"  # the subject's way, and that of the oracle which sees every fi
 
 @dataclass(kw_only=True)
 class Stage:
-    """A parser and one of its ways to read. every: the stage is asked about one file in so many.
+    """A parser and one of its ways to read. every: n, if the stage is asked about one file in n.
 
     A witness is slow, so it reads a sample, and all files on which the subject and another parser
     differ.

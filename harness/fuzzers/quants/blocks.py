@@ -90,7 +90,7 @@ EXPONENT = {1: 0, 2: 5, 4: 8, 8: 11}  # bits of it, by the width of a number in 
 def corners(width: int, exponent: int = 0) -> dict[str, int]:
     """Return the bits of zero, of the smallest and largest numbers of each class, and of infinity
     and NaNs, all with either sign. exponent: the number of its bits; 0 for the usual number.
-    One-byte numbers have a list of their own."""
+    One-byte numbers have a separate list."""
     if width == 1:
         codes = (0, 1, 2, 7, 8, 0x3F, 0x40, 126, 127, 128, 129, 253, 254, 255)
         return {f"{code:02x}": code for code in codes}

@@ -31,7 +31,7 @@ class Differences:
 
 def symptom_of(expected: F32, actual: F32) -> str:
     """Return the name of the difference between two decodings of a block; empty if there is none.
-    Differences in the sign of zero, in NaN and in infinity have names of their own."""
+    Differences in the sign of zero, in NaN and in infinity have separate names."""
     differ = (expected.view(np.uint32) != actual.view(np.uint32)) & ~(
         np.isnan(expected) & np.isnan(actual)
     )

@@ -1,4 +1,4 @@
-"""State files, read by our reader and by llama.cpp: whole ones, damaged ones, and those of other
+"""State files that our reader and llama.cpp read: whole files, damaged files, and files of other
 models."""
 
 from collections import Counter

@@ -127,7 +127,8 @@ def control_token(context: Context, first: int, *, may_refuse: bool = False) -> 
 
 
 def shows_logits_behind(context: Context, ids: list[int]) -> bool:
-    """Return True if the engine shows logits after these ids, so that it has room for so many."""
+    """Return True if the engine shows logits after these ids, which proves that its context has
+    room for them."""
     request = Request(batches=(Batch.for_next(ids),))
     return isinstance(context.subject.ask("evaluate", request), Answered)
 

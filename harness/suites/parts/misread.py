@@ -1,7 +1,7 @@
 """Prompts that show if an engine misreads characters.
 
-A misread character changes the next token for only a few prompts. So for each known misreading, a
-prompt is searched for which the oracle's choice changes.
+A misread character changes the next token for only a few prompts. So for each known misreading,
+this module searches for a prompt after which the oracle's choice changes.
 """
 
 import re

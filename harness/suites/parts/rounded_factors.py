@@ -78,8 +78,8 @@ def gives(
 def nearer_designs(
     context: Context, batches: Sequence[Batch], logits: F32, float32: Sequence[F32]
 ) -> Iterator[Sequence[FactorDesign]]:
-    """Yield groups of designs whose runs are nearer than float32: those of one part, those with one
-    format throughout, and those of several parts with different formats.
+    """Yield groups of designs whose runs are nearer than float32: designs of one part, designs with
+    one format throughout, and designs of several parts with different formats.
 
     The nearest design need not be the engine's. One different rounding may change all later ones,
     and then a run without roundings is nearer than a run with different roundings.

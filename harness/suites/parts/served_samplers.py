@@ -168,9 +168,9 @@ def row_of_server(
     row: F32,
     allowed: float,
 ) -> F32:
-    """Return the logits that match the server's list: the oracle's, or those of an honest run of
-    another design. Raises NoAnswer if none match, because draws then prove nothing about
-    samplers."""
+    """Return the logits that match the server's list: the oracle's logits, or the logits of an
+    honest run of another design. Raises NoAnswer if none match, because draws then prove nothing
+    about samplers."""
     if "logprobs" not in (context.subject_info.levels or ()):
         return row
     prefix = prompt if isinstance(prompt, bytes) else list(prompt)

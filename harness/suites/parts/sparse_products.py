@@ -128,7 +128,7 @@ def judge_sparse_run(context: Context, run: SparseRun) -> Findings:
 
 
 def products_of(program: Program, wires: dict[Place, Wire]) -> dict[Place, Wire]:
-    """Return the products with a weight of the file."""
+    """Return the products in which one factor is a weight of the file."""
     nodes = ((graph, node) for graph in program.graphs for node in graph.nodes)
     return {g.place(node): wires[g.place(node)] for g, node in nodes if product_with(g, node)}
 
