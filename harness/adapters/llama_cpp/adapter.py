@@ -345,7 +345,7 @@ class LlamaCpp(StateFiles, name="llama.cpp"):
         if both and batches and not batches[0].encoder:
             raise EngineError("the first batch of a model with a decoder is for its encoder")
         if not both and any(batch.encoder for batch in batches):
-            raise EngineError("a batch for an encoder: the model has no encoder beside a decoder")
+            raise EngineError("a batch for an encoder needs a model with encoder and decoder")
 
     def _check_tokens(self, batch: Batch) -> None:
         n_vocab = self._weights().n_vocab
