@@ -1,1 +1,1 @@
-"""Models with constructed weights: their text is a report on the engine that runs them."""
+"""Models with constructed weights. Their text is a report on the engine that runs them."""

@@ -1,4 +1,4 @@
-"""Tokens, states and answers put together: all weights of one acid model."""
+"""Builds all weights of an acid model from its tokens, states and answers."""
 
 import numpy as np
 
@@ -47,7 +47,8 @@ def weights_of(report: Report, arch: AcidArchitecture, shape: Shape) -> AcidWeig
 def write_tokens(
     w: AcidWeights, report: Report, vocabulary: AcidVocabulary, ids: dict[str, int]
 ) -> None:
-    """Write each token's embedding: the constant, and the state in which it leaves the model."""
+    """Write each token's embedding: the constant, and the state in which the token puts the
+    model."""
     first = state_of(report.prompted[0]) if report.prompted else state_of(report.usual[0])
     w.embd[:] = 0
     for token in range(min(ids.values())):
@@ -69,7 +70,7 @@ def write_tokens(
 
 
 def places_in(report: Report, vocabulary: AcidVocabulary) -> dict[str, tuple[str, float]]:
-    """Return the places of tokens that have a state of their own in the model of this report."""
+    """Return the state and the size of each token that has its own state in this report's model."""
     cut = any(test.of_tokenizer for test in report.tests)
     found = vocabulary.places.items()
     return {text: place for text, place in found if cut or place[0] not in vocabulary.only_cut}
@@ -98,8 +99,8 @@ def write_answers(
 
 
 def unit_at_the_end(w: AcidWeights, report: Report) -> float:
-    """Return the smallest size of the constant after the last norm; right values only make a token
-    longer."""
+    """Return the smallest size of the constant after the last norm. Right values only make a token
+    longer, so its constant smaller."""
     longest = max(sum((v * SMALL) ** 2 for v in test.right) for test in report.tests)
     return w.shape.unit / float(np.sqrt(1 + longest / 2))
 

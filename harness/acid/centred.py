@@ -1,7 +1,6 @@
-"""Weights of a model whose norms subtract the mean: every written value is balanced by a negative
-one.
+"""Weights of a model whose norms subtract the mean. A negative value balances every written value.
 
-No gates, no rotary positions: a position is a token's own coordinates.
+The model has no gates and no rotary positions. A position is a coordinate of the token.
 """
 
 from collections.abc import Mapping
@@ -23,8 +22,9 @@ SHARED = "value {}"
 
 
 class Centred(AcidWeights):
-    """A model whose norms subtract the mean. `sharing`: tests, or single values of tests, that
-    share coordinates because nothing else writes their values while another one measures."""
+    """A model whose norms subtract the mean. `sharing`: tests, or single values of tests, that may
+    share coordinates. Only values that are never written while another is measured may share
+    one."""
 
     def __init__(self, shape: Shape, n_vocab: int) -> None:
         super().__init__(shape, n_vocab)
@@ -58,8 +58,8 @@ class Centred(AcidWeights):
         self.positions[0, self.coordinate(OF_MARK)] = -1
 
     def embed(self, token: int, state: str, size: float = 1.0, base: str = CONST) -> None:
-        """Write the embedding. A short token would be as long as its position, so it gets the usual
-        length."""
+        """Write the embedding. A short token would be dominated by its position, so it gets the
+        usual length."""
         super().embed(token, state, 1.0 if base != CONST else size, CONST)
 
     def unit(
@@ -71,8 +71,8 @@ class Centred(AcidWeights):
         *,
         last: bool = False,
     ) -> None:
-        """Write the unit act(gate) to coordinates with these factors; up: 1 in every element that
-        it has."""
+        """Write a unit that adds act(gate) to coordinates with these factors. up: must be 1 in
+        every element, because there are no gates."""
         assert set(up.values()) <= {1.0}, "there are no gated units"
         super().unit(layer, gate, {}, out, last=last)
 
@@ -84,15 +84,15 @@ class Centred(AcidWeights):
         distance: float,
         score: float,
     ) -> None:
-        """Give the keys a score that does not depend on their distance, as nothing rotates."""
+        """Give the keys a score that does not depend on their distance, because nothing rotates."""
         layer, head, _ = place
         element = self.free_key(layer)
         self.key(layer, element, keys)
         self.query(layer, head, element, state, score)
 
     def finish(self) -> None:
-        """Keep the mean of the residual stream at zero for every written value. Queries are made
-        little larger than keys, so that an engine that takes one for the other still writes a
+        """Balance all written values, so that the mean of the residual stream is zero. Queries are
+        made a little larger than keys, so that an engine that exchanges both still writes a
         report."""
         self.q, self.k, self.q_bias = self.q / LEVEL, self.k * LEVEL, self.q_bias / LEVEL
         low, high = (self.coordinate(name) for name in BALANCES)

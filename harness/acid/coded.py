@@ -1,7 +1,7 @@
-"""Blocks of quantised weights in which one part varies and all other parts are constant, for each
-format.
+"""Blocks of quantised weights for each format. One part varies, and all other parts are constant.
 
-The input of a test of a part changes if an engine gets that part wrong, and hardly otherwise.
+The input of a part's test changes if an engine decodes this part wrongly, and hardly changes
+otherwise.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,8 @@ ALL, HALF = (0xFF,), (0xFF, 0x07)  # HALF: of a scale in F16, between one and fo
 
 @dataclass(frozen=True)
 class VaryingPart:
-    """An acid part with varying bytes. catches: wrong engines of the catalogue."""
+    """A part of a block whose bytes vary. catches: wrong engines of the catalogue that this part
+    reveals."""
 
     masks: Masks
     catches: tuple[str, ...] = ()
@@ -28,8 +29,8 @@ class VaryingPart:
 
 @dataclass(frozen=True)
 class Coded:
-    """Weights of one format, by field. plain: the value of each field that does not vary, for each
-    byte or for all."""
+    """Weights of one format, by field. plain: for each field that does not vary, its value, one for
+    each byte or one for all."""
 
     plain: Mapping[str, float | tuple[int, ...]]
     parts: Mapping[str, VaryingPart]
@@ -38,7 +39,8 @@ class Coded:
 
 
 def rows_of(kind: str, part: str, column: int, n_rows: int) -> NDArray[np.uint8]:
-    """Return coded rows, (n_rows, bytes of a row), with the same bytes on every machine."""
+    """Return rows with varying values in one part, (n_rows, bytes of a row). They are the same on
+    every machine."""
     coded, layout = FORMATS[kind], format_named(kind).layout
     n = n_rows * coded.n_ff // format_named(kind).weights
     blocks = np.zeros(n, layout)
@@ -66,7 +68,7 @@ def format_named(kind: str) -> type[WeightFormat]:
 
 
 def small(plain: Mapping[str, float | tuple[int, ...]], **parts: VaryingPart) -> Coded:
-    """Return a format of 32 weights in a block, two blocks in a row."""
+    """Return a format with blocks of 32 weights, two blocks in a row."""
     named = {name.replace("_", "-"): part for name, part in parts.items()}
     return Coded(plain, named, (21, 43), 64)
 

@@ -1,4 +1,4 @@
-"""The acid models that exist: for llama one of each type, for other architectures one in F32."""
+"""All acid models: one of each type for llama, and one in F32 for each other architecture."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,8 @@ ALL_TYPES_OF = "llama"
 
 
 def every(arch: str | None = None) -> Iterator[tuple[str, str]]:
-    """Yield architecture and type, F32 models first. arch: only this architecture."""
+    """Yield the architecture and the type of each acid model, F32 models first. arch: yield only
+    this architecture."""
     chosen = [each for each in ARCHITECTURES if arch in (None, each)]
     yield from ((each, FIRST) for each in chosen)
     if ALL_TYPES_OF in chosen:

@@ -1,4 +1,5 @@
-"""Weights of feed-forward networks whose experts are alike, except where a test changes one."""
+"""Weights of feed-forward networks whose experts are alike, except where a test makes one
+different."""
 
 from collections.abc import Mapping
 
@@ -9,7 +10,8 @@ from lockstep.harness.acid.weights import SMALL, AcidWeights
 
 
 class AcidExperts(AcidWeights):
-    """Weights whose experts are equally likely unless a test chooses: any choice gives the same."""
+    """Weights with experts that are equally likely unless a test chooses. Then any choice gives the
+    same result."""
 
     def __init__(self, shape: Shape, n_vocab: int) -> None:
         super().__init__(shape, n_vocab)
@@ -37,8 +39,8 @@ class AcidExperts(AcidWeights):
         up: float,
         out: Mapping[str, float],
     ) -> None:
-        """Write a unit of this expert alone: its gate, its up and its outputs. place: layer, expert
-        and unit."""
+        """Write a unit of one expert only: its gate, up and outputs. place: layer, expert and
+        unit."""
         layer, expert, at = place
         here = self.coordinate(state)
         self.gates[layer, expert, at, here] = gate / self.shape.unit

@@ -1,4 +1,4 @@
-"""Reports and tests in words, for people."""
+"""Descriptions of reports and tests for users."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
@@ -17,7 +17,8 @@ GIVEN_IDS = (
 
 
 def explain(reading: AcidReading) -> Iterator[str]:
-    """Explain a report, beginning with the tests that depend on no other wrong test."""
+    """Yield an explanation of a report, beginning with the wrong tests that depend on no other
+    wrong test."""
     report = known_report(reading.arch, reading.quant)
     assert report is not None, "a reading without a problem is of a known report"
     tests = {test.name: test for test in report.tests}
@@ -58,8 +59,8 @@ def what_is_missing(reading: AcidReading, n_prompted: int) -> Iterator[str]:
 
 
 def causes(tests: Mapping[str, Measurement], answers: Sequence[Read]) -> list[tuple[Read, ...]]:
-    """Return the NOs that depend on no other NO. NOs that depend on each other form a group, any of
-    which may be the cause."""
+    """Return the NOs that may be causes, because they depend on no other NO. NOs that depend on
+    each other form a group, and any of the group may be the cause."""
     wrong = {answer.test for answer in answers}
     groups = []
     for answer in answers:
@@ -72,7 +73,7 @@ def causes(tests: Mapping[str, Measurement], answers: Sequence[Read]) -> list[tu
 
 
 def below(tests: Mapping[str, Measurement], name: str, wrong: Collection[str]) -> frozenset[str]:
-    """Return the wrong tests that this one depends on, directly or through others."""
+    """Return the wrong tests that this test depends on, directly or through other wrong tests."""
     found: set[str] = set()
     left = [name]
     while left:
@@ -83,8 +84,8 @@ def below(tests: Mapping[str, Measurement], name: str, wrong: Collection[str]) -
 
 
 def list_tests(report: Report) -> Iterator[str]:
-    """List the tests: what each sees, the lead of the right answer, and the mistakes it
-    distinguishes."""
+    """Yield lines about the tests: what each tests, how far the right answer leads, and which
+    mistakes it distinguishes."""
     for title, tests in (
         ("for any prompt:", report.usual),
         ("only with the acid prompt:", report.prompted),

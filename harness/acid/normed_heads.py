@@ -1,4 +1,4 @@
-"""Weights of heads with normed queries and keys: every vector gets the same length before the
+"""Weights of heads with normed queries and keys. Every vector has the same length before the
 norm."""
 
 import numpy as np
@@ -15,8 +15,8 @@ QUERY_WEIGHT = 416.0  # queries are so many times as long as keys
 
 
 class NormedHeads(AcidWeights):
-    """Weights of heads with norms. A vector of the norm's own length stays as it is, so scores are
-    the same as without norms, except where a test stretches a vector, which only a norm undoes."""
+    """Weights of heads with norms. A norm does not change a vector of its own length, so scores are
+    the same as without norms. A test may stretch a vector, and only a norm undoes that."""
 
     def __init__(self, shape: Shape, n_vocab: int) -> None:
         super().__init__(shape, n_vocab)
@@ -43,7 +43,7 @@ def fill(
     length: float,
     place: tuple[str, int, int, str],
 ) -> None:
-    """Fill a head's matrix so that a token of this state gets the length. matrix: (n_embd_head,
+    """Fill a head's matrix so that tokens of this state get this length. matrix: (n_embd_head,
     n_embd)."""
     _, layer, _, state = place
     here, base = w.coordinate(state), w.coordinate(TINY if state in (FULL, SHORT) else CONST)

@@ -1,5 +1,5 @@
-"""The reader of acid reports: an engine's text in, findings about the engine out. Nothing in the
-text is trusted."""
+"""The reader of acid reports, from an engine's text to findings about the engine. It trusts nothing
+in the text."""
 
 import re
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ NAME = re.compile(r"lockstep acid (\d{1,4}) ([a-z0-9-]{1,32}) ([A-Z0-9_]{1,16})"
 
 @dataclass(frozen=True, kw_only=True)
 class Read:
-    """Line of a report."""
+    """One line of a report."""
 
     test: str
     ok: bool
@@ -26,7 +26,8 @@ class Read:
 
 @dataclass(frozen=True, kw_only=True)
 class AcidReading:
-    """The reading of an acid text. problem: why the text holds no report; "" if it holds one."""
+    """The result of reading a text. problem: why the text contains no report; "" if it contains
+    one."""
 
     arch: str = ""
     quant: str = ""
@@ -42,8 +43,8 @@ class AcidReading:
 
     @property
     def code(self) -> int:
-        """Return 0 for all ok, 1 for a NO, 2 for no report, 3 for an incomplete one. A NO weighs
-        more than a missing line."""
+        """Return 0 if all tests are ok, 1 for a NO, 2 for no report, 3 for an incomplete report. A
+        NO counts more than a missing line."""
         if self.problem:
             return 2
         if any(not answer.ok for answer in self.answers):
@@ -52,7 +53,7 @@ class AcidReading:
 
 
 def read_report(text: str) -> AcidReading:
-    """Return the first report in the text, ignoring other text around it."""
+    """Return the first report in the text. Text around it is ignored."""
     text = COLOURS.sub("", text[:LONGEST])
     found = TITLE.search(text)
     if not found:
@@ -83,8 +84,8 @@ def read_report(text: str) -> AcidReading:
 
 
 def report_named(name: str) -> Report | None:
-    """Return the report of a model by its `general.name`. None: no acid model, or another
-    version."""
+    """Return the report of the model with this `general.name`; None if it is no acid model, or has
+    another version."""
     found = NAME.fullmatch(name)
     if found is None or int(found[1]) != VERSION:
         return None
@@ -99,7 +100,7 @@ def known_report(arch: str, quant: str) -> Report | None:
 
 
 def answer_in(text: str, test: Measurement) -> Read | None:
-    """Return the first of the test's own answers in the text, wherever lines end."""
+    """Return the first answer of this test in the text, wherever the lines end."""
     said = re.search(rf"(?<![\w-]){re.escape(test.name)} (ok|NO(?: \([^()\n]*\))?)(?!\w)", text)
     if said is None:
         return None

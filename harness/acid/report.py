@@ -1,6 +1,6 @@
-"""The report as the model writes it: its tests in order, and all its possible lines.
+"""The report as the model writes it: its tests in order, and all lines that it may contain.
 
-Each token's own state chooses the next token, so nothing but the measurement needs memory.
+The state of each token determines the next token, so only the measurements need memory.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ class Report:
 
     @property
     def full_start(self) -> tuple[str, str]:
-        """Return the tokens after the acid prompt: a short one, and a usual one."""
+        """Return the two tokens after the acid prompt: a short one, and one of usual length."""
         return f" {self.title}:", f" {len(self.tests)} tests\n"
 
     @property
@@ -53,14 +53,15 @@ class Report:
         return [(test, answers_of(test, unit)) for test in self.tests]
 
     def lines(self) -> list[str]:
-        """Return the text of each token, in the order of their ids."""
+        """Return the texts of the report's tokens, in the order of their ids."""
         found = [*self.full_start, *self.short_start]
         for _, answers in self.answers(1.0):
             found += [answer.text for answer in answers]
         return [*found, END]  # the last id: whoever loses it ends no report
 
     def next_state(self, test: Measurement) -> str:
-        """Return the state of the answer to a test: that of the next test, or the end's."""
+        """Return the state of this test's answers, which is the state of the next test or of the
+        end."""
         after = self.tests[self.tests.index(test) + 1 :]
         return state_of(after[0]) if after else ENDED
 

@@ -1,10 +1,9 @@
-"""Weights of a model with norms after attention and after the feed-forward network, scaled
-embeddings and a tied output matrix.
+"""Weights of a model with norms after each half-layer, scaled embeddings, and a tied output matrix.
 
-A part writes a ballast beside the measured values, so that a norm's divisor is nearly constant. A
-token's row says of which state it comes (its embedding) and which state it answers: the latter in
-coordinates of their own, which a layer writes, and in which the row is short, so that it hardly
-counts as an embedding, and the last norm's weights are large.
+Each half-layer also writes a ballast, so that the divisor of the norm after it is nearly constant.
+A row of the embedding table must show the state of its token, and the state that it answers. The
+answered state has separate coordinates, which a layer writes. There the row is short, so that it
+hardly counts as an embedding, and the last norm's weights are large.
 """
 
 import numpy as np
@@ -35,7 +34,7 @@ class Sandwich(NormedHeads):
         self.hold()
 
     def hold(self) -> None:
-        """Write the ballast of all parts, which short tokens need too."""
+        """Write the ballast of all half-layers. Short tokens need it too."""
         root = float(np.sqrt(2))
         every = {CONST: 1.0, TINY: root}
         here = self.coordinate(BALLAST)
@@ -54,7 +53,8 @@ class Sandwich(NormedHeads):
         return float(base ** (-2 * pair / self.shape.n_embd_head))
 
     def embed(self, token: int, state: str, size: float = 1.0, base: str = CONST) -> None:
-        """Write the embedding, divided by its multiplier where a short token must stay short."""
+        """Write the embedding. For a short token, it is divided by the scale of embeddings, so that
+        the token stays short."""
         by = float(np.sqrt(self.shape.n_embd)) if base == TINY else 1.0
         super().embed(token, state, size / by, base)
 
@@ -64,7 +64,7 @@ class Sandwich(NormedHeads):
         self.tie()
 
     def write_states(self) -> None:
-        """Write the state to answer, at the element where a row of the table looks for it."""
+        """Write the state to answer to the coordinate that the table's rows use for it."""
         answered = [name for name in self.at if np.any(self.head[:, self.at[name]])]
         letters = [name for name in answered if name.startswith("letter:")]
         states = [name for name in answered if name.startswith("state:") and name != START]
@@ -78,7 +78,7 @@ class Sandwich(NormedHeads):
         self.unit(ANSWERS[-1], {CONST: 8.0}, {CONST: 1.0}, {REST: 1 / 8})
 
     def tie(self) -> None:
-        """Move the weights of the head into the table, and into the last norm."""
+        """Move the weights of the head into the embedding table and the last norm."""
         weights = self.output_norm.copy()
         self.output_norm[:] = 0
         for name, at in list(self.at.items()):

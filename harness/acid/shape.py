@@ -1,4 +1,4 @@
-"""The sizes of all acid models, and numbers that every weight format holds exactly."""
+"""The sizes of all acid models, and numbers that every weight format represents exactly."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +11,11 @@ F64 = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Sizes of an acid model, named as in ggml.
+    """The sizes of an acid model, named as in ggml.
 
-    Every token is as long as the constant and one state, both 1, so a normalised 1 is sqrt(n_embd /
-    2); `squares` where it has more, with eps for each element.
+    `squares`: the sum of a token's squares. It is 2 for the constant and one state, both 1, so a
+    normalised 1 is sqrt(n_embd / 2). Models whose tokens have more have a larger sum, which
+    includes eps for each element.
     """
 
     n_embd: int = 128
@@ -43,29 +44,30 @@ class Shape:
 
     @property
     def tiny(self) -> float:
-        """Return the size of a token so short that eps is half of its norm's divisor."""
+        """Return the size of a token that is so short that eps is half of the sum in its norm's
+        root."""
         return float(np.sqrt(self.eps * self.n_embd / 2))
 
     @staticmethod
     def pair(i: int) -> tuple[int, int]:
-        """Return the two elements of a rotary pair while weights are built."""
+        """Return the two elements of a rotary pair in building order."""
         return 2 * i, 2 * i + 1
 
     @property
     def order(self) -> list[int]:
-        """Return the element of a head in building order for each place of the file's order."""
+        """Return the building order's element for each place in the file's order of a head."""
         n = self.n_embd_head
         return [*range(0, n, 2), *range(1, n, 2)] if self.halves else list(range(n))
 
     def frequency(self, pair: int) -> float:
-        """Return the radians by which a rotary pair turns from one position to the next."""
+        """Return the angle in radians by which a rotary pair turns per position."""
         return float(self.rope_base ** (-2 * pair / self.n_embd_head))
 
 
 def eight_bits(values: Any) -> F64:
-    """Round to eight significant bits, which BF16, F16 and F32 represent exactly. The type of a
-    matrix then changes no right answer, and neither does the last bit of a cosine: none lies that
-    near to a tie."""
+    """Round to eight significant bits, which BF16, F16 and F32 represent exactly. So neither the
+    type of a matrix nor the last bit of a cosine changes a right answer: no value is that close to
+    a tie."""
     fraction, exponent = np.frexp(np.asarray(values, np.float64))
     rounded: F64 = np.ldexp(np.round(fraction * 256), exponent - 8)
     return rounded

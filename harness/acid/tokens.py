@@ -1,4 +1,5 @@
-"""The vocabulary: bytes, the letters of the prompt, and the lines of the report, one token each."""
+"""The vocabulary: bytes, the letters of the prompt, and the report's lines, which are one token
+each."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -61,13 +62,13 @@ SHOWN: Mapping[str, tuple[str, ...]] = {
 
 
 def role(letter: str) -> str:
-    """Return the coordinate of a letter of the prompt."""
+    """Return the name of the coordinate of a letter in the prompt."""
     return f"letter:{letter}"
 
 
 def pieces(lines: Sequence[str], more: Sequence[str] = (*MORE, PARSED)) -> list[str]:
-    """Return the pieces; a piece's index is its id. lines: the text of each token of the report,
-    with plain spaces. The ids are the places."""
+    """Return the pieces in the order of their ids. lines: the text of each token of the report,
+    with plain spaces."""
     head = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), SPACE, *LETTERS, *more]
     return head + [line.replace(" ", SPACE) for line in lines]
 
@@ -83,8 +84,8 @@ def type_of(token: str) -> int:
 def llama_keys(
     lines: Sequence[str], more: Sequence[str] = (*MORE, PARSED), prompt: str = PROMPT
 ) -> dict[str, tuple[str, Any]]:
-    """Return `tokenizer.ggml.*` of a SentencePiece vocabulary. No text merges into the report's
-    tokens, as no token is half of one."""
+    """Return the `tokenizer.ggml.*` keys of a SentencePiece vocabulary. No text can merge into a
+    token of the report, because no token is half of one."""
     tokens = pieces(lines, more)
     types = [type_of(token) for token in tokens]
     ranked = [-float(max(0, i - len(SPECIAL) - 256)) for i in range(len(tokens))]
@@ -105,14 +106,13 @@ def llama_keys(
 
 
 def letter_states() -> dict[str, tuple[str, float]]:
-    """Return the state of each letter and its size; x has none."""
+    """Return the state and the size of each letter. The letter x has none."""
     found = {letter: (role(letter), 1.0) for letter in LETTERS if letter != "x"}
     return {**found, "g": (role("g"), LONG), "~": (ASKED, 1.0)}
 
 
 def cut_states() -> dict[str, tuple[str, float]]:
-    """Return the places of the tokens that reveal a text's tokenization, and of the token
-    before."""
+    """Return the states and sizes of BOS and of the tokens that show how a text was tokenized."""
     shown = {token: (role(name), 1.0) for name, tokens in SHOWN.items() for token in tokens}
     return {SPECIAL[1]: (BOS, 1.0), **shown}
 

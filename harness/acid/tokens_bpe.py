@@ -1,4 +1,4 @@
-"""A vocabulary of bytes and merges: the ids of the acid prompt reveal the tokenizer."""
+"""A vocabulary of bytes and merges. The ids of the acid prompt show how the tokenizer works."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +34,8 @@ SHOWN: Mapping[str, tuple[str, ...]] = {
 
 
 def visible(byte: int) -> str:
-    """Return the character for a byte: itself, or one from U+0100 up for an invisible byte."""
+    """Return the character for a byte: the byte itself, or a character from U+0100 on for an
+    invisible byte."""
     seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     if byte in seen:
         return chr(byte)
@@ -50,8 +51,8 @@ def spell(text: str) -> str:
 
 
 def places(letters: str) -> Mapping[str, tuple[str, float]]:
-    """Return the letters of any acid prompt, the beginning, and tokens that reveal the
-    tokenization."""
+    """Return the states and sizes of the prompt's letters, of the first token, and of tokens that
+    show how a text was tokenized."""
     found = {letter: state for letter, state in letter_states().items() if letter in letters}
     shown = {token: (role(name), 1.0) for name, tokens in SHOWN.items() for token in tokens}
     return {**found, FIRST: (BOS, 1.0), **shown}
@@ -59,7 +60,7 @@ def places(letters: str) -> Mapping[str, tuple[str, float]]:
 
 @dataclass(frozen=True)
 class Bpe:
-    """The `tokenizer.ggml.*` keys of byte-level merges with this pre-tokenizer."""
+    """Returns the `tokenizer.ggml.*` keys of byte-level merges with this pre-tokenizer."""
 
     pre: str
 
@@ -82,8 +83,8 @@ class Bpe:
 
 
 def vocabulary(pre: str, n_digits: int, letters: str = LETTERS) -> AcidVocabulary:
-    """Make a vocabulary. n_digits: the number of tokens for " 12"; letters: the letters that tests
-    use."""
+    """Return a vocabulary. n_digits: the number of tokens for " 12"; letters: the letters that
+    tests use."""
     n_prompt = len(PROMPT) - len("".join(PIECES)) + 2 + n_digits + 2 + 1
     return AcidVocabulary(
         prompt=PROMPT,

@@ -14,36 +14,36 @@ REASONS = (
     (
         "second batches, several sequences, caches shifted or not cleared, outputs of rows "
         "that were not asked for",
-        "one prompt, written once, never gets there",
+        "the report needs only one sequence, decoded once",
     ),
     (
         "embeddings of other ids, a column-major file, a head that is always tied, matrices "
         "transposed, the second-best token chosen, a bare NaN",
-        "there is no report: what is written is not the beginning of one",
+        "the engine writes no report, so no test can answer",
     ),
     (
         "one entry of a code book a step off, Q6_K with an offset of 31, the lowest byte of Q8_0, "
         "the rounding of activations",
-        "the weights that are read change by less than a quarter of the largest",
+        "the tested weights change by less than a quarter of the largest weight",
     ),
     (
         "scales read as BF16 that are F16, halves read as the other kind",
-        "what is not finite makes every token NaN: there is no report",
+        "a value that is not finite makes every token NaN, so there is no report",
     ),
     (
         "texts of special tokens taken for these tokens where they are not asked for, or the other "
         "way round",
-        "what is right depends on how a text is given; the report says which it was",
+        "the right tokens depend on how the text is given, which the report shows",
     ),
     (
         "the end of a text cut off, a text that ends at a NUL, incomplete characters not written, "
         "a space written before a text",
         "the prompt ends in the letter that asks, has no NUL, and every token of a report is whole "
-        "characters; a space before it is none of the report",
+        "characters; a space before the report does not count",
     ),
     (
         "races and rows beyond a tile",
-        "they show now and then, in whatever test is running",
+        "they show only in some runs, and in any test",
     ),
     (
         "a GELU by erf, scores of gemma3 divided by the root of n_embd / n_head, the variance of a "
@@ -56,11 +56,11 @@ REASONS = (
     ),
     (
         "a prompt of more than one batch in layers with a window, and cells of a window used again",
-        "what was forgotten is not looked at; how a prompt is split is the engine's choice",
+        "no test looks at forgotten tokens, and an engine may split a prompt as it likes",
     ),
     (
         "frequency factors, linear and YaRN scaling, soft caps, sinks, biases of heads apart, "
         "shared experts, latent attention, recurrent states, tokenizers of other kinds",
-        "no acid model of theirs is written yet",
+        "no acid model has them yet",
     ),
 )

@@ -13,9 +13,10 @@ BOS = "letter:bos"  # of the token that is put before a text, where a test looks
 
 @dataclass(frozen=True, kw_only=True)
 class AcidVocabulary:
-    """`tokens` come before the report's lines, as the file spells them. `places`: the state and the
-    size of those that have another than START; `only_cut`: of these states, those that have it
-    where no test of the report looks for them. `keys`: the keys of a file with these lines."""
+    """The tokens of an acid model. `tokens` come before the report's lines, spelled as in the file.
+    `places`: the state and the size of each token whose state is not START; `only_cut`: states that
+    are not used if the report has no tokenizer test; `keys`: returns the keys of a file with these
+    lines."""
 
     prompt: str
     n_prompt: int  # tokens of the prompt, without BOS
@@ -26,6 +27,6 @@ class AcidVocabulary:
     only_cut: frozenset[str] = frozenset()
 
     def back(self, letter: str) -> int:
-        """Return the number of positions from the letter to the prompt's last token. Each letter
-        from there on is a token."""
+        """Return the number of positions from the letter to the prompt's last token. From the
+        letter on, each character must be a token."""
         return len(self.prompt) - 1 - self.prompt.rindex(letter)

@@ -1,7 +1,7 @@
 """The matrices of an acid model under construction, by the meaning of their elements.
 
-A weight is given as its effect on a normalised 1 (`shape.unit`); a measured value as a share of
-SMALL times the constant coordinate, which is 1 in every token but the tiny ones.
+A weight is given by its effect on a normalised 1 (`shape.unit`). A measured value is given as a
+share of SMALL times the constant coordinate, which is 1 in every token except the tiny ones.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ SCORE = 60.0  # of what is looked for, above all else: exp(-60) of the rest is l
 
 
 class AcidWeights:
-    """`states`: the coordinates that tell tokens apart, the constant first."""
+    """The weights of an acid model. `at`: the coordinate of each name, the constant first."""
 
     def __init__(self, shape: Shape, n_vocab: int) -> None:
         s = self.shape = shape
@@ -60,8 +60,8 @@ class AcidWeights:
         self.busy: set[tuple[int, int, str]] = set()  # layer, head, state
 
     def coordinate(self, name: str) -> int:
-        """Return the coordinate of a name in the residual stream; a new name gets the next free
-        one. The last is EDGE's."""
+        """Return the coordinate of a name in the residual stream. A new name gets the next free
+        coordinate. EDGE has the last one."""
         if name == EDGE:
             return self.shape.n_embd - 1
         if name not in self.at and len(self.at) == self.shape.n_embd - 1:
@@ -69,8 +69,8 @@ class AcidWeights:
         return self.at.setdefault(name, len(self.at))
 
     def embed(self, token: int, state: str, size: float = 1.0, base: str = CONST) -> None:
-        """Write the token's embedding: a state and the constant or its replacement, with these
-        sizes."""
+        """Write the token's embedding: a state, and the constant or its replacement, both with this
+        size."""
         self.embd[token] = 0
         self.embd[token, self.coordinate(base)] = size
         self.embd[token, self.coordinate(state)] = size
@@ -78,7 +78,7 @@ class AcidWeights:
     # --- attention --------------------------------------------------------------------------
 
     def query(self, layer: int, head: int, element: int, state: str, score: float) -> None:
-        """Raise the score of this state by this amount, for keys with 1 in the element."""
+        """Add to the score that a query of this state gives to keys with 1 in the element."""
         root = np.sqrt(self.shape.n_embd_head)
         self.q[layer, head, element, self.coordinate(state)] += score * root / self.shape.unit
         self.busy.add((layer, head, state))
@@ -102,9 +102,9 @@ class AcidWeights:
         *,
         alone: bool = False,
     ) -> None:
-        """Let head 0 find the tokens of these coordinates in this state.
+        """Make head 0 find the tokens with these coordinates in this state.
 
-        alone: no other key lies in the same rotary pair, where a little of it would be seen.
+        alone: no other key uses the same rotary pair, because a small part of it would be seen.
         """
         if alone:
             element = free(ALONE_KEYS[self.shape.halves], self.keys, [layer])
@@ -124,18 +124,18 @@ class AcidWeights:
             self.v[layer, kv, element, self.coordinate(name)] = value / self.shape.unit
 
     def read(self, layer: int, parts: Mapping[str, float], measured: str) -> None:
-        """Make head 0 find these values, and write them to the coordinate."""
+        """Make head 0 read these values, and write them to the coordinate `measured`."""
         element = self.free_value(layer)
         self.value(layer, element, parts)
         self.out(layer, 0, element, measured)
 
     def free_key(self, *layers: int) -> int:
         """Return an element that is free in all these layers. An engine that reads the wrong layer
-        then finds another test's key, and not nothing."""
+        then finds another test's key instead of nothing."""
         return free(SLOW_KEYS, self.keys, layers)
 
     def shared_key(self, layer: int, name: str) -> int:
-        """Return the element of tests whose keys have opposite signs."""
+        """Return the element that several tests share, because their keys have opposite signs."""
         if (layer, name) not in self.shared:
             self.shared[layer, name] = self.free_key(layer)
             self.keys.add((layer, self.shared[layer, name]))
@@ -149,8 +149,8 @@ class AcidWeights:
         distance: float,
         score: float,
     ) -> None:
-        """Raise the score of these keys, which lie d positions back, by score * cos(f * (d -
-        distance)). place: layer, head and pair."""
+        """Add score * cos(f * (d - distance)) to the scores of these keys, which are d positions
+        back; f is the pair's frequency. place: layer, head and pair."""
         layer, head, pair = place
         angle = self.frequency(layer, pair) * distance
         first, second = self.shape.pair(pair)
@@ -159,18 +159,19 @@ class AcidWeights:
         self.query(layer, head, second, state, -score * float(np.sin(angle)))
 
     def frequency(self, layer: int, pair: int) -> float:
-        """Return the radians by which a rotary pair turns from one position to the next."""
+        """Return the angle in radians by which a rotary pair turns per position."""
         return self.shape.frequency(pair)
 
     def free_value(self, *layers: int) -> int:
         return free(SLOW_VALUES, self.values, layers)
 
     def out(self, layer: int, head: int, element: int, measured: str, factor: float = 1.0) -> None:
-        """Add the element that the head reads to the coordinate, times a factor."""
+        """Add the element that the head reads to the coordinate `measured`, times a factor."""
         self.o[layer, self.coordinate(measured), head, element] += factor * SMALL
 
     def sink(self, states: Iterable[str], target: Mapping[str, float]) -> None:
-        """Make a head that measures nothing in a state look at a token without a value."""
+        """Make heads look at a token without a value in each state in which they measure
+        nothing."""
         places = list(states)
         for layer in range(self.shape.n_layer):
             self.key(layer, SINK, target)
@@ -180,7 +181,8 @@ class AcidWeights:
                         self.query(layer, head, SINK, state, SCORE)
 
     def finish(self) -> None:
-        """Write the additional weights of the architecture, after those of all tests."""
+        """Write the weights that the architecture needs in addition, after the weights of all
+        tests."""
 
     # --- feed-forward -----------------------------------------------------------------------
 
@@ -193,7 +195,7 @@ class AcidWeights:
         *,
         last: bool = False,
     ) -> None:
-        """Write a gated unit: act(gate) * up, to coordinates with these factors."""
+        """Write a gated unit, which adds act(gate) * up to coordinates with these factors."""
         at = self.free_unit(layer, last=last)
         for matrix, parts in ((self.gate, gate), (self.up, up)):
             for name, value in parts.items():

@@ -1,4 +1,4 @@
-"""An acid model as a GGUF file: the same bytes on every machine."""
+"""An acid model as a GGUF file, with the same bytes on every machine."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -35,7 +35,8 @@ def write_acid(path: Path, arch: str = "llama", quant: str = "F32") -> None:
 
 
 def check_known(arch: str, quant: str) -> None:
-    """Refuse a design that no acid model has. Raises InvalidModel."""
+    """Check that there is an acid model of this architecture and type. Raises InvalidModel if
+    not."""
     for kind, given, known in (
         ("architecture", arch, ARCHITECTURES),
         ("weight type", quant, TYPES),
@@ -61,7 +62,7 @@ def metadata(arch: str, quant: str) -> dict[str, tuple[str, Any]]:
 
 
 def shape_for(arch: str, quant: str) -> Shape:
-    """Return the shape, in which a matrix with blocks has a layer to itself."""
+    """Return the shape. A matrix with blocks gets a separate last layer."""
     shape = architecture_named(arch).shape
     if quant in PLAIN:
         return shape
@@ -81,7 +82,7 @@ def tensors(arch: str, quant: str) -> Iterator[Tensor]:
 
 
 def as_bytes(values: F64, kind: str) -> bytes:
-    """Return the bytes of values with at most eight significant bits, so that none is rounded."""
+    """Return the bytes of values with at most eight significant bits, which need no rounding."""
     if kind == "BF16":
         raw = np.ascontiguousarray(values, "<f4").view("<u4") >> 16
         return raw.astype("<u2").tobytes()
@@ -89,7 +90,8 @@ def as_bytes(values: F64, kind: str) -> bytes:
 
 
 def coded_rows(weights: AcidWeights, quant: str) -> bytes:
-    """Return coded rows. Rows that no test reads are zero, scales and all."""
+    """Return the rows of a matrix with blocks. Rows that no test reads are all zero, including
+    their scales."""
     form = format_named(quant)
     zero = bytes(form.layout.itemsize * (weights.shape.n_ff // form.weights))
     return b"".join(weights.coded.get(row, zero) for row in range(weights.shape.n_embd))

@@ -1,4 +1,4 @@
-"""Engines under test and oracles, one per file; no other module imports llama_cpp or gguf."""
+"""Engines under test and oracles, one per file. No other module imports llama_cpp or gguf."""
 
 import importlib
 import importlib.util
@@ -21,14 +21,15 @@ LAST_WITH_SBATCH = (0, 3, 9)  # of llama-cpp-python
 
 
 def has_sbatch(version: str) -> bool:
-    """Return True if this version of llama.cpp splits with llama_sbatch (engine.memory.sbatch)."""
+    """Return True if this version of llama.cpp splits batches with llama_sbatch
+    (engine.memory.sbatch)."""
     release = re.match(r"\d+(\.\d+)*", version)
     return release is not None and tuple(map(int, release[0].split("."))) <= LAST_WITH_SBATCH
 
 
 def split_version(name: str) -> tuple[str, str]:
-    """Return engine and version of `NAME@VERSION`; "" for the installed version, and for paths.
-    Raises Unsupported if nothing follows the @."""
+    """Return the engine and the version of `NAME@VERSION`. The version is "" for the installed
+    version, and for paths. Raises Unsupported if nothing follows the @."""
     engine, at, version = name.partition("@")
     if "/" in engine or name.startswith(PREFIX):
         return name, ""
@@ -38,11 +39,12 @@ def split_version(name: str) -> tuple[str, str]:
 
 
 def adapter_class(name: str) -> type[Adapter]:
-    """Return the adapter with that name, of any version; raises Unsupported, naming the choices.
+    """Return the adapter with that name, of any version. Raises Unsupported with the known names if
+    there is none.
 
-    The file that is named after the engine is tried first, so that a worker does not load every
-    other engine as well; then all adapters, then the engines that are wrong on purpose, then those
-    that are right in another way. A class of the user's is for a worker to load: it is theirs.
+    The file named after the engine is tried first, so that a worker need not load all other
+    engines. Then come all adapters, the engines that are wrong on purpose, and the honest engines
+    of other designs. Only a worker may load a user's class.
     """
     if is_users(name):
         return users_class(name)

@@ -29,11 +29,11 @@ from lockstep.harness.records import (
 
 
 class Adapter(Registered):
-    """Engine with one model and one preset; override the questions that it can answer.
+    """An engine with one model and one preset. Override the questions that it can answer.
 
-    An engine's refusal of its input is an `EngineError`; any other exception is a bug of the engine
-    or of its adapter, and is reported as a crash. harness.answers checks each answer as described
-    below before anything is compared.
+    An engine refuses an input with an `EngineError`. Any other exception is a bug of the engine or
+    of its adapter, and is reported as a crash. Before anything is compared, harness.answers checks
+    that each answer is as described below.
     """
 
     isolated = False  # True: must be asked in a process of its own (harness.context.runner does)
@@ -46,7 +46,8 @@ class Adapter(Registered):
 
     @classmethod
     def check_libraries(cls) -> None:
-        """Refuse libraries that the adapter was not written for. Raises Unsupported."""
+        """Check that the adapter was written for the installed libraries. Raises Unsupported if
+        not."""
 
     def describe(self) -> EngineInfo:
         return EngineInfo(engine=self.name, version="unknown", settings=self.settings)
@@ -57,8 +58,9 @@ class Adapter(Registered):
     def parse(
         self, blob: NDArray[np.uint8], ends: NDArray[np.int64], way: str
     ) -> dict[str, NDArray[Any] | dict[int, str]]:
-        """Parse many GGUF files, one by one, in one of the engine's ways (see parts.parsing). A
-        file that kills, stops or fills the reader is an answer too, not a failure."""
+        """Parse many GGUF files, one by one, in one of the engine's ways to read a file (see
+        parts.parsing). The answer also tells which files killed the reader, stopped it or filled
+        its memory."""
         raise Unsupported(f"{self.name} does not parse many files")
 
     def tokenize(
@@ -72,42 +74,42 @@ class Adapter(Registered):
         raise Unsupported(f"{self.name} does not detokenize")
 
     def dequantize(self, type_name: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Return every weight of whole blocks, in one row."""
+        """Return every weight of these whole blocks as a flat array."""
         raise Unsupported(f"{self.name} does not expose its weight decoders")
 
     def multiply(
         self, type_name: str, raw: NDArray[np.uint8], x: NDArray[np.float32]
     ) -> NDArray[np.float32]:
-        """Multiply x by a matrix with rows of so many weights. x: (tokens, columns) -> (tokens,
-        rows)."""
+        """Multiply x by a matrix, given as raw rows with as many weights as x has columns. x:
+        (tokens, columns); result: (tokens, rows)."""
         raise Unsupported(f"{self.name} does not expose its matrix product")
 
     def time_dequantize(
         self, type_name: str, raw: NDArray[np.uint8], seconds: float, threads: int
     ) -> float:
-        """Return the seconds for all these blocks, if each of `threads` threads decodes for
-        `seconds`. Two independent threads halve the time."""
+        """Return the seconds that all these blocks take, if each of `threads` threads decodes for
+        `seconds`. Two independent threads halve the result."""
         raise Unsupported(f"{self.name} cannot be timed")
 
     def name_tensors(self, metadata: bytes) -> tuple[TensorSummary, ...]:
-        """Return the tensors of a model with this metadata (a GGUF file without any)."""
+        """Return the tensors of a model with this metadata, which is a GGUF file without
+        tensors."""
         raise Unsupported(f"{self.name} does not name the tensors of a model")
 
     def evaluate(self, request: Request) -> Evaluation:
-        """Return the logits of each batch in turn, (outputs, vocabulary); with `request.capture` a
-        trace.
+        """Return the logits of each batch, (outputs, vocabulary), and a trace if `request.capture`.
 
-        `request.replace`: replacement values at some sites; the engine still shows its own. A run
-        in which a class ignores them is not compared. A class that can replace values at some sites
-        only names the others in `fixed` of its EngineInfo. With `request.embeddings` the rows are
-        those of `embed`. A model without logits is asked in both ways, and raises Unsupported for
-        the one that it does not have.
+        `request.replace`: replacement values at some sites; the engine still shows its own values.
+        A run in which a class ignores them is not compared. If a class can replace values only at
+        some sites, it names all other sites in `fixed` of its EngineInfo. With `request.embeddings`
+        the rows are those of `embed`. A model without logits is asked with and without it, and
+        raises Unsupported for the results that it does not have.
         """
         raise Unsupported(f"{self.name} does not evaluate batches")
 
     def embed(self, batches: Sequence[Batch]) -> tuple[NDArray[np.float32], ...]:
-        """Return the embeddings of each batch in turn, (tokens, width), for a model without logits;
-        or (sequences, width), if the metadata says how to pool."""
+        """Return the embeddings of each batch, (tokens, width), for a model without logits. If the
+        metadata names a pooling, return (sequences, width)."""
         raise Unsupported(f"{self.name} does not give embeddings")
 
     def capture(
@@ -121,54 +123,55 @@ class Adapter(Registered):
     ) -> Captured:
         """Decode the batches on an empty cache, and emit every node that computes something.
 
-        embeddings: compute them, even if there are logits; values: include those of computed nodes,
-        without which a capture is faster; results are always included. Emitted arrays are read
-        before `emit` returns, and may then be reused.
+        embeddings: compute them, even if there are logits; values: emit the values of computed
+        sources too. A capture without these values is faster. Results are always emitted. The
+        receiver reads the arrays before `emit` returns, because they may then be reused.
         """
         raise Unsupported(f"{self.name} does not show its graph")
 
     def time_capture(self, batches: Sequence[Batch]) -> dict[str, float]:
-        """Return the seconds of all batches but the first, or of a single one, measured in several
-        ways: plain; callback: the time with an empty Python callback; capture; copy: the time of
-        copying the captured bytes."""
+        """Return the seconds of all batches except the first (or of the only one), measured in
+        several ways. plain: without a callback; callback: with an empty Python callback; capture:
+        with a capture; copy: only copying the captured bytes."""
         raise Unsupported(f"{self.name} does not show its graph")
 
     def compute(self, node: Node) -> NDArray[Any]:
-        """Return the result of one op alone, on the sources that the node holds: (ne3, ne2, ne1,
-        ne0)."""
+        """Return the result of one op alone, (ne3, ne2, ne1, ne0), from the sources that the node
+        holds."""
         raise Unsupported(f"{self.name} does not compute single ops")
 
     def operate(
         self, op: str, inputs: Mapping[str, NDArray[Any]], params: Mapping[str, int | float | str]
     ) -> dict[str, NDArray[Any]]:
-        """Return the named results of an operation of engines' interfaces (engine.ops.fused)."""
+        """Return the named results of a fused operation of engines' interfaces
+        (engine.ops.fused)."""
         raise Unsupported(f"{self.name} does not compute fused operations")
 
     def sample(self, request: SampleRequest) -> SampleAnswer:
         """Return the candidates after each stage of a chain, for each row of logits. A stage that
-        draws uses the request's draw, as llama.cpp's seeds give it."""
+        draws a token uses the request's draw, which llama.cpp would get from its seed."""
         raise Unsupported(f"{self.name} does not show its samplers")
 
     def draw(self, request: DrawRequest) -> DrawAnswer:
-        """Return one next token, drawn by a chain; only servers are asked."""
+        """Return one next token that a chain draws. Only servers are asked."""
         raise Unsupported(f"{self.name} is no server")
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         """Return the ids of `n` tokens after the prompt, each the argmax of the logits before it.
 
-        Generation does not stop at an end-of-text token: a comparison wants all `n`.
+        Generation does not stop at an end-of-text token, because a comparison needs all `n` tokens.
         """
         raise Unsupported(f"{self.name} does not generate")
 
     def logprobs(
         self, prefixes: Sequence[Sequence[int] | bytes], k: int
     ) -> list[list[tuple[int | bytes, float]]]:
-        """Return the k likeliest next tokens of each prefix with log-probabilities, likeliest
-        first.
+        """Return the k likeliest next tokens of each prefix with their log-probabilities, the
+        likeliest first.
 
         A prefix is its ids, or its text for an engine that says `text_only`. A token is its id, or
-        its text if the engine knows no ids. Fewer than k will do, and so will any constant that all
-        values of a prefix are off by.
+        its text if the engine knows no ids. A list may have fewer than k tokens. All values of a
+        prefix may be off by the same constant.
         """
         raise Unsupported(f"{self.name} does not list candidates")
 
@@ -183,22 +186,26 @@ class Adapter(Registered):
         plan: `n_ctx`, `n_ubatch`, `n_seq`, `unified` and `steps`: `["decode", rows]` with rows of
         token, position, sequences, output; `["rm", seq, p0, p1]`, `["cp", from, to, p0, p1]`,
         `["keep", seq]`, `["add", seq, p0, p1, delta]`, `["div", seq, p0, p1, d]`, `["clear"]`,
-        `["save", seq]` and `["load", seq, k]`: what the k-th save kept; seq -1 is everything.
-        `sbatch`, if there: the context still has llama_sbatch, and takes batches apart by its split
-        "simple", "equal" or "seq" (recurrent, with pooled embeddings).
+        `["save", seq]` and `["load", seq, k]`, which loads the result of the k-th save. Sequence -1
+        means everything. `sbatch` is present if the context still has llama_sbatch, and names the
+        split of its batches: "simple", "equal" or "seq" (recurrent, with pooled embeddings).
 
         Each answer: `code`; `pos`, the smallest and largest position of each sequence; `ubatches`
-        (equal, n_seqs, rows) as they were formed, `slots`, the cells that were looked at for them,
-        and `order`, the tokens with outputs as they were computed; `logits`: (outputs, vocabulary).
-        None, for a whole or a part, is what cannot be seen.
+        (equal, n_seqs, rows) in the order in which they were formed; `slots`, the cells that the
+        engine looked at for them; `order`, the tokens with outputs in the order in which they were
+        computed; `logits`: (outputs, vocabulary). None stands for a value, or a part of it, that
+        the engine does not show.
         """
         raise Unsupported(f"{self.name} does not run schedules")
 
     def guide(
         self, batches: Sequence[Batch], negative: Sequence[Batch], scale: float
     ) -> tuple[NDArray[np.float32], ...]:
-        """Return guided logits of each batch, (outputs, vocabulary), up to a constant in each row.
-        `negative` has as many batches and outputs, after another prompt."""
+        """Return the guided logits of each batch, (outputs, vocabulary), up to a constant in each
+        row.
+
+        `negative` has as many batches and outputs, but after another prompt.
+        """
         raise Unsupported(f"{self.name} has no guidance")
 
     def save(
@@ -208,18 +215,18 @@ class Adapter(Registered):
         path: str,
         sequence: int | None = None,
     ) -> tuple[NDArray[np.float32], ...]:
-        """Decode the batches on an empty cache, write its state to a new file, and go on.
+        """Decode the batches on an empty cache, write its state to a new file, and decode `then`.
 
         Returns the logits of each batch of `then`, (outputs, vocabulary). sequence: write the state
-        of this one alone; None: of all. No other path is written.
+        of only this sequence; None: of all sequences. No other path is written.
         """
         raise Unsupported(f"{self.name} does not save its state")
 
     def load(
         self, path: str, then: Sequence[Batch], sequence: int | None = None
     ) -> tuple[NDArray[np.float32], ...]:
-        """Return the logits of each batch of `then`, (outputs, vocabulary), on only the state of a
-        file that `save` wrote."""
+        """Load a file that `save` wrote, decode `then` on this state alone, and return the logits
+        of each batch, (outputs, vocabulary)."""
         raise Unsupported(f"{self.name} does not load a state")
 
     def restore(
@@ -230,7 +237,7 @@ class Adapter(Registered):
         then: Batch,
     ) -> dict[str, Any]:
         """Read many state files of llama.cpp, one by one, each into an empty cache (see
-        parts.restoring). A file that kills the reader is an answer like others."""
+        parts.restoring). The answer also tells which files killed the reader."""
         raise Unsupported(f"{self.name} does not read llama.cpp's state files")
 
     def borrow(self, session: Any) -> None:

@@ -1,4 +1,4 @@
-"""Our compiled engine; never used to judge."""
+"""Our compiled engine, which never judges another engine."""
 
 from lockstep.engine.model import Model
 from lockstep.engine.ops.fast.ops import Fast
@@ -11,7 +11,8 @@ class FastEngine(Reference, name="fast"):
         return Fast(n_threads=self.settings.n_threads)
 
     def make_model(self) -> Model:
-        """Keep the model: mapping a file's pages again takes as long as two tokens."""
+        """Return the model, and keep the pages of its file mapped: mapping them again takes as long
+        as two tokens."""
         model = super().make_model()
         model.keeps_pages = True
         return model

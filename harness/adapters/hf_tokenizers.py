@@ -1,7 +1,7 @@
-"""Hugging Face's tokenizers: the original of byte-level BPE and WordPiece, from a GGUF's data.
+"""Hugging Face's tokenizers: the original of byte-level BPE and WordPiece, from a GGUF file's data.
 
-A second opinion on llama.cpp, and no oracle: it takes UTF-8 only, and adds no BOS or EOS, because
-a GGUF file does not hold the original's template.
+The library is a second opinion on llama.cpp, not an oracle. It takes only UTF-8, and adds no BOS or
+EOS, because a GGUF file does not store the original's template.
 """
 
 import json

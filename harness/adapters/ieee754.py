@@ -1,9 +1,8 @@
 """Values of plain number types as float32 by the standard: the oracle for types that llama.cpp does
 not decode.
 
-ggml stores F64 and integers, but no part of it reads them as weights. They are numbers, so the
-conversion is given all the same: to the nearest float32, ties to even, beyond the largest
-infinite.
+ggml stores F64 and integers, but never reads them as weights. Their conversion is well defined: to
+the nearest float32, with ties to even, and to infinity beyond the largest.
 """
 
 import numpy as np
@@ -17,7 +16,7 @@ NUMBERS = {"F64": "<f8", "I8": "i1", "I16": "<i2", "I32": "<i4", "I64": "<i8"}
 
 
 class Ieee754(Adapter, name="ieee754"):
-    """Conversion by numpy, that is by the processor; the version is that of the rule."""
+    """Conversion by numpy, and so by the processor. The version is that of the standard."""
 
     def describe(self) -> EngineInfo:
         return EngineInfo(engine=self.name, version="2019", settings=self.settings)

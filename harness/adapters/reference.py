@@ -63,7 +63,7 @@ CACHES = ("k_cache", "v_cache")
 
 class Reference(Adapter, name="reference"):
     """Our reference engine. A wrong engine replaces `ops`, or overrides `make_model`, and is right
-    in all else."""
+    in all other respects."""
 
     ops: ClassVar[type[Mirror]] = Mirror
 
@@ -112,7 +112,7 @@ class Reference(Adapter, name="reference"):
         return summary_of(self.file)
 
     def open_file(self, raw: bytes) -> GgufFile:
-        """Open a file; a wrong reader overrides this."""
+        """Open a file. A wrong reader overrides this method."""
         return GgufFile(raw)
 
     def parse(
@@ -183,7 +183,8 @@ class Reference(Adapter, name="reference"):
         return self.evaluate(Request(batches=tuple(batches), embeddings=True)).logits
 
     def compute(self, node: Node) -> NDArray[Any]:
-        """Compute by the formula: a single op has no build whose roundings could be mirrored."""
+        """Return the op's result by our formula, because a single op has no build whose roundings
+        could be copied."""
         found = expect(node, ANY_ENGINE)
         if found.answer is not None:
             return found.answer
@@ -192,7 +193,7 @@ class Reference(Adapter, name="reference"):
     def operate(
         self, op: str, inputs: Mapping[str, NDArray[Any]], params: Mapping[str, int | float | str]
     ) -> dict[str, NDArray[Any]]:
-        """Compute the operation in the first of its right ways."""
+        """Return the operation's results, computed in the first of the right ways."""
         found = {
             name: next(iter(ways.values())).value
             for name, ways in operate(op, Call(inputs, params)).items()
@@ -207,7 +208,8 @@ class Reference(Adapter, name="reference"):
 
     @property
     def sampler_vocabulary(self) -> SamplerVocabulary | None:
-        """Return the model's vocabulary; None without a model or a tokenizer of ours."""
+        """Return the model's vocabulary; None without a model, or if we do not have its
+        tokenizer."""
         if self.model is None:
             return None
         try:
@@ -273,7 +275,7 @@ class Reference(Adapter, name="reference"):
         sequence: int | None,
         then: Batch,
     ) -> dict[str, Any]:
-        """Read the state files; nothing is computed."""
+        """Read the state files, without computing anything."""
         shape, limits = shape_of_model(self.file), limits_of(self.settings)
         return restore_each(
             lambda raw: reason_to_refuse(raw, shape, limits, sequence), list(files_of(blob, ends))
@@ -296,7 +298,7 @@ def summary_of(file: GgufFile) -> FileSummary:
 
 
 def listing_of(file: GgufFile) -> FileSummary:
-    """Return the summary of the tensors alone: a large vocabulary is not read for it."""
+    """Return a summary of only the tensors, so that a large vocabulary is not read."""
     return FileSummary(
         version=file.version,
         alignment=file.alignment,
@@ -327,7 +329,7 @@ def plain(value: Value) -> Any:
 
 
 class TensorRecorder:
-    """The probe that records the requested values and replaces those that the request contains."""
+    """A probe that records the values of a run, and replaces those that the request contains."""
 
     def __init__(self, request: Request, hidden: Collection[str] = ()) -> None:
         self.request, self.hidden = request, hidden

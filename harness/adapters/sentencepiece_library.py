@@ -1,7 +1,7 @@
-"""Google's sentencepiece: the original of the "llama" and "t5" tokenizers, from a GGUF's data.
+"""Google's sentencepiece: the original of the "llama" and "t5" tokenizers, from a GGUF file's data.
 
-A second opinion on llama.cpp, and no oracle: it adds no BOS or EOS, and never reads a control token
-from a text.
+The library is a second opinion on llama.cpp, not an oracle. It adds no BOS or EOS, and never reads
+a control token from a text.
 """
 
 from collections.abc import Sequence

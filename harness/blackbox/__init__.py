@@ -1,1 +1,1 @@
-"""Engines that show no tensors: the question is put into the model's file instead."""
+"""Tests for engines that show no tensors: each test puts its question into a model file."""

@@ -1,4 +1,5 @@
-"""Questions to both engines about models made for one question, judged as in `check`."""
+"""Questions to both engines about probe models, judged as in `check`. A probe model is made from
+the user's model for one question."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -75,7 +76,7 @@ Make = Callable[[GgufFile], Recipe]
 
 @dataclass(frozen=True, kw_only=True)
 class SliceAnswer:
-    """The answers of both engines on one model."""
+    """The result of comparing both engines on one model."""
 
     status: Status
     summary: str
@@ -94,21 +95,22 @@ class SliceAnswer:
 
     @property
     def is_in_halves(self) -> bool:
-        """Return True if rounding to 16 bits explains the difference, so that nothing smaller can
-        be seen."""
+        """Return True if rounding to 16 bits explains the difference. Smaller faults are then
+        invisible."""
         return COMPUTED_IN in self.extent
 
     @property
     def is_no_number(self) -> bool:
-        """Return True if an output is NaN or infinite. A matrix of zeros does not mute such a
-        value."""
+        """Return True if the engines differ and the value is NaN or infinite. A matrix of zeros
+        does not mute such a value."""
         return self.differs and not isfinite(float(self.extent.get("actual", 0.0)))
 
 
 @dataclass(kw_only=True)
 class SliceAsker:
-    """Asks both engines about slices. plan: the plan for the user's models; folder: for those that
-    are made of them, one at a time; opening: how both engines are opened for one of them."""
+    """Asks both engines about probe models, such as slices. plan: the plan for the user's models;
+    folder: the folder for probe models, written one at a time; opening: the function that opens
+    both engines for a plan."""
 
     plan: Plan
     folder: Path
@@ -138,8 +140,8 @@ class SliceAsker:
     # --- models made of the user's ------------------------------------------------------------
 
     def plan_for_made(self, make: Make) -> Plan:
-        """Return the plan for the models that `make` makes of the oracle's file and of the
-        subject's."""
+        """Return the plan for the probe models. `make` makes one from the oracle's file, and one
+        from the subject's file if that is a different file."""
         ours = self.folder / "oracle.gguf"
         rewrite(self.file, make(self.file), ours)
         theirs = ours
@@ -149,8 +151,8 @@ class SliceAsker:
         return replace(self.plan, model=ours, subject_model=theirs)
 
     def with_few_tokens(self, file: GgufFile, recipe: Recipe) -> Recipe:
-        """Return a recipe with few tokens. file: the oracle's or the subject's, for which the
-        recipe is."""
+        """Return the recipe with a small vocabulary. file: the recipe's source, which is the
+        oracle's or the subject's file."""
         own = file is self.file
         if own not in self.few:
             self.few[own] = few_tokens_of(file)
@@ -162,8 +164,9 @@ class SliceAsker:
         return lambda file: self.with_few_tokens(file, make(file))
 
     def wants_all_tokens(self, answer: SliceAnswer) -> bool:
-        """Return True if the engine gave no answer on a model with few tokens; then ask on whole
-        vocabularies. Its code may hold the size of its vocabulary, or ids of special tokens."""
+        """Return True if the engine gave no answer on a model with few tokens. From then on all
+        models have whole vocabularies. An engine's code may hold the size of its vocabulary, or ids
+        of special tokens."""
         answered = answer.status in ("agreed", "diverged")
         if self.whole_vocabulary or answered or not any(self.few.values()):
             return False
@@ -171,12 +174,14 @@ class SliceAsker:
         return True
 
     def ask_of_layer(self, make: Make, given: Sequence[Batch] = ()) -> SliceAnswer:
-        """Ask about a layer on a model with few tokens, if the engine accepts one."""
+        """Ask about a layer on a model with few tokens. If the engine does not accept such a model,
+        ask again with all tokens."""
         answer = self.ask(self.of_few_tokens(make), given)
         return self.ask(make, given) if self.wants_all_tokens(answer) else answer
 
     def ask(self, make: Make, given: Sequence[Batch] = ()) -> SliceAnswer:
-        """Ask for logits. given: the batches of an engine that shows logits."""
+        """Ask both engines about the probe model of `make`. given: the batches to run, for engines
+        that show logits; empty for the usual run."""
         return self.answer_to(self.plan_for_made(make), given)
 
     def open(self, plan: Plan) -> Opened:
@@ -185,7 +190,8 @@ class SliceAsker:
         return opened
 
     def answer_to(self, plan: Plan, given: Sequence[Batch] = ()) -> SliceAnswer:
-        """Ask both engines; one that cannot start counts as one that does not answer."""
+        """Ask both engines, and return the result. An engine that cannot start counts as an engine
+        that does not answer."""
         try:
             opened = self.open(plan)
         except NoAnswer as error:
@@ -201,13 +207,14 @@ class SliceAsker:
 
     @property
     def kept(self) -> Kept | None:
-        """Return a function for `halves`; None if the user's model has no quantised weights."""
+        """Return a function that returns `halves`; None if the user's model has no quantised
+        weights."""
         return (lambda: self.halves) if holds_quantised(self.file) else None
 
     @cached_property
     def halves(self) -> str | None:
-        """Return F16 or BF16 if the engine cannot tell numbers apart that are the same in that
-        type; "" if it can; None if it does not answer."""
+        """Return "F16" or "BF16" if the engine does not distinguish numbers that are equal in that
+        type. Return "" if it does, and None if it does not answer."""
         with suppress(NoAnswer, BadInput, EngineError):
             return kept_in(self.file, self.layers_to_load, self.run_on)
         return None
@@ -221,7 +228,7 @@ class SliceAsker:
 
     @cached_property
     def graph(self) -> Graph:
-        """Return llama.cpp's graph of one token of the whole model."""
+        """Return llama.cpp's graph for one token of the whole model."""
         self.progress("reading the kind of each layer from llama.cpp's graph")
         return self.graph_in(self.plan.model)
 
@@ -232,12 +239,12 @@ class SliceAsker:
             return graph_of(session)
 
     def role(self, layer: int) -> dict[str, int]:
-        """Return the keys with which a model of this layer alone computes it as before. Raises
-        Unsupported."""
+        """Return the keys with which a model of this layer alone computes the layer as before.
+        Raises Unsupported if no such keys are known."""
         if architecture(self.file) in ALIKE:
             return {}
         if self.plan.oracle != LLAMA_CPP:
-            raise Unsupported("layers differ by their number, and only llama.cpp's graph says how")
+            raise Unsupported("layers differ by number, and only llama.cpp's graph shows how")
         other_mask = mask_of(self.graph, layer) != mask_of(self.graph, 0)
         key = role_of(self.graph, layer), other_mask
         if key not in self.roles:
@@ -264,8 +271,8 @@ class SliceAsker:
 
     @cached_property
     def layers_to_load(self) -> int:
-        """Return the least number of first layers with which llama.cpp loads a model: some
-        architectures need a layer of each kind."""
+        """Return a number of first layers that llama.cpp loads as a model, trying 1, 2, 4 and so
+        on. Some architectures need a layer of each kind."""
         if architecture(self.file) in ALIKE or self.plan.oracle != LLAMA_CPP:
             return 1
         path, n, total = self.folder / "layers.gguf", 1, n_layers(self.file)
@@ -282,14 +289,15 @@ class SliceAsker:
 
 
 def holds_quantised(file: GgufFile) -> bool:
-    """Return True if products convert something for these weights."""
+    """Return True if the file has weights of a type that the F32 twin changes."""
     return any(info.type.name not in KEPT for info in file.tensors.values())
 
 
 def verdicts_of(
     opened: Opened, given: Sequence[Batch], *, whole: bool = False, kept: Kept | None = None
 ) -> list[Verdict]:
-    """Return the verdicts on logits, as `logits_of` does, or on lists, tokens or embeddings."""
+    """Return the verdicts on the first kind of answer that the engine offers: embeddings, logits,
+    lists of likely tokens, or greedy tokens. whole, kept: as in `logits_of`."""
     context = replace(opened.context, given=tuple(given))
     levels = context.subject_info.levels
     if embeds(context):
@@ -318,13 +326,15 @@ def hidden_by_halves(context: Context, halves: InHalves) -> Verdict:
 
 
 class NotSteady(Exception):
-    """An engine whose own runs differ by more than is allowed: no place is at fault."""
+    """Raised if an engine's own runs differ by more than the limit. No place in the model is then
+    at fault."""
 
 
 def logits_of(context: Context, *, whole: bool, kept: Kept | None) -> Verdict:
-    """Compare the logits, and return the verdict. Raises NotSteady if they differ and one more run
-    of the subject differs as well. whole: the model is the user's own, so that rows must differ and
-    the verdict names batches; kept: how the engine keeps models made in F32 of another type."""
+    """Compare the logits, and return the verdict. Raises NotSteady if the logits differ and a
+    second run of the subject differs from its first. whole: the model is the user's own, so rows
+    must differ from each other and the verdict names batches; kept: returns the 16-bit type in
+    which the engine keeps models made in F32."""
     request = Request(batches=context.batches)
     try:
         expected, actual = context.ask_both("evaluate", request)
@@ -348,8 +358,9 @@ def logits_of(context: Context, *, whole: bool, kept: Kept | None) -> Verdict:
 
 
 def worst_of(verdicts: Sequence[Verdict], oracle: str) -> SliceAnswer:
-    """Return the worst verdict on the comparisons, if there were any. Lists that are empty because
-    the text ends are excused, and do not hide lists that agree."""
+    """Return the worst verdict as an answer. Verdicts of "not-applicable" count only if there are
+    no others. Excused lists do not count if other lists agree: a list is empty where the text
+    ends."""
     order = (1, 2, 3, 0)
     some = [verdict for verdict in verdicts if verdict.status != "not-applicable"]
     if any(v.suite == "logprobs" and v.status == "agreed" for v in some):
@@ -377,7 +388,8 @@ def left_unanswered(error: NoAnswer, oracle: str) -> SliceAnswer:
 
 
 def is_nobodys(status: Status, detail: Mapping[str, Any], oracle: str) -> bool:
-    """Return True if no engine is to blame. An engine may refuse an untrained model."""
+    """Return True if the result does not accuse the subject: the oracle is at fault too, or an
+    engine refused an untrained model."""
     of_oracle = status != "agreed" and detail.get(ENGINE) == oracle
     refused = status == "diverged" and "question" in detail
     return of_oracle or refused or detail.get("at_fault") in ("oracle", "both")

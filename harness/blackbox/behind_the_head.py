@@ -1,4 +1,4 @@
-"""Operations on logits after the head: a factor, a cap. The operations follow llama.cpp, by
+"""Operations on logits after the head: a factor and a cap, as in llama.cpp for each
 architecture."""
 
 from typing import Any
@@ -28,7 +28,7 @@ CAPS = {
 
 
 def scale_of(file: GgufFile) -> float:
-    """Return the factor that logits are multiplied by. A factor of zero in the file means one."""
+    """Return the factor that multiplies the logits. A factor of zero in the file means one."""
     arch = architecture(file)
     if arch in TIMES_SCALE:
         return float(number(file, SCALE, TIMES_SCALE[arch]) or 1.0)
@@ -41,21 +41,22 @@ def scale_of(file: GgufFile) -> float:
 
 
 def cap_of(file: GgufFile) -> float:
-    """Return the cap of the logits, 0 for none."""
+    """Return the cap of the logits, or 0 if there is no cap."""
     arch = architecture(file)
     return float(number(file, CAP, CAPS[arch])) if arch in CAPS else 0.0
 
 
 def hidden_by(cap: float, logits: NDArray[Any]) -> int:
-    """Return how many logits are so near to the cap that their value before it cannot be seen."""
+    """Return how many logits are so near the cap that their values before capping cannot be
+    seen."""
     return int(np.count_nonzero(np.abs(logits) > abs(cap) * np.tanh(FLAT))) if cap else 0
 
 
 def as_logits(
     scale: float, cap: float, value: NDArray[np.float64], allowed: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the logits that follow from the head's output, and how far an honest engine may be
-    from them."""
+    """Return the logits computed from the head's output, and the largest error of an honest
+    engine."""
     if scale == 1 and not cap:
         return value, allowed
     value, allowed = value * scale, allowed * abs(scale)

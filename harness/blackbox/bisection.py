@@ -1,8 +1,9 @@
-"""`lockstep bisect --black-box`: which layer, and which part of it, of an engine without tensors.
+"""`lockstep bisect --black-box`: find the wrong layer and its wrong part in an engine without
+tensors.
 
-The parts before and after the layers are asked alone, then each layer between them. All in F32:
-nothing is converted, so that little has to be allowed. Then lenses show the decoded weights. If all
-of that agrees, so must all other runs of `check`: the whole model in F32, and the other suites.
+The parts outside the layers are tested alone, then each layer. All these models are in F32: nothing
+is converted, so limits are small. Then lenses show the decoded weights. If all of that agrees, the
+bisection makes the other runs of `check`: the whole model in F32, and the other suites.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -103,7 +104,7 @@ class BlackBoxBisection:
 
     @property
     def exit_code(self) -> int:
-        """Return 1 if anything diverges, 0 if all is known and agrees, else 3."""
+        """Return 1 if anything diverges, 0 if nothing is missing and everything agrees, else 3."""
         answers = [*(row.answer for row in self.rows), *(look.answer for look in self.lenses)]
         answers += [*self.in_f32.values(), *(seen.answer for seen in self.places)]
         others = {verdict.status for verdict in self.others}
@@ -115,9 +116,8 @@ class BlackBoxBisection:
 
 
 def bisect_black_box(asker: SliceAsker) -> BlackBoxBisection:
-    """Bisect by logits alone. Raises NoAnswer if the engine answers on no model made of this
-    one.
-    """
+    """Bisect without tensors, by the engine's answers on probe models. Raises NoAnswer if the
+    engine cannot be asked about probe models."""
     try:
         return bisect_steady(asker)
     except NotSteady as error:
@@ -175,8 +175,8 @@ def check_can_be_asked(asker: SliceAsker, engines: Sequence[EngineInfo] = ()) ->
 
 
 def of_the_whole(asker: SliceAsker, found: BlackBoxBisection, n: int) -> BlackBoxBisection:
-    """Bisect the whole model if no slice and no weight differs: which probe shows the fault, and in
-    which layer."""
+    """Bisect the whole model if no slice and no weight differs. Find the probe that shows the
+    fault, and the layer."""
     if not found.whole.differs:
         found = replace(found, in_f32=dict(in_f32(asker)))
     differs = {what for what, answer in found.in_f32.items() if answer.differs}
@@ -201,7 +201,8 @@ def names_one(places: Sequence[SeenInPlace]) -> bool:
 
 
 def others_of(asker: SliceAsker) -> tuple[Verdict, ...]:
-    """Return other verdicts of `check` that diverge; if there are none, those without an answer."""
+    """Return the verdicts of the rest of `check` that diverge. If none diverges, return the
+    verdicts without an answer."""
     asker.progress("the further runs of check")
     plan = replace(asker.plan, suites=(), by_name=False)
     opened = asker.open(plan)
@@ -215,8 +216,8 @@ def others_of(asker: SliceAsker) -> tuple[Verdict, ...]:
 
 
 def questions_besides(plan: Plan) -> dict[str, Callable[[Context], Iterator[Verdict]]]:
-    """Return the questions of suites about made models that no bisection asks, by the suites'
-    names."""
+    """Return the questions about probe models that the bisection itself does not ask, by suite
+    name."""
     return {
         long_context.SUITE: partial(long_prompt.long_texts, plan),
         CHOICES: partial(own_token.check_own_tokens, plan),
@@ -231,8 +232,8 @@ def questions_besides(plan: Plan) -> dict[str, Callable[[Context], Iterator[Verd
 
 
 def outside(asker: SliceAsker) -> Iterator[LayerRow]:
-    """Compare without the layers, and once more where eps matters, which nothing else would
-    show."""
+    """Yield rows for the parts outside the layers. If they agree, compare again with small
+    embeddings: nothing else shows a wrong eps."""
     ask = without_layers(asker)
     answer = as_it_is(ask)
     asked = Asked(ask=ask)
@@ -268,8 +269,9 @@ def shows_logits(answer: SliceAnswer) -> bool:
 
 
 def told_from_scale(asker: SliceAsker, eps: Part) -> Part:
-    """Return eps if the first layer agrees on larger inputs, else the part of eps or scale. A norm
-    also divides by the scale of embeddings; it shows only beside a layer's output."""
+    """Return the eps part if the first layer agrees on larger inputs, else the part "eps, or the
+    scale of embeddings". A norm removes the scale of embeddings, so a wrong scale shows only next
+    to a layer's output."""
     try:
         answer = half(asker, 0, role_or_place(asker, 0), ())(larger)
     except Unsupported:
@@ -280,7 +282,7 @@ def told_from_scale(asker: SliceAsker, eps: Part) -> Part:
 
 @dataclass(frozen=True, kw_only=True)
 class MadeToShow:
-    """A change to a layer's slice without which a fault of `part` stays invisible."""
+    """A change to a layer's slice that makes a fault of `part` visible."""
 
     words: str
     make: Callable[..., Recipe]
@@ -295,8 +297,8 @@ MADE = {
 
 
 def layers_made(asker: SliceAsker, n: int, made: MadeToShow) -> list[LayerRow]:
-    """Return rows for a fault that belongs to one layer by its number. If no slice shows it, each
-    layer is asked at its place."""
+    """Return the rows of all layers' slices with this change. If no slice differs, test each layer
+    at its place, and add the rows that differ."""
     rows = [row for layer in range(n) if (row := layer_made(asker, n, layer, made))]
     if any(row.answer.differs for row in rows):
         return rows
@@ -307,7 +309,8 @@ def layers_made(asker: SliceAsker, n: int, made: MadeToShow) -> list[LayerRow]:
 def layer_made(
     asker: SliceAsker, n: int, layer: int, made: MadeToShow, *, place: bool = False
 ) -> LayerRow | None:
-    """Return the row of a made model's layer; None if it has no slice, which another row says."""
+    """Return the row of a layer with this change; None if the layer has no slice, which another row
+    reports. place: test the layer at its place."""
     asker.progress(f"layer {layer} of {n}, {made.words}")
     try:
         role = None if place else role_or_place(asker, layer)

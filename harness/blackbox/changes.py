@@ -1,7 +1,8 @@
-"""Changes to the values of a tensor on its way from file to file.
+"""Changes to the values of a tensor while a model is rewritten from file to file.
 
-A change is given whole rows, decoded, and the number of the first of them; it returns as many. All
-changes are exact in float32, so that both engines read the intended values.
+A change is a function. It receives whole decoded rows and the number of the first of these rows,
+and returns as many rows. All changes are exact in float32, so that both engines read the intended
+values.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ def far_below(rows: F32, start: int) -> F32:
 
 
 def times(power: float) -> Change:
-    """Scale by a power of two, so that nothing is rounded."""
+    """Return a change that multiplies by a power of two, so that nothing is rounded."""
     return lambda rows, start: (rows * np.float32(power)).astype(np.float32)
 
 
@@ -44,9 +45,9 @@ def only_columns(first: int, last: int) -> Change:
 
 
 def reads_first(period: int = 0, *, key: int = 0) -> Change:
-    """Return a matrix whose every output is its first input times a seeded number of either sign,
-    from a quarter to 16, with all bits of a float32. period: the number of rows after which the
-    numbers repeat, 1 for equal outputs, 0 for no repetition; key: selects other numbers."""
+    """Return a change that makes each output the first input times a seeded number. The numbers
+    have either sign, sizes from a quarter to 16, and all bits of a float32. period: the number of
+    rows after which the numbers repeat, 1 for equal outputs, 0 for no repetition; key: the seed."""
 
     def change(rows: F32, start: int) -> F32:
         found, numbers = np.zeros_like(rows), start + np.arange(len(rows))
@@ -64,7 +65,8 @@ def factors(key: int, numbers: NDArray[np.int64]) -> F32:
 
 
 def in_rows(first: int, change: Change) -> Change:
-    """Apply the change to the rows from `first` on; earlier rows stay."""
+    """Return a change that applies another change to the rows from `first` on, and keeps earlier
+    rows."""
 
     def changed(rows: F32, start: int) -> F32:
         before = max(0, min(first - start, len(rows)))
@@ -75,7 +77,8 @@ def in_rows(first: int, change: Change) -> Change:
 
 
 def zero_before(first: int) -> Change:
-    """Set the rows of a matrix, or the elements of a vector (one row), to zero before a place."""
+    """Return a change that sets the first rows of a matrix to zero, or the first elements of a
+    vector (one row). first: the number of the first row or element that stays."""
 
     def change(rows: F32, start: int) -> F32:
         found = rows.copy()
@@ -89,13 +92,13 @@ def zero_before(first: int) -> Change:
 
 
 def one_hot(rows: F32, start: int) -> F32:
-    """Return a matrix whose rows each read one input, in turn."""
+    """Return a matrix whose row i reads only input i. The inputs repeat if there are more rows."""
     return one_of(rows.shape[1])(rows, start)
 
 
 def one_of(n: int) -> Change:
-    """Return a matrix whose rows each read one of the first n inputs, so that an engine that loses
-    the end of a row loses none of them."""
+    """Return a change to a matrix whose rows each read one of the first n inputs. An engine that
+    loses the end of a row loses none of these inputs."""
 
     def change(rows: F32, start: int) -> F32:
         found, at = np.zeros_like(rows), np.arange(len(rows))
@@ -106,7 +109,8 @@ def one_of(n: int) -> Change:
 
 
 def dealt_out(n_rows: int) -> Change:
-    """Return a matrix that reads every input, in turn by each of so many rows."""
+    """Return a change that spreads all inputs over `n_rows` rows: each row reads every `n_rows`th
+    input."""
 
     def change(rows: F32, start: int) -> F32:
         n = rows.shape[1]
@@ -120,8 +124,9 @@ def dealt_out(n_rows: int) -> Change:
 
 
 def signs(size: float) -> Change:
-    """Return seeded signs, the first of each row positive, half of them negative. A norm leaves
-    such a row as it is, even a norm that subtracts the mean."""
+    """Return a change to seeded signs times `size`. The first sign of each row is positive, and
+    half of all signs are negative. A norm leaves such a row as it is, even if it subtracts the
+    mean."""
 
     def change(rows: F32, start: int) -> F32:
         found = [size * draw_balanced(start + i, rows.shape[1]) for i in range(len(rows))]
@@ -142,12 +147,13 @@ def constant(value: float) -> Change:
 
 
 def in_turn(values: Sequence[float]) -> Change:
-    """Return the elements of each row in turn; the row may have more or fewer."""
+    """Return a change that fills the rows with these values, repeated or cut to fit."""
     return lambda rows, start: np.resize(np.asarray(values, np.float32), rows.shape)
 
 
 def sparse_signs(size: float, *, centred: bool) -> Change:
-    """Return signs with zeros among them: a quarter or a sixteenth of each row is not zero."""
+    """Return a change to sparse seeded rows. centred: half of each row is positive and half is
+    zero; else a quarter or a sixteenth of each row are signs, and the rest is zero."""
 
     def row(number: int, n: int) -> F32:
         found, every = np.zeros(n, np.float32), 4 << number % 2 * 2
@@ -163,14 +169,15 @@ def sparse_signs(size: float, *, centred: bool) -> Change:
 
 
 def powers(rows: F32, start: int) -> F32:
-    """Return powers of two, from a quarter to four, of either sign: every type can hold them."""
+    """Return powers of two of either sign, from a quarter to four. Every type can represent
+    them."""
     raw = [Philox(key=start + i).random_raw(rows.shape[1]) for i in range(len(rows))]
     bits = (np.stack(raw) >> np.uint64(60)).astype(np.int64)
     return np.ldexp(np.where(bits % 2, 1.0, -1.0), bits // 2 % 5 - 2).astype(np.float32)
 
 
 def same_row(rows: F32, start: int) -> F32:
-    """Return one random row, of values around one, for every token."""
+    """Return the same random row for every token, with values between -1 and 1."""
     raw = Philox(key=7).random_raw(rows.shape[1]) >> np.uint64(40)
     row = (raw.astype(np.float32) * np.float32(2.0**-23) - 1).astype(np.float32)
     return np.broadcast_to(row, rows.shape).copy()

@@ -1,7 +1,7 @@
-"""A model with only the first tokens of its vocabulary: no layer depends on the others.
+"""A model with only the first tokens of its vocabulary. No layer depends on the other tokens.
 
-A slice of one layer is otherwise most of all its embeddings: 113 of 127 MB of SmolLM2, which both
-engines would read for each question. Special tokens are kept, after the others.
+Most bytes of a one-layer slice are embeddings: 113 of 127 MB for SmolLM2. Both engines would read
+them for each question. The special tokens are kept too, after the first tokens.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ SPECIAL = ("_token_id", "_token_ids")
 
 @dataclass(frozen=True, kw_only=True)
 class FewTokens:
-    """A smaller vocabulary. ids: the tokens that stay; keys: its metadata."""
+    """A smaller vocabulary. ids: the kept tokens; keys: the metadata of the smaller vocabulary."""
 
     ids: NDArray[np.int64]
     keys: Mapping[str, Value]
@@ -95,7 +95,8 @@ def pick_rows(data: Any, ids: NDArray[np.int64]) -> Any:
 
 
 def renumber_tokens(data: Any, new: Mapping[int, int], *, one: bool) -> Any:
-    """Return the new ids; a number that is no token stays as it is."""
+    """Return the new ids of tokens. An id that was not kept stays unchanged. one: `data` is a
+    single id."""
     if one:
         return new.get(int(data), int(data))
     return np.array([new.get(int(i), int(i)) for i in data], np.asarray(data).dtype)

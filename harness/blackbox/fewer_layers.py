@@ -1,9 +1,9 @@
-"""Further runs of `logits`, asked of a large model's first layers.
+"""Further runs of `logits` on a large model's first layers.
 
-The number of tokens at once, the choice of outputs, and other cache contents are right or wrong in
-every layer alike. Asking all layers takes minutes for a model of gigabytes. In fewer layers
-roundings add up to less, too, so that less is allowed. There are enough layers to have one of each
-kind, and each tensor in each of its types; matrices keep these.
+These runs change the number of tokens at once, the choice of outputs, and the contents of the
+cache. A fault in any of these shows in every layer alike. Runs of all layers take minutes for a
+model of gigabytes. Fewer layers add up less rounding, so the limits are smaller as well. The layers
+include one of each kind, and each tensor in each of its types. Matrices keep these types.
 """
 
 from collections.abc import Iterator
@@ -35,14 +35,15 @@ ENOUGH = ("agreed", "not-applicable", "timed-out")
 
 
 def check_fewer_layers(plan: Plan, context: Context) -> Iterator[Verdict]:
-    """Yield verdicts on the model's first layers; none if the whole model has to be asked."""
+    """Yield verdicts on the model's first layers. Yield nothing if only the whole model can be
+    tested."""
     if is_asked(context):
         yield from on_made_models(plan, context, SUITE, partial(ask_first_layers, context))
 
 
 def is_asked(context: Context) -> bool:
-    """Return True if fewer layers are asked. An engine that holds one run is not asked, nor is one
-    whose model reads the prompt with an encoder."""
+    """Return True if `check` tests fewer layers. Small models and models with an encoder are not
+    tested, nor are engines that show only one recorded run."""
     info, facts = context.subject_info, context.facts
     if context.given or info.partial or facts.decoder_start is not None or is_small(context.file):
         return False
@@ -66,7 +67,8 @@ def ask_first_layers(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
 
 
 def says_all(found: list[Verdict]) -> bool:
-    """Return True if fewer layers suffice, given that the usual run of the whole model agrees."""
+    """Return True if these verdicts suffice: the usual run agrees, and each further run is
+    conclusive."""
     enough = all(says_enough(verdict) for verdict in found[1:])
     return enough and bool(found) and found[0].status == "agreed"
 
@@ -79,8 +81,8 @@ def says_enough(verdict: Verdict) -> bool:
 
 
 def opened_with(asker: SliceAsker) -> tuple[Opened | None, str]:
-    """Open a model with fewer layers, and return which. None: there is no such model, or an engine
-    refuses it."""
+    """Open both engines on a model with fewer layers. Return them with a description of the model;
+    None if there is no such model, or if an engine refuses it."""
     with suppress(Unsupported):
         n, total = layers_asked(asker), n_layers(asker.file)
         makes = ways_to_make(asker, n) if n < total else ()
@@ -89,7 +91,7 @@ def opened_with(asker: SliceAsker) -> tuple[Opened | None, str]:
 
 
 def layers_asked(asker: SliceAsker) -> int:
-    """Return how many first layers to ask. Raises Unsupported."""
+    """Return the number of first layers to test. Raises Unsupported."""
     total, files = n_layers(asker.file), (asker.file, asker.subject_file)
     least = max(AT_LEAST, *(enough_types(file, total) for file in files))
     if architecture(asker.file) in ALIKE:
@@ -98,8 +100,8 @@ def layers_asked(asker: SliceAsker) -> int:
 
 
 def ways_to_make(asker: SliceAsker, n: int) -> Iterator[Make]:
-    """Yield recipes with few tokens of a large vocabulary, then with all of them if the first is
-    refused."""
+    """Yield functions that make a recipe: first with few tokens of a large vocabulary, then with
+    all tokens. Recipes that keep too much of the model are omitted."""
 
     def few(file: GgufFile) -> Recipe:
         return asker.with_few_tokens(file, first_layers(file, n))
@@ -124,7 +126,7 @@ def n_bytes(file: GgufFile, recipe: Recipe) -> int:
 
 def bisect_fewer_layers(plan: Plan, context: Context) -> Bisection | None:
     """Bisect the runs of `check_fewer_layers`, if no op is wrong in the usual run of the whole
-    model. None: no op is wrong here either, or nothing is asked."""
+    model. Return None if no op is wrong in these runs either, or if they are not made."""
     if not is_asked(context):
         return None
     return bisect_on_made(plan, context, bisect_first_layers)

@@ -1,8 +1,7 @@
-"""The first layers of a model, as a model of their own: the same layers in seconds instead of
-minutes.
+"""A model made of another model's first layers: the same layers in seconds instead of minutes.
 
-Each layer must stay unchanged. A layer's role may depend on the number of layers: llama.cpp's
-graphs of both files show it, op by op.
+Each layer must stay unchanged. A layer's role may depend on the number of layers, so llama.cpp's
+graphs of both files are compared op by op.
 """
 
 from collections.abc import Callable
@@ -48,8 +47,9 @@ def write_first_layers(
 ) -> FirstLayers:
     """Write a model of the first n layers.
 
-    short: write the keys of `long_texts`; it may keep all its layers then. Raises EngineError,
-    OSError; then an existing file is left as it was. Memory is bounded, as of `rewrite`.
+    short: write the keys of `long_texts` as well; the model may then keep all its layers. Raises
+    EngineError or OSError, and then leaves an existing file unchanged. Memory is bounded, as in
+    `rewrite`.
     """
     with open_model(model) as file:
         total = n_layers(file)
@@ -93,8 +93,8 @@ def roles_in(model: Path, n: int) -> list[Layer]:
 
 
 def layers_in(graph: Graph, n: int) -> list[Layer]:
-    """Return each layer's role and the number of its mask: masks are counted from 0 in
-    the order in which layers first use them."""
+    """Return each layer's role and the number of its mask. Masks are counted from 0, in the order
+    in which layers first use them."""
     masks = [mask_of(graph, layer) for layer in range(n)]
     numbers = {mask: number for number, mask in enumerate(dict.fromkeys(masks))}
     return [(telling(role_of(graph, layer)), numbers[masks[layer]]) for layer in range(n)]
@@ -110,8 +110,9 @@ def without_unread(recipe: Recipe, graph: Graph, n: int) -> Recipe:
 
 
 def telling(role: tuple[Node, ...]) -> Role:
-    """Return the nodes that may tell the number of layers, without sizes. Nodes outside the layers
-    are left out, as are sums, which tell nothing."""
+    """Return a layer's nodes that may depend on the number of layers, without sizes. Nodes that
+    read weights outside the layers are omitted, as are nodes with neither parameters nor named
+    inputs, such as sums."""
     found = []
     for op, parameters, _, *reads in role:
         named = [(kind, name) for kind, name, _ in reads if kind != "computed"]
@@ -121,8 +122,9 @@ def telling(role: tuple[Node, ...]) -> Role:
 
 
 def check_alike(every: list[Layer], kept: list[Layer]) -> None:
-    """Check that the kept layers equal those of the whole model. Raises Unsupported. The last layer
-    may lack nodes that read neither a weight nor an input, but may have no new ones."""
+    """Check that the kept layers equal those of the whole model. The last kept layer may lack nodes
+    that read neither a weight nor an input, but may have no new nodes. Raises Unsupported if the
+    layers differ."""
     last = len(kept) - 1
     for layer, (role, mask) in enumerate(kept):
         full, sees = every[layer]
@@ -140,13 +142,14 @@ def by_name(role: Role) -> list[Node]:
 
 
 def enough_of(every: list[Layer]) -> int:
-    """Return the fewest layers with one of each kind."""
+    """Return the smallest number of first layers that includes a layer of each kind."""
     kinds = [(by_name(role), mask) for role, mask in every]
     return 1 + max(map(kinds.index, kinds))
 
 
 def enough_types(file: GgufFile, n: int) -> int:
-    """Return the fewest layers in which each tensor has each of its types."""
+    """Return the smallest number of first layers in which each tensor occurs in each of its
+    types."""
     first: dict[tuple[str, str], int] = {}
     for name, info in file.tensors.items():
         inside = IN_A_LAYER.fullmatch(name)

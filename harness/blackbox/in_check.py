@@ -1,11 +1,10 @@
-"""Questions of `check` to an engine that shows no tensors in layers, on models made of the
-user's.
+"""Questions of `check` about probe models, for an engine that shows no tensors within layers.
 
-Whole runs of a quantised model are allowed a few percents: honest engines convert activations
-otherwise. The F32 twin converts nothing, and shows a fault of the graph from some 1e-5 on, after
-thirty layers from 3e-5. For a large model slices of layers are asked instead. Lenses show each
-weight as the engine decodes it, and each layer's matrices are looked at in their places
-(in_place.py). For any model, small activations show a small error of its norms' eps.
+Whole runs of a quantised model have limits of a few percent, because honest engines convert
+activations differently. The F32 twin converts nothing. It shows a fault of the graph from about
+1e-5 on, or from 3e-5 after thirty layers. For a large model `check` asks about slices of layers
+instead. Lenses show each weight as the engine decodes it. Each layer's matrices are tested at their
+places (in_place.py). For any model, small activations show a small error in the eps of norms.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -58,20 +57,21 @@ SLICES = 8  # of layers that are computed alike
 
 
 def takes_models(plan: Plan) -> bool:
-    """Return True if models that are made from the file can be asked about: not with adapters,
-    which they lack, nor if the engine has its own model."""
+    """Return True if probe models can be used: not with adapters, which probe models lack, and not
+    if the engine has its own model."""
     return not (plan.settings.adapters or has_own_model(plan.engine))
 
 
 def questions(plan: Plan) -> dict[str, Callable[[Context], Iterator[Verdict]]]:
-    """Return the questions by suite; none if the engine takes no made models."""
+    """Return the questions about probe models, by suite; none if the engine accepts no probe
+    models."""
     if not takes_models(plan):
         return {}
     return {SUITE: partial(check_black_box, plan), **questions_besides(plan)}
 
 
 def bisect_made_models(plan: Plan, context: Context, wrong: Sequence[Verdict]) -> Bisection | None:
-    """Bisect faults on made models, if no op is wrong in the runs of the model itself."""
+    """Bisect faults that probe models show, if no op is wrong in the runs of the model itself."""
     if not takes_models(plan):
         return None
     diverged = [verdict for verdict in wrong if verdict.status == "diverged"]
@@ -86,8 +86,8 @@ def bisect_made_models(plan: Plan, context: Context, wrong: Sequence[Verdict]) -
 
 
 def on_twin(plan: Plan, context: Context) -> Bisection | None:
-    """Bisect the F32 twin for an engine that shows tensors, but layers as a whole. It shows each
-    wrong layer; on the model as it is only the largest errors stand out."""
+    """Bisect the F32 twin for an engine that shows tensors only between layers. The twin shows each
+    wrong layer, and the quantised model only the largest errors."""
     if not takes_models(plan) or not_asked(context):
         return None
     return whole.bisect_twin(plan, context)
@@ -131,13 +131,13 @@ def not_asked(context: Context) -> str:
 
 
 def says_more(context: Context) -> bool:
-    """Return True if the engine's tensors show more than models made of the user's."""
+    """Return True if the engine's tensors show more than probe models do."""
     info = context.subject_info
     return not (shows_no_tensors(info) or shows_ends_alone(info))
 
 
 def of_steps(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
-    """Compare the time steps on the whole model, or on a slice of the first layer that has time
+    """Compare large time steps on the whole model, or on a slice of the first layer that has time
     steps."""
     if is_small_enough(asker):
         asker.progress(STEPS)
@@ -151,8 +151,8 @@ def of_steps(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
 
 
 def of_embeddings(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
-    """Yield verdicts on a model that gives embeddings. It has neither slices nor lenses, as both
-    read logits."""
+    """Yield verdicts on a model that gives embeddings. It has neither slices nor lenses, because
+    both need logits."""
     if not is_small_enough(asker):
         text = "the model is too large in F32, and there are no slices of models without logits"
         yield context.verdict(SUITE, "not-applicable", text)
@@ -183,12 +183,13 @@ def of_graph(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
 
 
 def spread(n: int) -> list[int]:
-    """Return some of n layers, from the first to the last."""
+    """Return the numbers of some of n layers, spread from the first to the last."""
     return sorted({round(i * (n - 1) / (SLICES - 1)) for i in range(SLICES)})
 
 
 def verdict_for_answer(context: Context, what: str, answer: SliceAnswer, more: str = "") -> Verdict:
-    """Return the verdict for an answer. A refusal of the model counts against no engine."""
+    """Return the verdict for an answer. A refusal of the model counts against no engine. what: the
+    tested model in words; more: the faulty parts, added if the engines differ."""
     status = "not-applicable" if answer.status == "not-compared" else answer.status
     text = f"{what}: {answer.summary}"
     if answer.differs and more:

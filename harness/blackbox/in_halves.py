@@ -1,9 +1,11 @@
-"""Engines that compute in half precision, on F32 models made of the user's.
+"""Explanations for engines that compute in half precision, tested on F32 models made from the
+user's.
 
-Some keep every number in F16 or BF16, as on a GPU. On a quantised model they are no less accurate
-than others; on an F32 model made from it they are, which is no fault. Half-precision logits alone
-prove nothing: an engine that rounds only its outputs has them too. So they are asked (kept_bits.py)
-whether they tell numbers apart that halves do not.
+Some engines keep every number in F16 or BF16, as on a GPU. On a quantised model they are as
+accurate as others. On an F32 model made from it they are less accurate, which is no fault.
+Half-precision logits alone prove nothing, because an engine that rounds only its outputs has them
+too. So kept_bits.py tests whether the engine distinguishes numbers that are equal in half
+precision.
 """
 
 from collections.abc import Callable
@@ -29,7 +31,7 @@ Kept = Callable[[], str | None]  # "F16", "BF16", "": neither, None: it cannot b
 
 @dataclass(frozen=True, kw_only=True)
 class InHalves:
-    """An explanation of errors on a model made in F32. why: a sentence."""
+    """An explanation of errors on a model made in F32. why: a sentence for the verdict."""
 
     kind: str  # F16 or BF16
     why: str
@@ -44,11 +46,11 @@ def explain_by_halves(
     *,
     outputs: str = "logits",
 ) -> InHalves | None:
-    """Return the explanation by 16 bits: an engine that computes in them, or that rounds its
-    outputs to them. None: they explain nothing.
+    """Explain the errors by 16-bit numbers: the engine computes in them, or rounds its outputs to
+    them. Return None if they do not explain the errors.
 
-    actual: the subject's outputs; allowed: the limit of an engine that does neither; outputs: how
-    a sentence names them.
+    actual: the subject's outputs; allowed: the limit for an engine that does neither; kept: returns
+    the 16-bit type that the engine computes in; outputs: the name of the outputs in sentences.
     """
     along = context.honest
     if not isinstance(along, AlongLlamaCpp):
@@ -80,7 +82,8 @@ def explain_by_halves(
 def explain_by_rounding(
     expected: F32, actual: F32, kind: str, allowed: float, outputs: str
 ) -> InHalves | None:
-    """Return the explanation by rounded outputs: half a step of each in addition to the limit."""
+    """Explain the errors by rounded outputs: each output may be off by half a rounding step more
+    than the limit. Return None if this does not explain them."""
     limit: NDArray[np.float64] = allowed + half_step(actual, kind)
     if not np.all(np.abs(expected.astype(np.float64) - actual) <= limit):
         return None
@@ -92,8 +95,8 @@ def explain_by_rounding(
 
 
 def explain_embeddings(context: Context) -> InHalves | None:
-    """Return the explanation for an engine with only embeddings, whose precision is not tested.
-    Raises NoAnswer."""
+    """Explain the errors of an engine that shows only embeddings, or return None. The engine's
+    precision is not tested. Raises NoAnswer."""
     with closing(context.for_embeddings()) as own:
         rows = own.ask_both("embed", own.batches)
         first, second = (Evaluation(logits=each, trace=None) for each in rows)
@@ -101,7 +104,8 @@ def explain_embeddings(context: Context) -> InHalves | None:
 
 
 def computes_in_halves(context: Context, kept: Kept) -> bool:
-    """Ask both engines for the usual run. Raises NoAnswer."""
+    """Ask both engines for the usual run, and return True if 16-bit numbers explain the errors.
+    Raises NoAnswer."""
     asked = context.ask_both("evaluate", Request(batches=context.batches))
     allowed = context.noise.relative * largest(np.concatenate(asked[0].logits))
     return explain_by_halves(context, *asked, allowed, kept) is not None

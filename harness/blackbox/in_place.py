@@ -1,22 +1,21 @@
 """Models in which every layer's matrices keep their places and stored types.
 
-A slice renames its layer, a lens its matrices, and the F32 twin has them in another type: a fault
-of one tensor of one layer (a copy repacked wrong, a scale read for another) is in none of them. In
-a whole run honest engines differ by more than such a fault. So here the whole model stays, but for
-most of a large vocabulary, with all names and layers; of each layer one matrix of attention and one
-of the FFN are the file's own bytes, and those around them are such that their sums come straight to
-the logits.
+A slice renames its layer, a lens renames its matrices, and the F32 twin changes their type. None of
+them shows a fault in one tensor of one layer, such as a copy repacked wrongly. In a whole run
+honest engines differ by more than that. So this model keeps all names and layers, and only a large
+vocabulary is cut. In each layer one matrix of attention and one of the FFN keep the file's own
+bytes. The matrices around them carry their sums straight to the logits.
 
 - eps is so large that norms divide by its root, for any input, so that scales stay visible.
-- Every fourth element of an embedding is +X or -X, the others are zero: after a norm 127 * 2**-6
-  or its negative, which every conversion of activations represents exactly (lenses.py).
-- What a layer adds is less than a millionth of X and lies in the other elements, which
-  are all that the head reads. So the next layers meet the same activations, up to this millionth.
-- Each layer writes into its own elements, through a matrix of ours. attn_output and
-  ffn_down write everywhere: there each token lets one layer add something, the others nothing.
+- Every fourth element of an embedding is +X or -X, and the others are zero. After a norm these are
+  127 * 2**-6 or its negative, which every conversion of activations represents (lenses.py).
+- A layer adds less than a millionth of X, and only to the other elements, which are all that the
+  head reads. So the next layers see the same activations, up to this millionth.
+- Each layer writes to its own elements, through a generated matrix. attn_output and ffn_down write
+  to all elements, so there each token lets only one layer add something.
 
-A fault in a tensor's scale shows, not one in each block: HOT inputs of a matrix are not zero.
-Blocks are what lenses are for.
+Faults in a tensor's scale show, but not in each block: only HOT inputs are nonzero. Lenses test
+blocks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -64,7 +63,7 @@ MOST = 12.0  # binary places by which what is written is moved, so that halves h
 
 @dataclass(frozen=True, kw_only=True)
 class LookInPlace:
-    """A test of matrices in place. attention, ffn: the stored matrix of each half, "" for none."""
+    """A test of matrices at their places: the stored matrix of each half-layer, "" for none."""
 
     attention: str
     ffn: str
@@ -87,7 +86,7 @@ LOOKS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The use of each element of the residual stream."""
+    """The layout of the residual stream: the use of each element."""
 
     width: int
     layers: int
@@ -100,8 +99,8 @@ class Layout:
     sizes: Mapping[str, float]  # of the weights of each matrix, a root of a mean square
 
     def read(self, look: LookInPlace) -> list[int]:
-        """Return the initial residual's elements that layers read. The first layer reads the same
-        for all tokens."""
+        """Return the elements of the initial residual that layers read. The first of these elements
+        is the same for all tokens."""
         few = max(1, self.width // EVERY // HOT)
         return list(range(0, self.width, EVERY if look.by_token else EVERY * few))
 
@@ -110,11 +109,11 @@ class Layout:
         return [i for i in range(self.width) if i % EVERY]
 
     def own(self, layer: int, half: int) -> list[int]:
-        """Return the elements that this half of a layer (0: attention, 1: FFN) writes."""
+        """Return the elements that a half-layer writes. half: 0 for attention, 1 for FFN."""
         return self.free[2 * layer + half :: 2 * self.layers]
 
     def switch(self, layer: int, half: int) -> int:
-        """Return the element that is positive only in this half's token."""
+        """Return the element that is positive only in the token of this half-layer."""
         return EVERY * (1 + 2 * layer + half)
 
     def times(self, size: float, layer: int, matrix: str, terms: float) -> float:
@@ -125,13 +124,13 @@ class Layout:
         return 2 * self.layers if look.by_token else TOKENS
 
     def every(self, matrix: str) -> list[str]:
-        """Return the tensor's names in all layers."""
+        """Return the names of this matrix in all layers."""
         if EMBEDDING.startswith(matrix):
             return [EMBEDDING]
         return [f"blk.{layer}.{matrix}.weight" for layer in range(self.layers)]
 
     def tensor(self, look: LookInPlace, token: int, logit: int) -> str:
-        """Return the stored tensor behind this logit; "" if there is none."""
+        """Return the stored tensor that determines this logit; "" if there is none."""
         if look is EMBEDDINGS:
             return EMBEDDING
         number = token if look.by_token else logit % len(self.free) % (2 * self.layers)
@@ -141,7 +140,7 @@ class Layout:
 
 
 def layout_of(file: GgufFile) -> Layout:
-    """Return the layout of the made model. Raises Unsupported if none can be made of the file."""
+    """Return the layout of the probe model. Raises Unsupported if the file allows none."""
     arch, embedding = architecture(file), file.tensors.get(EMBEDDING)
     if arch not in ARCHITECTURES or embedding is None or f"{arch}.{EPS}" not in file.metadata:
         raise Unsupported(f"{arch}: its layers have matrices that cannot be tested in place")
@@ -173,13 +172,13 @@ def layout_of(file: GgufFile) -> Layout:
 
 
 def power(factor: float) -> float:
-    """Return the nearest power of two, if it is not extreme."""
+    """Return the nearest power of two with a limited exponent; 1 if `factor` is 0 or infinite."""
     exponent = np.log2(factor) if 0 < factor < np.inf else 0.0
     return float(2.0 ** np.rint(np.clip(exponent, -MOST, MOST)))
 
 
 def size_of(file: GgufFile, name: str) -> float:
-    """Return the root of the mean square; a large tensor is decoded a few megabytes at a time."""
+    """Return the root mean square of a tensor's values, decoded a few megabytes at a time."""
     info, raw = file.tensors[name], file.raw(name)
     format, step, total = WeightFormat.member(info.type.name), CHUNK // info.type.block, 0.0
     with np.errstate(over="ignore", invalid="ignore"):
@@ -191,7 +190,7 @@ def size_of(file: GgufFile, name: str) -> float:
 
 
 def scale_of(file: GgufFile, name: str) -> float:
-    """Return the factor of a matrix's products: NVFP4 stores one beside the matrix."""
+    """Return the factor of a matrix's products, which NVFP4 stores; 1 if there is none."""
     beside = f"{name.removesuffix('.weight')}.scale"
     return size_of(file, beside) if beside in file.tensors else 1.0
 
@@ -232,7 +231,7 @@ def file_head(file: GgufFile) -> str:
 
 
 def attention(layout: Layout, layer: int, look: LookInPlace) -> Mapping[str, Change]:
-    """Return the changes to attention's tensors other than the stored one."""
+    """Return the changes to attention's tensors, except for the stored tensor."""
     if look.by_token:
         return one_token_sees_itself(layout, layer)
     if not look.attention:
@@ -253,8 +252,8 @@ def attention(layout: Layout, layer: int, look: LookInPlace) -> Mapping[str, Cha
 
 
 def one_token_sees_itself(layout: Layout, layer: int) -> Mapping[str, Change]:
-    """Return changes by which this layer's token sees only itself. The other tokens see all but it,
-    and have no values."""
+    """Return changes by which this layer's token sees only itself. Other tokens see all tokens but
+    this one, and have values of zero."""
     switch, heads = layout.switch(layer, 0), layout.inside // layout.head
     strong = CHOSEN * layout.head**0.5 / (2 * LARGEST_STEP**2)
     value = layout.times(SIZE, layer, "attn_output", (2 * LARGEST_STEP) ** 2 * heads)
@@ -287,7 +286,7 @@ def feed_forward(layout: Layout, layer: int, look: LookInPlace) -> Mapping[str, 
 
 
 def embeddings(layout: Layout, look: LookInPlace) -> Change:
-    """Return seeded signs. A token of a layer has all switches negative except its own."""
+    """Return a change to seeded signs. With `by_token`, only a token's own switch is positive."""
     n, read = layout.tokens(look), layout.read(look)
 
     def change(rows: F32, start: int) -> F32:
@@ -310,7 +309,7 @@ def signs(key: int, n: int) -> F32:
 
 
 def reads_in_turn(shown: Sequence[int]) -> Change:
-    """Return an output matrix whose rows each read one of these elements."""
+    """Return a change to an output matrix whose rows each read one of these elements."""
     elements = np.array(shown)
 
     def change(rows: F32, start: int) -> F32:
@@ -323,13 +322,13 @@ def reads_in_turn(shown: Sequence[int]) -> Change:
 
 
 def some_of(n: int, layer: int) -> list[int]:
-    """Return seeded indices, different ones for each layer."""
+    """Return seeded indices below n, different for each layer."""
     order = np.argsort(Philox(key=layer).random_raw(n), kind="stable")
     return sorted(int(i) for i in order[:ADDED])
 
 
 def writes(dims: Sequence[int], columns: Sequence[int], value: float) -> Change:
-    """Write into these elements of the residual sums, each read from other columns."""
+    """Return a change that writes only to these elements, each from different columns."""
 
     def change(rows: F32, start: int) -> F32:
         found = np.zeros_like(rows)
@@ -342,7 +341,7 @@ def writes(dims: Sequence[int], columns: Sequence[int], value: float) -> Change:
 
 
 def reads(columns: Mapping[int, float]) -> Change:
-    """Return a change that writes these values into all rows."""
+    """Return a change that sets these columns to these values, and others to zero."""
 
     def change(rows: F32, start: int) -> F32:
         found = np.zeros_like(rows)
@@ -354,7 +353,7 @@ def reads(columns: Mapping[int, float]) -> Change:
 
 
 def only(numbers: Sequence[int], columns: Mapping[int, float]) -> Change:
-    """Return a matrix in which only these rows read the columns, and all others are zero."""
+    """Return a change after which only these rows read the columns. All other rows are zero."""
 
     def change(rows: F32, start: int) -> F32:
         at = np.isin(start + np.arange(len(rows)), numbers)
@@ -365,7 +364,7 @@ def only(numbers: Sequence[int], columns: Mapping[int, float]) -> Change:
 
 
 def selects(columns: Sequence[int], shift: int, value: float = 1.0) -> Change:
-    """Return a matrix whose rows each read one of the columns."""
+    """Return a change after which each row reads one column, beginning at `shift`."""
 
     def change(rows: F32, start: int) -> F32:
         found = np.zeros_like(rows)
@@ -377,7 +376,7 @@ def selects(columns: Sequence[int], shift: int, value: float = 1.0) -> Change:
 
 
 def last_of_heads(columns: Mapping[int, float], head: int) -> Change:
-    """Return the last row of each head, which positions rotate least."""
+    """Return a change after which only each head's last row, rotated least, reads the columns."""
 
     def change(rows: F32, start: int) -> F32:
         at = (start + np.arange(len(rows))) % head == head - 1
@@ -388,7 +387,7 @@ def last_of_heads(columns: Mapping[int, float], head: int) -> Change:
 
 
 def sparse(columns: Mapping[int, float], every: int, seed: int) -> Change:
-    """Return a sparse matrix: one row in every so many reads the columns, with seeded signs."""
+    """Return a change to a sparse matrix: one row in `every` reads the columns, with a sign."""
 
     def change(rows: F32, start: int) -> F32:
         numbers = start + np.arange(len(rows))

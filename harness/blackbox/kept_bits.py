@@ -1,9 +1,10 @@
 """Tests of the engine's precision: does it distinguish numbers that are equal in F16 or BF16?
 
-The engine runs a few layers in F32 whose embeddings are powers of two. It runs the same with every
-other one a little larger, by less than half a step of F16; then so with matrices. An engine that
-keeps them in halves answers with the same bits: it has rounded that away. An engine that rounds
-only its logits does not: of thousands some are rounded otherwise.
+The engine runs a few layers in F32 whose embeddings are powers of two. Then it runs the same layers
+with every other column a little larger, by less than half a step of F16. A second test changes the
+matrices in the same way. An engine that keeps these numbers in half precision rounds the change
+away, and gives the same bits. An engine that rounds only its logits gives other bits, because some
+of the thousands of logits round differently.
 """
 
 from collections.abc import Callable, Collection
@@ -34,9 +35,9 @@ NORM_BEHIND = "token_embd_norm.weight"  # which may be computed before anything 
 
 
 def kept_in(file: GgufFile, layers: int, run: Run) -> str | None:
-    """Return "F16" or "BF16"; "" if the engine tells numbers apart that these types do not; None if
-    unknown. Raises NoAnswer, EngineError. layers: the number of first layers with which there is a
-    model."""
+    """Return "F16" or "BF16" if the engine keeps numbers in that type. Return "" if it
+    distinguishes numbers that are equal in both types, and None if unknown. Raises NoAnswer,
+    EngineError. layers: the number of first layers in the tested model."""
     names = first_layers(file, layers).names
     inside = [n for n in names if IN_A_LAYER.fullmatch(n) and file.tensors[n].type.name not in KEPT]
 
@@ -59,8 +60,8 @@ def kept_in(file: GgufFile, layers: int, run: Run) -> str | None:
 def to_powers_of_two(more: float, but: int = 0) -> Change:
     """Return a change that rounds values to powers of two.
 
-    more: the fraction that is added to every other column. but: the last of each `but` rows stays
-    unchanged; 0: all rows change.
+    more: the fraction that is then added to every other column; but: the last row in each group of
+    `but` rows gets no addition; 0: all rows get it.
     """
 
     def change(rows: F32, start: int) -> F32:
@@ -75,7 +76,7 @@ def to_powers_of_two(more: float, but: int = 0) -> Change:
 
 
 def run_alone(opening: Callable[[Plan], Opened], plan: Plan) -> Evaluation:
-    """Return the usual run of the engine under test; the plan's model is removed."""
+    """Return the usual run of the engine under test. The plan's model is deleted afterwards."""
     try:
         with closing(opening(plan)) as opened:
             request = Request(batches=opened.context.batches)

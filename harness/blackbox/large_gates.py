@@ -1,7 +1,7 @@
-"""Models with gates of every size, where a clamp or a branch for large values shows.
+"""Models with gates of every size, which show a clamp or a branch for large values.
 
 Seeded models have gates of about one, so a clamp at 7 changes nothing. Trained models have a few
-larger ones, which decide much.
+larger gates, with a large effect.
 """
 
 from collections.abc import Mapping
@@ -25,15 +25,16 @@ def with_large_gates(
     layer: int | None = None,
     role: Mapping[str, int] | None = MappingProxyType({}),
 ) -> Recipe:
-    """Return the model with large gates, whole or one layer as `slices.small` has it. The FFN adds
-    about as much as before."""
+    """Return a recipe with large gates, for the whole model or for one layer (as in
+    `slices.small`). The FFN adds about as much as before."""
     whole = whole_or_layer(file, layer, role)
     changes = changes_of_gates(set(whole.names) - whole.stored)
     return replace(whole, changes={**whole.changes, **changes})
 
 
 def changes_of_gates(names: set[str]) -> dict[str, Change]:
-    """Return larger gates and ups, and smaller matrices after them to compensate."""
+    """Return changes that enlarge the gate and up matrices, and shrink the down matrices to
+    compensate."""
     changes: dict[str, Change] = {}
     for name in filter(is_values, names):
         inside = IN_A_LAYER.fullmatch(name)

@@ -1,4 +1,5 @@
-"""One layer of an engine without tensors: a test of its slice, and the faulty part."""
+"""One layer of an engine without tensors: the test of its slice, and the search for its faulty
+part."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -67,7 +68,8 @@ OF_ONE_HALF: Mapping[str, tuple[Maker, str]] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class LayerRow:
-    """The result for one slice. layer: None outside the layers. parts: the faulty parts."""
+    """The result for one slice. layer: the layer's number, None for the parts outside the layers;
+    parts: the faulty parts."""
 
     layer: int | None
     answer: SliceAnswer
@@ -77,7 +79,8 @@ class LayerRow:
 
 
 def of_layer(asker: SliceAsker, layer: int, n: int, known: Collection[Part] = ()) -> LayerRow:
-    """Bisect a layer. known: faults of other layers, which are likely in this one too."""
+    """Bisect a layer, and return its row. known: faults of other layers, which are likely in this
+    layer too."""
     asker.progress(f"layer {layer} of {n}")
     try:
         role = role_or_place(asker, layer)
@@ -96,8 +99,8 @@ def of_layer(asker: SliceAsker, layer: int, n: int, known: Collection[Part] = ()
 
 
 def of_its_own(asker: SliceAsker, row: LayerRow, before: Sequence[LayerRow]) -> LayerRow:
-    """Return the row, or "not-compared" if only its input from a wrong layer differs. A muted layer
-    still has keys and values, so this layer may be right."""
+    """Return the row, but as "not-compared" if the layer differs only because it reads from a wrong
+    layer. A muted layer still has keys and values, so this layer may be right."""
     wrong = [str(each.layer) for each in before if each.answer.differs]
     layer, diverged = row.layer, row.answer.status == "diverged"
     if layer is None or row.what != AT_ITS_PLACE or not (diverged and wrong):
@@ -122,8 +125,9 @@ def of_its_own(asker: SliceAsker, row: LayerRow, before: Sequence[LayerRow]) -> 
 
 
 def role_or_place(asker: SliceAsker, layer: int) -> Mapping[str, int] | None:
-    """Return the layer's role or place. None: a model of this layer alone has no role, so the
-    others are muted. Raises Unsupported."""
+    """Return the keys that give the layer its role in a model of one layer. Return None if there
+    are no such keys: the layer is then tested at its place, with the other layers muted. Raises
+    Unsupported if that is impossible too."""
     try:
         return asker.role(layer)
     except Unsupported:
@@ -134,8 +138,8 @@ def role_or_place(asker: SliceAsker, layer: int) -> Mapping[str, int] | None:
 
 
 def role_of_any(asker: SliceAsker) -> Mapping[str, int] | None:
-    """Return the role of a layer that adds nothing. None: no model has one layer alone, so all
-    layers are muted."""
+    """Return the keys for a model of one layer that adds nothing. Return None if llama.cpp loads no
+    model of one layer: all layers are then muted."""
     if asker.layers_to_load == 1 or architecture(asker.file) in ADD_OTHERWISE:
         return {}
     return None
@@ -148,8 +152,8 @@ def as_in_others(
     answer: SliceAnswer,
     known: Collection[Part],
 ) -> LayerRow | None:
-    """Return the row of a layer whose slice agrees once a known part is neutral, which answers for
-    both halves."""
+    """Return the row of a layer whose slice agrees if one of the known parts is neutral; None if
+    there is none. The part belongs to one half-layer, so the other half-layer is then right."""
     for part in known:
         if part.name not in OF_ONE_HALF:
             continue
@@ -167,7 +171,8 @@ def parts_of_layer(
     answer: SliceAnswer,
     likely: Collection[str] = (),
 ) -> LayerRow:
-    """Return the parts of a layer. role: a role as `half` names it."""
+    """Find the faulty parts of a layer, and return its row. role: as in `half`; likely: the names
+    of parts that are wrong in other layers."""
     asked: dict[str, SliceAnswer] = {}
     parts: list[Part] = []
     for name, others in HALVES.items():
@@ -191,7 +196,7 @@ def parts_of_layer(
 
 
 def is_recurrent(file: GgufFile, layer: int) -> bool:
-    """Return True if the layer has states, or a convolution, and no attention."""
+    """Return True if the layer has states or a convolution, and no attention."""
     stems = {name[len("blk.0.") :] for name in within(file, layer)}
     return any(s.startswith(OF_STATES) for s in stems) and not any(
         s.startswith(OF_KEYS) for s in stems
@@ -203,7 +208,7 @@ def in_half(half: str, part: str) -> str:
 
 
 def heads(asker: SliceAsker, layer: int, ask: Callable[[Maker], SliceAnswer | None]) -> Part | None:
-    """Return the heads that are wrong alone, if there are right ones."""
+    """Return a part that names the wrong heads; None if all heads or no heads are wrong."""
     found = {head: ask(maker) for head, maker in heads_of(asker.file, layer)}
     wrong = [head for head, answer in found.items() if answer is not None and answer.differs]
     if not wrong or len(wrong) == len(found):
@@ -220,9 +225,10 @@ def half(
     *,
     every_token: bool = False,
 ) -> Callable[[Maker], SliceAnswer | None]:
-    """Return a function that asks about the layer's slice, with some parts muted and one more made
-    neutral. role: None for the layer at its place, the others muted; every_token: use the whole
-    vocabulary, and for a layer without a role only as many layers as llama.cpp needs to load."""
+    """Return a function that asks about the layer's slice, with some parts muted and one more part
+    neutral. role: None for the layer at its place, with the other layers muted; every_token: use
+    the whole vocabulary, and for a layer without a role only as many layers as llama.cpp needs to
+    load."""
     cut = asker.layers_to_load if every_token and role is None else 0
 
     def ask(maker: Maker) -> SliceAnswer | None:
@@ -248,8 +254,9 @@ def half(
 def at_place(
     file: GgufFile, layer: int, role: Mapping[str, int] | None, own: Neutral, cut: int = 0
 ) -> Recipe:
-    """Cut the model at a place. own: changes by the slice's names; cut: the number of first layers
-    to keep if there is no role, 0 for all."""
+    """Return the recipe of the layer's slice, or of the layer at its place if `role` is None. own:
+    the changes, by the slice's names; cut: the number of first layers to keep if `role` is None, 0
+    for all."""
     if role is not None:
         recipe = slice_of(file, layer, role=role, changes=own.changes)
         return replace(recipe, keys={**recipe.keys, **own.keys}, rows=own.rows)
@@ -262,8 +269,9 @@ def at_place(
 
 
 def with_own_head(recipe: Recipe, head: str) -> Recipe:
-    """Return the recipe with a separate output matrix, so that changed embeddings do not change it.
-    head: the tensor whose values it has; "" for the model's own output matrix or embeddings."""
+    """Return the recipe with a separate output matrix, which changes to the embeddings do not
+    affect. head: the tensor that gives the matrix its values; "" for the model's own output matrix
+    or embeddings."""
     source = head or recipe.names.get(OUTPUT, EMBEDDING)
     return replace(recipe, names={**recipe.names, OUTPUT: source})
 

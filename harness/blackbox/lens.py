@@ -1,4 +1,5 @@
-"""One lens: the weights in its rows, the tokens of its prompt, the inputs of its output matrix."""
+"""One lens: the weights in its rows, the tokens of its prompt, and the inputs of its output
+matrix."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ EIGHTHS = np.array([1, 2, 3, 5, 6, 7]) / 8  # of a step
 
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
-    """Rows of a lens with weights of one tensor."""
+    """A range of a lens's rows that contain weights of one tensor."""
 
     tensor: str
     start: int  # row of the lens
@@ -62,12 +63,12 @@ class Lens:
 
     @property
     def shown_of_a_row(self) -> int:
-        """Return the weights that all tokens show of a row."""
+        """Return how many weights of a row all tokens together show."""
         return self.hot * (len(self.ids) or self.period)
 
     @property
     def batches(self) -> Iterator[tuple[Batch, NDArray[np.float64]]]:
-        """Yield tokens with the head's inputs, (tokens, width), a few at a time."""
+        """Yield batches of tokens, each with the head's inputs, (tokens, width)."""
         ids = self.ids or range(self.period)
         for start in range(0, len(ids), BLOCK):
             some = ids[start : start + BLOCK]
@@ -76,26 +77,28 @@ class Lens:
 
     @property
     def uneven(self) -> range:
-        """Return the tokens whose inputs conversions round; none for a tied output matrix."""
+        """Return the tokens whose inputs conversions round; none for a tied output matrix or a
+        small vocabulary."""
         last = self.period + UNEVEN
         return range(self.period, last if last <= self.vocabulary and not self.ids else self.period)
 
     def embeddings(self, start: int, stop: int) -> NDArray[np.float64]:
-        """Return the embeddings of the first tokens from `start` on, (rows, width), and zeros for
-        all others. The norm makes the head's inputs of them."""
+        """Return the embeddings of the lens's tokens from `start` to `stop`, (rows, width). The
+        norm turns them into the head's inputs."""
         even = range(start, min(stop, self.period))
         uneven = [self.uneven_row(i) for i in self.uneven if start <= i < stop]
         return np.concatenate([self.inputs(even), np.reshape(uneven, (-1, self.width))])
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """Return by column the power of two of a block's largest uneven input."""
+        """Return for each column the power of two that scales the uneven inputs of its block."""
         half = self.width // 2
         return np.resize(np.arange(half) // BLOCK % 3, self.width)
 
     def uneven_row(self, number: int) -> NDArray[np.float64]:
-        """Return a row with 127 steps in every block and others between two steps, whatever the
-        block's size: eighths, half of which repeat with the other sign."""
+        """Return the input row of one uneven token. In blocks of any size, the largest inputs are
+        127 steps, and the others lie between two steps, in eighths. The second half of the row
+        repeats the first half with the other sign."""
         half = self.width // 2
         raw = Philox(key=number).random_raw(half)
         eighths = EIGHTHS[(raw & np.uint64(7)).astype(np.int64) % len(EIGHTHS)]
@@ -107,8 +110,8 @@ class Lens:
         return np.concatenate([steps, -steps])[: self.width] / 2.0**7
 
     def inputs(self, numbers: Sequence[int]) -> NDArray[np.float64]:
-        """Return the inputs of the tokens, fewer than `period`, each of which shows other
-        weights."""
+        """Return the inputs of the tokens with these numbers. The numbers are less than `period`,
+        and each token shows different weights."""
         found = np.zeros((len(numbers), self.width))
         for row, number in zip(found, numbers, strict=True):
             row[number :: self.period] = self.signs(number)
@@ -121,7 +124,8 @@ class Lens:
         return np.concatenate([signs, -signs])[: self.hot]
 
     def where(self, row: int, column: int) -> tuple[Stretch | None, int]:
-        """Return the stretch of a row (None for zeros), and the index of the weight in it."""
+        """Return the stretch that contains a row (None for zeros), and the index of the weight in
+        its tensor."""
         for s in self.stretches:
             if s.start <= row < s.start + s.rows:
                 return s, s.first + (row - s.start) * self.width + column

@@ -1,9 +1,9 @@
 """Activations between two steps, seen through a lens: they show which conversion the engine uses.
 
-The other tokens of a lens have activations that every conversion represents exactly, so that
-weights are seen and no rounding. These have none such. An honest engine leaves them as they are, or
-converts all of them in one of the known ways (judging/conversions.py); one that cuts off, has fewer
-steps or keeps scales in fewer bits gives what none of these gives.
+Most tokens of a lens have activations that every conversion represents exactly, so that only
+weights show. The tokens here have activations that conversions round. An honest engine leaves them
+as they are, or converts all of them in one of the known ways (judging/conversions.py). An engine
+that truncates, has fewer steps or keeps scales in fewer bits gives different logits.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -36,9 +36,9 @@ Known = tuple[NDArray[np.float64], NDArray[np.float64]]  # logits, and how far o
 
 @dataclass(frozen=True, kw_only=True)
 class ConversionSeen:
-    """The conversion of one engine, by the logits of the uneven tokens. known: whether a known
-    conversion reproduces them; convert: that conversion, None for unchanged activations or
-    llama.cpp's own; the rest: the worst logit under the nearest conversion."""
+    """The conversion of one engine, found from the logits of the uneven tokens. known: True if a
+    known conversion reproduces the logits; convert: that conversion, None for unchanged activations
+    or llama.cpp's own conversion; other fields: the worst logit under the nearest conversion."""
 
     known: bool
     convert: Convert | None = None
@@ -59,8 +59,9 @@ class ConversionSeen:
 def conversions_seen(
     context: Context, file: GgufFile, lens: Lens
 ) -> tuple[ConversionSeen, ConversionSeen] | None:
-    """Ask both engines for the uneven tokens of a lens. None: its weights meet activations as they
-    are, or there is no room for the tokens. Raises NoAnswer."""
+    """Ask both engines for the uneven tokens of a lens, and return the conversions of the oracle
+    and the subject. Return None if products with these weights convert nothing, or if the
+    vocabulary is too small for the tokens. Raises NoAnswer."""
     as_stored = [stretch for stretch in lens.stretches if not stretch.small]
     if not (lens.uneven and as_stored and is_type_in_blocks(lens.type)):
         return None
@@ -77,7 +78,7 @@ def conversions_seen(
 
 
 def some_rows(file: GgufFile, lens: Lens, stretch: Stretch) -> tuple[Weight, slice]:
-    """Return rows of a stretch as a matrix, and their indices in the lens."""
+    """Return some rows of a stretch as a matrix, and their indices in the lens."""
     n = max(1, min(stretch.rows, MOST_WEIGHTS // lens.width))
     size = row_bytes(lens)
     raw = bytes_of(file, lens, stretch)[: n * size]
@@ -99,11 +100,11 @@ def met_by_head(lens: Lens) -> F32:
 def candidates_for(
     lens: Lens, kind: type[WeightFormat], generic: Collection[str]
 ) -> Iterator[tuple[Convert | None, Converted, NDArray[np.float64]]]:
-    """Yield each way to convert, with the converted activations and their error in an honest
-    engine: the norm's roundings, and a step where these tip one over.
+    """Yield each known conversion, with the converted activations and their error in an honest
+    engine. The norm's roundings can move an activation to the next step.
 
-    A step tips only if a larger block contains several sizes: 127 steps of one are 63.5 of the
-    next. So the sizes are changed a little relative to each other.
+    An activation moves only if a larger block contains several sizes: 127 steps of one size are
+    63.5 steps of the next. So the function changes the sizes a little relative to each other.
     """
     x = met_by_head(lens)
     share = (lens.width + MORE) * U * (lens.sizes - 1)
@@ -138,8 +139,8 @@ def candidates_for(
 def logits_of(
     lens: Lens, weight: Weight, converted: Converted, radius: NDArray[np.float64]
 ) -> Known:
-    """Return the logits of such activations, and their bounds, (tokens, rows): each term is rounded
-    in each of its parts and added up in some order, as in lenses.py."""
+    """Return the logits for these activations, and their limits, (tokens, rows). Each part of each
+    term is rounded, and the terms are added in some order, as in lenses.py."""
     build = Build(lanes=1, plain=converted.sums is None)
     with np.errstate(all="ignore"):
         value, sizes = added_up(converted.values, converted.sums, weight, build, np.float64)
@@ -150,8 +151,8 @@ def logits_of(
 
 
 def seen_of(got: F32, candidates: Sequence[tuple[Convert | None, Known]]) -> ConversionSeen:
-    """Return the first conversion that reproduces all these logits, (tokens, rows), or the nearest
-    one."""
+    """Return the first conversion that reproduces all these logits, (tokens, rows), or else the
+    nearest conversion."""
     rounded = half_step(got, looks_like([got]))
     nearest, share = ConversionSeen(known=False), np.inf
     for convert, (value, allowed) in candidates:

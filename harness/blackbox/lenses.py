@@ -1,16 +1,16 @@
 """Lenses: models whose logits show the decoded weights of another model's matrices.
 
-A model of as few layers as llama.cpp loads, which add nothing. Its head is the bytes of the
-matrices under the lens, as rows of the model's width (blocks stand by themselves, so that any run
-of them is a row). Its embeddings are zero but for one input in every block, and these are all +a or
--a. The last norm makes of them 127 * 2**-6, whatever a is: a block's largest value is then 127
-times a power of two, which every conversion of activations represents exactly (to 8 bits with a
-scale in half or single precision by block, superblock or row, to half, to bfloat16), and nobody's
-rounding is in the way.
+A lens has as few layers as llama.cpp loads, and they add nothing. The bytes of the tested matrices
+are its head, as rows of the model's width. Blocks are independent, so any run of blocks can be a
+row. The embeddings are zero except for one input in every block, which is +a or -a. The last norm
+turns these inputs into 127 * 2**-6, for any a. A block's largest value is then 127 times a power of
+two. Every conversion of activations represents this value exactly: 8 bits with a scale in half or
+single precision by block, superblock or row, F16, and BF16. So no rounding interferes.
 
-A logit is the sum of one weight of each block. So many tokens as a block has weights show each
-weight once. The signs differ from block to block and from token to token, so that exchanged blocks
-are seen as well. As many are positive as negative, which a norm that subtracts the mean needs.
+A logit is the sum of one weight of each block. There are as many tokens as a block has weights, so
+each weight shows once. The signs differ from block to block and from token to token, so that
+exchanged blocks show as well. Half of the signs are positive, as a norm that subtracts the mean
+needs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -57,7 +57,7 @@ MORE = 24
 
 def lenses_of(file: GgufFile, layers: int = 1) -> tuple[list[Lens], list[str]]:
     """Return lenses for the file's matrices, by type, and the tensors without a lens, with the
-    reason. layers: the number of first layers with which there is a model."""
+    reason. layers: the number of first layers in each lens."""
     embedding = file.tensors.get(EMBEDDING)
     if embedding is None or len(embedding.ne) != 2:
         raise Unsupported(f"the file has no matrix {EMBEDDING}, so there are no lenses")
@@ -101,8 +101,8 @@ def period_of(info: TensorInfo, width: int) -> int:
 def fill_lenses(
     tensors: Sequence[TensorInfo], empty: Lens, *, small: bool = False
 ) -> Iterator[Lens]:
-    """Yield as few lenses as possible for the rows of one type. small: some blocks with subnormal
-    scales follow, if the type has half-precision scales."""
+    """Yield as few lenses as possible for the rows of one type. small: also add some blocks with
+    subnormal scales, if the type has half-precision scales."""
     lens, used = empty, 0
     parts = [(info, -(-info.n_elements // empty.width), False) for info in tensors]
     if small and has_half_scales(empty.type):
@@ -152,7 +152,7 @@ def recipe_of(file: GgufFile, lens: Lens) -> Recipe:
 
 
 def last_norm_of(file: GgufFile) -> str:
-    """Return the last norm's name, which differs in lfm2."""
+    """Return the name of the last norm, which differs in lfm2."""
     names = ("output_norm.weight", "token_embd_norm.weight")
     return next((name for name in names if name in file.tensors), "")
 
@@ -168,14 +168,14 @@ def embeddings(lens: Lens) -> Change:
 
 
 def last_norm(lens: Lens) -> Change:
-    """Return the weights of the last norm. It scales an input with one nonzero in `period` elements
-    by the root of `period`."""
+    """Return the change that sets the last norm's weights. One in `period` of the norm's inputs is
+    nonzero, so the norm alone makes these inputs the root of `period`."""
     return lambda rows, start: np.full_like(rows, LARGEST_STEP / lens.period**0.5)
 
 
 def head_of(file: GgufFile, lens: Lens) -> Iterator[bytes]:
-    """Yield the bytes as stored. Zero bytes, which are zeros in every type, fill a tensor's last
-    row and the last rows of all."""
+    """Yield the head's bytes, as stored or decoded to F32. Zero bytes, which are zeros in every
+    type, fill each tensor's last row and the unused last rows."""
     format, size, used = WeightFormat.member(lens.type), row_bytes(lens), 0
     step, each = max(1, CHUNK // size) * size, 4 * lens.width if lens.decoded else size
     for stretch in lens.stretches:
@@ -198,11 +198,11 @@ def expected_of(
     lanes: int,
     to: Convert | None = None,
 ) -> Iterator[tuple[slice, NDArray[np.float64], NDArray[np.float64]]]:
-    """Yield rows of the lens, their logits, and the error of an honest engine. to: the format that
-    the engine rounds decoded weights to.
+    """Yield ranges of the lens's rows, with their expected logits and the error of an honest
+    engine. to: the format that the engine rounds decoded weights to.
 
-    Every term of a sum is rounded at most once in each of its parts, and added to the others in
-    some order; the inputs are off by the roundings of the last norm, a sum of as many squares.
+    Each part of each term is rounded at most once, and the terms are added in some order. The
+    inputs are off by the roundings of the last norm, which adds up as many squares.
     """
     format, size = WeightFormat.member(lens.type), row_bytes(lens)
     roundings = (2 * lens.hot + MORE) * U
@@ -226,7 +226,7 @@ def expected_of(
 
 
 def round_weight(weight: Weight, to: Convert) -> Weight:
-    """Return the decoded weights, each rounded by itself, as an F32 matrix."""
+    """Return the decoded weights as an F32 matrix, with each weight rounded by `to`."""
     found = to(weight.rows(0, weight.shape[0])).astype("<f4")
     raw = found.reshape(-1).view(np.uint8)
     return Weight(weight.name, WeightFormat.member("F32"), weight.shape, raw)

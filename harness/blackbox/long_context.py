@@ -1,10 +1,10 @@
 """Parts that only long texts show, tested on a model in which a short text shows them.
 
-Real windows have 128 to 4096 tokens, and long-context factors start as late. The run with judged
-ops is shorter than any of them, and further runs of a real model have at most 300 tokens, and
-tolerances of a few percents: an engine without a window, or with a shorter one, gives the same. So
-both engines are given the model's first layers, one of each mask at least, in F32, with the first
-tokens of a large vocabulary and other keys (`long_texts.py`).
+Real windows have 128 to 4096 tokens, and long-context factors begin as late. The run whose ops are
+judged is shorter. Further runs of a real model have at most 300 tokens, and limits of a few
+percent. So an engine without a window, or with a shorter window, gives the same answers. Therefore
+both engines run the model's first layers in F32, with at least one layer for each mask. This model
+has the first tokens of a large vocabulary, and other keys (`long_texts.py`).
 """
 
 import shlex
@@ -56,7 +56,7 @@ def check_long_context(plan: Plan, context: Context) -> Iterator[Verdict]:
         yield context.verdict(SUITE, "not-applicable", f"{text}: no run is that long")
     if not every:
         if context.named and not chunk:
-            text = "the model has nothing that begins after the usual run"
+            text = "the model has no part that only texts longer than the usual run show"
             yield context.verdict(SUITE, "not-applicable", text)
         return
     levels, enough = context.subject_info.levels, (*ENOUGH, "embed")
@@ -71,7 +71,7 @@ def check_long_context(plan: Plan, context: Context) -> Iterator[Verdict]:
 
 
 def unseen(context: Context) -> list[OnlyInLong]:
-    """Return the parts that the usual run, whose ops are judged, does not cover."""
+    """Return the parts that the usual run, whose ops are judged, does not show."""
     usual, cells = context.n_tokens + STEPS_TRACED, context.settings.n_ctx
     every = only_in_long(context.file)
     return [each for each in every if each.length >= (cells if each.of_cells else usual)]
@@ -103,7 +103,7 @@ def describe_runs(every: Sequence[OnlyInLong], layers: str) -> str:
 
 
 class MakesNothing(Exception):
-    """Raised if the oracle's answers do not depend on these keys, so that nothing can be
+    """Raised if the oracle's answers do not depend on the replaced keys, so that nothing can be
     compared."""
 
 
@@ -117,7 +117,8 @@ class LongAnswer:
 
 
 def answer_of(asker: SliceAsker, way: Way, every: Sequence[OnlyInLong]) -> LongAnswer:
-    """Ask one way of a long context, and return the answer. Raises MakesNothing."""
+    """Ask both engines about the model of one recipe function, and return the answer. Raises
+    MakesNothing."""
     try:
         opened, shown = open_shown(asker, way, every)
     except NoAnswer as error:
@@ -148,8 +149,8 @@ def of_run(opened: Opened, asker: SliceAsker) -> SliceAnswer:
 def open_shown(
     asker: SliceAsker, way: Way, every: Sequence[OnlyInLong]
 ) -> tuple[Opened, Sequence[OnlyInLong]]:
-    """Open the model with the keys that the oracle uses; an engine may use more. Raises
-    MakesNothing, NoAnswer, BadInput."""
+    """Open both engines on the model, with only those keys that change the oracle's answers. The
+    subject may use more keys. Raises MakesNothing, NoAnswer, BadInput."""
     opened = asker.open(plan_of(asker, way, every))
     try:
         if lacks(opened.context.oracle.ask("evaluate", Request(batches=opened.context.batches))):
@@ -162,7 +163,7 @@ def open_shown(
         return opened, every
     opened.close()
     if not shown:
-        raise MakesNothing(f"{asker.plan.oracle} gives the same logits without it")
+        raise MakesNothing(f"{asker.plan.oracle} gives the same logits without this change")
     return open_shown(asker, way, shown)
 
 
@@ -172,8 +173,8 @@ def plan_of(asker: SliceAsker, way: Way, every: Sequence[OnlyInLong]) -> Plan:
 
 
 def bisect_long_context(plan: Plan, context: Context) -> Bisection | None:
-    """Bisect the run of `check_long_context`, if no op is wrong in the usual ones. None: no op is
-    wrong here either, or the engine takes no such model."""
+    """Bisect the run of `check_long_context`, if no op is wrong in the usual runs. Return None if
+    no op is wrong in this run either, or if the engine accepts no such model."""
     every = unseen(context)
     if not every:
         return None
@@ -200,8 +201,9 @@ def bisection_of(
 
 
 def ways_to_make(asker: SliceAsker, n: int) -> Iterator[Way]:
-    """Yield models of n layers: in F32 with few tokens of a large vocabulary; then, for engines
-    that refuse it, in the stored types and with all tokens."""
+    """Yield functions that make a model of n layers. The first makes it in F32, with few tokens of
+    a large vocabulary. The next ones are for engines that refuse this model: they keep the stored
+    types, and the last one keeps all tokens."""
 
     def in_types(file: GgufFile, keys: Keys) -> Recipe:
         return asker.with_few_tokens(file, first_layers(file, n, keys))
@@ -219,8 +221,8 @@ def ways_to_make(asker: SliceAsker, n: int) -> Iterator[Way]:
 def layers_to_ask(
     asker: SliceAsker, least: Callable[[list[Layer]], int] = lambda every: 0
 ) -> tuple[int, str]:
-    """Return the number of layers to ask, with its description. Each mask occurs, and one more
-    layer. least: returns the number of layers that are wanted at least. Raises Unsupported."""
+    """Return the number of layers to test, and a description. The layers include each mask, and one
+    layer more. least: returns the smallest number that the caller wants. Raises Unsupported."""
     total = n_layers(asker.file)
     every = roles_in(asker.plan.model, total)
     masks = [mask for _, mask in every]
@@ -234,7 +236,7 @@ def layers_to_ask(
 def shown_by_oracle(
     asker: SliceAsker, opened: Opened, way: Way, every: Sequence[OnlyInLong]
 ) -> list[OnlyInLong]:
-    """Return the keys that change the oracle's run. Raises NoAnswer."""
+    """Return the parts whose keys change the oracle's run. Raises NoAnswer."""
     noise = opened.context.noise.relative
     return [
         each
@@ -246,8 +248,8 @@ def shown_by_oracle(
 def unseen_of(
     asker: SliceAsker, opened: Opened, way: Way, every: Sequence[OnlyInLong], allowed: float
 ) -> str:
-    """Return a note on the parts that stay invisible, though the answers agree. A failure of the
-    oracle's further runs does not change that they agree."""
+    """Return a note on the parts that stay invisible although the answers agree. The answers count
+    as agreed even if the oracle fails in a further run."""
     try:
         return too_coarse(asker, opened, way, every, allowed)
     except NoAnswer as error:
@@ -257,8 +259,9 @@ def unseen_of(
 def too_coarse(
     asker: SliceAsker, opened: Opened, way: Way, every: Sequence[OnlyInLong], allowed: float
 ) -> str:
-    """Describe the faults that an agreeing engine may still have: quantised matrices can hide more
-    than one token. allowed: a share of the largest logit. Raises NoAnswer."""
+    """Describe the faults that an agreeing engine may still have. With quantised matrices the limit
+    can hide an error of more than one token. allowed: the limit as a share of the largest logit.
+    Raises NoAnswer."""
     least = max(allowed, 2 * opened.context.noise.relative)
     hidden = [
         each.nearly_what
@@ -271,8 +274,8 @@ def too_coarse(
 def not_read(
     asker: SliceAsker, opened: Opened, way: Way, every: Sequence[OnlyInLong], allowed: float
 ) -> str:
-    """Name the keys that the engine's answers ignore. On the model itself it may be right, and no
-    question can tell."""
+    """Name the keys that do not affect the subject's answers. The subject may still be right on the
+    user's own model, which no test can show."""
     least, subject = max(allowed, 2 * opened.context.noise.relative), opened.context.subject
     try:
         unread = [
@@ -300,8 +303,9 @@ def changed_by(
     every: Sequence[OnlyInLong],
     who: Session | None = None,
 ) -> float:
-    """Return the distance from the oracle's outputs with these keys replaced, as a share of the
-    largest. who: the engine of the outputs; the oracle by default. Raises NoAnswer."""
+    """Return how far outputs move if `keys` replace the short keys of part `one`, as a share of the
+    largest output. The reference is the oracle with the replaced keys. who: the engine whose
+    outputs are compared, by default the oracle. Raises NoAnswer."""
     context, path = opened.context, asker.folder / "other.gguf"
     others = merge_keys(keys if each is one else each.short for each in every)
     rewrite(asker.file, way(asker.file, others), path)
@@ -319,7 +323,8 @@ def outputs_of(session: Session, context: Context) -> F32:
 
 
 def places(opened: Opened) -> str:
-    """Return the sites that are wrong on their own inputs, for an engine with tensors."""
+    """Return the sites that are wrong on their own inputs, as text; "" for an engine without
+    tensors."""
     if not shows_tensors(opened.context):
         return ""
     found = [v.detail for v in run_suites(opened.context, ("trace",)) if v.status == "diverged"]

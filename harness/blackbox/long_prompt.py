@@ -1,10 +1,10 @@
-"""Prompts longer than the pieces in which engines compute.
+"""Prompts longer than the chunks in which engines compute.
 
-They cut prompts into pieces of 256 or 512 tokens, keep tables of positions, and grow their caches.
-Nothing that is asked of a whole model is as long: it would take minutes. So both engines are given
-a model's first two layers, in F32 and with the first tokens of a large vocabulary, and one prompt
-of more than a thousand tokens; with three threads, since these engines are started anyway: rows
-that are left over among threads are seen with several.
+Engines cut prompts into chunks of 256 or 512 tokens, keep tables of positions, and grow their
+caches. No test of a whole model is that long, because it would take minutes. So both engines run a
+model's first two layers on a prompt of more than a thousand tokens, in F32 and with the first
+tokens of a large vocabulary. They use three threads, because rows that remain after an even split
+show only with several threads.
 """
 
 from collections.abc import Callable, Iterator
@@ -54,20 +54,20 @@ Found = TypeVar("Found")
 
 
 def long_texts(plan: Plan, context: Context) -> Iterator[Verdict]:
-    """Yield the verdicts of the suite."""
+    """Yield the verdicts of the suite `long-context`."""
     yield from long_context.check_long_context(plan, context)
     yield from check_long_prompt(plan, context)
 
 
 def check_long_prompt(plan: Plan, context: Context) -> Iterator[Verdict]:
-    """Ask for positions that no other run reaches, also for small models, the usual first ones of
-    an engine."""
+    """Test positions that no other run reaches. Small models are tested too, because they are
+    usually the first models of a new engine."""
     if tokens_of(context) > LEAST:
         yield from on_made_models(plan, context, SUITE, partial(ask_long_prompt, context))
 
 
 def tokens_of(context: Context) -> int:
-    """Return the number of tokens in the prompt; 0 if the prompt is not asked. An encoder takes any
+    """Return the number of tokens in the prompt, or 0 if no prompt is tested. An encoder takes any
     prompt in one piece. An engine without logits is asked for more text instead."""
     levels, facts = context.subject_info.levels, context.facts
     if facts.decoder_start is not None or not (levels is None or "logits" in levels):
@@ -103,8 +103,8 @@ def ask_long_prompt(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
 
 
 def is_right_with_fewer(asker: SliceAsker, settings: Settings, n: int) -> bool:
-    """Return True if the prompt is right with the usual threads: this run changed both length and
-    threads."""
+    """Return True if the prompt is right with the usual number of threads. The long-prompt run
+    changes both the length and the number of threads."""
     fewer = replace(settings, n_threads=asker.plan.settings.n_threads)
 
     def is_right(opened: Opened) -> bool:
@@ -124,7 +124,8 @@ def asked_for(n: int, threads: int) -> str:
 
 
 def weights_of(asker: SliceAsker) -> int:
-    """Return the weights of the first layers; few tokens of embeddings and head are kept."""
+    """Return the number of weights in the first layers. Embeddings and head are not counted,
+    because few of their tokens are kept."""
     layers = min(LAYERS, n_layers(asker.file))
     names = [n for n in first_layers(asker.file, layers).names.values() if n.startswith("blk.")]
     return sum(asker.file.tensors[name].n_elements for name in names)
@@ -133,7 +134,8 @@ def weights_of(asker: SliceAsker) -> int:
 def opened_with(
     asker: SliceAsker, settings: Settings, work: Callable[[Opened], Found]
 ) -> Found | None:
-    """Open the first model that both accept; None: there is none, or it has no logits."""
+    """Open the first model that both engines accept, and return the result of `work`. Return None
+    if there is no such model, or if an engine gives no logits for it."""
     for way in ways_to_make(asker, min(LAYERS, n_layers(asker.file))):
         made = asker.plan_for_made(lambda file, way=way: way(file, {}))  # type: ignore[misc]
         try:
@@ -194,8 +196,8 @@ def judge_long_prompt(context: Context, opened: Opened, n: int, layers: str) -> 
 
 
 def seconds_of(context: Context, n: int) -> float:
-    """Return the seconds that the subject may need for n tokens, by its times for one token and for
-    a usual prompt."""
+    """Estimate the seconds that the subject needs for n tokens, from its times for one token and
+    for a usual prompt."""
 
     def taken(tokens: int) -> float:
         request = Request(batches=batches_of(context, tokens, steps=0))
@@ -208,13 +210,14 @@ def seconds_of(context: Context, n: int) -> float:
 
 
 def hangs(context: Context, seconds: float, n: int) -> bool:
-    """Return True if the run should end within the time limit, even if all its time grows with the
-    square of the prompt's length, as attention's does."""
+    """Return True if the run should end within the time limit, even if its whole time grows with
+    the square of the prompt's length, as the time of attention does."""
     return seconds * max(n / context.n_tokens, 1.0) < context.runner.time_limit
 
 
 def of_answered(context: Context, n: int) -> str:
-    """Name the longest prompt that an engine answers, after it failed at n tokens or later."""
+    """Describe the longest prompt that the engine answers, after it failed on a prompt of n tokens
+    or on the tokens after it."""
     asked: list[Outcome] = []
 
     def fails(tokens: int, steps: int) -> bool:
@@ -248,8 +251,8 @@ def first_where(wrong: Callable[[int], bool], least: int, most: int) -> int:
 
 
 def more_of(context: Context, run: Run, first: Evaluation, n: int) -> str:
-    """Describe a difference in more detail; the difference counts even if the engine dies
-    meanwhile. Raises NotSteady."""
+    """Describe a difference in more detail. The difference counts even if the engine then fails.
+    Raises NotSteady if the engine's own runs differ."""
     try:
         shaky = unsteady(context.subject, Request(batches=run.batches), first)
         if shaky and shaky.apart > 2 * context.noise.relative:
@@ -261,7 +264,7 @@ def more_of(context: Context, run: Run, first: Evaluation, n: int) -> str:
 
 
 def said_of_length(wrong: int, steps: int, usual: int) -> str:
-    """Describe what `shortest_wrong` found."""
+    """Describe the result of `shortest_wrong` as text for a verdict."""
     if not steps:
         if wrong == usual:
             return f"; a prompt of {wrong} is wrong as well"
@@ -273,7 +276,8 @@ def said_of_length(wrong: int, steps: int, usual: int) -> str:
 
 
 def batches_of(context: Context, n: int, steps: int) -> tuple[Batch, ...]:
-    """Return the prompt, whose last logits are outputs, and single tokens."""
+    """Return a prompt of n tokens, which outputs only its last logits, and single tokens after
+    it."""
     raw = Philox(key=context.seed).random_raw(n + steps)
     ids = [int(r >> np.uint64(33)) % context.facts.n_vocab for r in raw]
     prompt = Batch.of(ids[:n])
@@ -282,8 +286,9 @@ def batches_of(context: Context, n: int, steps: int) -> tuple[Batch, ...]:
 
 
 def shortest_wrong(context: Context, n: int) -> tuple[int, int] | None:
-    """Return the shortest wrong prompt length up to n, and the number of later tokens, 0 if the
-    prompt itself is wrong. None: nothing is wrong, or the engine has another design."""
+    """Return the length of the shortest wrong prompt up to n, and the number of tokens after it,
+    which is 0 if the prompt itself is wrong. Return None if nothing is wrong, or if the engine has
+    another design."""
     steps = next((steps for steps in (0, STEPS) if is_wrong(context, n, steps)), None)
     if steps is None or is_of_another_design(context, steps):
         return None
@@ -307,8 +312,8 @@ def is_wrong(context: Context, n: int, steps: int) -> bool:
 
 
 def bisect_long_prompt(plan: Plan, context: Context) -> Bisection | None:
-    """Bisect the shortest wrong prompt, if no op is wrong in the usual run. None: there is no such
-    prompt, or the engine takes no such model."""
+    """Bisect the shortest wrong prompt, if no op is wrong in the usual run. Return None if there is
+    no such prompt, or if the engine accepts no such model."""
     n = tokens_of(context)
 
     def work(asker: SliceAsker) -> Bisection | None:

@@ -26,8 +26,8 @@ ROUNDED = 1e-5  # relative, of a factor that a converter wrote as F32
 
 @dataclass(frozen=True, kw_only=True)
 class OnlyInLong:
-    """Keys whose effect only long texts show. short: values for which a few tokens show it; hidden:
-    values for which no text does; nearly: values for which an engine is slightly wrong. of_cells: a
+    """Keys whose effect only long texts show. short: values that show it with a few tokens; hidden:
+    values that show it with no text; nearly: the values of a slightly wrong engine; of_cells: a
     larger context shows it for any text."""
 
     name: str
@@ -51,8 +51,9 @@ def only_in_long(file: GgufFile) -> Iterator[OnlyInLong]:
 
 
 def tokens_in(file: GgufFile, key: str, unsaid: int = 0) -> int:
-    """Return an architecture's value in tokens; 0: none, or one that llama.cpp rejects. Keys of
-    other architectures are not read, so they may be anything."""
+    """Return the value of an architecture's key in tokens; 0 if llama.cpp rejects the value.
+    unsaid: the value if the key is missing. Keys of other architectures are not read, so they may
+    be anything."""
     found = file.metadata.get(f"{architecture(file)}.{key}")
     if found is None:
         return unsaid
@@ -86,8 +87,9 @@ def fixed_window(file: GgufFile) -> int:
 
 
 def long_factors(file: GgufFile) -> OnlyInLong | None:
-    """Return the long factors. llama.cpp uses them for a context of more tokens than the original
-    one, other engines for a longer text."""
+    """Return the part for the rope factors of long contexts; None if the model has none, or if no
+    short text shows them. llama.cpp uses these factors if the context has more tokens than the
+    original context, and other engines if the text is longer."""
     arch = architecture(file)
     n_train = tokens_in(file, "context_length")
     original = tokens_in(file, ORIGINAL, n_train)
@@ -118,8 +120,9 @@ def long_factors(file: GgufFile) -> OnlyInLong | None:
 
 
 def growth_of_rotations(longer: float, original: int) -> float:
-    """Return the factor of rotated elements for a context `longer` than the original, as in
-    transformers' _compute_longrope_parameters."""
+    """Return the factor that scales rotated elements, as in transformers'
+    _compute_longrope_parameters. longer: the new context divided by the original context; original:
+    tokens."""
     if longer <= 1 or original <= 1:  # of one token it would be a division by zero
         return 1.0
     return math.sqrt(1 + math.log(longer) / math.log(original))

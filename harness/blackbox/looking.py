@@ -1,4 +1,4 @@
-"""Looks at the weights of both engines through lenses."""
+"""Comparison of both engines' weights through lenses."""
 
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -30,12 +30,15 @@ from lockstep.harness.judging.stored import ROUNDED, half_step, looks_like
 from lockstep.harness.records import Request
 
 More = Callable[[F32, NDArray[np.float64]], NDArray[np.float64]]
-AS_A_HEAD = "every matrix is wrong as the head, so the head's product may be the only fault"
+AS_A_HEAD = (
+    "every matrix gives wrong logits as the head, so the head's product may be the only fault"
+)
 
 
 @dataclass(kw_only=True)
 class SeenThroughLens:
-    """The logits of one engine through a lens: wrong ones by tensor, and the worst."""
+    """The logits of one engine through a lens: how many are wrong for each tensor, and the worst
+    logit."""
 
     wrong: Counter[str] = field(default_factory=Counter)
     worst: float = 0.0  # times what is allowed
@@ -48,8 +51,7 @@ class SeenThroughLens:
 
 @dataclass(frozen=True, kw_only=True)
 class Looked:
-    """The result of a look through lenses. lens: the weights; tensors: the tensors that the engine
-    decodes wrongly."""
+    """The result for one lens. tensors: the tensors that the engine decodes wrongly."""
 
     lens: Lens
     answer: SliceAnswer
@@ -62,7 +64,7 @@ class Looked:
 
 
 def look(asker: SliceAsker) -> tuple[list[Looked], list[str]]:
-    """Look through every lens, and list the tensors without a lens."""
+    """Look through every lens. Return the results, and the tensors without a lens."""
     lenses, left_out = lenses_of(asker.file, asker.layers_to_load)
     found = []
     for number, lens in enumerate(lenses, 1):
@@ -72,7 +74,8 @@ def look(asker: SliceAsker) -> tuple[list[Looked], list[str]]:
 
 
 def through(asker: SliceAsker, lens: Lens) -> Looked:
-    """Look through a lens. No lens judges an engine that misreads any model of this width."""
+    """Look through a lens, and return the result. A lens does not judge an engine that gives wrong
+    answers for every model of the lens's width."""
     found = through_once(asker, lens)
     if not found.answer.differs or not is_wide(asker.file, lens):
         return found
@@ -81,7 +84,7 @@ def through(asker: SliceAsker, lens: Lens) -> Looked:
     ) as of_one_file:
         if through_once(of_one_file, replace(lens, decoded=True)).answer.agrees:
             return found
-    text = f"the engine takes no model of width {lens.width}, which {lens.type} needs"
+    text = f"the engine accepts no model of width {lens.width}, which {lens.type} needs"
     return Looked(lens=lens, answer=SliceAnswer(status="not-compared", summary=text))
 
 
@@ -95,8 +98,8 @@ def through_once(asker: SliceAsker, lens: Lens) -> Looked:
 
 
 def judge_lens(opened: Opened, file: GgufFile, lens: Lens, kept: Kept) -> Looked:
-    """Compare both engines with the weights in the oracle's file. kept: the half type in which the
-    engine under test computes."""
+    """Compare both engines with the weights in the oracle's file. kept: returns the 16-bit type in
+    which the engine under test computes."""
     context = opened.context
     levels = context.subject_info.levels
     if levels is not None and "logits" not in levels:
@@ -142,8 +145,9 @@ def unknown_conversion(seen: ConversionSeen, kept: Kept) -> SliceAnswer:
 
 
 def rounded_to(context: Context, file: GgufFile, lens: Lens, converted: Convert | None) -> str:
-    """Return the format that the engine rounds decoded weights to, if each weight seen is the
-    nearest number of it; "" for none. Its designs may then explain runs of the made models."""
+    """Return the format that the engine rounds decoded weights to, or "" if there is none. Each
+    weight in sight must be the nearest number in that format. The matching designs are then added
+    to the context, where they may explain runs of the probe models."""
     if context.rounding is None:
         return ""
     for kind, to in HALVES.items():
@@ -155,9 +159,10 @@ def rounded_to(context: Context, file: GgufFile, lens: Lens, converted: Convert 
 
 
 def allowed_in_halves(stored: Collection[str], kept: Kept, lens: Lens) -> More | None:
-    """Return a wider limit for an engine in half precision: as many roundings, each in halves. An
-    engine that only rounds its logits gets half a step. Other engines give None. stored: the types
-    whose numbers the logits of each run are, "" for F32."""
+    """Return a function that widens the limit for an engine in half precision: as many roundings,
+    but in half precision. For an engine that rounds only its logits, it adds half a step. Return
+    None for other engines. stored: the types whose numbers the logits of each run are, "" for
+    F32."""
     shown = "" if "" in stored else "F16" if "F16" in stored else "BF16"
     proven = kept()
     if proven == "":
@@ -177,9 +182,9 @@ def seen_by_both(
     converted: Convert | None = None,
     to: Convert | None = None,
 ) -> tuple[SeenThroughLens, SeenThroughLens]:
-    """Return the result for both engines. more: from the usual limit to the limit of the engine
-    under test; converted: that engine's conversion of activations, if it is its own; to: the format
-    that it rounds decoded weights to."""
+    """Return the results of both engines. more: turns the usual limit into the limit of the engine
+    under test; converted: that engine's own conversion of activations, if it has one; to: the
+    format that this engine rounds decoded weights to."""
     both = SeenThroughLens(), SeenThroughLens()
     for batch, inputs in lens.batches:
         runs = context.ask_both("evaluate", Request(batches=(batch,)))

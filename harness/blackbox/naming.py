@@ -1,10 +1,11 @@
-"""The name of the faulty part, from the neutral parts with which two engines differ or agree.
+"""Search for the name of a faulty part: some parts are made neutral, and the engines then agree or
+differ.
 
-Questions are asked on a slice in which only one half of the layer works, so that a fault in the
-other cannot answer. First come those in which one answer that agrees gives the name. If none does,
-the products of the half are made so simple that none can be wrong. An engine that still differs is
-wrong in the operations on them; one that agrees is wrong in one of the matrices. Parts that no
-question tells apart are named together.
+The slice has only one working half-layer, so that a fault in the other half-layer cannot interfere.
+The first questions name a part as soon as the engines agree. If they never agree, the products of
+the half-layer are made so simple that none can be wrong. If the engines still differ, the fault is
+in the operations on these products. If they agree, one of the matrices is wrong. Parts that no
+question can distinguish have one common name.
 """
 
 from collections.abc import Callable, Collection
@@ -49,8 +50,8 @@ BIAS = "bias"
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A named part. name: one of a closed list; words: the evidence; left: everything else was made
-    simple and can be excluded."""
+    """A named part. name: one of a fixed list; words: the evidence; left: True if the fault remains
+    when everything else is made simple."""
 
     name: str
     words: str
@@ -58,19 +59,20 @@ class Part:
     left: bool = False
 
 
-FAILS = Part(name="it fails on a model of one layer", words="it gives no logits of it")
+FAILS = Part(name="it fails on a model of one layer", words="the engine gives no logits for it")
 FAILS_MUTED = replace(FAILS, name="it fails on the model whose other layers add nothing")
 
 
 @dataclass(kw_only=True)
 class Asked:
-    """The questions so far with their answers, by name; no question is repeated."""
+    """The questions so far, with their answers by name. No question is asked twice."""
 
     ask: Callable[[Maker], SliceAnswer | None]
     found: dict[str, SliceAnswer] = field(default_factory=dict)
 
     def answer(self, maker: Maker, words: str) -> SliceAnswer | None:
-        """Return the answer with the part made neutral; None if the model lacks the part."""
+        """Return the answer for the model with the part made neutral; None if the model lacks the
+        part."""
         if words not in self.found:
             answer = self.ask(maker)
             if answer is None:
@@ -79,7 +81,8 @@ class Asked:
         return self.found[words]
 
     def is_open(self, maker: Maker, words: str) -> bool:
-        """Return True if the answer is unknown: an engine refuses such a model, or fails on it."""
+        """Return True if the answer is unknown, because an engine refuses such a model or fails on
+        it."""
         answer = self.answer(maker, words)
         return answer is not None and answer.status not in ("agreed", "diverged")
 
@@ -88,14 +91,15 @@ class Asked:
         return answer is not None and answer.agrees
 
     def differs(self, maker: Maker, words: str) -> bool:
-        """Return True if the answer diverges; a failure of an engine on such a model does not
+        """Return True if the answer diverges. An engine's failure on such a model does not
         count."""
         answer = self.answer(maker, words)
         return answer is not None and answer.status == "diverged"
 
     def first_of(self, table: Table, likely: Collection[str] = ()) -> Part | None:
-        """Return the first part that explains the difference. likely: names found in other layers,
-        which are tried first, because engines make the same mistake in every layer."""
+        """Return the first part that explains the difference. likely: names of parts that are wrong
+        in other layers. They are tried first, because engines make the same mistake in every
+        layer."""
         for maker, words, name in sorted(table, key=lambda question: question[2] not in likely):
             if self.agrees(maker, words):
                 return part_that_agrees(name, words)
@@ -129,9 +133,9 @@ OF_ATTENTION: Table = (
     (norms_of_ones, "norms with weights of one", "weights of norms"),
     (norms_of_one_number, "norms with weights and biases of one", "weights of norms"),
     (norms_do_nothing, STILL, "attention norm"),
-    (no_rotation, "positions that turn nothing", ROTATION),
+    (no_rotation, "positions that rotate nothing", ROTATION),
     (no_scores, "queries of zero", SCORES),
-    (no_sinks, "sinks that take nothing", "sinks"),
+    (no_sinks, "sinks without weight", "sinks"),
     (position_0, ONE_TOKEN, MASK),
 )
 VALUES, ENDS = ("attn_v", "attn_qkv"), ("attn_output", "attn_out")
@@ -139,9 +143,9 @@ OF_BIASES = ("attn_q", "attn_k", *VALUES, *ENDS, "ffn_gate_inp", "ssm_dt", "ssm_
 BOTH = ("attn_k", *VALUES)  # the same in both, as keys may be taken for values
 
 ITS_ENDS: Table = (
-    (plain(*VALUES), "values that are one input each", "matrix of values"),
+    (plain(*VALUES), "values that read one input each", "matrix of values"),
     (plain(*ENDS), "an output matrix that shows heads", "output matrix"),
-    (plain(*BOTH), "keys and values that are one input each", "matrices of keys or values"),
+    (plain(*BOTH), "keys and values that read one input each", "matrices of keys or values"),
 )
 
 
@@ -153,10 +157,10 @@ def part_of_attention(
     if part := asked.first_of(OF_ATTENTION, likely):
         part = with_one_bias(asked, part, likely)
         return with_batches(asked, part) if part.name in OF_PLACES else part
-    words = "values that are all alike"
+    words = "values that are all equal"
     if asked.differs(plain(*BOTH, *ENDS, period=1), words):
         return heads() or part_that_differs(LOST, words)
-    words = "values that are one input each, shown as they are"
+    words = "values that read one input each, shown unchanged"
     if asked.differs(plain(*BOTH, *ENDS), words):
         return heads() or part_that_differs(
             "values as they are kept, or how heads are put together", words
@@ -165,7 +169,8 @@ def part_of_attention(
 
 
 def with_batches(asked: Asked, part: Part) -> Part:
-    """Add a note to the part if its fault depends on the content of a second batch."""
+    """Add a note to the part if the engines agree with all tokens in one batch. The fault is then
+    in batches after the first."""
     if not asked.agrees(in_one_batch, ONE_BATCH):
         return part
     text = "and with all tokens in one batch: only batches after the first are wrong"
@@ -173,8 +178,8 @@ def with_batches(asked: Asked, part: Part) -> Part:
 
 
 def with_one_bias(asked: Asked, part: Part, likely: Collection[str]) -> Part:
-    """Add the tensor's name to a bias part, by one question for each bias in the first faulty
-    layer. No name is added if two biases explain the fault."""
+    """Add the tensor's name to a bias part, with one question for each bias in the first faulty
+    layer. Add no name if two biases explain the fault."""
     if part.name != BIAS or BIAS in likely:
         return part
     whose = {f"{tensor}.bias": one_bias(tensor) for tensor in (*OF_BIASES, *UP, *GATE, *DOWN)}
@@ -194,15 +199,15 @@ OF_FFN: Table = (
     (norms_of_ones, "norms with weights of one", "weights of norms"),
     (norms_of_one_number, "norms with weights and biases of one", "weights of norms"),
     (norms_do_nothing, STILL, "FFN norm"),
-    (experts_alike, "experts that are all alike", ROUTER),
-    (experts_alike_and_loud, "such, beside which nothing else counts", WEIGHED),
+    (experts_alike, "experts that are all equal", ROUTER),
+    (experts_alike_and_loud, "equal experts so large that nothing else matters", WEIGHED),
     (shared_muted, "shared experts that add nothing", "shared experts"),
 )
 UP, GATE = ("ffn_up", "ffn_up_exps"), ("ffn_gate", "ffn_gate_exps")
 DOWN = ("ffn_down", "ffn_down_exps")
 ITS_MATRICES: Table = (
-    (plain(*UP), "an up branch that is one input", "up matrix"),
-    (plain(*GATE), "a gate that is one input", "gate matrix"),
+    (plain(*UP), "an up branch that reads one input", "up matrix"),
+    (plain(*GATE), "a gate that reads one input", "gate matrix"),
     (plain(*DOWN), "a down matrix that shows the activation", "down matrix"),
 )
 
@@ -212,10 +217,11 @@ def part_of_ffn(asked: Asked, likely: Collection[str]) -> Part:
         (*OF_FFN, *(row for row in ITS_MATRICES if row[2] in likely)), likely
     ):
         return with_one_bias(asked, part, likely)
-    words = "matrices that are one input each"
+    words = "matrices whose rows read one input each"
     if asked.differs(plain(*UP, *GATE, *DOWN, few=True), words):
         if asked.agrees(
-            plain(*UP, *GATE, *DOWN, alike=True, few=True), "such with gate and up alike"
+            plain(*UP, *GATE, *DOWN, alike=True, few=True),
+            "the same matrices, with gate and up equal",
         ):
             return part_that_differs("activation, or gate and up that are exchanged", words)
         return part_that_differs("activation", words)
@@ -225,9 +231,9 @@ def part_of_ffn(asked: Asked, likely: Collection[str]) -> Part:
 
 
 def half_of_the_activation(part: Part) -> Part:
-    """Note that the model reads only half of the activation, so that a cut row of the down matrix
-    changes nothing. Without this note, a gate that overwrites the other factor would be called a
-    norm or a matrix."""
+    """Note that only the first half of the activation was compared, so that the question does not
+    depend on a down matrix with a lost row end. Without this note, the report would blame a norm or
+    a matrix for a gate that overwrites the other factor."""
     text = "only the first half of the activation was compared"
     return replace(part, words=f"{part.words}; {text}" if part.words else text)
 
@@ -238,16 +244,16 @@ OF_LOGITS = "what is made of logits: a cap"
 OF_LOGARITHMS = "what is made of logits: their logarithms"
 # gemma2's head is always the table of its embeddings, whose rows no model can have otherwise alone
 BOTH_ENDS = "embedding, output norm, output matrix, or what is made of logits"
-ONE_ROW = "kernels for a single row, as one token at a time has"
+ONE_ROW = "kernels for a single row, as for one token at a time"
 SOME = "embedding of some tokens, or logits of others"
-FEW_ROWS = ", or kernels for as few rows as a batch of this run has"
-TIED, APART = "output matrix, which is the table of embeddings", "a head that is a matrix apart"
+FEW_ROWS = ", or kernels for batches as small as in this run"
+TIED, APART = "output matrix, which is the table of embeddings", "a head with its own matrix"
 ROUNDED = "rounding of what the output norm gives and the output matrix reads"
 OF_VALUES: Table = (
     (simple_rows, "embeddings that are powers of two", "embedding"),
     (norms_of_ones, "norms with weights of one", "output norm: its weights"),
     (norms_of_one_number, "norms with weights and biases of one", "output norm: its weights"),
-    (norms_of_one_bit, "norms that come to powers of two", ROUNDED),
+    (norms_of_one_bit, "norms that give powers of two", ROUNDED),
     (nothing_to_norm, STILL, "output norm"),
 )
 OF_THE_HEAD: Table = (
@@ -257,8 +263,8 @@ OF_THE_HEAD: Table = (
 
 
 def part_outside(asked: Asked, *, of_logits: bool) -> Part:
-    """Return the part outside of the layers: another token's row, one row for all, or a head that
-    is wrong on any input."""
+    """Return the faulty part outside the layers, such as some rows of the embeddings, the output
+    norm, or the output matrix."""
     # before all that is asked with a head apart from the embeddings: it agrees as well
     if asked.agrees(head_apart, APART):
         return part_that_agrees(TIED, APART)
@@ -285,8 +291,8 @@ def part_outside(asked: Asked, *, of_logits: bool) -> Part:
 
 
 def of_another_base(answer: SliceAnswer) -> Part | None:
-    """Return the logarithms as the wrong part if another base explains all values of lists. Models
-    made for one part say nothing then: where all values are alike they hide it."""
+    """Return the logarithms as the wrong part, if a different base explains all values of the
+    lists. Probe models for single parts then show nothing, because equal values hide the base."""
     words = answer.extent.get(LOGARITHMS)
     return Part(name=OF_LOGARITHMS, words=words) if words else None
 

@@ -1,12 +1,12 @@
-"""Faults that depend on a layer's number: in a slice all layers have the number 0, and may be the
+"""Faults that depend on a layer's number. In a slice every layer has the number 0, and may be the
 last.
 
-If no slice differs and the whole does, each layer is asked at its own place, the others muted. Many
-are asked at once first: a group that agrees has no wrong layer. If all slices differ, the fault may
-be in number 0, or in what is done in a model's last layer. Some slices may differ in a model whose
-layers have a kind by their number (every sixth sees all tokens). Then an engine may number layers
-differently: slices of any layer show its layer 0, and other layers differ at their places. An
-engine that takes another layer's tensors is right if all layers have the same.
+If the whole model differs but no slice does, each layer is tested at its own place, with the others
+muted. Groups of layers come first: a group that agrees has no wrong layer. If all slices differ,
+the fault may belong to number 0, or to the last layer of a model. Only some slices may differ in a
+model whose layers have kinds by number (for example, every sixth layer sees all tokens). The engine
+may then number layers differently: every slice shows its layer 0, and other layers differ at their
+places. An engine that uses another layer's tensors is right if all layers have the same tensors.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,9 +23,9 @@ from lockstep.harness.blackbox.whole import is_small_enough
 from lockstep.harness.sites import IN_A_LAYER
 
 ALL_MUTED = "all layers muted"
-BY_NUMBER, OR_A_TENSOR = "by its number", "or a tensor that is taken wrongly"
+BY_NUMBER, OR_A_TENSOR = "by its number", "or a tensor that is read wrongly"
 MUCH = 2.0**-6  # of the largest logit
-ONE_OF_ITS_OWN = "the others with the first one's tensors"
+ONE_OF_ITS_OWN = "the other layers with the first layer's tensors"
 ANOTHERS = Part(
     name="tensors: the engine uses another layer's, or uses this layer's elsewhere",
     words="the engines agree if all layers have the same tensors",
@@ -41,8 +41,8 @@ OUTSIDE = Part(
 
 
 def by_number(asker: SliceAsker, n: int) -> list[LayerRow]:
-    """Return the rows of layers whose fault depends on their number: the whole model differs, and
-    no slice does."""
+    """Return the rows of layers whose fault depends on their number. In such a model the whole
+    differs, and no slice does."""
     answer = with_others_muted(asker, ())
     if answer.differs:
         return [LayerRow(layer=None, answer=answer, parts=(OUTSIDE,), what=ALL_MUTED)]
@@ -52,16 +52,17 @@ def by_number(asker: SliceAsker, n: int) -> list[LayerRow]:
 
 
 def takes_another(asker: SliceAsker, n: int) -> bool:
-    """Return True if the engine uses another layer's tensors: it agrees only if layers are equal. A
-    small difference does not count, because it may shrink in another model."""
+    """Return True if the engine uses another layer's tensors: it agrees only if all layers are
+    equal. A small difference does not count, because it may be smaller in another model."""
     if n < 2 or not are_alike(asker.file, n) or not with_own_tensors(asker, ()).agrees:
         return False
     return with_own_tensors(asker, range(n)).worst >= MUCH
 
 
 def takes_others(asker: SliceAsker, layers: Sequence[int]) -> Iterator[LayerRow]:
-    """Yield a row for each layer whose tensors the engine replaces by another layer's."""
-    asker.progress(f"layers {layers[0]} to {layers[-1]} with tensors of their own")
+    """Yield a row for each layer. It differs if the engine replaces this layer's tensors by another
+    layer's."""
+    asker.progress(f"layers {layers[0]} to {layers[-1]} with their own tensors")
     answer = with_own_tensors(asker, layers)
     if not answer.differs or len(layers) == 1:
         parts = (ANOTHERS,) if answer.differs else ()
@@ -75,7 +76,7 @@ def takes_others(asker: SliceAsker, layers: Sequence[int]) -> Iterator[LayerRow]
 
 
 def are_alike(file: GgufFile, n: int) -> bool:
-    """Return True if each layer could have the tensors of the first."""
+    """Return True if each layer could have the tensors of the first layer."""
     kinds: list[set[tuple[str, tuple[int, ...]]]] = [set() for _ in range(n)]
     for name, info in file.tensors.items():
         if (inside := IN_A_LAYER.fullmatch(name)) and int(inside[1]) < n:
@@ -84,7 +85,7 @@ def are_alike(file: GgufFile, n: int) -> bool:
 
 
 def with_own_tensors(asker: SliceAsker, layers: Sequence[int]) -> SliceAnswer:
-    """Ask about a model in which all other layers have the tensors of the first one."""
+    """Ask about a model in which all layers except these have the tensors of the first layer."""
 
     def make(file: GgufFile) -> Recipe:
         names = {}
@@ -100,7 +101,8 @@ def with_own_tensors(asker: SliceAsker, layers: Sequence[int]) -> SliceAnswer:
 
 
 def guilty_among(asker: SliceAsker, layers: Sequence[int]) -> Iterator[LayerRow]:
-    """Yield a row for each guilty layer."""
+    """Yield a row for each layer, tested at its place; and a row for a group that differs although
+    each of its layers agrees."""
     asker.progress(f"layers {layers[0]} to {layers[-1]} at their places")
     answer = with_others_muted(asker, layers)
     if not answer.differs:
@@ -113,7 +115,7 @@ def guilty_among(asker: SliceAsker, layers: Sequence[int]) -> Iterator[LayerRow]
         rows = [row for half in halves for row in guilty_among(asker, half)]
         yield from rows
         if all(row.answer.agrees for row in rows):
-            what = f"with those up to {layers[-1]}"
+            what = f"together with the layers up to {layers[-1]}"
             yield LayerRow(layer=layers[0], answer=answer, parts=(BETWEEN,), what=what)
 
 
@@ -123,8 +125,8 @@ def name_parts(asker: SliceAsker, layer: int, answer: SliceAnswer) -> LayerRow:
 
 
 def by_its_number(part: Part) -> Part:
-    """Return the part with the note that its fault depends on the layer's number. A tensor that is
-    spoilt by its name is so however simple it is made."""
+    """Return the part with a note that its fault depends on the layer's number. If even the
+    simplest part differs, the note adds a tensor that is read wrongly."""
     name = f"{part.name}, {OR_A_TENSOR}" if part.left else part.name
     return replace(part, name=f"{name}, {BY_NUMBER}")
 
@@ -136,8 +138,8 @@ def with_others_muted(asker: SliceAsker, layers: Sequence[int]) -> SliceAnswer:
 
 
 def are_of_other_numbers(asker: SliceAsker, slices: Sequence[LayerRow], n: int) -> bool:
-    """Return True if slices and layers at their places disagree, in a model with different
-    layers."""
+    """Return True if a slice and the same layer at its place disagree, in a model whose layers have
+    different roles."""
     wrong = [row.layer for row in slices if row.layer is not None and row.answer.differs]
     right = [row.layer for row in slices if row.layer is not None and row.answer.agrees]
     if not wrong or not is_small_enough(asker) or not have_roles(asker, n):
@@ -150,8 +152,8 @@ def are_of_other_numbers(asker: SliceAsker, slices: Sequence[LayerRow], n: int) 
 
 
 def counted_otherwise(slices: Sequence[LayerRow], placed: Sequence[LayerRow]) -> list[LayerRow]:
-    """Return the layers that the engine numbers differently. placed: the layers at their
-    places, whose faulty parts get a note on the slices."""
+    """Return the rows of the layers at their places, with a note on the slices that differ: the
+    engine numbers layers differently."""
     wrong = ", ".join(str(row.layer) for row in slices if row.answer.differs)
     text = (
         f"as models of one layer, layers {wrong} differ: the engine counts the kinds of "
@@ -173,8 +175,9 @@ def have_roles(asker: SliceAsker, n: int) -> bool:
 
 
 def are_of_one_number(asker: SliceAsker, slices: Sequence[LayerRow], n: int) -> bool:
-    """Return True if the slices differ because of their number, or as last layers: the last layer
-    agrees at its own place, or the first one with another after it."""
+    """Return True if the slices differ because a slice's layer has the number 0 or is the last
+    layer. Then the model's last layer agrees at its own place, or the first layer agrees with
+    another layer after it."""
     if n < 2 or len(slices) < n or not all(row.answer.differs for row in slices):
         return False
     if not is_small_enough(asker):
@@ -183,7 +186,7 @@ def are_of_one_number(asker: SliceAsker, slices: Sequence[LayerRow], n: int) -> 
 
 
 def with_another_behind(asker: SliceAsker) -> SliceAnswer:
-    """Ask about a model of the first layer and a second that adds nothing."""
+    """Ask about a model of the first layer and a second layer that adds nothing."""
 
     def make(file: GgufFile) -> Recipe:
         changes = mute_other_layers(file, (0,)).changes

@@ -1,4 +1,4 @@
-"""The values that an engine shows, and its suitability for models made of the user's."""
+"""The answers that an engine offers, and whether they suffice for probe models."""
 
 from collections.abc import Collection, Sequence
 
@@ -21,14 +21,14 @@ def shows_no_tensors(info: EngineInfo) -> bool:
 
 
 def shows_ends_alone(info: EngineInfo) -> bool:
-    """Return True if the engine shows no tensors within a layer, so that no product is judged
+    """Return True if the engine shows no tensors within a layer, so that no product can be judged
     alone."""
     alone = info.shows is not None and not {*info.shows} - {*BETWEEN_LAYERS}
     return alone and not info.computes_nodes
 
 
 def embeds(context: Context) -> bool:
-    """Return True if the engine can return embeddings."""
+    """Return True if the engine is to be asked for embeddings."""
     levels, facts = context.subject_info.levels, context.facts
     if facts.has_logits or facts.not_ours:
         return levels is not None and "embed" in levels and not set(levels).intersection(ENOUGH)
@@ -38,8 +38,8 @@ def embeds(context: Context) -> bool:
 def why_not_asked(
     engine: str, levels: Collection[str] | None, enough: Sequence[str] = ENOUGH
 ) -> str:
-    """Return why an engine cannot be asked on models made of the user's; "" if it can. enough: any
-    of these levels suffices."""
+    """Return why an engine cannot be asked about probe models; "" if it can. enough: any one of
+    these levels suffices."""
     if folder_of(engine) is not None or is_address(engine):
         return (
             f"{engine} serves one model and cannot open others (serve:COMMAND starts a "

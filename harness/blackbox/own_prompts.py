@@ -1,10 +1,11 @@
 """Independence of prompts: does an engine read each prompt separately and completely?
 
-On a real quantised model the likeliest token is seldom likelier by more than honest runs differ, so
-that of most prompts nothing follows from another answer. So both engines are given the model's
-first layer in F32, and prompts in turn; of a large model, of which a short text is generated, they
-are asked for a long one as well. A small model is asked for a long text too: an engine's text may
-come from a loop that counts positions wrongly, and the limit of a short text excuses it.
+On a real quantised model, the likeliest token seldom leads by more than honest runs differ. So a
+different token proves nothing for most prompts. Therefore both engines get the model's first layer
+in F32, and several prompts one after another. A large model generates only a short text, so its
+first layer also generates a long one. The first layer of a small model generates a long text too,
+because an engine's text may come from a loop that counts positions wrongly. The limit for a short
+text would excuse this fault.
 """
 
 from collections.abc import Iterator
@@ -38,21 +39,21 @@ def check_own_prompts(plan: Plan, context: Context) -> Iterator[Verdict]:
 
 def text_checked(plan: Plan, context: Context) -> Iterator[Verdict]:
     """Check a text on a quantised model's first layer in F32, where the limit is narrower. The
-    limit for the model's own text hides more."""
+    limit for the model's own text hides more faults."""
     if holds_quantised(context.file):
         yield from asked_to_choose(plan, context, "a text in F32", first_layer, text_said)
 
 
 def text_said(outer: Context, context: Context) -> Iterator[Verdict]:
-    """Yield the verdicts on a text. An engine that accepts no other model is wrong at once."""
+    """Yield the verdicts on a text. A text that cannot be compared counts as not applicable."""
     for verdict in longer_text(outer, context, right=1):
         besides = verdict.status == "not-compared"
         yield replace(verdict, status="not-applicable") if besides else verdict
 
 
 def first_layer(file: GgufFile) -> Recipe:
-    """Return a first layer with strong attention, so that not only the last token decides what
-    comes next."""
+    """Return the recipe of the first layer, with strong attention, so that the next token does not
+    depend on the last token alone."""
     stems = {name: name.split(".")[2] for name in within(file, 0)}
     adds = what_attention_adds(set(stems.values()))
     loud = {name: times(LARGER) for name, stem in stems.items() if is_values(name) and stem in adds}
@@ -67,7 +68,9 @@ def judge_prompts(outer: Context, context: Context) -> Iterator[Verdict]:
 
 
 def longer_text(outer: Context, context: Context, *, right: int) -> Iterator[Verdict]:
-    """Yield verdicts on a longer text, for a large model that itself is asked for fewer tokens."""
+    """Yield a verdict on a text of the full length, which the probe model generates. It is for a
+    large model that itself generates fewer tokens. right: a difference before this step is not
+    reported."""
     prompt = Decode().prompt(context)
     oracle, subject = context.ask_both("greedy", prompt, outer.n_steps)
     batches = steps_of(prompt, oracle, context.facts.decoder_start)

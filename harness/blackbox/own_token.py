@@ -1,9 +1,9 @@
 """The choice of tokens: does an engine choose each id if it is the likeliest?
 
-Text seldom ends within a few tokens, and the last id of a vocabulary is the likeliest nowhere: of
-an engine whose greedy search ends one id early nothing is seen on the user's model. So both engines
-are given one whose layers add nothing and whose head is the table of its embeddings, rows of signs:
-after each token the likeliest is the token itself, by far.
+Text seldom ends within a few tokens, and the last id of a vocabulary is almost never the likeliest.
+So the user's model does not show that an engine's greedy search ends one id early. Therefore both
+engines get a model whose layers add nothing, and whose head equals its embeddings, which are rows
+of signs. After each token, the likeliest token by far is the same token again.
 """
 
 from collections.abc import Iterator
@@ -62,9 +62,10 @@ def recipe_of(file: GgufFile) -> Recipe:
 
 
 def judge_choices(outer: Context, context: Context) -> Iterator[Verdict]:
-    """Yield verdicts on the tokens that the subject chooses; none if the oracle chooses others.
+    """Yield a verdict on the tokens that the subject chooses. Ids that the oracle does not clearly
+    choose are skipped.
 
-    context: the made model's context.
+    context: the probe model's context; outer: the context of the user's model.
     """
     ids = ids_to_choose(context)
     batch = Batch.of(ids.tolist())
@@ -118,8 +119,8 @@ def another(
 
 
 def ids_to_choose(context: Context) -> NDArray[np.intp]:
-    """Return the ids to choose, the last id last: an engine that takes another id for it shows
-    after all right ones."""
+    """Return the ids to choose, with the last id at the end. So an engine that replaces the last id
+    fails only after all the right ids."""
     last = context.facts.n_vocab - 1
     controls = np.setdiff1d(ids_of_control(context), [0, last])[: MOST - 2]
     others = np.setdiff1d([*controls, *(edge for edge in EDGES if edge < last)], [0, last])

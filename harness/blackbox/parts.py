@@ -1,6 +1,6 @@
 """Parts of a slice that do nothing, or that are too simple to be wrong.
 
-If two engines differ on a slice and agree where a part is neutral, the fault lies in that part.
+If two engines differ on a slice, and agree if a part is neutral, the fault is in that part.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -62,7 +62,7 @@ LOUD = 2.0**30  # what is one beside it is less than its rounding, and its squar
 @dataclass(frozen=True, kw_only=True)
 class Neutral:
     """A slice with a neutral part. own_head: give a tied model a separate output matrix with the
-    old embeddings; head: the tensor whose values that matrix has instead."""
+    old embeddings; head: the tensor that gives this matrix its values instead."""
 
     changes: Mapping[str, Change] = field(default_factory=dict)
     keys: Mapping[str, Typed] = field(default_factory=dict)
@@ -76,7 +76,7 @@ Maker = Callable[[GgufFile, int], Neutral | None]  # None: the model has no such
 
 
 def larger(file: GgufFile, layer: int) -> Neutral:
-    """Scale all inputs of norms by a power of two, which changes the result only through eps."""
+    """Scale all inputs of norms up by a power of two, which changes the result only through eps."""
     names, up = within(file, layer), times(LARGER)
     changes: dict[str, Change] = dict.fromkeys(what_begins(file), up)
     stems = {name: name[len("blk.0.") :].rsplit(".", 1)[0] for name in names if is_values(name)}
@@ -93,29 +93,29 @@ def larger(file: GgufFile, layer: int) -> Neutral:
 
 
 def what_begins(file: GgufFile) -> Sequence[str]:
-    """Return the tensors that add up to the first layer's input, or to the input of the norm after
-    it."""
+    """Return the embedding tensors. They add up to the first layer's input, or to the input of a
+    norm before that layer."""
     return [name for name in file.tensors if is_one_of(name, EMBEDDINGS)]
 
 
 def smaller(file: GgufFile, layer: int) -> Neutral:
-    """Make the embeddings' squares about as large as eps, so that a wrong eps changes
+    """Make the squares of the embeddings about as large as eps, so that a wrong eps changes
     everything."""
     small = dict.fromkeys(what_begins(file), times(1 / LARGER))
     return Neutral(changes={**small, **for_the_table(file, LARGER)})
 
 
 def for_the_table(file: GgufFile, factor: float) -> Mapping[str, Change]:
-    """Return changes to the last norm for a tied output matrix, whose size has changed. Logits a
-    thousand times as large are all at the cap of an architecture that has one."""
+    """Return changes to the last norm that compensate for scaled embeddings, if these are the
+    output matrix too. Logits a thousand times as large would all be at the cap, in an architecture
+    that has one."""
     names = {OUTPUT_NORM, OUTPUT_NORM_BIAS} & set(file.tensors)
     return {} if OUTPUT in file.tensors else dict.fromkeys(names, times(factor))
 
 
 def experts_alike(file: GgufFile, layer: int) -> Neutral | None:
-    """Make all experts equal to the first, so it does not matter which the engine chooses or
-    reads.
-    """
+    """Make all experts equal to the first, so that the engine's choice of experts has no effect.
+    Return None if the model has no experts."""
     own = [n for n in within(file, layer) if n.rsplit(".", 1)[0].endswith("_exps")]
     every = {n: file.tensors[n.replace("blk.0", f"blk.{layer}")].ne[-1] for n in own}
     rows = {name: np.zeros(n, np.int64) for name, n in every.items()}
@@ -123,8 +123,8 @@ def experts_alike(file: GgufFile, layer: int) -> Neutral | None:
 
 
 def experts_alike_and_loud(file: GgufFile, layer: int) -> Neutral | None:
-    """Make all experts alike and so loud that nothing else counts. The last norm then removes the
-    sum of the token's weights."""
+    """Make all experts equal, and so large that nothing else counts. The last norm then removes the
+    sum of the token's expert weights."""
     alike = experts_alike(file, layer)
     changes = without(file, layer, SHARED)
     for name in within(file, layer):
@@ -144,7 +144,8 @@ def norms_of_ones(file: GgufFile, layer: int) -> Neutral:
 
 
 def norms_of_one_number(file: GgufFile, layer: int) -> Neutral | None:
-    """Give each norm one number as weight and as bias, so that exchanging them has no effect."""
+    """Set all weights and biases of norms to one, so that exchanging a weight and a bias has no
+    effect. Return None if norms have no biases."""
     names = norms_of_ones(file, layer).changes
     both = any(name.endswith("bias") for name in names)
     return Neutral(changes=dict.fromkeys(names, ones)) if both else None
@@ -152,26 +153,27 @@ def norms_of_one_number(file: GgufFile, layer: int) -> Neutral | None:
 
 def norms_do_nothing(file: GgufFile, layer: int) -> Neutral:
     """Make norms do nothing: embeddings of +1 and -1 have norm one, weights are one, and eps is too
-    small for float32."""
+    small to change a float32 number."""
     weights = norms_of_ones(file, layer).changes
     changes = {**weights, **rows_alone(file, signs(1 / scale_of_embeddings(file)))}
     return Neutral(changes=changes, keys=eps_of(file, 2.0**-40), own_head=True)
 
 
 def rows_alone(file: GgufFile, change: Change) -> Mapping[str, Change]:
-    """Change the token embeddings, and add no positions to them."""
+    """Return changes to the token embeddings, without learned positions."""
     return {EMBEDDING: change} | ({POSITIONS: zero} if POSITIONS in file.tensors else {})
 
 
 def nothing_to_norm(file: GgufFile, layer: int) -> Neutral:
-    """Make embeddings so small beside an eps of one that norms divide by one for any input."""
+    """Make the embeddings tiny and eps one, so that norms divide by one for any input."""
     weights = norms_of_ones(file, layer).changes
     changes = {**weights, **rows_alone(file, signs(TINY / scale_of_embeddings(file)))}
     return Neutral(changes=changes, keys=eps_of(file, 1.0), own_head=True)
 
 
 def norms_of_one_bit(file: GgufFile, layer: int) -> Neutral | None:
-    """Give norms power-of-two results, so that rounding them has no effect."""
+    """Make norms give powers of two, so that rounding them has no effect. Return None if the width
+    is no multiple of 32."""
     if number(file, "embedding_length", 1) % 32:
         return None
     rows = sparse_signs(LARGER, centred=is_centred(file))
@@ -182,8 +184,8 @@ def norms_of_one_bit(file: GgufFile, layer: int) -> Neutral | None:
 def nothing_but_the_head(file: GgufFile, layer: int) -> Neutral:
     """Give the output matrix the same input for every token, so that only the matrix can differ.
 
-    The input is the bias of a norm that comes to nothing, or a row of one number, which no norm
-    changes.
+    The input is the bias of a norm whose weights are zero. Without a bias, it is a row of equal
+    numbers, which no norm changes.
     """
     if OUTPUT_NORM_BIAS in file.tensors:
         return Neutral(changes={OUTPUT_NORM: zero, OUTPUT_NORM_BIAS: ones}, own_head=True)
@@ -193,8 +195,8 @@ def nothing_but_the_head(file: GgufFile, layer: int) -> Neutral:
 
 
 def quiet_logits(file: GgufFile, layer: int) -> Neutral | None:
-    """Make logits so small that a cap does nothing to them. All else shrinks by a power of two,
-    which rounds alike."""
+    """Make logits so small that a cap has no effect on them. All other values are the same, or
+    smaller by a power of two, which does not change the rounding."""
     names = {OUTPUT_NORM, OUTPUT_NORM_BIAS} & set(file.tensors)
     return Neutral(changes=dict.fromkeys(names, times(QUIET))) if names else None
 
@@ -219,7 +221,7 @@ def no_bias(file: GgufFile, layer: int) -> Neutral | None:
 
 
 def one_bias(tensor: str) -> Maker:
-    """Return a maker that sets only this bias to zero: attn_q, ffn_up and the like."""
+    """Return a maker that sets only this bias to zero. tensor: attn_q, ffn_up and the like."""
 
     def make(file: GgufFile, layer: int) -> Neutral | None:
         names = [n for n in within(file, layer) if n.endswith(f".{tensor}.bias")]
@@ -233,13 +235,13 @@ def position_0(file: GgufFile, layer: int) -> Neutral:
 
 
 def in_one_batch(file: GgufFile, layer: int) -> Neutral:
-    """Leave the model unchanged, and put all tokens into the first batch."""
+    """Leave the model unchanged, and put all tokens into one batch."""
     n = min(BATCH, file.tensors[EMBEDDING].ne[1] - 1)
     return Neutral(given=(Batch.of(range(1, n + 1)),))
 
 
 def no_scores(file: GgufFile, layer: int) -> Neutral | None:
-    """Make all scores equal: queries of zeros see every visible key alike."""
+    """Make all scores equal: queries are zero, so each visible key gets the same weight."""
     names, changes = set(within(file, layer)), dict[str, Change]()
     fused = file.tensors.get(f"blk.{layer}.attn_qkv.weight")
     queries = fused.ne[1] - 2 * rows_of_keys(file) if fused else 0
@@ -250,7 +252,7 @@ def no_scores(file: GgufFile, layer: int) -> Neutral | None:
 
 
 def no_sinks(file: GgufFile, layer: int) -> Neutral | None:
-    """Set the sinks so far below all scores that they have no weight."""
+    """Set the sinks so far below all scores that they get no weight."""
     name = "blk.0.attn_sinks.weight"
     return Neutral(changes={name: far_below}) if name in within(file, layer) else None
 
@@ -264,10 +266,10 @@ def no_rotation(file: GgufFile, layer: int) -> Neutral | None:
 
 
 def plain(*stems: str, period: int = 0, alike: bool = False, few: bool = False) -> Maker:
-    """Make the matrices of a half so simple that no product can be wrong: the first reads one
-    input, the last each element in turn, after a norm without effect. alike: a
-    gate has the matrix of the values that it gates; few: a down matrix reads only the first half of
-    its input."""
+    """Return a maker that makes matrices of a half-layer so simple that no product can be wrong.
+    Its first matrices read one input, its last matrix reads each element once, and its norm has no
+    effect. stems: the matrices; period: as in `reads_first`; alike: the gate equals the up matrix;
+    few: the down matrix reads only the first half of its input."""
 
     key = 0 if alike else 1
 
@@ -285,8 +287,8 @@ def plain(*stems: str, period: int = 0, alike: bool = False, few: bool = False) 
 
 
 def simple(file: GgufFile, source: TensorInfo, period: int, key: int, few: bool) -> Change:
-    """Return a simple change to a matrix, the same for each expert. In a matrix of queries, keys
-    and values it changes the values. key: seeds the numbers of a gate."""
+    """Return a simple change to a matrix, the same for each expert. In a joint matrix of queries,
+    keys and values, it changes only the values. key: the seed for a gate."""
     stem, ne = source.name.split(".")[2], source.ne
     if few and stem in FFN_OUT:
         return each_expert(one_of(ne[0] // 2), ne)
@@ -298,7 +300,7 @@ def simple(file: GgufFile, source: TensorInfo, period: int, key: int, few: bool)
 
 
 def each_expert(change: Change, ne: Sequence[int]) -> Change:
-    """Apply to each expert, with rows counted anew."""
+    """Return a change that applies to each expert separately, with rows counted from 0."""
     if len(ne) < 3:
         return change
     return lambda rows, start: np.concatenate(
@@ -307,7 +309,7 @@ def each_expert(change: Change, ne: Sequence[int]) -> Change:
 
 
 def rows_of_keys(file: GgufFile) -> int:
-    """Return the rows of keys and of values."""
+    """Return the number of rows that the keys have; the values have as many."""
     heads = number(file, "attention.head_count", 1)
     width = number(file, "attention.key_length", number(file, "embedding_length", 1) // heads)
     return int(number(file, "attention.head_count_kv", heads) * width)
@@ -336,7 +338,7 @@ def heads_of(file: GgufFile, layer: int) -> Iterator[tuple[int, Maker]]:
 
 
 def one_row(file: GgufFile, layer: int) -> Neutral:
-    """Make all rows of the embeddings equal, so that reading another row has no effect."""
+    """Make all rows of the embeddings equal, so that reading the wrong row has no effect."""
     return Neutral(changes={EMBEDDING: same_row}, own_head=True)
 
 
@@ -345,24 +347,26 @@ def no_positions(file: GgufFile, layer: int) -> Neutral | None:
 
 
 def simple_rows(file: GgufFile, layer: int) -> Neutral:
-    """Make embeddings that every type can represent, and that the next norm still scales."""
+    """Make embeddings that every type can represent. The next norm still scales them."""
     return Neutral(changes=rows_alone(file, powers), own_head=True)
 
 
 def tied_head(file: GgufFile, layer: int) -> Neutral | None:
-    """Use the table of embeddings as the head, though the file has a matrix of its own."""
+    """Use the embeddings as the head, although the file has a separate output matrix. Return None
+    if it has none."""
     if OUTPUT not in file.tensors or file.tensors[OUTPUT].ne != file.tensors[EMBEDDING].ne:
         return None
     return Neutral(own_head=True, head=EMBEDDING)
 
 
 def head_apart(file: GgufFile, layer: int) -> Neutral | None:
-    """Leave the model unchanged, but give it a separate output matrix."""
+    """Leave the model unchanged, but give it a separate output matrix. Return None if it has
+    one."""
     return None if OUTPUT in file.tensors else Neutral(own_head=True)
 
 
 def plain_head(file: GgufFile, layer: int) -> Neutral | None:
-    """Make the logits the last norm's results, in turn."""
+    """Make each logit one result of the last norm."""
     return Neutral(changes={OUTPUT: one_hot}, own_head=True)
 
 

@@ -1,4 +1,4 @@
-"""Models whose logits show each layer's matrices at their places, for both engines."""
+"""Tests of both engines on models whose logits show each layer's matrices at their places."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -49,8 +49,8 @@ TOGETHER = (("attn_q", "attn_k"), ("ffn_up", "ffn_gate"))  # to scores, to the a
 
 @dataclass(frozen=True, kw_only=True)
 class SeenInPlace:
-    """The result of a look in place. tensors: the differing layers' stored tensors, the worst
-    first."""
+    """The result of one test in place. tensors: the stored tensors of the layers that differ, the
+    worst first."""
 
     look: LookInPlace
     answer: SliceAnswer
@@ -61,8 +61,8 @@ class SeenInPlace:
 
 
 def put_together(places: Sequence[SeenInPlace]) -> Sequence[str]:
-    """Describe pairs of matrices that appear together in a made model: either may be the wrong
-    one."""
+    """Describe pairs of named matrices that act together in a probe model: either matrix may be the
+    wrong one."""
     named = dict.fromkeys(name for each in places for name in each.tensors)
     found = []
     for name in named:
@@ -75,8 +75,8 @@ def put_together(places: Sequence[SeenInPlace]) -> Sequence[str]:
 
 
 def see_in_place(asker: SliceAsker) -> tuple[list[SeenInPlace], str]:
-    """Test the matrices in place; return the results, and why the test does not apply, "" if it
-    does."""
+    """Test the matrices in place. Return the results, and why the test or a part of it does not
+    apply; "" if all of it applies."""
     if not is_small_enough(asker):
         return [], TOO_LARGE
     try:
@@ -104,8 +104,8 @@ def see_in_place(asker: SliceAsker) -> tuple[list[SeenInPlace], str]:
 
 
 def without_those_wrong_in_f32(asker: SliceAsker, layout: Layout, each: SeenInPlace) -> SeenInPlace:
-    """Remove matrices that also differ in F32 in every layer, or the embeddings: their storage is
-    not at fault."""
+    """Remove matrices that differ in every layer, and embeddings, if they differ in F32 as well:
+    their storage is not at fault."""
     named = {name.split(".")[-2] for name in each.tensors}
     every = [m for m in sorted(named) if set(layout.every(m)) <= set(each.tensors)]
     if not every:
@@ -165,9 +165,9 @@ def judge_place(opened: Opened, layout: Layout, look: LookInPlace) -> SeenInPlac
 
 
 def is_another_eps(expected: F32, actual: F32) -> bool:
-    """Return True if each token's logits are scaled by a factor that no rounding explains: the norm
-    divides by something else. The user's model may still be right, as its eps may be the one that
-    the engine uses."""
+    """Return True if the logits of each token are off by a factor that no rounding explains. The
+    norm then divides by something else than the root of the file's eps. The engine may still be
+    right on the user's model, if that model has the eps that the engine uses."""
     if expected.shape != actual.shape or not np.isfinite(actual).all():
         return False
     wide, found = expected.astype(np.float64), actual.astype(np.float64)
@@ -183,7 +183,7 @@ def is_another_eps(expected: F32, actual: F32) -> bool:
 def tensors_of(
     layout: Layout, look: LookInPlace, expected: F32, actual: F32, allowed: float
 ) -> Sequence[str]:
-    """Return the tensors behind the wrong logits, those with the largest error first."""
+    """Return the tensors that determine the wrong logits, the largest error first."""
     if expected.shape != actual.shape:
         return ()
     with np.errstate(invalid="ignore"):

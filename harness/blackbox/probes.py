@@ -1,4 +1,5 @@
-"""Models made of the user's for one question to both engines, and deleted afterwards."""
+"""Probe models: made from the user's model for one question to both engines, and deleted
+afterwards."""
 
 import errno
 from collections.abc import Callable, Iterable, Iterator
@@ -37,7 +38,7 @@ WHOLE_TABLES = 1 << 25  # in all tables of one that can be, and is not where ids
 
 @contextmanager
 def asking_about(plan: Plan, context: Context) -> Iterator[SliceAsker]:
-    """Provide a folder for made models, which is deleted at the end."""
+    """Yield an asker with a folder for probe models. The folder is deleted at the end."""
     with TemporaryDirectory(prefix="lockstep-") as folder:
         asker = SliceAsker(
             plan=plan,
@@ -53,7 +54,8 @@ def asking_about(plan: Plan, context: Context) -> Iterator[SliceAsker]:
 def bisect_on_made(
     plan: Plan, context: Context, work: Callable[[SliceAsker], Bisection | None]
 ) -> Bisection | None:
-    """Return the bisection of made models; None without a finding, a model, or an answer."""
+    """Return the result of `work` on probe models. Return None if it finds nothing, if no model can
+    be made, or if an engine gives no answer."""
     with suppress(BadInput, NoAnswer, EngineError), asking_about(plan, context) as asker:
         return work(asker)
     return None
@@ -62,7 +64,8 @@ def bisect_on_made(
 def on_made_models(
     plan: Plan, context: Context, suite: str, work: Callable[[SliceAsker], Iterator[Verdict]]
 ) -> Iterator[Verdict]:
-    """Yield the verdicts on made models; if they cannot be made or asked, a verdict says so."""
+    """Yield the verdicts of `work` on probe models. If they cannot be made or tested, a verdict
+    says so."""
     inner = replace(plan, suites=(), by_name=False)
     with asking_about(inner, context) as asker:
         try:
@@ -84,7 +87,7 @@ def on_made_models(
 def open_first(
     asker: SliceAsker, makes: Iterable[Make], settings: Settings | None = None
 ) -> Opened | None:
-    """Open both engines on the first made model that both accept; None if there is none."""
+    """Open both engines on the first probe model that both accept; return None if there is none."""
     for make in makes:
         made = asker.plan_for_made(make)
         with suppress(NoAnswer, BadInput):
@@ -98,8 +101,8 @@ def judge_logits(
     judge: Callable[[Opened], Found],
     left: Callable[[SliceAnswer], Found],
 ) -> Found:
-    """Return `judge`'s result for both engines on a made model. left: the result if the model
-    cannot be made, or an engine does not answer."""
+    """Return `judge`'s result for both engines on a probe model. left: returns the result if the
+    model cannot be made, or if an engine does not answer."""
     try:
         opened = asker.open(replace(asker.plan_for_made(make), suites=("logits",)))
     except NoAnswer as error:
@@ -128,9 +131,10 @@ def asked_to_choose(
     *,
     every_id: bool = False,
 ) -> Iterator[Verdict]:
-    """Ask for choices of tokens. recipe_of: makes the model; said: returns verdicts, from the
-    user's context and the made model's; every_id: prefer a model with all ids of the user's. No
-    engine is judged by its refusal of an untrained model."""
+    """Ask for choices of tokens on a probe model, and yield the verdicts. words: the progress
+    message; recipe_of: makes the model; said: yields verdicts, from the user's context and the
+    probe model's context; every_id: keep all ids of the user's model if its tables are small
+    enough. No engine is judged by its refusal of an untrained model."""
     levels = context.subject_info.levels
     if (levels is not None and "greedy" not in levels) or context.facts.decoder_start is not None:
         return

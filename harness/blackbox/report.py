@@ -1,4 +1,4 @@
-"""The result of a black-box bisection, as verdicts: one for each made model."""
+"""The result of a black-box bisection, as verdicts: one for each probe model."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
@@ -30,7 +30,7 @@ def verdicts_of(plan: Plan, result: BlackBoxBisection, again: str) -> Iterator[V
         )
 
     for row in result.rows:
-        fault = "; ".join(f"part: {part.name}, for {part.words}" for part in row.parts)
+        fault = "; ".join(f"part: {part.name}, because {part.words}" for part in row.parts)
         yield verdict(name_of(row), row.answer, fault, slice_row(row), ", its slice in F32")
     for look in result.lenses:
         detail = {**figures_of(look.answer), "tensors": list(look.tensors), "weights": look.weights}
@@ -66,7 +66,7 @@ def slice_row(row: LayerRow) -> dict[str, Any]:
 
 
 def as_of_logits(answer: SliceAnswer) -> dict[str, float]:
-    """Return the numbers under the names of the suite `logits`; tokens and lenses have none."""
+    """Return the figures under the names of the suite `logits`; none for tokens and lenses."""
     if not answer.allowed:
         return {}
     worst = {"worst_relative_to_largest_logit": answer.worst}

@@ -1,6 +1,6 @@
-"""Rewriting a model from file to file: other names, other keys, changed values.
+"""Rewriting a model from file to file, with other names, other keys and changed values.
 
-Memory is bounded: a chunk of a tensor at a time, and the header.
+Memory is bounded: it holds the header, and one chunk of a tensor at a time.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,9 +22,10 @@ ROW = 1  # elements of a row that is empty: a scalar's
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Writes a model from another one. names: the tensors to write, each with its source; changes,
-    rows: by the new names; rows: the source's rows (for a vector, elements) in a tensor, if not
-    all. columns: the number of first columns of a stored tensor."""
+    """A recipe that makes one model from another. names: the tensors to write, each with its
+    source; changes: by the new names; rows: by the new names, the rows of the source to keep
+    (elements, for a vector), if not all; columns: the number of first columns to keep of a stored
+    tensor."""
 
     names: Mapping[str, str]
     keys: Mapping[str, Typed | Value] = field(default_factory=dict)  # others than the source's
@@ -37,7 +38,7 @@ class Recipe:
 
 
 def rewrite(file: GgufFile, recipe: Recipe, output: Path) -> None:
-    """Write the model of the recipe. Raises EngineError, OSError; then no file is left."""
+    """Write the model of the recipe. Raises EngineError, OSError, and then leaves no file."""
     tensors = [*(tensor_of(file, recipe, name) for name in recipe.names), *recipe.more]
     write_gguf(
         output, keys_of(file, recipe), tensors, version=file.version, alignment=file.alignment
@@ -72,7 +73,8 @@ def tensor_of(file: GgufFile, recipe: Recipe, name: str) -> Tensor:
 def raw_of(
     file: GgufFile, info: TensorInfo, rows: NDArray[np.int64] | None
 ) -> Iterator[NDArray[np.uint8]]:
-    """Yield the raw rows in one part, or in one part for each expert, as experts are large."""
+    """Yield the raw bytes of the rows in one piece, or in one piece for each expert, because
+    experts are large. rows: the rows to keep; None for all."""
     raw = file.raw(info.name)
     if rows is None:
         yield raw
@@ -90,7 +92,8 @@ def raw_chunks(file: GgufFile, info: TensorInfo, rows: NDArray[np.int64] | None)
 
 
 def first_columns(file: GgufFile, info: TensorInfo, columns: int) -> Iterator[bytes]:
-    """Yield the bytes of the first columns. Raises Unsupported if a block extends beyond them."""
+    """Yield the bytes of the first columns. Raises Unsupported if a block extends beyond these
+    columns."""
     if columns % info.type.block:
         raise Unsupported(f"{info.name}: a block of {info.type.name} belongs to two layers")
     width = info.ne[0] // info.type.block * info.type.bytes
@@ -108,8 +111,8 @@ def decoded_chunks(
     change: Change | None,
     chosen: NDArray[np.int64] | None,
 ) -> Iterator[bytes]:
-    """Yield whole rows in chunks. Pages of the source that were read are released, or they would
-    pile up."""
+    """Yield whole rows in chunks. Pages of the source are released after reading, so that they do
+    not accumulate in memory."""
     format, first = WeightFormat.member(info.type.name), 0
     width = ne[0] if ne else ROW
     row_bytes = max(1, width // info.type.block * info.type.bytes)

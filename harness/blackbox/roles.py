@@ -1,7 +1,8 @@
 """Comparison of a slice's layer with the same layer of the model, op by op, in llama.cpp's graphs.
 
-A layer may be something by its number: every sixth without a window, the first without experts. Its
-inputs and results must be the same, parameter by parameter, or the slice is another model.
+A layer's role may depend on its number: every sixth layer may have no window, and the first layer
+no experts. The layer's inputs and results must have the same parameters in both graphs. Otherwise
+the slice is a different model.
 """
 
 import re
@@ -22,7 +23,7 @@ Node: TypeAlias = tuple[Any, ...]
 
 
 def graph_of(session: Session) -> Graph:
-    """Return the graph of one token. Raises Unsupported if there is none."""
+    """Return llama.cpp's graph for one token. Raises Unsupported if there is none."""
     found = record(session, ONE_TOKEN)
     if not isinstance(found, Program):
         said = getattr(found, "message", str(found))
@@ -31,7 +32,7 @@ def graph_of(session: Session) -> Graph:
 
 
 def role_of(graph: Graph, layer: int) -> tuple[Node, ...]:
-    """Describe each node of a layer, without the layer's number."""
+    """Return a description of each node of a layer, without the layer's number."""
     found = []
     for node, own in zip(graph.nodes, layers_of(graph.nodes), strict=True):
         read = [source_of(graph, view) for view in node.sources if view is not None]
@@ -43,8 +44,8 @@ def role_of(graph: Graph, layer: int) -> tuple[Node, ...]:
 
 
 def parameters(node: PlannedNode) -> bytes:
-    """Return a node's parameters. The start of a view is one too, unless it counts earlier
-    layers."""
+    """Return a node's parameters, but none for a view: its parameter is an offset, which may count
+    earlier layers."""
     return b"" if node.op == "VIEW" else node.params
 
 
@@ -57,7 +58,8 @@ def source_of(graph: Graph, view: TensorView) -> Node:
 
 
 def mask_of(graph: Graph, layer: int) -> int:
-    """Return the number of the graph input that masks what the layer sees; -1: no mask."""
+    """Return the number of the graph input that masks what the layer sees; -1 if there is no
+    mask."""
     for node, own in zip(graph.nodes, layers_of(graph.nodes), strict=True):
         for view in node.sources if own == layer else ():
             if view is not None and view.root >= 0 and "mask" in graph.roots[view.root].name:

@@ -11,7 +11,8 @@ from lockstep.harness.parallel.children import Say
 
 
 def bisect_one(plan: Plan, folder: Path, say: Say) -> None:
-    """Bisect. It sends messages as text, and then the BlackBox. folder: for made models."""
+    """Bisect, and pass the result to `say`, after the progress messages as text. folder: the folder
+    for probe models."""
     preflight(plan)
     with TemporaryDirectory(dir=folder) as inside:
         asker = SliceAsker(plan=plan, folder=Path(inside), progress=say)

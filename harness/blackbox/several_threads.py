@@ -1,9 +1,9 @@
-"""Several threads: does a program give the same answers?
+"""Several threads: does a program give the same answers with them?
 
-All other runs use one thread, as the settings say, where a shared buffer or forgotten remainder
-rows do no harm. The long prompt of `long_context` already uses several threads; other models are
-tested here. A program without logits is asked for its other answers: greedy tokens, lists of likely
-tokens, or text.
+All other runs use the number of threads in the settings, which is one. Then a shared buffer or
+forgotten remainder rows do no harm. The long prompt of `long_context` already uses several threads,
+so this module tests the other models. A program without logits is asked for its other answers:
+greedy tokens, lists of likely tokens, or text.
 """
 
 import time
@@ -43,8 +43,8 @@ WORDS = f"started with n_threads {THREADS}"  # whether it follows that, nobody s
 
 @dataclass(frozen=True, kw_only=True)
 class Repeated:
-    """A question for several repetitions. question: the same each time; judge: returns verdicts;
-    are_same: compares two answers; is_last: whether a verdict ends the repetitions."""
+    """A question to repeat. question: the same each time; judge: yields verdicts on an answer;
+    are_same: compares two answers; is_last: returns True if a verdict ends the repetitions."""
 
     question: tuple[Any, ...]
     judge: Callable[[Any], Iterator[Verdict]]
@@ -54,8 +54,9 @@ class Repeated:
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """Answers to compare. what: their name in words; prepare: the question, None if the oracle has
-    no answer; told: verdicts say how the engine was started, and a refusal accuses no engine."""
+    """A kind of answer to compare. what: its name; prepare: returns the question, or None if the
+    oracle has no right answer; told: True if verdicts already say how the engine was started, and a
+    refusal counts against no engine."""
 
     suite: str
     what: str
@@ -64,14 +65,14 @@ class Answers:
 
 
 def check_several_threads(plan: Plan, context: Context) -> Iterator[Verdict]:
-    """Compare logits with several threads, unless the long prompt does."""
+    """Compare logits with several threads, unless the long prompt does so."""
     long_prompt = tokens_of(context) > LEAST and not is_small(context.file)
     if not (context.given or long_prompt):
         yield from check_threads(LOGITS, plan, context)
 
 
 def check_threads(answers: Answers, plan: Plan, context: Context) -> Iterator[Verdict]:
-    """Yield verdicts on a run with more threads; none if the engine cannot change them."""
+    """Yield verdicts on a run with more threads; none if the engine cannot change the number."""
     if context.settings.n_threads >= THREADS or not isinstance(context.subject, ProgramSession):
         return
     context.progress(f"{answers.what} {WORDS}")
@@ -81,8 +82,8 @@ def check_threads(answers: Answers, plan: Plan, context: Context) -> Iterator[Ve
 def asked_with_threads(
     plan: Plan, context: Context, suite: str, said: Callable[[Context], Iterator[Verdict]]
 ) -> Iterator[Verdict]:
-    """Yield `said`'s verdicts on the program with several threads. A program that does not start is
-    named, and not at fault, as one copy runs already."""
+    """Yield `said`'s verdicts on the program with several threads. If the program does not start, a
+    verdict says so but blames no engine, because another copy is already running."""
     with with_threads(plan, context) as asked:
         if isinstance(asked, Context):
             yield from said(asked)
@@ -93,8 +94,8 @@ def asked_with_threads(
 
 @contextmanager
 def with_threads(plan: Plan, context: Context) -> Iterator[Context | str]:
-    """Yield the program, restarted with several threads, or why it does not start; "" if it reports
-    another number of threads."""
+    """Yield the context of the program, restarted with several threads, or the reason why it does
+    not start. Yield "" if the program reports a different number of threads."""
     settings = replace(context.settings, n_threads=THREADS)
     with context.runner.open(plan.engine, plan.subject_model, settings) as session:
         asked: Context | str = ""
@@ -109,7 +110,7 @@ def with_threads(plan: Plan, context: Context) -> Iterator[Context | str]:
 
 
 def rounds() -> Iterator[int]:
-    """Yield the numbers of repetitions, as many as time allows."""
+    """Yield the numbers of the repetitions, as many as time allows."""
     began = time.perf_counter()
     for n in range(MOST):
         if n >= TIMES and time.perf_counter() - began > SECONDS:
@@ -118,7 +119,8 @@ def rounds() -> Iterator[int]:
 
 
 def until_wrong(answers: Answers, context: Context) -> Iterator[Verdict]:
-    """Ask the same question again and again, until an answer is wrong."""
+    """Ask the same question again and again, until an answer is wrong. Yield the verdicts on the
+    last different answer."""
     repeated, suite = answers.prepare(context), answers.suite
     if repeated is None:
         return
@@ -169,7 +171,7 @@ def logits(context: Context) -> Repeated:
 
 
 def tokens(context: Context) -> Repeated | None:
-    """Return the question for greedy tokens; None if the oracle was wrong with one thread."""
+    """Return the question for greedy tokens; None if the oracle's logits are wrong."""
     question = ("greedy", Decode().prompt(context), context.n_steps)
     oracle = context.ask(context.oracle, *question)
     batches = steps_of(question[1], oracle, context.facts.decoder_start)
@@ -212,7 +214,7 @@ TEXTS = Answers(suite="text", what="a text", prepare=texts)
 
 
 def bisect_threads(plan: Plan, context: Context) -> Bisection | None:
-    """Bisect runs with several threads until one gives a place; with one thread no op is wrong."""
+    """Bisect runs with several threads until one shows a place. No op is wrong with one thread."""
     context.progress(f"the same {WORDS}")
     # what was found is true whatever becomes of this
     with with_threads(plan, context) as asked, suppress(BadInput, NoAnswer):

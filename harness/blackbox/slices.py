@@ -1,8 +1,10 @@
-"""A slice of a model: the tensors outside the layers, and one layer as layer 0 or the first ones.
+"""A slice of a model: the tensors outside the layers, with either one layer as layer 0, or the
+first layers.
 
-Metadata that are arrays with an element for each layer keep one. If a layer's role depends on its
-number (every sixth sees all tokens, the first few have no experts), other keys define it;
-`roles.py` checks by llama.cpp's graphs that the slice's layer equals the model's.
+Metadata arrays with an element for each layer keep the elements of these layers. A layer's role may
+depend on its number (every sixth layer sees all tokens, or the first few have no experts). Then
+other keys define the role. `roles.py` checks in llama.cpp's graphs that the slice's layer equals
+the model's layer.
 """
 
 import re
@@ -59,7 +61,8 @@ def architecture(file: GgufFile) -> str:
 
 
 def n_layers(file: GgufFile) -> int:
-    """Return the number of layers. Raises Unsupported, with the reason, if there are no slices."""
+    """Return the number of layers. Raises Unsupported with the reason if the model has no
+    slices."""
     arch, kind = what_it_is(file)
     if reason := why_no_run(arch, kind, len(file.tensors)):
         raise Unsupported(reason)
@@ -71,8 +74,8 @@ def n_layers(file: GgufFile) -> int:
 
 
 def number_in(file: GgufFile, key: str) -> int:
-    """Return the value of an architecture's key; 0: it is not there. Raises Unsupported for a value
-    of another type."""
+    """Return the value of an architecture's key, or 0 if the key is missing. Raises Unsupported if
+    the value is no integer."""
     name = f"{architecture(file)}.{key}"
     found = file.metadata.get(name)
     if found is not None and type(found.data) is not int:
@@ -88,8 +91,8 @@ def slice_of(
     changes: Mapping[str, Change] | None = None,
     stored: bool = False,
 ) -> Recipe:
-    """Cut a slice. changes: new tensors by their names in the slice, whose layer is 0; stored:
-    matrices keep their type."""
+    """Return the recipe of a slice with one layer. changes: changes by tensor name in the slice,
+    whose layer is 0; stored: keep the types of matrices."""
     names = {}
     for name in file.tensors:
         inside = IN_A_LAYER.fullmatch(name)
@@ -108,8 +111,8 @@ def slice_of(
 def first_layers(
     file: GgufFile, n: int, keys: Mapping[str, Typed | Value] = MappingProxyType({})
 ) -> Recipe:
-    """Return the model with only its first n layers, which keep their numbers and matrix types.
-    keys: replace the model's."""
+    """Return the recipe for the model's first n layers, which keep their numbers and matrix types.
+    keys: replace keys of the model."""
     names = {}
     for name in file.tensors:
         inside = IN_A_LAYER.fullmatch(name)
@@ -126,8 +129,8 @@ def first_layers(
 
 
 def by_layer(file: GgufFile) -> dict[str, int]:
-    """Return the widths of tensors with columns for each layer; in qwen4exp all layers share one
-    width."""
+    """Return the widths of tensors that have columns for each layer. In qwen4exp all layers share
+    the same columns, so none are returned."""
     one = file.metadata.get(f"{architecture(file)}.{PER_LAYER}")
     widths = {name: file.tensors[name].ne[0] for name in COLUMNS if name in file.tensors}
     return {name: w for name, w in widths.items() if one is None or w != one.data}
@@ -142,7 +145,7 @@ def keys_of_one(file: GgufFile, layer: int, role: Mapping[str, int]) -> Mapping[
 
 
 def keys_of_layers(file: GgufFile, layers: range) -> dict[str, Typed | Value]:
-    """Return the keys for a model of these layers alone."""
+    """Return the keys for a model of only these layers."""
     arch, n = architecture(file), number_in(file, COUNT)
     found: dict[str, Typed | Value] = {f"{arch}.{COUNT}": ("U32", len(layers))}
     for key in file.metadata:
@@ -163,8 +166,8 @@ def keys_of_layers(file: GgufFile, layers: range) -> dict[str, Typed | Value]:
 
 
 def roles_of(file: GgufFile) -> Iterator[Mapping[str, int]]:
-    """Yield the metadata that can give a layer its role, the likeliest first: only what differs
-    from the file."""
+    """Yield metadata that may give a layer its role, the likeliest first. Only keys that replace
+    keys of the file are included."""
     arch = architecture(file)
     wanted = {PERIOD: WINDOW}  # a period may be the architecture's own, a window is in the file
     for role in ROLES:
@@ -174,7 +177,8 @@ def roles_of(file: GgufFile) -> Iterator[Mapping[str, int]]:
 
 
 def mute_other_layers(file: GgufFile, layers: Collection[int]) -> Recipe:
-    """Return the whole model in which all other layers add nothing and multiply by one."""
+    """Return the recipe for the whole model, in which all layers except these add nothing and
+    multiply by one."""
     changes: dict[str, Change] = {}
     for name in file.tensors:
         inside = IN_A_LAYER.fullmatch(name)
@@ -192,8 +196,9 @@ def at_its_place(file: GgufFile, layer: int, n: int = 0) -> Recipe:
 
 
 def at_their_places(file: GgufFile, layers: Collection[int], n: int = 0) -> Recipe:
-    """Mute the other layers; only matrices of these layers are F32. n: the number of first layers
-    that the model has; 0: all."""
+    """Return the recipe for a model in which all other layers are muted. Only the matrices of these
+    layers, and tensors outside the layers, become F32. n: the number of first layers to keep; 0 for
+    all."""
     recipe = mute_other_layers(file, layers)
     if n:
         cut = first_layers(file, n)
@@ -212,9 +217,9 @@ def small(
     layer: int | None = None,
     role: Mapping[str, int] | None = MappingProxyType({}),
 ) -> Recipe:
-    """Return a recipe in which all inputs of norms are so small that eps decides.
+    """Return a recipe in which all inputs of norms are so small that eps decides the result.
 
-    Elsewhere a wrong eps is lost in the noise.
+    With larger inputs the noise hides a wrong eps.
     """
     whole = whole_or_layer(file, layer, role)
     changes = made_small(set(whole.names) - whole.stored)
@@ -222,16 +227,16 @@ def small(
 
 
 def whole_or_layer(file: GgufFile, layer: int | None, role: Mapping[str, int] | None) -> Recipe:
-    """Return the whole model, the slice of one layer, or this layer at its place if it has no
-    role."""
+    """Return the recipe of the whole model, of the slice of one layer, or of the layer at its place
+    if its role is None."""
     if layer is None:
         return Recipe(names={name: name for name in file.tensors})
     return at_its_place(file, layer) if role is None else slice_of(file, layer, role=role)
 
 
 def made_small(names: Collection[str]) -> dict[str, Change]:
-    """Return changes that shrink the additions to the residual, and heads with a norm (attn_q
-    before attn_q_norm)."""
+    """Return changes that shrink the additions to the residual, and the queries or keys that a norm
+    follows (attn_q before attn_q_norm)."""
     changes: dict[str, Change] = {}
     stems: dict[str, set[str]] = {}  # of each layer
     for found in filter(None, map(IN_A_LAYER.fullmatch, names)):
@@ -248,8 +253,8 @@ def made_small(names: Collection[str]) -> dict[str, Change]:
 
 
 def what_adds(stems: Collection[str]) -> set[str]:
-    """Return the tensors that determine a layer's additions to the residual: the norm after a half,
-    if there is one."""
+    """Return the tensors that determine a layer's additions to the residual. These are the norm
+    after a half-layer, or its last matrix if there is no such norm."""
     posts = {post: parts for post, parts in POST_NORMS.items() if post in stems}
     if not {"ffn_norm", "post_ffw_norm"} & set(stems):
         posts.pop("post_attention_norm", None)  # of gpt-oss and others the norm before the FFN
@@ -263,30 +268,31 @@ def what_attention_adds(stems: Collection[str]) -> set[str]:
 
 
 def without(file: GgufFile, layer: int, parts: Sequence[str]) -> dict[str, Change]:
-    """Return changes by which these parts of the slice's layer add nothing, or multiply by one."""
+    """Return changes that make these parts of the slice's layer add nothing, or multiply by one."""
     names = [name for name in within(file, layer) if is_one_of(name[6:], parts)]
     return {name: ones if is_one_of(name[6:], SCALES) else zero for name in names}
 
 
 def within(file: GgufFile, layer: int) -> list[str]:
-    """Return the names of the slice's layer."""
+    """Return the layer's tensor names as they are in the slice."""
     prefix = f"blk.{layer}."
     return [f"blk.0.{n.removeprefix(prefix)}" for n in file.tensors if n.startswith(prefix)]
 
 
 def reads_others(file: GgufFile) -> bool:
-    """Return True if layers read keys or values of another layer, which may be muted."""
+    """Return True if layers read keys or values of other layers, which may be muted."""
     return architecture(file) in READ_OTHERS or bool(number(file, SHARED, 0))
 
 
 def is_values(name: str) -> bool:
-    """Return True for weights and biases. NVFP4 has a factor beside the matrix, which would
-    otherwise count twice."""
+    """Return True for the names of weights and biases. NVFP4 stores a separate factor for a matrix,
+    which must not be scaled a second time."""
     return name.endswith((".weight", ".bias"))
 
 
 def number(file: GgufFile, key: str, default: Any = None) -> Any:
-    """Return the value of an architecture's key; the first one if it has a value for each layer."""
+    """Return the value of an architecture's key; the first value if there is one for each layer.
+    default: the value if the key is missing."""
     found = file.metadata.get(f"{architecture(file)}.{key}")
     if found is None:
         return default

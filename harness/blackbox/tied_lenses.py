@@ -1,10 +1,10 @@
-"""Lenses of architectures with a tied output matrix: gemma2 and others.
+"""Lenses for architectures with a tied output matrix, such as gemma2.
 
-There the bytes under the lens are also the embeddings, so the inputs cannot be chosen. The FFN
-computes the inputs of the output matrix from them: each tested token has a gate that is open only
-for it, and after it a column of ffn_down with the inputs of other lenses, beside which the
-embedding is negligible. Matrices of the layer are F32, so conversions do not interfere; the gates'
-inputs are known from the oracle's bytes.
+There the tested bytes are also the embeddings, so the inputs of the head cannot be chosen. The FFN
+computes them from the embeddings instead. Each tested token has a gate that opens only for this
+token. Behind each gate is a column of ffn_down with the same inputs as in other lenses, so large
+that the embedding is negligible. The layer's matrices are F32, so conversions do not interfere. The
+gates' inputs are known from the oracle's bytes.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,8 @@ def is_tied(file: GgufFile) -> bool:
 def split(
     file: GgufFile, lenses: Sequence[Lens], left_out: Sequence[str]
 ) -> tuple[list[Lens], list[str]]:
-    """Split lenses so that their tokens suffice: each gate needs a distinguishable input."""
+    """Split lenses so that the gates suffice for their tokens. Return them, and the reasons why
+    some types have no lens. Each gate needs an input that it can distinguish."""
     room = min(file.tensors[UP].ne[0] // 2, file.tensors[UP].ne[1])
     found, unseen = [], list(left_out)
     for lens in lenses:
@@ -54,14 +55,15 @@ def split(
 
 
 def of_embeddings(lens: Lens, weight: Weight) -> NDArray[np.float64]:
-    """Return the most that embeddings add to logits: (rows,)."""
+    """Return the largest amount that embeddings add to each row's logit, (rows,)."""
     kept = WeightFormat.member(lens.type).dequantize(weight.raw).reshape(weight.shape)
     found: NDArray[np.float64] = np.abs(kept, dtype=np.float64).sum(axis=1)
     return found * (COLD * LARGEST_STEP)
 
 
 def tokens_of(file: GgufFile, lens: Lens, n: int) -> tuple[int, ...]:
-    """Return as many tokens as the gates can distinguish by their rows."""
+    """Return n tokens whose rows the gates can distinguish. Raises Unsupported if there are too
+    few."""
     used = sum(stretch.rows for stretch in lens.stretches)
     for seed in range(SEEDS if used >= n else 0):
         order = np.argsort(Philox(key=seed).random_raw(used), kind="stable")
@@ -72,7 +74,7 @@ def tokens_of(file: GgufFile, lens: Lens, n: int) -> tuple[int, ...]:
 
 
 def are_apart(x: NDArray[np.float64]) -> bool:
-    """Return True if the gates distinguish the tokens. x: (tokens, width), the inputs of gates."""
+    """Return True if the gates distinguish the tokens. x: the gates' inputs, (tokens, width)."""
     try:
         gates = gates_of(x).astype(np.float64)
     except np.linalg.LinAlgError:
@@ -83,7 +85,7 @@ def are_apart(x: NDArray[np.float64]) -> bool:
 
 
 def rows_of(file: GgufFile, lens: Lens, ids: Sequence[int]) -> NDArray[np.float64]:
-    """Return the lens's rows of the tokens: (tokens, width)."""
+    """Return the rows of these tokens in the lens, (tokens, width)."""
     format, size = WeightFormat.member(lens.type), row_bytes(lens)
     found = np.zeros((len(ids), lens.width))
     for stretch in lens.stretches:
@@ -96,7 +98,7 @@ def rows_of(file: GgufFile, lens: Lens, ids: Sequence[int]) -> NDArray[np.float6
 
 
 def read_by_gates(file: GgufFile, lens: Lens, ids: Sequence[int]) -> NDArray[np.float64]:
-    """Return the gates' inputs, (tokens, width): after a norm that may subtract the mean."""
+    """Return the gates' inputs, (tokens, width). They follow a norm that may subtract the mean."""
     with np.errstate(all="ignore"):
         rows = rows_of(file, lens, ids)
         squares = np.mean(rows**2, axis=1, keepdims=True)
@@ -111,16 +113,17 @@ def eps(file: GgufFile) -> float:
 
 
 def gates_of(x: NDArray[np.float64]) -> F32:
-    """Return the gates, (tokens, width): each open for its token and closed for all others."""
+    """Return the gates, (tokens, width). Each gate is open for its token and closed for all
+    others."""
     wanted = OPEN * (2 * np.eye(len(x)) - 1)
     found: F32 = (wanted @ np.linalg.solve(x @ x.T, x)).astype(np.float32)
     return found
 
 
 def changes_of(file: GgufFile, lens: Lens) -> dict[str, Change]:
-    """Return the changes to a layer whose attention adds nothing. The tokens come from the
-    oracle's file; the subject's may have other rows. Raises Unsupported if gates cannot tell the
-    rows apart."""
+    """Return the changes to a layer whose attention adds nothing. The tokens come from the oracle's
+    file, and the subject's file may have other rows. Raises Unsupported if gates cannot distinguish
+    these rows."""
     read = read_by_gates(file, lens, lens.ids)
     if not are_apart(read):
         raise Unsupported(
@@ -157,7 +160,8 @@ def first_rows(values: F32) -> Change:
 
 
 def columns(lens: Lens, size: float) -> Change:
-    """Return the columns after each gate, which the output matrix reads."""
+    """Return a change that writes a column for each gate, with the inputs that the output matrix
+    reads."""
     numbers = range(lens.first, lens.first + len(lens.ids))
     inputs = (size * lens.inputs(numbers)).astype(np.float32).T  # (width, tokens)
 

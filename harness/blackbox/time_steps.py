@@ -1,8 +1,8 @@
 """Models with time steps of every size, for architectures with a scan.
 
-A step is the softplus of a number: log(1 + exp(x)), and from 20 on x itself, as exp overflows at
-89. Seeded models stay far below, so neither a wrong branch nor a missing one shows in their runs; a
-rare token of a trained model exceeds it.
+A step is the softplus of a number x: log(1 + exp(x)). From 20 on it is x itself, because exp
+overflows at 89. Seeded models stay far below 20, so their runs show neither a wrong branch nor a
+missing one. A rare token of a trained model goes above it.
 """
 
 from collections.abc import Mapping
@@ -40,9 +40,8 @@ def with_large_steps(
     layer: int | None = None,
     role: Mapping[str, int] | None = MappingProxyType({}),
 ) -> Recipe:
-    """Return a recipe with large time steps: of the whole model, or of one layer
-    (`slices.small`).
-    """
+    """Return a recipe with large time steps, for the whole model or for one layer (as in
+    `slices.small`)."""
     whole = whole_or_layer(file, layer, role)
     biases = filter(is_bias, set(whole.names) - whole.stored)
     changes = {name: in_turn(OFFSETS) for name in biases}

@@ -1,9 +1,9 @@
-"""The whole model in F32, also with small activations or large time steps; for a large model some
-layers at a time, at their places.
+"""The whole model in F32, also with small activations, large time steps or large gates. A large
+model is tested in groups of layers at their places.
 
-`check` asks this of an engine without tensors, and `bisect --black-box` before it reports
-agreement: without conversions a fault of the graph shows from about 1e-5 on; a wrong eps shows only
-with small activations.
+`check` makes these tests of an engine without tensors, and `bisect --black-box` makes them before
+it reports agreement. Without conversions, a fault of the graph shows from about 1e-5 on. A wrong
+eps shows only with small activations.
 """
 
 from collections import Counter
@@ -32,8 +32,8 @@ GATES = "the model made with large gates"
 
 
 def is_small_enough(asker: SliceAsker) -> bool:
-    """Return True if the twin is small enough. Otherwise each layer's slice is asked alone, and
-    then some at their places."""
+    """Return True if the F32 twin is small enough. If not, each layer's slice is tested alone, and
+    then groups of layers at their places."""
     return sum(4 * info.n_elements for info in asker.file.tensors.values()) <= LARGEST_TWIN
 
 
@@ -42,8 +42,8 @@ def is_quantised(asker: SliceAsker) -> bool:
 
 
 def in_f32(asker: SliceAsker) -> Iterator[tuple[str, SliceAnswer]]:
-    """Yield each question with its answer, until the engines differ. A fault on the twin shows
-    wherever it is asked."""
+    """Yield each question with its answer, until the engines differ. A fault of the twin shows in
+    every question."""
     if not is_small_enough(asker):
         yield from in_groups(asker)
         return
@@ -64,8 +64,8 @@ def in_f32(asker: SliceAsker) -> Iterator[tuple[str, SliceAnswer]]:
 
 
 def in_groups(asker: SliceAsker) -> Iterator[tuple[str, SliceAnswer]]:
-    """Ask about groups of layers. A fault that depends on a layer's number shows in no slice, and
-    conversions of activations may hide it in the stored model."""
+    """Yield each group of layers with its answer. No slice shows a fault that depends on a layer's
+    number, and in the stored model conversions of activations may hide it."""
     for layers in groups_of(asker):
         words = words_of(layers)
         asker.progress(words)
@@ -73,7 +73,8 @@ def in_groups(asker: SliceAsker) -> Iterator[tuple[str, SliceAnswer]]:
 
 
 def groups_of(asker: SliceAsker) -> list[range]:
-    """Return neighbouring layers that take at most a twin's memory in F32, or one alone."""
+    """Return groups of neighbouring layers. In F32 a group needs at most the memory of a twin, or
+    is a single layer."""
     sizes: Counter[int] = Counter()
     for name, info in asker.file.tensors.items():
         if inside := IN_A_LAYER.fullmatch(name):
@@ -102,7 +103,8 @@ def twin(asker: SliceAsker) -> SliceAnswer:
 
 @contextmanager
 def twin_of(asker: SliceAsker) -> Iterator[Plan]:
-    """Make twins of both files; a subject's file in F32 is taken as it is."""
+    """Yield the plan for the F32 twins of both files. A subject's file without quantised weights is
+    used as it is."""
     asker.progress("the F32 twin")
     made = {asker.plan.model: asker.folder / "twin.gguf"}
     if asker.subject_file is not asker.file and holds_quantised(asker.subject_file):
@@ -118,8 +120,8 @@ def twin_of(asker: SliceAsker) -> Iterator[Plan]:
 
 
 def bisect_twin(plan: Plan, context: Context) -> Bisection | None:
-    """Bisect the F32 twin by the tensors that the engine shows. None: they name no place, or there
-    is no room."""
+    """Bisect the F32 twin by the tensors that the engine shows. Return None if they show no place,
+    or if there is no room for the twin."""
 
     def work(asker: SliceAsker) -> Bisection | None:
         if not (is_small_enough(asker) and is_quantised(asker)):
@@ -144,7 +146,7 @@ def bisected_on(asker: SliceAsker, plan: Plan) -> Bisection | None:
 
 
 def in_halves(context: Context, asker: SliceAsker) -> bool:
-    """Return True if the engine computes in halves. Then every op is off by more than is allowed in
+    """Return True if the engine computes in half precision. Then every op exceeds its limit in
     F32."""
     if embeds(context):
         return explain_embeddings(context) is not None

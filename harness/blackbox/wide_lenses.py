@@ -1,8 +1,9 @@
 """Lenses wider than their model, for blocks longer than the model's rows.
 
-Rows of other matrices may be: of Qwen2.5 0.5B in Q4_K_M, whose width is 896, ffn_down alone has
-blocks of 256. Layers add nothing, so those of a model of another width are easily made: they have
-one head as wide as the model, since llama.cpp takes some shapes from heads, some from the width.
+Rows of other matrices may be longer: in Qwen2.5 0.5B in Q4_K_M, whose width is 896, only ffn_down
+has blocks of 256. The layers add nothing, so layers of another width are easy to make. They have
+one head as wide as the model, because llama.cpp takes some shapes from the heads and some from the
+width.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +27,8 @@ WIDTHS = (
 
 
 def width_of(file: GgufFile, block: int) -> int:
-    """Return the next width of whole blocks; 0 if a layer of that width may be unknown."""
+    """Return the smallest width of whole blocks that is at least the model's width; 0 if the shapes
+    of such a layer are unknown."""
     stems = {m[2].rpartition(".")[0] for m in map(IN_A_LAYER.fullmatch, file.tensors) if m}
     if architecture(file) not in ARCHITECTURES or stems - {*MATRICES, *NORMS, *NORMS_BESIDE}:
         return 0
@@ -39,7 +41,8 @@ def is_wide(file: GgufFile, lens: Lens) -> bool:
 
 
 def recipe_of(file: GgufFile, lens: Lens, head: Tensor) -> Recipe:
-    """Return a recipe made anew in F32, except for the vocabulary and the keys."""
+    """Return the recipe of a wide lens: new tensors in F32, and the vocabulary and keys of the
+    file."""
     recipe, made = first_layers(file, lens.layers), [head, embeddings(lens)]
     kept = {}
     for name in recipe.names:

@@ -1,1 +1,1 @@
-"""Fuzzers: each is a way to make cases without end and a check that every case must pass."""
+"""Fuzzers. Each one makes an endless series of cases, and has a check that every case must pass."""

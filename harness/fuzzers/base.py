@@ -1,4 +1,5 @@
-"""The contract of a fuzzer, and a campaign: plan in, a report folder and an exit code out."""
+"""The interface of a fuzzer, and a campaign that turns a plan into a report folder and an exit
+code."""
 
 import importlib
 import json
@@ -36,12 +37,12 @@ Progress = Callable[[str, str], None]  # (target, text)
 
 @dataclass(frozen=True, kw_only=True)
 class FuzzPlan:
-    """The plan of a campaign. Case n depends only on seed, target and n, so a run can continue at
-    `start`.
+    """The plan of a campaign. Case n depends only on the seed, the target and n, so a later run can
+    continue at `start`.
 
-    `seconds` bounds the time of each target. Cases that it did not reach are in no verdict, and the
-    verdicts say where the next run starts. `given` are the user's own cases, instead of numbered
-    ones.
+    `seconds` limits the time of each target. No verdict covers cases that it did not reach, and the
+    verdicts say where the next run starts. `given` are the user's own cases, which replace the
+    numbered ones.
     """
 
     targets: tuple[str, ...] = ()  # of the fuzzer's list; all if empty
@@ -65,8 +66,8 @@ class FuzzPlan:
         return Runner(time_limit=self.time_limit, memory_limit=self.memory_limit)
 
     def open(self, name: str, stack: ExitStack) -> Session:
-        """Open an engine without a model, until the stack closes. A Python class still gets the
-        path of a small model, as its `__init__` may load it."""
+        """Open an engine without a model until the stack closes. A user's Python class still gets
+        the path of a small model, because its `__init__` may load one."""
         model = None
         if is_users(name):
             folder = stack.enter_context(TemporaryDirectory(prefix="lockstep-"))
@@ -75,7 +76,7 @@ class FuzzPlan:
         return stack.enter_context(self.runner().open(name, model, self.settings))
 
     def command(self, fuzzer: str, target: str, *options: str) -> str:
-        """Return the command that shows a finding again; the options say which case."""
+        """Return the command that shows a finding again. options: they select the case."""
         words = ["lockstep", "fuzz", fuzzer, "--type", target, "--engine", self.engine]
         words += [] if self.oracle == "llama.cpp" else ["--oracle", self.oracle]
         return shlex.join([*words, *options])
@@ -83,35 +84,36 @@ class FuzzPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """Everything about a target's cases before `done` has been said."""
+    """A sign that all verdicts on a target's cases before `done` have been given."""
 
     target: str
     done: int
 
 
 class Fuzzer(Registered):
-    """Asks two engines about cases without end. `targets` are the parts that can run alone."""
+    """Asks two engines about an endless series of cases. `targets` are the parts that can run
+    alone."""
 
     def targets(self) -> list[str]:
         raise NotImplementedError
 
     def check(self, plan: FuzzPlan) -> None:
-        """Refuse a plan that makes no sense. Raises BadInput."""
+        """Check that the plan makes sense. Raises BadInput if not."""
         for name in plan.targets:
             if name not in self.targets():
                 known = choices(name, self.targets())
                 raise BadInput(f"fuzz {self.name} has no target {name!r} {known}")
 
     def run(self, plan: FuzzPlan, progress: Progress) -> Iterator[Verdict | Checkpoint]:
-        """Yield verdicts target by target, at least one each, with the cases that it covers. A
-        checkpoint follows each target; a stopped run continues after it
+        """Yield verdicts for each target, at least one, together with the cases that they cover. A
+        checkpoint follows each target. A stopped run continues after the last checkpoint
         (harness.fuzzers.resume)."""
         raise NotImplementedError
 
 
 def fuzzer_named(name: str) -> Fuzzer:
-    """Return the fuzzer of that name. The file with that name is tried first: a worker needs no
-    other."""
+    """Return the fuzzer with that name. The file with that name is tried first, because a worker
+    needs no other."""
     packages = [each.name for each in pkgutil.iter_modules(fuzzers.__path__) if each.ispkg]
     for each in [name] if name in packages else packages:
         importlib.import_module(f"{fuzzers.__name__}.{each}.fuzzer")
@@ -126,8 +128,8 @@ def run_campaign(
     executor: Executor | None = None,
     listener: Listener | None = None,
 ) -> RunResult:
-    """Run a campaign. Each verdict is on disk before the next one is made. Raises BadInput before
-    any work."""
+    """Run a campaign, and return its result. Each verdict is on disk before the next one is made.
+    Raises BadInput before any work."""
     listener = listener or Listener()
     fuzzer = fuzzer_named(name)
     fuzzer.check(plan)
@@ -148,7 +150,8 @@ def write_run(
     listener: Listener,
     before: Sequence[Verdict] = (),
 ) -> RunResult:
-    """Write the campaign's verdicts to the end. before: verdicts that the report already has."""
+    """Write the rest of the campaign's verdicts, and return the result. before: verdicts that the
+    report already has."""
     started = time.perf_counter()
     verdicts, told = list(before), {as_text(verdict) for verdict in before}
     with closing(writer), told_how_to_go_on(fuzzer, writer.path.parent):
@@ -211,7 +214,8 @@ def campaign_row(fuzzer: Fuzzer, plan: FuzzPlan) -> dict[str, object]:
 def stream_of(
     fuzzer: Fuzzer, plans: Sequence[FuzzPlan], executor: Executor | None, listener: Listener
 ) -> Iterator[Verdict | Checkpoint]:
-    """Yield the verdicts of all targets: one work each, or here in order."""
+    """Yield the verdicts of all targets. With an executor, each target is separate work; otherwise
+    the targets run here, in order."""
     if executor is None:
         for plan in plans:
             yield from whole_target(fuzzer, plan, listener.progress)
@@ -235,7 +239,7 @@ def files_of(plans: Sequence[FuzzPlan]) -> list[Path]:
 
 @dataclass(frozen=True, kw_only=True)
 class TargetWork:
-    """Target of a campaign, for a process of its own.
+    """One target of a campaign, as work for a separate process.
 
     Findings are reported at once, so that nothing is lost if the process is stopped.
     """
@@ -251,14 +255,16 @@ class TargetWork:
         return isinstance(made, Checkpoint)
 
     def behind(self, made: Sequence[Any]) -> "TargetWork":
-        """Return the work that is left; a plan of no cases if nothing is."""
+        """Return the remaining work, given what it has yielded so far. Its plan has no cases if
+        nothing is left."""
         done = [each.done for each in made if isinstance(each, Checkpoint)]
         keys = [each.key for each in made if isinstance(each, Verdict)]
         return replace(self, plan=rest_of(self.plan, done, keys))
 
 
 def rest_of(plan: FuzzPlan, done: Sequence[int], keys: Sequence[str]) -> FuzzPlan:
-    """Return the rest of a target after its last checkpoint. keys: the keys of its findings."""
+    """Return the plan for the rest of a target after its last checkpoint. keys: the keys of its
+    findings so far."""
     start = done[-1] if done else plan.start
     found = tuple(dict.fromkeys((*plan.found, *filter(None, keys))))
     return replace(plan, start=start, cases=plan.start + plan.cases - start, found=found)

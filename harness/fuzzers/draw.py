@@ -1,8 +1,8 @@
-"""The numbers that decide a case of a fuzzer, drawn one after the other."""
+"""The interface to draw the random numbers of a fuzzer's case, one after the other."""
 
 from typing import Protocol
 
 
 class Draw(Protocol):
     def below(self, n: int) -> int:
-        """Return a whole number in 0..n-1."""
+        """Return an integer from 0 to n-1."""

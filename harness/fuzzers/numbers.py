@@ -1,4 +1,4 @@
-"""Cases of a plan that come next: so many at a time, until all are done or its time is over."""
+"""The next cases of a plan, a few at a time, until all are done or the time is over."""
 
 import time
 from collections.abc import Iterator
@@ -7,7 +7,8 @@ from lockstep.harness.fuzzers.base import FuzzPlan
 
 
 class CaseNumbers:
-    """The clock starts when this is made. `done` is the first case that was not compared."""
+    """The numbers of a plan's cases. The clock starts when this object is made. `done` is the first
+    case that was not compared."""
 
     def __init__(self, plan: FuzzPlan, size: int = 1) -> None:
         self.plan, self.size = plan, size
@@ -23,7 +24,7 @@ class CaseNumbers:
                 return
 
     def behind(self, first: int) -> range:
-        """Return the cases from `first` on; empty at the end."""
+        """Return the next cases from `first` on; empty at the end."""
         return range(first, min(first + self.size, self.end))
 
     def late(self) -> bool:
@@ -33,7 +34,7 @@ class CaseNumbers:
         return time.monotonic() - self.begun
 
     def pace(self, done: int, what: str, differ: int) -> str:
-        """Describe progress for users who wait. done: the first case that is still to come."""
+        """Describe the progress for the user. done: the first case that is still to come."""
         done -= self.plan.start
         rate = done / max(self.seconds(), 1e-3)
         return f"{done:,} of {self.plan.cases:,} {what}, {differ:,} differ, {rate:,.0f} a second"

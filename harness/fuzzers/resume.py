@@ -1,4 +1,4 @@
-"""Goes on with a campaign that was stopped, where its report ends, in the same report."""
+"""Continues a stopped campaign at the end of its report, and extends the same report."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,7 +22,8 @@ def resume_campaign(
     executor: Executor | None = None,
     listener: Listener | None = None,
 ) -> RunResult:
-    """Resume a campaign with the plan of its report. Findings that it has are not told again."""
+    """Continue a campaign with the plan in its report. Findings that the report has are not
+    reported again."""
     path = folder / "report.jsonl"
     if not path.is_file():
         raise BadInput(f"{folder} has no report.jsonl, so there is no run to continue")
@@ -60,7 +61,8 @@ def check_engines(folder: Path, then: Rows, now: Sequence[EngineInfo]) -> None:
 
 
 def plan_in(folder: Path, header: Mapping[str, Any]) -> FuzzPlan:
-    """Return a header's plan. Raises BadInput if no campaign wrote the header."""
+    """Return the plan in a report's header. Raises BadInput if the report is not from a
+    campaign."""
     try:
         return plan_of(header)
     except (KeyError, TypeError, ValueError) as error:
@@ -88,7 +90,7 @@ def plan_of(header: Mapping[str, Any]) -> FuzzPlan:
 
 
 def left_of(plan: FuzzPlan, target: str, rows: Rows) -> FuzzPlan:
-    """Return the plan for the rest of a target; it has no cases if nothing remains."""
+    """Return the plan for the rest of a target. It has no cases if nothing remains."""
     done = [r["done"] for r in rows if r["kind"] == "checkpoint" and r["target"] == target]
     keys = [r["key"] for r in rows if r["kind"] == "verdict" and r["case"] == target]
     return rest_of(replace(plan, targets=(target,)), done, keys)

@@ -1,4 +1,4 @@
-"""Makes a case that shows something small, for every fuzzer: smaller cases are asked about."""
+"""Shrinks a case that shows a finding, for every fuzzer, by asking about smaller cases."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import cycle
@@ -19,12 +19,13 @@ def shrink(
     at_once: float = float("inf"),
     identity: Callable[[T], Any] = lambda case: case,
 ) -> T:
-    """Return the smallest case found that shows what `case` shows. One maker runs until it finds
-    nothing smaller, then the next; the end is reached where none does.
+    """Return the smallest case found that shows the same as `case`. One maker runs until it finds
+    nothing smaller, then the next. It ends when no maker finds anything smaller.
 
-    shows: tells of each case whether it still shows it. size: the measure to minimise. budget: how
-    much all questions may cost. at_once: the approximate maximum cost of a question. identity: a
-    key of equal cases, which are asked about once.
+    makers: each yields smaller cases; shows: returns for each case of a list whether it still shows
+    the finding; size: the measure to minimise; budget: the maximum cost of all questions; cost: the
+    cost of a list of cases; at_once: the approximate maximum cost of one question; identity: a key
+    that equal cases share, so that each is asked about once.
     """
     useless = 0
     for make in cycle(makers):
@@ -47,7 +48,7 @@ def shrink(
 def distinct(
     cases: Iterable[T], size: Callable[[T], Any], below: Any, identity: Callable[[T], Any]
 ) -> Iterator[T]:
-    """Yield the smaller cases, each once."""
+    """Yield the cases that are smaller than `below`, each once."""
     seen = set()
     for case in cases:
         if size(case) < below and (name := identity(case)) not in seen:
@@ -58,7 +59,7 @@ def distinct(
 def handfuls(
     cases: Iterable[T], cost: Callable[[list[T]], int], at_once: float
 ) -> Iterator[list[T]]:
-    """Yield the cases in lists; a list ends as soon as it costs `at_once`."""
+    """Yield the cases in lists. A list ends as soon as it costs `at_once`."""
     some: list[T] = []
     for case in cases:
         some.append(case)

@@ -1,1 +1,1 @@
-"""llama.cpp's captured graph as a program: recorded once, run whole with our ops in many ways."""
+"""llama.cpp's captured graph as a program. It is recorded once, and our ops run it in many ways."""

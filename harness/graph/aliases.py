@@ -1,4 +1,5 @@
-"""The names by which an engine may show a node: llama.cpp's own, and those of harness.sites."""
+"""The names by which an engine may show a node: llama.cpp's own names, and the names in
+harness.sites."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,7 +25,8 @@ LAYOUTS = (rows, heads)  # in which ggml's order is the order that sites have
 
 
 def places_by_site(program: Program, wires: Mapping[Place, Wire]) -> dict[Site, Place]:
-    """Return every node by all its names. With several ubatches, harness.sites names the first."""
+    """Return every node by all its names. If there are several ubatches, the names of harness.sites
+    mean nodes of the first."""
     found = {wire.site: place for place, wire in wires.items()}
     for graph in program.graphs:
         # where some layers have windows there are two; engines keep those in rings of their own
@@ -41,7 +43,8 @@ def places_by_site(program: Program, wires: Mapping[Place, Wire]) -> dict[Site, 
 
 
 def adapted_products(graph: Graph) -> dict[int, str]:
-    """Return sums W x + scale * B (A x): the index of each, and the weight W."""
+    """Return the sums W x + scale * B (A x): the index of each sum, and the name of its weight
+    W."""
     shares: dict[TensorView, str] = {}  # of B (A x), scaled or not
     found = {}
     for node in graph.nodes:
@@ -57,7 +60,8 @@ def adapted_products(graph: Graph) -> dict[int, str]:
 
 
 def sites_of_weight(graph: Graph, name: str) -> list[Site]:
-    """Return the site of a product by this weight; it is the sum, if adapters add to it."""
+    """Return the site of a product with this weight. If adapters add to the product, the site means
+    the sum."""
     weight = WEIGHT.fullmatch(name)
     if weight is None or weight["base"] not in PRODUCTS:
         return []
@@ -66,7 +70,7 @@ def sites_of_weight(graph: Graph, name: str) -> list[Site]:
 
 
 def rename_wires(wires: Mapping[Place, Wire], names: Mapping[Site, Place]) -> dict[Place, Wire]:
-    """Give the nodes the names that traces use, if a node has one."""
+    """Return the wires with the names that traces use, for nodes that have such a name."""
     called = {wires[place].site: site for site, place in names.items() if site.name in SITES}
     return {
         place: replace(
@@ -79,8 +83,8 @@ def rename_wires(wires: Mapping[Place, Wire], names: Mapping[Site, Place]) -> di
 
 
 def cache_names(node: PlannedNode) -> list[tuple[str, int | None]]:
-    """Return names for the rows that a node stores. Attention reads all rows stored so far. Coded
-    rows have no name, as engines show values."""
+    """Return the names of the cache rows that a node stores. A node that stores quantised rows gets
+    no name, because engines show values."""
     stores = node.op == "SET_ROWS" and node.result.type in PLAIN
     found = CACHE.fullmatch(node.name) if stores else None
     return [(f"{found['kind']}_cache", int(found["layer"]))] if found else []

@@ -1,7 +1,8 @@
 """Names of a tensor's axes in the shape in which an engine shows it.
 
-The same numbers in another shape will do: heads side by side, or a batch of one before all. In such
-a shape llama.cpp's axes have other names, and tokens were called heads.
+An engine may show the same numbers in another shape: with heads side by side, or with a leading
+axis of size one. The names of llama.cpp's axes do not fit such a shape, and would for example call
+tokens heads.
 """
 
 from collections.abc import Sequence
@@ -10,8 +11,9 @@ AND = " * "
 
 
 def axes_in_words(names: str, whole: Sequence[int], shape: Sequence[int]) -> str | None:
-    """Name the axes of a shown tensor. names: the names of the node's last axes; whole: its sizes;
-    shape: the shape as shown. None: a shown axis is no whole number of the node's axes."""
+    """Return the names of a shown tensor's axes. names: the names of the node's last axes; whole:
+    the node's sizes; shape: the shape as shown. Return None if a shown axis does not consist of
+    whole axes of the node."""
     axes = names.strip("()").split(", ")
     parts = [part for axis in axes for part in axis.split(AND)]
     before = len(shape) - len(axes)
@@ -25,7 +27,8 @@ def axes_in_words(names: str, whole: Sequence[int], shape: Sequence[int]) -> str
 
 
 def join_axes(axes: Sequence[str], sizes: Sequence[int], shape: Sequence[int]) -> list[str] | None:
-    """Join neighbouring axes whose sizes make up one that is shown."""
+    """Return the names of the shown axes, each made of neighbouring axes whose sizes multiply to
+    the shown size. Return None if there is no such grouping."""
     found, rest = [], list(zip(axes, sizes, strict=False))
     for size in shape:
         group, room = list[str](), 1

@@ -1,4 +1,4 @@
-"""Numbers moved by a random share of their allowed error."""
+"""Values changed by a random share of their allowed error."""
 
 from typing import Any
 
@@ -12,8 +12,8 @@ WHOLE = 2.0**24  # beyond it every float32 is a whole number
 
 
 def disturb_values(value: F64, allowed: F64, drawn: NDArray[Any]) -> F64:
-    """Disturb values. value, drawn (64 random bits each): flat; allowed: limits, as many as values
-    or one for all."""
+    """Return the values with random errors. value: flat; drawn: 64 random bits for each value;
+    allowed: one limit for each value, or one for all."""
     out = value.copy()
     disturb(out, allowed.reshape(-1), drawn)
     return out
@@ -21,8 +21,8 @@ def disturb_values(value: F64, allowed: F64, drawn: NDArray[Any]) -> F64:
 
 @compile_kernel
 def disturb(out: F64, allowed: F64, drawn: NDArray[Any]) -> None:
-    """Disturb a node's values. Whole numbers computed in floats, such as indices, are exact, so
-    they stay. Infinite values stay too."""
+    """Add random errors to a node's values. Whole numbers in floats, such as indices, are exact, so
+    they stay unchanged. Infinite values stay unchanged too."""
     one = allowed.size == 1
     for i in range(out.size):
         share = float(drawn[i] >> np.uint64(11)) * 2.0**-52 - 1.0

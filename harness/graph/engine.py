@@ -1,7 +1,9 @@
-"""Our ops along llama.cpp's own graph: of any model that llama.cpp runs, without an architecture.
+"""Our ops on llama.cpp's own graph, for any model that llama.cpp runs, without code for its
+architecture.
 
-llama.cpp is asked in a worker for the graphs of the batches, and they are computed anew from the
-tokens on. So a wrong op or weight shows, and a wrong graph does not: it is the same.
+A worker asks llama.cpp for the graphs of the batches, and our ops compute them anew from the
+tokens. So this engine shows wrong ops and weights, but no wrong graph, because its graph is
+llama.cpp's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,7 +48,7 @@ SHOWS_GRAPHS = "llama.cpp"
 
 
 class ReplayEngine(Reference, name="replay"):
-    """Files, tokens, weights and single ops are the reference's."""
+    """An engine that replays graphs. It reads files, tokens and weights like the reference."""
 
     way = Honest(sizes=False)  # a wrong engine computes in another
     session: Session | None = None
@@ -86,15 +88,15 @@ class ReplayEngine(Reference, name="replay"):
         return self.outputs_of(self.program_of(batches, embeddings=True))
 
     def compute(self, node: Node) -> NDArray[Any]:
-        """Compute a node as in its runs; without a model there is no build of llama.cpp to
-        mirror."""
+        """Compute a node as in a replay. Without a model there is no build of llama.cpp to copy, so
+        the reference computes it."""
         if self.model is None:
             return super().compute(node)
         return self.way.compute(self.build, node)
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
-        """Return greedy ids, each the argmax of our logits. llama.cpp's ids are a guess: one
-        recorded run serves as long as both agree."""
+        """Return greedy ids, each the argmax of our logits. llama.cpp's ids serve as a guess,
+        because one recorded run is enough as long as both agree."""
         if not prompt:
             raise EngineError("a prompt needs at least one token")
         guess: list[int] = self.ask("greedy", prompt, n)
@@ -119,8 +121,8 @@ class ReplayEngine(Reference, name="replay"):
         super().close()
 
     def borrow(self, session: Session) -> None:
-        """Take over a session. It is asked for the build now, as single ops are computed while it
-        streams."""
+        """Use this open session. It is asked for its build at once, because it cannot be asked
+        while it streams nodes."""
         self.session, self.borrowed = session, True
         _ = self.build
 
@@ -151,7 +153,8 @@ class ReplayEngine(Reference, name="replay"):
         )
 
     def logits_of(self, program: Program) -> tuple[F32, ...]:
-        """Return the logits, which are computed once however often they are asked for."""
+        """Return the logits. The logits of the last program are kept, so that they are computed
+        once."""
         if self.computed is None or self.computed[0] is not program:
             self.computed = program, self.outputs_of(program)
         return self.computed[1]
@@ -164,8 +167,8 @@ class ReplayEngine(Reference, name="replay"):
     ) -> tuple[F32, ...]:
         """Replay the program, and return the logits or embeddings of each batch.
 
-        Raises Unsupported for a model without logits, unless the program is of embeddings, or with
-        a node that cannot be computed.
+        Raises Unsupported for a model without logits (unless the program is for embeddings), and
+        for a node that cannot be computed.
         """
         if not program.has_result:
             last = program.graphs[-1].output.name

@@ -1,7 +1,8 @@
-"""Checks that the experts which an engine says it chose are as good a choice as any.
+"""Checks that the experts chosen by an engine are as good as any other choice.
 
-The op that puts them in order gives the ids of all, and the first few are read. These may come in
-any order, and any of several experts with the same score will do: so their scores are compared.
+The op that sorts the experts gives all ids, and only the first few are used. These may come in any
+order, and any of several experts with the same score is right. So the scores of the chosen experts
+are compared.
 """
 
 import numpy as np
@@ -24,8 +25,8 @@ READERS = {
 
 
 def scores_of(node: Node) -> F64 | None:
-    """Return the scores that a node of ids chooses from, the best the largest; None for other
-    nodes."""
+    """Return the scores from which a node chooses ids, with the best score as the largest; None for
+    other nodes."""
     if node.op not in CHOOSE:
         return None
     scores = node.wide(0)
@@ -33,7 +34,7 @@ def scores_of(node: Node) -> F64 | None:
 
 
 def used_of(graph: Graph, node: PlannedNode) -> int:
-    """Return the number of ids in a row that any later node reads."""
+    """Return how many ids of a row later nodes read."""
     root, kind = node.result.root, node.result.type
     later = (reader for reader in graph.nodes if reader.index > node.index)
     views = (view for reader in later for view in reader.sources if view is not None)
@@ -41,14 +42,14 @@ def used_of(graph: Graph, node: PlannedNode) -> int:
 
 
 def legal(ids: NDArray[np.generic], most: int) -> NDArray[np.int32]:
-    """Return ids that can be used further: an id of no expert, or no row, is replaced by another.
-    most: the number of experts."""
+    """Return ids that later nodes can use: an id without an expert or row is replaced by another.
+    most: the number of experts or rows."""
     known = np.nan_to_num(ids.astype(np.float64), posinf=0.0, neginf=0.0)
     return np.clip(known, 0, most - 1).astype(np.int32)
 
 
 def rows_to_choose(graph: Graph, node: PlannedNode) -> int | None:
-    """Return the number of rows or experts that the ids count; None if they are no such ids."""
+    """Return how many rows or experts the ids can name; None if the node gives no ids."""
     if node.op in CHOOSE:
         source = node.sources[0]
         assert source is not None
@@ -71,8 +72,8 @@ def rows_to_choose(graph: Graph, node: PlannedNode) -> int | None:
 
 
 def scores_at(scores: F64, ids: NDArray[np.generic], used: int) -> F64:
-    """Return the scores of each row's chosen ids, (.., used), the largest first; NaN if the ids are
-    not that many different experts."""
+    """Return the scores of each row's chosen ids, (.., used), the largest first. They are NaN if
+    the ids do not name that many different experts."""
     first = ids.reshape(*scores.shape[:-1], -1)[..., :used]
     with np.errstate(invalid="ignore"):
         at = first.astype(np.int64)

@@ -1,7 +1,7 @@
-"""Order in which an engine processes a token's experts, inferred from its shown values.
+"""The order in which an engine processes a token's experts, inferred from the values that it shows.
 
-Any order is right, and few engines show theirs: llama.cpp's has no node of its own but the ARGSORT
-of all experts. So if the shown values are the truth in another order, that order is taken.
+Any order is right, and few engines show theirs. In llama.cpp's graph only the ARGSORT of all
+experts shows it. So if the shown values are the right values in another order, that order is used.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from lockstep.harness.graph.ways import Honest
 
 
 class OrderJudge(Protocol):
-    """The part of a judge of segments that is used here."""
+    """The part of a segment judge that this module uses."""
 
     program: Program
     file: GgufFile
@@ -40,9 +40,11 @@ class OrderJudge(Protocol):
 def orders_seen(
     judge: OrderJudge, honest: Mapping[Place, Seen], found: Sequence[Found]
 ) -> dict[Place, NDArray[Any]]:
-    """Return the shown order of ids for each ARGSORT whose experts have another order than ours.
+    """Return the order of ids for each ARGSORT whose experts the engine processes in another order
+    than we do.
 
-    The widest of the wrong values after it decides: numbers alone may be nearly the same.
+    The widest of the wrong values after the ARGSORT decides, because narrow values may be nearly
+    equal.
     """
     suspects: dict[Place, Segment] = {}
     for segment, finding in found:
@@ -66,7 +68,7 @@ def orders_seen(
 
 
 def ids_of(judge: OrderJudge, places: Mapping[Place, Segment]) -> dict[Place, NDArray[Any]]:
-    """Return the ids of each ARGSORT, from the values shown before it."""
+    """Return the ids of each ARGSORT, computed from the values shown before it."""
     ids: dict[Place, NDArray[Any]] = {}
 
     def see(graph: Graph, node: PlannedNode, value: NDArray[Any]) -> None:
@@ -79,11 +81,11 @@ def ids_of(judge: OrderJudge, places: Mapping[Place, Segment]) -> dict[Place, ND
 
 
 def in_own_order(ids: I32, node: PlannedNode, shown: F32, truth: F32) -> I32 | None:
-    """Return the ids of all experts, as ARGSORT gives them, with the used ones in the shown order;
-    None if the values tell no other order.
+    """Return the ids of all experts as ARGSORT gives them, with the used experts in the shown
+    order.
 
-    shown, truth: of the node, in any shape. None where it has no values of single experts, or
-    where these are in the same order, or are not the same values.
+    shown, truth: the node's values, in any shape. Return None if the values are not those of single
+    experts, are in our order, or do not match.
     """
     order = ids.reshape(-1, ids.shape[-1]).copy()  # (tokens, experts)
     rows = rows_of(node, *order.shape)
@@ -100,8 +102,8 @@ def in_own_order(ids: I32, node: PlannedNode, shown: F32, truth: F32) -> I32 | N
 
 
 def rows_of(node: PlannedNode, n_tokens: int, n_expert: int) -> tuple[int, int] | None:
-    """Return (used, width) for each token, if several experts are used: ne is (width, used,
-    tokens), or (used, tokens) for one number each."""
+    """Return (used, width) for each token, if several experts are used; else None. The node's ne is
+    (width, used, tokens), or (used, tokens) if each expert has one number."""
     ne = node.result.ne
     if 1 < ne[1] <= n_expert and ne[2] == n_tokens:
         return ne[1], ne[0]

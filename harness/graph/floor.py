@@ -1,6 +1,8 @@
-"""The noise floor of an honest run's outputs, for any architecture, measured as in judging.noise on
-the recorded program. Every node is off by a random share of its bound, or of a probable error for a
-sum of products. One activation of each product that converts them is tipped to the next step.
+"""The noise floor of an honest run's outputs, for any architecture. It is measured on the recorded
+program, as in judging.noise.
+
+Every node is off by a random share of its bound; sums of products are off by a share of a probable
+error. In each product that converts activations, one activation moves to the next step.
 """
 
 from collections.abc import Iterable
@@ -40,8 +42,8 @@ def replay_floor(
     runs: int = RUNS,
     way: Honest = HONEST,
 ) -> ReplayFloor:
-    """Run the program once without errors and `runs` times with. Raises Unsupported if a node
-    cannot be computed."""
+    """Run the program once without errors and `runs` times with errors. Return its outputs, and the
+    noise as a share of the largest output. Raises Unsupported if a node cannot be computed."""
     honest = whole(replay(program, file, build, way))
 
     def worst_of(seeds: Iterable[int]) -> NDArray[Any]:

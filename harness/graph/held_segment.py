@@ -1,4 +1,4 @@
-"""A shown tensor, compared with a segment's result; and its description."""
+"""A shown tensor compared with a segment's result, and its description."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +25,8 @@ from lockstep.harness.sites import SITES
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeldSegment:
-    """A shown tensor and a segment's value. Many ways are tried, and only agreement counts."""
+    """A shown tensor and a segment's value. Several ways to compute the segment are tried, and
+    agreement with one is enough."""
 
     segment: Segment
     truth: NDArray[Any]
@@ -65,7 +66,7 @@ class HeldSegment:
 
     @property
     def axes(self) -> str:
-        """Return the axes of a shown shape, with numbers for axes that have no name."""
+        """Return the names of the shown axes. Axes of a shape without names get numbers."""
         numbered = axes_of(self.mismatch)
         if (name := self.segment.wire.site.name) not in SITES:
             return numbered
@@ -73,7 +74,7 @@ class HeldSegment:
 
 
 def nearest(tried: Sequence[HeldSegment]) -> HeldSegment:
-    """Return the design with the fewest differing elements, if all designs differ."""
+    """Return the way with the fewest differing elements, if all ways differ."""
     by_value = [h for h in tried if h.mismatch is not None and h.mismatch.kind == "value"]
     if tried[0] not in by_value:
         return tried[0]
@@ -81,8 +82,8 @@ def nearest(tried: Sequence[HeldSegment]) -> HeldSegment:
 
 
 def hidden_cells(seen: Seen) -> Mismatch | None:
-    """Return a mismatch if hidden cells have weight. Replaced values give them none, so that
-    everything after would agree."""
+    """Return a mismatch if cells that are not shown have weight. Replaced values would give them no
+    weight, so everything after them would agree."""
     if not seen.more:
         return None
     text = f"more cells than the {seen.truth.shape[-1]} shown ones have weight"

@@ -1,4 +1,4 @@
-"""Runs of our own by which whole runs are judged: llama.cpp's graph with our ops."""
+"""Our own honest runs, with which whole runs are compared: llama.cpp's graph with our ops."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -34,8 +34,8 @@ HELD = 1 << 28  # bytes of outputs of runs that are made at once, of which forks
 
 @dataclass(kw_only=True)
 class AlongLlamaCpp:
-    """Honest runs of any architecture: llama.cpp's graph with our ops; a wrong graph is not
-    seen."""
+    """Honest runs of any architecture: llama.cpp's graph with our ops. They do not show a wrong
+    graph."""
 
     llama_cpp: Session
     file: GgufFile
@@ -57,9 +57,9 @@ class AlongLlamaCpp:
         return found
 
     def program(self, batches: Sequence[Batch]) -> Program:
-        """Return the program of all batches at once, if each token is computed alike in a batch of
-        any size. Sixty graphs of one token cost as much as one of thousands. If nothing is kept of
-        a batch for the next, each stands alone."""
+        """Return the program for all batches. The batches are joined into one if batch size does
+        not change a token's result: sixty graphs of one token cost as much as one of thousands.
+        They stay separate if the model keeps nothing from batch to batch."""
         apart = str(self.file.metadata["general.architecture"].data) in NOT_IN_ONE
         apart |= self.flash_attn or self.embeddings or any(b.encoder for b in batches)
         program = self.recording(batches if apart else (join_batches(batches),))
@@ -70,7 +70,7 @@ class AlongLlamaCpp:
         return program
 
     def begin(self, batches: Sequence[Batch], *, seed: int, runs: int) -> None:
-        """Begin to compute a floor in a fork, while engines are asked."""
+        """Begin to compute a noise floor in a fork, while engines are asked."""
         if may_fork():
             with suppress(NoAnswer):  # it is said when the floor is wanted
                 key, work = self.work(batches, seed, runs)
@@ -85,7 +85,8 @@ class AlongLlamaCpp:
     def work(
         self, batches: Sequence[Batch], seed: int, runs: int
     ) -> tuple[bytes, Callable[[], list[NDArray[Any]]]]:
-        """Return the name and the function of the work: outputs of each batch, and the noise."""
+        """Return a name for the work, and a function that returns the outputs of each batch and
+        then the noise."""
         program, file = self.program(batches), self.file
 
         def work() -> list[NDArray[Any]]:
@@ -123,8 +124,8 @@ class AlongLlamaCpp:
             yield found.astype(np.float32)
 
     def other_designs(self) -> Iterator["Design"]:
-        """Yield other designs: other formats for activations, ggml on other processors, and both
-        again with keys and values in F32."""
+        """Yield other honest designs: other formats for activations, ggml on other processors, and
+        designs with keys and values in F32."""
         wide = Wide(sizes=False)
         formats = list(builds(self.build)) if is_quantised(self.file) else []
         yield from (Design(along=self, build=build, way=wide) for build in formats)
@@ -141,7 +142,8 @@ class AlongLlamaCpp:
         yield from (Design(along=full, build=build, way=wide) for build in formats)
 
     def kept_in(self, kind: str, batches: Sequence[Batch]) -> F32:
-        """Run an engine whose every result is of this kind: (outputs, vocabulary)."""
+        """Return the outputs, (outputs, vocabulary), of an engine that rounds every result to this
+        type. kind: F16 or BF16."""
         way = RoundedToHalves(keep={"F16": in_halves, "BF16": in_bf16}[kind], sizes=False)
         found = whole(replay(self.program(batches), self.file, self.build, way))
         return np.concatenate(found).astype(np.float32)
@@ -180,7 +182,7 @@ class AlongLlamaCpp:
 
 @dataclass(frozen=True, kw_only=True)
 class Design:
-    """The design of an honest engine that is not llama.cpp's: the graph along which it runs, and
+    """The design of an honest engine that differs from llama.cpp: the graph that it runs, and
     how."""
 
     along: AlongLlamaCpp

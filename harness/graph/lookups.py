@@ -1,8 +1,9 @@
-"""GELU, which ggml takes from a table of halves, of engines that went on with wider numbers.
+"""GELU, which ggml looks up in a table of half-precision numbers, for engines that compute with
+wider numbers.
 
-A step of the table is larger than what GELU by tanh and by erf are apart. So it is nothing that a
-row may be off: an engine without a table has no steps, and one with it has another half there
-alone where the step before or after an argument has.
+A step of the table is larger than the difference between tanh GELU and erf GELU. So it cannot be a
+general tolerance. An engine without a table has no steps. An engine with a table differs only where
+a neighbouring argument has another half-precision result.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +30,7 @@ Ways = tuple[tuple[Seen, Noises], ...]  # of an honest engine, and how far off e
 
 
 class TableJudge(Protocol):
-    """The part of a judge of segments that is used here."""
+    """The part of a segment judge that this module uses."""
 
     build: Build
 
@@ -63,8 +64,9 @@ def ways_of_lookups(
     plain: Mapping[Place, Seen],
     seeds: range,
 ) -> dict[Place, Ways]:
-    """Return how nodes look values up. table, formula: judges that look GELU up or compute it;
-    honest, plain: their runs."""
+    """Return for each segment of one lookup the values and noises with which it may agree. table: a
+    judge that looks GELU up; formula: a judge that computes it; honest, plain: the runs of the two
+    judges."""
     of = [s for s in segments if len(s.formula) == 1 and s.op in LOOKED_UP]
     if not of:
         return {}
@@ -82,7 +84,7 @@ def ways_of_lookups(
 
 
 def a_step_off(judge: TableJudge) -> Iterator[dict[Place, NDArray[Any]]]:
-    """Yield the shown values with every number a step smaller, then a step larger."""
+    """Yield the shown values with every number one step smaller, then one step larger."""
     for sign in (-1, 1):
         with np.errstate(invalid="ignore"):  # an engine may show signalling NaN
             yield {

@@ -1,6 +1,6 @@
-"""The memory of a replay: bytes of roots, seen through offsets and strides as ggml's tensors are.
+"""The memory of a replay: bytes, seen through offsets and strides like ggml's tensors.
 
-In a wide memory all F32 data of ggml are F64: the same places, twice as far apart.
+In a wide memory, ggml's F32 data are F64 at the same places, so offsets are twice as large.
 """
 
 from collections.abc import Mapping
@@ -20,11 +20,12 @@ WIDER = 2  # times as many bytes
 
 
 class Unknown(EngineError):
-    """Raised for memory that holds nothing that we computed."""
+    """Raised for memory without values that our run has computed."""
 
 
 class GraphMemory:
-    """The memory of one replay. Weights stay in the file; caches live as long as the memory."""
+    """The memory of one replay. Weights stay in the file, and caches live as long as this
+    memory."""
 
     def __init__(self, program: Program, file: GgufFile, *, wide: bool) -> None:
         self.file, self.wide = file, wide
@@ -37,7 +38,7 @@ class GraphMemory:
         self.known: dict[TensorView, Operand] = {}  # of the graph: each is read more than once
 
     def begin(self, graph: Graph) -> None:
-        """Start a graph; caches alone stay from the graph before."""
+        """Begin a graph. Only caches stay from the graph before."""
         self.roots, self.inputs, self.held, self.known = graph.roots, graph.inputs, {}, {}
 
     def empty(self, root: Root) -> Bytes:
@@ -47,7 +48,7 @@ class GraphMemory:
         return self.wide and kind == "F32" and root.kind != "weight"
 
     def operand_of(self, view: TensorView) -> Operand:
-        """Return the tensor with its sizes in this run, but without its value."""
+        """Return the tensor with its sizes in this run, but without values."""
         if view not in self.known:
             self.known[view] = self.first_seen(view)
         return self.known[view]
@@ -63,7 +64,8 @@ class GraphMemory:
         )
 
     def read(self, view: TensorView, producer: int = -1) -> Operand:
-        """Read a view. Raises Unknown if it was not computed, EngineError if it lies outside."""
+        """Return a view with its values. Raises Unknown if they were not computed, EngineError if
+        the view lies outside the memory."""
         if view.root < 0:
             return Operand(name=view.name, type=view.type, ne=view.ne, value=None, nb=view.nb)
         operand = self.operand_of(view)
@@ -81,7 +83,7 @@ class GraphMemory:
         )
 
     def write(self, view: TensorView, value: NDArray[Any]) -> None:
-        """Write a value to a view; the first write to a root that a node owns makes its bytes."""
+        """Write a value to a view. The first write to a root creates its bytes."""
         root = self.roots[view.root]
         if root.kind == "computed" and view.root not in self.held:
             self.held[view.root] = self.empty(root)
@@ -102,7 +104,8 @@ class GraphMemory:
         return self.held[number]
 
     def bytes_given(self, root: Root, number: int) -> Bytes:
-        """Return the bytes that a graph starts with."""
+        """Return the bytes that a root has at the beginning of a graph. Raises Unknown if nothing
+        has written them."""
         if root.kind == "weight":
             if root.name not in self.file.tensors:
                 raise Unsupported(f"the weight {root.name!r} is not in the file")

@@ -1,7 +1,7 @@
-"""Results of honest engines of other designs at a node, or at a few nodes that are one formula.
+"""Results of other honest designs at one node, or at a few nodes that form one formula.
 
-If the designs of an op are known, no other result counts as honest. Without them an engine that
-computes in float32 "in any way" is given a bound that is far wider.
+If the designs of an op are known, no other result counts as honest. Otherwise an engine that
+computes in float32 in any way gets a bound that is far wider.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -38,7 +38,7 @@ Result = tuple[NDArray[Any], Bound]
 
 @dataclass(frozen=True, eq=False)
 class Computed:
-    """Nodes that each read the one before, and the value that the last one should hold."""
+    """Nodes that each read the node before, and the expected value of the last node."""
 
     nodes: Sequence[Node]
     expected: Expected
@@ -53,7 +53,7 @@ Designs = Callable[[Computed], Iterable[Other]]
 
 
 def designs_of(found: Computed) -> list[Other] | None:
-    """Return the designs by which a node may be computed; None if any in float32 will do."""
+    """Return the known designs for these nodes; None if any float32 computation is accepted."""
     first = found.nodes[0].optional(0)  # of an op that reads nothing there is none
     if found.last.type != "F32" or first is None or first.type != "F32":
         return None
@@ -63,7 +63,7 @@ def designs_of(found: Computed) -> list[Other] | None:
 
 
 def has_designs(ops: Sequence[str]) -> bool:
-    """Return True if these consecutive ops are one formula."""
+    """Return True if these consecutive ops are one formula with known designs."""
     return tuple(ops) in BY_OPS or (set(ops) == {"ADD"} and len(ops) > 1)
 
 
@@ -84,7 +84,7 @@ def one_stream(other: Other, shown: NDArray[Any]) -> Result:
 
 
 def rope_params(node: Node) -> RopeParams | None:
-    """Return the rotation's parameters; None if pairs are not laid out as in text models."""
+    """Return the rotation's parameters; None if its pairs are not laid out as in text models."""
     mode, (base, scale) = int(node.params[2]), node.floats()[5:7]
     if mode == VISION or node.params[15]:
         return None
@@ -103,7 +103,7 @@ def rope_params(node: Node) -> RopeParams | None:
 
 
 def positions_of(node: Node) -> I32 | None:
-    """Return the positions; None if the pairs of a token have several, as in pictures."""
+    """Return the positions; None if a token's pairs have different positions, as in images."""
     ids = node.source(1).value
     assert ids is not None
     each: I32 = ids.reshape(-1, node.ne[2])  # (1 or 4, tokens)
@@ -116,7 +116,7 @@ def positions_of(node: Node) -> I32 | None:
 
 
 def norms(found: Computed) -> list[Other]:
-    """Return the designs of a norm, alone or times a weight: (width,)."""
+    """Return the designs of a norm, alone or multiplied by a weight, (width,)."""
     first = found.nodes[0]
     x, weight = first.source(0).value, None
     if len(found.nodes) > 1:
@@ -127,7 +127,8 @@ def norms(found: Computed) -> list[Other]:
 
 
 def factor_of(product: Node, first: Node) -> F32 | None:
-    """Return the product's other factor; None if it is no weight for the first factor's rows."""
+    """Return the other factor of the product; None if it is no weight for the rows of the first
+    node."""
     other = [s for s in product.sources[:2] if s is not None and s.producer != first.index]
     if len(other) != 1 or other[0].type != "F32" or other[0].value is None:
         return None
@@ -149,7 +150,8 @@ def silus(found: Computed) -> list[Other]:
 
 
 def sums(found: Computed) -> list[Other]:
-    """Return the design for terms added one after the other; none if a sum had other terms."""
+    """Return the design for terms added one after the other. Return none if the nodes do not add up
+    exactly these terms."""
     inner = {node.index for node in found.nodes}
     sources = [s for node in found.nodes for s in node.sources[:2] if s is not None]
     terms = [s.value for s in sources if s.producer not in inner]
@@ -170,9 +172,9 @@ def in_shape(other: Other, shape: tuple[int, ...], shown: NDArray[Any]) -> Resul
 
 
 def attentions(found: Computed) -> list[Other]:
-    """Return designs of attention in float32, or as ggml's on other processors.
+    """Return the designs of attention in float32, and those of ggml on other processors.
 
-    Queries stay as they are, or are converted to the type of the cache.
+    The queries stay as they are, or are converted to the type of the cache.
     """
     node, plain = found.last, replace(found.build, plain=True)
     query = node.source(0)

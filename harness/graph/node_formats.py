@@ -1,8 +1,9 @@
-"""Products of an engine that converts activations otherwise than llama.cpp: one format, or none.
+"""Products of an engine that converts activations differently than llama.cpp, to another format or
+not at all.
 
-An engine has a kernel for a type of weights, and often one for a single row and another for many,
-or for chosen experts. So one format must give most of the products of such a kernel: a product
-that alone has another format is a fault, and two of which each has its own are two.
+An engine has a kernel for each type of weights, and often separate kernels for a single row, for
+many rows, and for chosen experts. So one format must explain most of the products of a kernel. If
+other formats explain only single products, these are faults.
 """
 
 from collections import Counter
@@ -27,7 +28,7 @@ TRIED = 4  # products of a kernel for which all formats are tried in vain before
 
 @dataclass(kw_only=True, eq=False)
 class ProductFormats:
-    """Formats that explain one engine's products, by the kernels that engines have for them."""
+    """The formats that explain one engine's products, by kernel."""
 
     build: Build
     products: Counter[Kernel] = field(default_factory=Counter)
@@ -40,8 +41,8 @@ class ProductFormats:
             self.products[kernel_of(node)] += 1
 
     def is_given(self, site: Site, node: Node, shown: NDArray[Any]) -> bool:
-        """Return True if another format gives the shown value and llama.cpp's does not. node: a
-        node with its weights."""
+        """Return True if a format other than llama.cpp's gives the shown value, and record the
+        format. node: a node with its weights."""
         if not is_converted(node):
             return False
         kernel = kernel_of(node)
@@ -63,7 +64,8 @@ class ProductFormats:
         return True
 
     def accept_format(self) -> set[Site]:
-        """Return the sites that the best format explains."""
+        """Return the sites that the best format of each kernel explains. A format must explain most
+        products of its kernel."""
         return {site for kernel in self.given for site in self.accepted_of(kernel)}
 
     def accepted_of(self, kernel: Kernel) -> Collection[Site]:

@@ -1,7 +1,8 @@
-"""Judges what two engines make of each node of the oracle's graph, from the oracle's own inputs.
+"""Judges two engines at each node of the oracle's graph, on the oracle's own inputs.
 
-Nodes come as the oracle shows them and are forgotten. The subject computes the same op on the same
-inputs, with the weights of its own file. A fault lies where it appears, and several show at once.
+Nodes arrive as the oracle shows them, and are then forgotten. The subject computes the same op on
+the same inputs, with the weights of its own file. So a fault shows at its own node, and several
+faults show at once.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -45,10 +46,11 @@ Compute = Callable[[Node], NDArray[Any] | None]  # None: the engine does not off
 
 @dataclass(kw_only=True, eq=False)
 class NodeJudge:
-    """Keeps findings, and the values of guilty nodes, of their sources and of `wanted`.
+    """Keeps the findings, and the values of guilty nodes, of their sources and of `wanted`.
 
-    Any other value is forgotten after its last reader. Values of guilty nodes take at most `limit`
-    bytes; beyond that, faults are still found, but their values are not corrected for later nodes.
+    All other values are forgotten after their last reader. Values of guilty nodes take at most
+    `limit` bytes. Beyond this limit faults are still found, but their values are not corrected for
+    later nodes.
     """
 
     wires: Mapping[Place, Wire]
@@ -80,7 +82,7 @@ class NodeJudge:
             self.last_read.setdefault(place, []).append(site)
 
     def __call__(self, node: Node) -> None:
-        """Judge the node, and forget values that no node reads any more."""
+        """Judge the node, and forget the values that no later node reads."""
         place = node.place
         self.there.add(place)
         self.judge(node, place)
@@ -88,15 +90,15 @@ class NodeJudge:
             self.recent.pop(site, None)
 
     def finish(self) -> None:
-        """End a whole run: nodes that did not come are not compared."""
+        """End a run. Nodes that did not arrive count as not compared."""
         absent = [wire.site for place, wire in self.wires.items() if place not in self.there]
         if absent:
             self.unknown.setdefault(ABSENT, []).extend(absent)
         self.accept_formats()
 
     def accept_formats(self) -> None:
-        """Accept products if one other format of activations is that of all of them. It follows all
-        nodes."""
+        """Accept products if one other format of activations explains most products of their
+        kernel. Call it after all nodes."""
         accepted = {site: self.otherwise[site] for site in self.formats.accept_format()}
         self.findings = [accepted.get(found.site, found) for found in self.findings]
 
@@ -131,14 +133,14 @@ class NodeJudge:
             self.kept |= more
 
     def remember(self, node: Node, site: Site) -> None:
-        """Remember a value, which views and later ops read."""
+        """Keep a value that views and later ops read."""
         self.recent[site] = node.value.copy()
         if site in self.wanted:
             self.kept[site] = self.recent[site]
 
     def finding(self, node: Node, wire: Wire, expected: Expected) -> SiteFinding | None:
-        """Return the finding at a node; None if it agrees, or if the subject lacks the op. A wrong
-        oracle is found in any case."""
+        """Return the finding at a node. Return None if the subject lacks the op, unless the oracle
+        is wrong."""
         own = self.own_parameters(node)
         theirs = self.theirs(node if own is None else replace(node, params=own))
         shown = node.value if expected.actual is None else expected.actual
@@ -181,7 +183,7 @@ class NodeJudge:
         return self.parameters.get(node.place)
 
     def other_form(self, wire: Wire) -> str:
-        """Return why the subject's file has no weight for the node; "" if it has one."""
+        """Return why the subject's file has no such weight for the node; "" if it has one."""
         for name in self.oracle.tensors.keys() & set(wire.weights):
             ours, theirs = self.oracle.tensors[name], self.subject.tensors.get(name)
             if theirs is None:
@@ -197,7 +199,7 @@ class NodeJudge:
             return None
 
     def comparable(self, node: Node, expected: Expected, value: NDArray[Any]) -> NDArray[Any]:
-        """Return the value to compare for an order that leaves ties free."""
+        """Return the value to compare. In an order of ids, ties may be resolved in any way."""
         if expected.actual is None or value.shape != node.value.shape:
             return value
         given = with_weights(replace(node, value=value), self.oracle)
@@ -209,11 +211,11 @@ class NodeJudge:
         return again
 
     def others(self, node: Node, expected: Expected) -> Iterator[Other]:
-        """Yield the known designs of its op; without any, an engine without ggml's deliberate
-        roundings, and ggml on other processors.
+        """Yield the known designs of the node's op. If there are none, yield an engine without
+        ggml's deliberate roundings, and ggml on other processors.
 
-        If nothing is rounded on purpose, its bound covers sums in any order: a replay of the graph
-        is held to llama.cpp's order.
+        If the op has no deliberate roundings, llama.cpp's own bound is used: it covers sums in any
+        order.
         """
 
         def plain(_: NDArray[Any]) -> tuple[NDArray[Any], Bound]:
@@ -236,7 +238,8 @@ class NodeJudge:
     def with_own_file(
         self, node: Node, wire: Wire, theirs: NDArray[Any], found: SiteFinding
     ) -> SiteFinding:
-        """Check an agreement again if the subject's file gives the op another number or weight."""
+        """Check an agreement again if the subject's file has other parameters or weights for the
+        op."""
         if self.own_parameters(node) is not None:
             return self.with_own(node, theirs, found, OWN_PARAMETERS)
         if not self.changed.isdisjoint(wire.weights):
@@ -246,8 +249,8 @@ class NodeJudge:
     def with_own(
         self, node: Node, theirs: NDArray[Any], found: SiteFinding, reason: str
     ) -> SiteFinding:
-        """Judge with the node's own weights or parameters: do they change its result, if only
-        within the bound?"""
+        """Return the finding, or a fault if the oracle's weights or parameters change the result at
+        all, even within the bound."""
         right = self.compute(with_weights(node, self.oracle))
         mismatch = mismatch_between(right, theirs, 0.0) if right is not None else None
         if right is None or mismatch is None:
@@ -264,12 +267,12 @@ class NodeJudge:
         )
 
     def weights_to_blame(self, weights: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the weights that are known to differ, or all weights if none is known to."""
+        """Return the weights that are known to differ; all weights if none is known to differ."""
         return tuple(name for name in weights if name in self.changed) or weights
 
 
 def axes_of(worst: Mismatch | None) -> str:
-    """Return the axes of the worst element's index: leading axes of one may be left out."""
+    """Return the axes of the worst element's index. Leading axes of size one may be missing."""
     n = len(worst.index) if worst else len(AXES)
     return f"({', '.join(AXES[-n:] if n else ())})"
 
@@ -281,7 +284,8 @@ def with_weights(node: Node, file: GgufFile) -> Node:
 
 
 def weight_in(file: GgufFile, operand: Operand) -> Operand:
-    """Return the file's weight for an operand; with another type only a whole weight will do."""
+    """Return the operand with the file's weight. If the weight has another type, only a whole
+    weight can be used. Raises Unsupported."""
     if operand.weight not in file.tensors:
         raise Unsupported(f"the weight {operand.weight!r} is not in the file")
     tensor, raw = file.tensors[operand.weight], file.raw(operand.weight)
@@ -295,7 +299,7 @@ def weight_in(file: GgufFile, operand: Operand) -> Operand:
 
 
 def differing_weights(a: GgufFile, b: GgufFile) -> frozenset[str]:
-    """Return the tensors whose bytes or types differ between the files."""
+    """Return the tensors whose bytes or types differ between the two files."""
     common = [name for name in a.tensors if name in b.tensors]
     return frozenset(name for name in common if not same_bytes(a, b, name))
 

@@ -1,8 +1,8 @@
-"""The error of whole rows of a norm in an honest run that adds squares up in float32.
+"""The error of whole rows of a norm, in an honest run that adds up squares in float32.
 
-llama.cpp keeps that sum in double, and its bound has a rounding of it; llama2.c and many others
-have one float32. Its error is no error of elements: the row as a whole is too large or too
-small.
+llama.cpp adds them in double, and its bound allows only one rounding for the sum. llama2.c and many
+other engines add them in float32. Their error affects all elements alike: the whole row is too
+large or too small.
 """
 
 import numpy as np
@@ -15,17 +15,17 @@ FEW = 4  # last bits
 
 
 def error_of_rows(node: Node) -> F64:
-    """Return the error of each row's scale, (.., 1). An honest run is off by a random share of
-    it.
+    """Return the largest error of each row's scale, (.., 1). An honest run is off by a random share
+    of it.
 
-    Roundings have no preference, and all terms are positive. So the mean square of n partial sums,
-    in an order that knows nothing of their size, is a third of the sum's. Together the roundings
-    amount to U * sqrt(n / 3) of the sum. The root halves the sum's error.
+    Roundings have no preferred direction, and all terms are positive. If the order does not depend
+    on the terms' sizes, the mean square of n partial sums is a third of the square of the sum. So
+    all roundings together come to U * sqrt(n / 3) of the sum, and the root halves this error.
 
-    One element may be thousands of times larger than the others (a massive activation) and come
-    early. Then the sum has few bits for their squares: each is rounded to its last bit, for many to
-    nothing, and not by chance. The count has the largest one first, with terms of a few last bits.
-    Larger terms are rounded up as often as down.
+    One element may be thousands of times larger than the others (a massive activation), and come
+    early. Then the squares of the others are rounded to a few last bits of the sum, many of them to
+    zero. This error is not random, so it is counted as if the largest term came first. Only terms
+    of a few last bits count: larger terms are rounded up as often as down.
     """
     x = node.wide(0)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):

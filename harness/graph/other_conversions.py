@@ -1,6 +1,7 @@
-"""Segments of an engine whose activations have another format than llama.cpp's, or none.
+"""Segments of an engine that converts activations to a different format than llama.cpp, or not at
+all.
 
-Such an engine computes so with most weights, or it is the reason of all that is wrong with it.
+Such an engine must do so with most weights, or its format must explain everything that is wrong.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +25,7 @@ FIRST = 2  # ways of a family that are always tried
 
 
 class JudgeOfSegments(Protocol):
-    """The part of a SegmentJudge that is used here."""
+    """The part of a segment judge that this module uses."""
 
     build: Build
     wires: Mapping[Place, Wire]
@@ -48,7 +49,7 @@ class JudgeOfSegments(Protocol):
 def of_other_builds(
     judge: JudgeOfSegments, segments: Sequence[Segment]
 ) -> list[Mapping[Place, Seen]]:
-    """Run the segments as on other processors, and return each run's values."""
+    """Run the segments as ggml does on other processors, and return each run's values."""
     builds = other_builds(judge.build, set(judge.op_of.values()))
     return [judge.run(Honest(), build, of=segments) for build in builds]
 
@@ -59,7 +60,7 @@ def converted_otherwise(
     known: Mapping[Place, SiteFinding],
     noises: Noises,
 ) -> dict[Place, SiteFinding]:
-    """Return the findings that agree under the most frequent format, if it is frequent enough."""
+    """Return the findings that agree under the format that explains most, if it explains enough."""
     wrong = [segment for segment, _ in found if is_wrong(known.get(segment.place))]
     left = [
         segment for segment in wrong if quantised_weights(judge, [segment])
@@ -95,7 +96,8 @@ def converted_otherwise(
 
 
 def quantised_weights(judge: JudgeOfSegments, segments: Iterable[Segment]) -> set[str]:
-    """Return the weights whose products convert activations."""
+    """Return the quantised weights that the segments read. Products with these convert
+    activations."""
     sites = (site for s in segments for site in (s.wire.site, *s.inside))
     weights = {name for site in sites for name in judge.wires[judge.place_of[site]].weights}
     return {n for n in weights if is_type_in_blocks(judge.file.tensors[n].type.name)}
@@ -108,8 +110,8 @@ def by_own_format(
     known: Mapping[Place, SiteFinding],
     noises: Noises,
 ) -> dict[Place, SiteFinding]:
-    """Return the findings for which an engine's own format gives fewer wrong elements than known
-    formats."""
+    """Return the findings for which the engine's own format gives fewer wrong elements than the
+    known designs."""
     if not segments:
         return {}
     run = judge.run(Wide(), own, of=segments)
@@ -127,7 +129,8 @@ def has_fewer(one: SiteFinding, other: SiteFinding) -> bool:
 def enough_to_refute(
     judge: JudgeOfSegments, left: Sequence[Segment], weights: int
 ) -> tuple[list[Segment], list[Segment]]:
-    """Return enough segments to refute a format: the rest has at most half of the weights."""
+    """Return enough segments to refute a format, and the rest. The rest has at most half of the
+    weights."""
     by_weight = sorted(left, key=lambda segment: sorted(quantised_weights(judge, [segment])))
     n = 1
     while 2 * len(quantised_weights(judge, by_weight[n:])) > weights:
@@ -138,9 +141,10 @@ def enough_to_refute(
 def findings_given(
     judge: JudgeOfSegments, segments: Sequence[Segment], family: Sequence[Build], noises: Noises
 ) -> dict[Place, SiteFinding]:
-    """Return the findings of engines that choose one of two nearby steps, in any of these ways.
+    """Return the findings that agree with one of these ways to choose between two nearby steps.
 
-    Activations between two steps are few: if the first ways give nothing, no way does.
+    Few activations lie between two steps. So if the first ways explain nothing, the others are not
+    tried.
     """
     fine: dict[Place, SiteFinding] = {}
     for n, build in enumerate(family):

@@ -1,7 +1,8 @@
-"""Differences between llama.cpp's graphs of two files: in parameters, nodes, inputs.
+"""Differences between llama.cpp's graphs of two files: in parameters, nodes, and inputs.
 
-Names identify all of them. A key of a file, such as the rope's base, is a parameter of an op, makes
-other nodes, or decides what an input holds, as a window does of a mask: no weight shows it.
+Names identify the nodes and inputs. A key of a file may be a parameter of an op (the rope's base),
+may change the nodes, or may decide the content of an input (a window changes a mask). No weight
+shows such a difference.
 """
 
 from collections import Counter
@@ -27,7 +28,8 @@ Source: TypeAlias = tuple[str, tuple[int, ...]]  # who wrote it, and where it li
 
 
 def other_parameters(oracle: Program, subject: Program) -> Parameters:
-    """Return the subject's differing parameters, for the oracle's nodes that both graphs have."""
+    """Return the subject's parameters for each of the oracle's nodes whose parameters differ, by
+    place."""
     theirs, found = by_name(subject), {}
     for name, (place, node) in by_name(oracle).items():
         other = theirs[name][1] if name in theirs else None
@@ -37,8 +39,8 @@ def other_parameters(oracle: Program, subject: Program) -> Parameters:
 
 
 def first_other_node(oracle: Program, subject: Program) -> str:
-    """Name the first node that only one graph has, or that differs in op, size or inputs; "" if
-    none.
+    """Describe the first node that only one graph has, or that differs in op, size or inputs.
+    Return "" if there is none.
 
     An example is a node that reads the mask of other layers.
     """
@@ -57,9 +59,9 @@ def first_other_node(oracle: Program, subject: Program) -> str:
 
 
 def first_other_input(oracle: Program, subject: Program) -> str:
-    """Name the first input that both graphs fill differently; "" if none.
+    """Describe the first input that the two graphs fill differently; "" if there is none.
 
-    On the oracle's input every op would agree.
+    Such a difference would not show if every op ran on the oracle's inputs.
     """
     for ours, theirs in zip(oracle.graphs, subject.graphs, strict=False):
         known = inputs_by_name(theirs)
@@ -70,7 +72,8 @@ def first_other_input(oracle: Program, subject: Program) -> str:
 
 
 def reads(program: Program) -> dict[Name, tuple[Source, ...]]:
-    """Return the inputs of each node, by the name of their node, or of the memory."""
+    """Return the sources of each node: for each, the name of the node or the memory that it reads,
+    and its layout."""
     found: dict[Name, tuple[Source, ...]] = {}
     for graph in program.graphs:
         held = [f"{root.name}#{n}" if n else root.name for root, n in numbered_roots(graph)]
@@ -85,7 +88,7 @@ def reads(program: Program) -> dict[Name, tuple[Source, ...]]:
 
 
 def numbered_roots(graph: Graph) -> Iterator[tuple[Root, int]]:
-    """Yield each root with the number of earlier roots of its name."""
+    """Yield each root with the number of earlier roots that have the same name."""
     seen: Counter[str] = Counter()
     for root in graph.roots:
         yield root, seen[root.name]
@@ -93,8 +96,8 @@ def numbered_roots(graph: Graph) -> Iterator[tuple[Root, int]]:
 
 
 def source_in(graph: Graph, view: TensorView | None, held: Sequence[str]) -> Source:
-    """Return the source of a view. A weight is its name alone: the files may hold it in other
-    types."""
+    """Return the name and the layout of a view's source. A weight has no layout, because the files
+    may store it in different types."""
     if view is None:
         return "nothing", ()
     name = held[view.root] if view.root >= 0 else view.name
@@ -108,7 +111,7 @@ def in_words(source: Source | None) -> str:
 
 
 def inputs_by_name(graph: Graph) -> dict[tuple[str, int], NDArray[np.uint8]]:
-    """Return the inputs by name and number, as two masks may share a name."""
+    """Return the inputs by name and number, because two masks may have the same name."""
     rows = enumerate(numbered_roots(graph))
     return {(r.name, n): graph.inputs[at] for at, (r, n) in rows if at in graph.inputs}
 
@@ -130,7 +133,7 @@ def form(node: PlannedNode) -> str:
 
 
 def parameters_in_words(expected: NDArray[np.int32], actual: NDArray[np.int32]) -> str:
-    """Describe the parameters. ggml has sixteen for each op, and does not say which of them are
+    """Describe the parameters that differ. ggml has sixteen for each op, and does not say which are
     floats."""
     found = [
         f"number {i} is {number(actual[i])}, expected {number(expected[i])}"
@@ -140,6 +143,7 @@ def parameters_in_words(expected: NDArray[np.int32], actual: NDArray[np.int32]) 
 
 
 def number(word: np.int32) -> str:
-    """Return a word as a number. Small words are integers: as floats they would be below 1e-37."""
+    """Return a parameter as text. Small values are integers: as floats they would be below
+    1e-37."""
     small = abs(int(word)) < 1 << 23
     return str(int(word)) if small else f"{float(word.view(np.float32)):.9g}"

@@ -1,9 +1,9 @@
-"""Probable errors of the sums of a product in an honest run, for any order. Roundings go up as
-often as down, so their errors grow with the root of their number, not with the number.
+"""Probable errors of the sums in a product, for an honest run with any order of addition.
 
 A bound holds in the worst case, in which all roundings go the same way and no terms cancel. For a
-row of a thousand terms it is a hundred times the error of a scalar loop. Runs that are off by a
-share of it say nothing about runs that exist.
+row of a thousand terms, it is a hundred times the error of a scalar loop. So runs that are off by a
+share of the bound do not resemble real runs. Real roundings go up as often as down, so their errors
+grow with the root of their number.
 
 Source: N. J. Higham and T. Mary, A New Approach to Probabilistic Rounding Error Analysis, SIAM
 Journal on Scientific Computing 41(5), 2019.
@@ -34,8 +34,8 @@ def error_of_product(node: Node, value: F64) -> F64:
 
 
 def of_matrices(node: Node) -> F64:
-    """Return sums of the squared terms, (.., tokens, 1) or (.., tokens, rows), or their
-    estimate."""
+    """Return the sums of the squared terms, (.., tokens, rows); or their mean over many rows, (..,
+    tokens, 1)."""
     a, b = node.source(0), node.wide(1)
     found = np.empty((*b.shape[:-1], a.ne[1] if a.ne[1] <= SAMPLED else 1))
     per3, per2 = b.shape[0] // a.ne[3], b.shape[1] // a.ne[2]
@@ -47,7 +47,8 @@ def of_matrices(node: Node) -> F64:
 
 
 def of_experts(node: Node) -> F64:
-    """Return the squares of each row with its expert's matrix: (1, tokens, used, 1 or rows)."""
+    """Return the sums of the squared terms of each token with its experts' matrices, (1, tokens,
+    used, 1 or rows)."""
     experts, b, ids = node.source(0), node.wide(1)[0], node.source(2).value
     assert ids is not None
     chosen = ids[0, 0]
@@ -60,21 +61,23 @@ def of_experts(node: Node) -> F64:
 
 
 def error_of_sums(value: F64, squares: F64, terms: int) -> F64:
-    """Return an error bound whose random share covers what float32 accumulates in one sum, term by
-    term.
+    """Return an error bound. A random share of it covers the error of one float32 sum, added term
+    by term.
 
-    value: the sum; squares: of its terms, added up, in a shape that broadcasts (`squared_terms`).
+    value: the sum; squares: the sum of its squared terms (`squared_terms`), in a shape that
+    broadcasts; terms: their number.
 
-    Each of n additions is off by at most U times the partial sum that it gives; errors without a
-    preference add up as their squares do. Of n terms t with the sum s, in an order that knows
-    nothing of their size, the square of a partial sum is at most sum(t^2) + s^2 on average, so that
-    all together come to U * sqrt(n * (sum(t^2) + s^2)). A random share of it has 0.58 of it as its
-    standard deviation; a rounding's error has 0.58 U at most, and squares of partial sums half of
-    that on average. An engine with several partial sums, or integer blocks, has fewer roundings.
+    Each of n additions is off by at most U times its partial sum. Errors without a preferred
+    direction add up as their squares do. For n terms t with the sum s, in an order that does not
+    depend on their size, the mean square of a partial sum is at most sum(t^2) + s^2. So all errors
+    together come to U * sqrt(n * (sum(t^2) + s^2)). A random share has a standard deviation of 0.58
+    times this. A rounding's error has at most 0.58 U, and the squares of partial sums are on
+    average half of their bound. An engine with several partial sums, or with integer blocks, has
+    fewer roundings.
 
     The error is infinite if the magnitudes may exceed float32 (they are at most sqrt(n *
-    sum(t^2))): one order overflows and another does not. The error is zero if a term is not finite:
-    every order gives the same sum.
+    sum(t^2))): one order overflows, and another does not. The error is zero if a term is not
+    finite, because every order then gives the same sum.
     """
     out, n = np.empty(value.shape), value.shape[-1]
     if not value.size:
@@ -95,12 +98,12 @@ def error_of_some(value: F64, squares: F64, terms: int) -> F64:
 
 
 def squared_terms(x: F64, weight: Weight) -> F64:
-    """Return the sum of the squared terms. x: (tokens, columns) -> (tokens, rows), or (tokens, 1)
-    where a mean stands for many rows.
+    """Return the sum of the squared terms. x: (tokens, columns); result: (tokens, rows), or
+    (tokens, 1) with a mean for many rows.
 
-    Where the order of the file knows of the terms' size (first what is positive, then what is
-    not), partial sums in that order are larger: squares are then so much more that with the sum's
-    own they come to the mean square of these.
+    The order in the file may depend on the terms' size, for example with positive terms first.
+    Partial sums are then larger, and the result is larger too: the result and the square of the
+    whole sum together make the mean square of the partial sums.
     """
     some = rows_of(weight)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -118,8 +121,8 @@ def squared_terms(x: F64, weight: Weight) -> F64:
 
 
 def beyond_the_sum(x: F64, rows: F64) -> F64:
-    """Return the mean square of partial sums, from the first term on, less the square of the whole:
-    (tokens, rows)."""
+    """Return the mean square of the partial sums from the first term on, minus the square of the
+    whole sum, (tokens, rows)."""
     ends = np.linspace(0, x.shape[-1], STRETCHES + 1).astype(np.int64)
     partial, squares = np.zeros((len(x), len(rows))), np.zeros((len(x), len(rows)))
     for start, stop in pairwise(ends):
@@ -129,7 +132,8 @@ def beyond_the_sum(x: F64, rows: F64) -> F64:
 
 
 def rows_of(weight: Weight) -> F64:
-    """Return at most SAMPLED of the rows that are in use and finite."""
+    """Return at most SAMPLED rows that are finite and, if there are more rows than that, not
+    zero."""
     every = np.arange(weight.shape[0])
     found = some_rows(weight, every)
     if len(every) > SAMPLED:
@@ -140,7 +144,7 @@ def rows_of(weight: Weight) -> F64:
 
 
 def some_rows(weight: Weight, rows: NDArray[np.int64]) -> F64:
-    """Return some of these rows, evenly spread: (at most SAMPLED, columns)."""
+    """Return at most SAMPLED of these rows, evenly spread, (rows, columns)."""
     some = np.linspace(0, max(0, len(rows) - 1), min(SAMPLED, len(rows))).astype(np.int64)
     with np.errstate(invalid="ignore"):  # a signalling NaN is a NaN
         return weight.take(rows[some]).astype(np.float64)

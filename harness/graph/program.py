@@ -1,7 +1,9 @@
-"""A recorded run of a model: graphs of nodes that read and write memory, and their inputs.
+"""A recorded run of a model: graphs of nodes that read and write memory, and the inputs of the
+graphs.
 
-Memory is ggml's: a tensor is a view of the bytes of its root, with an offset and strides. No value
-that a node computes is part of it. All of it is numbers, texts and arrays: it could be sent.
+Memory is as in ggml: a tensor is a view of the bytes of its root, with an offset and strides. A
+program contains no value that a node computes. It consists only of numbers, texts and arrays, so it
+could be sent to another process.
 """
 
 from collections import Counter
@@ -26,7 +28,7 @@ Place = tuple[int, int, int]  # step, ubatch, index
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Root:
-    """Memory that tensors are views of."""
+    """A piece of memory that tensors are views of."""
 
     kind: Kind
     name: str
@@ -38,7 +40,7 @@ class Root:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorView:
-    """Place and layout of a tensor in its root's memory."""
+    """The place and the layout of a tensor in the memory of its root."""
 
     name: str
     type: str  # ggml's name
@@ -50,7 +52,7 @@ class TensorView:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedNode:
-    """An op with its inputs and its output."""
+    """An op with its sources and its result."""
 
     index: int
     op: str
@@ -63,7 +65,8 @@ class PlannedNode:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Graph:
-    """Graph of one ubatch: nodes in order, the memory they share, and the inputs' bytes."""
+    """The graph of one ubatch: the nodes in order, the memory that they share, and the bytes of the
+    inputs."""
 
     step: int
     ubatch: int
@@ -75,7 +78,7 @@ class Graph:
 
     @property
     def output(self) -> PlannedNode:
-        """Return the result, or the last node of the graph."""
+        """Return the node with the result, or the last node if no node has the result's name."""
         named = (node for node in reversed(self.nodes) if node.name == self.result)
         return next(named, self.nodes[-1])
 
@@ -99,8 +102,8 @@ class Program:
 
     @property
     def has_result(self) -> bool:
-        """Return True if a graph names a result, or if llama.cpp returns the last nodes of its
-        graphs."""
+        """Return True if a node has the result's name, or if llama.cpp returns the last nodes of
+        its graphs."""
         return any(self.orders) or any(graph.output.name == graph.result for graph in self.graphs)
 
     @property
@@ -113,8 +116,8 @@ class Program:
         return sum(len(graph.nodes) for graph in self.graphs)
 
     def in_order(self, values: Mapping[Place, NDArray[Any]]) -> tuple[NDArray[Any] | None, ...]:
-        """Return the results of each batch's graphs, (rows, width) in the order of its outputs;
-        None if a value is missing."""
+        """Return the results of each batch, (rows, width), in the order of its outputs; None for a
+        batch with a missing value."""
         return tuple(self.rows_of(step, values) for step in range(self.steps))
 
     def rows_of(self, step: int, values: Mapping[Place, NDArray[Any]]) -> NDArray[Any] | None:
@@ -132,7 +135,7 @@ class Program:
 
     @cached_property
     def names(self) -> dict[Place, str]:
-        """Return each node's own name; the op tells nodes with the same name apart."""
+        """Return a unique name for each node. The op distinguishes nodes with the same name."""
         found: dict[Place, str] = {}
         for graph in self.graphs:
             for node, name in zip(graph.nodes, unique_names(graph.nodes), strict=True):
@@ -140,7 +143,8 @@ class Program:
         return found
 
     def places_of(self, name: str) -> list[Place]:
-        """Return the node's place in every graph. Raises Unsupported, with the nearest names."""
+        """Return the node's place in every graph. Raises Unsupported with the nearest names if
+        there is none."""
         found = [place for place, known in self.names.items() if known == name]
         if not found:
             raise Unsupported(f"no node named {name!r} {choices(name, self.names.values())}")
@@ -148,7 +152,8 @@ class Program:
 
 
 def unique_names(nodes: Sequence[PlannedNode]) -> list[str]:
-    """Return llama.cpp's names; a name of several nodes gets the op, then a number."""
+    """Return llama.cpp's names of the nodes. A name that several nodes share gets the op, and then
+    a number."""
     several = {name for name, n in Counter(node.name for node in nodes).items() if n > 1}
     seen: Counter[str] = Counter()
     found = []

@@ -1,8 +1,8 @@
-"""Rows of a segment in which an engine chose other experts than most honest runs.
+"""Rows of a segment in which an engine chose other experts than most honest runs do.
 
-If two experts' scores nearly tie, few runs choose the other one, and then a whole row differs:
-three runs, or twelve, may show none. So where few rows are off, more runs are made, until one gives
-each of those rows. A row that none of them gives is a fault as before.
+If the scores of two experts nearly tie, few runs choose the other expert, and then a whole row
+differs. Three or even twelve runs may not show this. So if few rows are wrong, more runs are made,
+until each of these rows has agreed with a run. A row that agrees with none of them is a fault.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ from lockstep.harness.judging.stored import step_of
 
 
 class Runs(Protocol):
-    """The part of a judge of segments that is used here."""
+    """The part of a segment judge that this module uses."""
 
     build: Build
     seed: int
@@ -43,8 +43,8 @@ def explained_places(
     *,
     is_small: bool,
 ) -> set[Place]:
-    """Return the places of these segments where some honest run reproduces every row. honest: the
-    run without errors; is_small: many runs of the model take a second or so."""
+    """Return the places of the segments whose every wrong row agrees with some honest run. honest:
+    the run without errors; is_small: a model for which many runs take about a second."""
     left: dict[Place, NDArray[np.bool_]] = {}
     rooms = {s.place: room(honest[s.place], noise[s.place]) for s in suspects if s.sorts}
     for place, allowed in rooms.items():
@@ -65,15 +65,15 @@ def explained_places(
 
 
 def ways(judge: Runs) -> Iterator[tuple[int, Build]]:
-    """Yield the ways of runs: every other run converts activations as llama.cpp does, the others in
-    other formats."""
+    """Yield a seed and a build for each run. Every other run converts activations as llama.cpp
+    does, and the others use other formats."""
     others = cycle(list(builds(judge.build)))
     for number, seed in enumerate(iter(range(judge.seed + 2 * MORE_RUNS, 1 << 62))):
         yield seed, judge.build if number % 2 else next(others)
 
 
 def room(seen: Seen, noise: Noise) -> NDArray[np.float64]:
-    """Return the distance allowed between two honest values of one choice."""
+    """Return the allowed distance between two honest values after the same choice."""
     found: NDArray[np.float64] = seen.allowed + noise.room(seen.truth) + step_of(seen.truth)
     return found
 
@@ -81,7 +81,7 @@ def room(seen: Seen, noise: Noise) -> NDArray[np.float64]:
 def near(
     shown: NDArray[np.generic], truth: NDArray[np.generic], allowed: NDArray[np.float64]
 ) -> NDArray[np.bool_]:
-    """Return a flag for each row, along the last axis: all its values are near. A value without a
+    """Return for each row, along the last axis, whether all its values are near. A value without a
     limit is near, even NaN."""
     with np.errstate(invalid="ignore"):
         close = np.abs(shown.astype(np.float64) - truth.astype(np.float64)) <= allowed

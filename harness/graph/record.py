@@ -1,6 +1,7 @@
-"""Records a program while llama.cpp runs it: inputs and outputs of nodes, and the input bytes.
+"""Records a program while llama.cpp runs it: the sources and results of nodes, and the bytes of the
+inputs.
 
-A value that a node computes is looked at when it comes, and forgotten.
+A value that a node computes is seen when it arrives, and then forgotten.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,10 +46,10 @@ def record(
     watch: Watcher | None = None,
     embeddings: bool = False,
 ) -> Program | Outcome:
-    """Return the program of these batches in the session's engine, or why there is none.
+    """Return the program of these batches in the session's engine, or the outcome if there is none.
 
     watch: sees every node with llama.cpp's values; embeddings: compute them, even if there are
-    logits. Without a watcher the session caches the program, for the judge and for replays.
+    logits. Without a watcher the session keeps the program, for the judge and for replays.
     """
     plain = watch is None
     key = bytes([embeddings]) + b"".join(map(bytes_of, batches))
@@ -91,7 +92,7 @@ def bytes_of(batch: Batch) -> bytes:
 
 @dataclass(eq=False)
 class ProgramDraft:
-    """A graph whose nodes are still coming."""
+    """A graph whose nodes are still arriving."""
 
     step: int
     ubatch: int
@@ -104,13 +105,13 @@ class ProgramDraft:
     output: tuple[Place, PlannedNode, NDArray[Any]] | None = None  # the result, or what is last
 
     def tokens(self) -> NDArray[np.int32]:
-        """Return the tokens that the graph reads, in its order."""
+        """Return the tokens that the graph reads, in its own order."""
         found = [raw for i, raw in self.inputs.items() if self.roots[i].name == TOKENS_READ]
         return np.concatenate(found or [np.empty(0, np.uint8)]).view(np.int32)
 
 
 class ProgramRecorder:
-    """Takes pieces of a captured run, in order."""
+    """Receives the pieces of a captured run, in order."""
 
     def __init__(
         self,
@@ -131,7 +132,8 @@ class ProgramRecorder:
 
     @property
     def needs_no_values(self) -> bool:
-        """Return True if all requested values are results, by name, which are always recorded."""
+        """Return True if every graph has a node with the result's name. The values of results are
+        always recorded, so no others are needed."""
         named = (draft.output and draft.output[1].name == self.result for draft in self.drafts)
         return all(named)
 
@@ -164,7 +166,8 @@ class ProgramRecorder:
             self.watch(node, place)
 
     def value_of(self, node: Node) -> NDArray[Any]:
-        """Return a copy of the value; a node without values keeps its placeholder, uncopied."""
+        """Return a copy of the node's value. A node that is captured without a value keeps its
+        placeholder."""
         return node.value.copy() if self.values or node.name == self.result else node.value
 
     def plan_node(
@@ -199,7 +202,7 @@ class ProgramRecorder:
         return last
 
     def view(self, draft: ProgramDraft, piece: Nodes, row: int, own: int) -> TensorView:
-        """Return a view. own: the address of the node that reads or writes it."""
+        """Return a view. own: the address of the node that reads or writes the view."""
         held = piece.at[row] != NOWHERE or text(piece.weight[row])
         number = self.root(draft, piece, row, own) if held else -1
         view = TensorView(
@@ -214,8 +217,8 @@ class ProgramRecorder:
         return found
 
     def root(self, draft: ProgramDraft, piece: Nodes, row: int, own: int) -> int:
-        """Return the root's number in the graph. A root that no node has written before it is read
-        is an input."""
+        """Return the root's number in the graph. A root is an input if it is read before any node
+        has written it."""
         address = int(piece.root[row])
         if address in draft.numbers:
             return draft.numbers[address]
@@ -245,7 +248,7 @@ class ProgramRecorder:
         return known.cache if known is not None else len(self.caches)
 
     def carry_root(self, root: Root, piece: Nodes, row: int) -> Root:
-        """Return the root that an earlier graph left. Raises EngineError if no graph did."""
+        """Return the root that an earlier graph has left. Raises EngineError if there is none."""
         at = int(piece.at[row])
         for draft in reversed(self.drafts[:-1]):
             if draft.output is None:
@@ -312,9 +315,10 @@ class ProgramRecorder:
 
 
 def computes_every_token(batch: Batch, rows: int, read: NDArray[np.int32]) -> bool:
-    """Return True if the graph also computes tokens without outputs.
+    """Return True if the graph computes all tokens, including those without outputs.
 
-    With several sequences the order of tokens may differ, which the ids that are read show.
+    With several sequences the order of tokens may differ, so the ids that the graph reads are
+    compared.
     """
     in_order = len({*batch.seq_ids.tolist()}) == 1 or np.array_equal(read, batch.tokens)
     return in_order and rows == len(batch) > batch.outputs.sum()
@@ -323,8 +327,8 @@ def computes_every_token(batch: Batch, rows: int, read: NDArray[np.int32]) -> bo
 def order_of(
     computed: Sequence[NDArray[Any]], outputs: NDArray[np.float32] | None
 ) -> tuple[int, ...] | None:
-    """Return the computed row of each output, found by llama.cpp's own values; None if these are
-    ambiguous. Equal outputs are in the order of their computation."""
+    """Return the computed row of each output, found by comparing with llama.cpp's own outputs.
+    Return None if the rows do not match. Equal outputs are in the order of their computation."""
     rows = [row.tobytes() for value in computed for row in value.reshape(-1, value.shape[-1])]
     wanted = [] if outputs is None else [row.tobytes() for row in outputs]
     if not wanted or sorted(rows) != sorted(wanted):

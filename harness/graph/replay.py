@@ -1,6 +1,6 @@
-"""Runs a recorded program with our ops: every node reads our own earlier results.
+"""Runs a recorded program with our ops. Every node reads our own earlier results.
 
-A node that we cannot compute is named, and its readers are not computed either.
+A node that we cannot compute is reported, and its readers are not computed either.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -41,7 +41,8 @@ class NotComputed:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Replayed:
-    """The result of a run. outputs: the outputs of each batch, in its order; None: not computed."""
+    """The result of a run. outputs: the outputs of each batch, in its order; None if they were not
+    computed."""
 
     outputs: tuple[NDArray[Any] | None, ...]  # (rows, width)
     missing: tuple[NotComputed, ...]  # the causes, not what only reads them
@@ -59,13 +60,13 @@ def replay(
     values: Mapping[Place, NDArray[Any]] | None = None,
     only: Collection[Place] | None = None,
 ) -> Replayed:
-    """Run the graph. values: replace a node's own before another node reads them; only: no other
-    node is computed, and a node with a value holds that value alone."""
+    """Run the program. values: replace a node's result before other nodes read it; only: compute
+    only these nodes. A node outside `only` has just its given value."""
     return ReplayRun(program, file, build, way or Honest(), trace, values or {}, only).run()
 
 
 class ReplayRun:
-    """One run from the first graph to the last."""
+    """One run of a program, from the first graph to the last."""
 
     def __init__(
         self,
@@ -122,7 +123,7 @@ class ReplayRun:
             self.found[place] = value
 
     def value_of(self, graph: Graph, planned: PlannedNode) -> NDArray[Any] | None:
-        """Return the value that later nodes read; None if there is nothing of ours."""
+        """Return the value that later nodes read; None if it was not computed."""
         place = graph.place(planned)
         if self.only is not None and place not in self.only:
             return self.value_given(planned, place)
@@ -140,7 +141,7 @@ class ReplayRun:
         return put_in(value, cast(self.values[place], value.dtype), planned.name)
 
     def value_given(self, planned: PlannedNode, place: Place) -> NDArray[Any] | None:
-        """Return the given value of a node that is not computed."""
+        """Return the given value of a node that is not computed; None if there is none."""
         if place not in self.values or planned.result.root < 0:
             return None
         seen = self.memory.operand_of(planned.result)
@@ -148,7 +149,7 @@ class ReplayRun:
         return put_in(np.zeros(shape, dtype), cast(self.values[place], dtype), planned.name)
 
     def compute(self, graph: Graph, planned: PlannedNode) -> NDArray[Any]:
-        """Return the node's value in the type and shape of its tensor."""
+        """Return the node's value, computed in the type and shape of its tensor."""
         node = self.node_of(graph, planned)
         value = self.way.compute(self.build, node).reshape(node.value.shape)
         if self.trace is not None:
@@ -187,7 +188,7 @@ class ReplayRun:
 
 
 def not_computed(graph: Graph, planned: PlannedNode, error: Exception) -> NotComputed:
-    reason = str(error) if isinstance(error, EngineError) else f"no sense: {error!r:.200}"
+    reason = str(error) if isinstance(error, EngineError) else f"malformed node: {error!r:.200}"
     return NotComputed(place=graph.place(planned), op=planned.op, name=planned.name, reason=reason)
 
 
@@ -197,9 +198,10 @@ def cast(value: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def put_in(value: NDArray[Any], given: NDArray[Any], name: str) -> NDArray[Any]:
-    """Return a node's value, replaced by the given one.
+    """Return a node's value with a given value in place of the part that is shown.
 
-    Cells that no sequence uses get no weight; other values stay as they are.
+    In attention weights, cells that are not shown get no weight. In other values, elements that are
+    not shown stay unchanged.
     """
     new = np.array(value, order="C")
     part = part_shown(new, given.shape, name)
@@ -215,14 +217,14 @@ def put_in(value: NDArray[Any], given: NDArray[Any], name: str) -> NDArray[Any]:
 
 @lru_cache(maxsize=1 << 12)  # tensors of a graph are alike from run to run
 def blank_of(kind: str, ne: tuple[int, ...]) -> NDArray[Any]:
-    """Return zeros with the type and shape of a tensor, as a broadcast scalar that nothing writes
-    to."""
+    """Return zeros with the type and shape of a tensor. The array is a broadcast scalar, so nothing
+    may write to it."""
     dtype, shape, _ = layout(kind, ne)
     return np.broadcast_to(np.zeros((), dtype), shape)
 
 
 def ends_of(graph: Graph) -> dict[int, list[int]]:
-    """Return for each node the roots that no later node reads."""
+    """Return for each node the roots that no later node reads, except caches."""
     ends: dict[int, list[int]] = {}
     for number, index in graph.last_use.items():
         if number >= 0 and graph.roots[number].kind != "cache":

@@ -1,7 +1,7 @@
 """Segments of an engine that rounds the factors of its products, as graphics cards do.
 
-One design must explain most of the segments with products of its part: then it is the engine's, and
-unexplained segments are wrong.
+One design must explain most of the segments with products of its kind. Then it is the engine's
+design, and segments that it does not explain are wrong.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -46,7 +46,7 @@ Findings = dict[Place, SiteFinding]
 
 
 class JudgeOfProducts(Protocol):
-    """The part of a SegmentJudge that is used here."""
+    """The part of a segment judge that this module uses."""
 
     build: Build
     file: GgufFile
@@ -80,7 +80,7 @@ class JudgeOfProducts(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """The design of an engine, and the segments that it explains."""
+    """The design of an engine, and the findings that it explains."""
 
     design: FactorDesign | None
     fine: Findings
@@ -89,14 +89,13 @@ class Chosen:
 def multiplied_otherwise(
     judge: JudgeOfProducts, found: Sequence[Found], known: Mapping[Place, SiteFinding]
 ) -> Findings:
-    """Return the findings on wrong segments under the engine's design: in agreement, or still
-    wrong."""
+    """Return the findings on wrong segments that agree under the engine's design."""
     factors = {segment.place: factors_in(judge, segment) for segment, _ in found}
     wrong = {segment.place for segment, _ in found if is_wrong(known.get(segment.place))}
 
     def choose(those: frozenset[str] | None, designs: Iterable[FactorDesign]) -> Chosen:
-        """Return the chosen factors. those: the factors of these segments only; None: of both
-        parts."""
+        """Return the design that explains most wrong segments. those: use only segments with these
+        factors; None: use all segments."""
         some = [s for s, _ in found if those is None or factors[s.place] <= those]
         best = Chosen(design=None, fine={})
         for design in designs:
@@ -131,8 +130,8 @@ def multiplied_otherwise(
 
 
 def together(chosen: Parts) -> Iterator[Parts]:
-    """Yield candidate engines for a segment with products of both parts. chosen: the designs that
-    segments of one part show."""
+    """Yield candidate designs for segments with products of both kinds. chosen: the designs found
+    from segments of one kind."""
     yield from [chosen] if chosen else ()
     for part in (WEIGHTS, ATTENTION):
         if part not in chosen:
@@ -146,14 +145,15 @@ def is_nearer(
     design: FactorDesign,
     known: Mapping[Place, SiteFinding],
 ) -> bool:
-    """Return True if one of these segments is nearer to the design than to the known ways."""
+    """Return True if one of these segments is much nearer to the design than to the designs tried
+    before."""
     run = judge.run(Wide(), design.build(judge.build), of=segments)
     far = {s.place: worst_distance(run[s.place].truth, judge.shown[s.place]) for s in segments}
     return any(each <= NEARER * known[place].err_local for place, each in far.items())
 
 
 def factors_in(judge: JudgeOfProducts, segment: Segment) -> frozenset[str]:
-    """Return the names of the factors of all products of a segment."""
+    """Return the names of the factors in all products of a segment."""
     found: set[str] = set()
     for site in (*segment.inside, segment.wire.site):
         place = judge.place_of[site]
@@ -174,7 +174,8 @@ def factors_in(judge: JudgeOfProducts, segment: Segment) -> frozenset[str]:
 def findings_by(
     judge: JudgeOfProducts, segments: Sequence[Segment], design: FactorDesign, runs: int
 ) -> Findings:
-    """Return the findings under this design. runs: perturbed ones, which measure its noise."""
+    """Return the findings under this design. runs: the number of perturbed runs that measure its
+    noise."""
     build = design.build(judge.build)
     run = judge.run(Wide(), build, of=segments)
     noise = judge.noise(run, range(runs), segments, build=build)

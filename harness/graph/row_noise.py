@@ -1,4 +1,4 @@
-"""The effect of random honest errors on a shown tensor: their size, and how many rows they
+"""The effect of random honest errors on a shown tensor: how large they are, and how many rows they
 affect."""
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ NONE = np.zeros((), np.bool_)
 
 @dataclass(frozen=True)
 class Noise:
-    """The noise of a node in runs with random honest errors."""
+    """The noise of a node, measured in runs with random honest errors."""
 
     worst: float = 0.0  # the error of any element
     share: float = 0.0  # of any row, along the last axis: its error, of its own largest number
@@ -32,24 +32,24 @@ class Noise:
         return Noise(worst, share, self.rows + other.rows, self.lost | other.lost)
 
     def room(self, truth: NDArray[Any]) -> NDArray[np.float64]:
-        """Return the distance allowed between two honest values, in each row; broadcasts to the
-        truth.
+        """Return the allowed distance between two honest values in each row, in a shape that
+        broadcasts to the truth.
 
-        Models have a row thousands of times larger than the others, often the first token's. The
-        worst error is that row's, and does not measure the others. A row is rounded at the size of
-        its own numbers (a residual, its addends, the scales of its blocks), so its error grows with
-        it. Some rows differ: other rows feed them, their terms cancel, or they are caches of
-        several kinds. Honest runs show a large share of it there, and the worst share counts for
-        all rows. The room is twice the error at that share, but no more than twice the worst of
-        all.
+        Some models have a row that is thousands of times larger than the others, often the first
+        token's. The worst error is in that row, and is too large for the others. A row is rounded
+        at the size of its own numbers (a residual, its addends, the scales of its blocks), so its
+        error grows with its size. Some rows differ from this rule: other rows feed them, their
+        terms cancel, or they are caches of several kinds. In such rows honest runs show an error
+        that is a large share of the row, and the largest share counts for all rows. The allowed
+        distance is twice the error at that share, but at most twice the worst error of all rows.
         """
         with np.errstate(invalid="ignore"):  # a row of zeros, one of which an honest run moved
             found: NDArray[np.float64] = 2 * np.fmin(self.worst, self.share * size_of_rows(truth))
         return np.where(self.lost, np.inf, found)
 
     def explains(self, rows: NDArray[np.float64]) -> bool:
-        """Return True if at each size of error no more rows are off than in honest runs, with room
-        for rare ones."""
+        """Return True if, at each size of error, the shown tensor has about as many wrong rows as
+        honest runs, with room for rare ones. rows: the errors from `beyond`."""
         runs = (np.zeros(0), *self.rows)
         far = max(float(run.max(initial=0.0)) for run in runs)
         sizes = [(0.0, 0.0), *((far / 8 / 4**k, far / 32 / 4**k) for k in range(STEPS_DOWN))]
@@ -60,8 +60,8 @@ class Noise:
 
 
 def noise_between(honest: NDArray[Any], moved: NDArray[Any]) -> Noise:
-    """Return the noise of one run. Rows that are not finite in one run alone are lost, and do not
-    measure the others."""
+    """Return the noise of one run. Rows that are finite in only one of the two runs count as lost,
+    and do not affect the other figures."""
     if honest.shape != moved.shape:
         return Noise(np.inf, np.inf)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -80,7 +80,8 @@ def noise_between(honest: NDArray[Any], moved: NDArray[Any]) -> Noise:
 
 
 def size_of_rows(x: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the largest finite magnitude along the last axis, which stays."""
+    """Return the largest finite magnitude along the last axis, which is kept as an axis of size
+    one."""
     size, known = np.abs(x, dtype=np.float64), np.isfinite(x)
     alone = x.ndim > 0 and x.shape[-1] == 1
     found: NDArray[np.float64] = size.max(
@@ -95,8 +96,8 @@ Noises = tuple[Mapping[Place, Noise], Mapping[Place, Noise]]  # the second of wi
 def beyond(
     truth: NDArray[Any], shown: NDArray[Any], allowed: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the error of each row along the last axis as a multiple of the limit, in one flat
-    array. NaN and infinity do not measure other rows; `lost` says if they may occur."""
+    """Return for each row along the last axis how far its error exceeds the limit, or 0, in a flat
+    array. NaN and infinity do not count here; `lost` says if they may occur."""
     if shown.shape != truth.shape or not truth.size:
         return np.zeros(0)
     with np.errstate(invalid="ignore"):

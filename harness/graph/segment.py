@@ -1,4 +1,4 @@
-"""Parts of the graph that lead from shown tensors to a shown one."""
+"""Segments: parts of the graph that lead from shown tensors to a shown tensor."""
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ PART = re.compile(r" ubatch \d+")  # in the name of a node: an engine shows its 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Segment:
-    """A part of the graph from shown tensors to a shown one."""
+    """A part of the graph that leads from shown tensors to a shown tensor."""
 
     wire: Wire
     place: Place
@@ -34,14 +34,14 @@ class Segment:
 
     @property
     def middle(self) -> Site | None:
-        """Return the site to show next, which halves the segment: a name that traces use, if any.
-        Unnamed views and copies help no author."""
+        """Return the site that would halve the segment if it were shown; preferably one with a name
+        that traces use. Views and copies without a name would not help."""
         named = [s for s in self.inside if s.name in SITES]
         named = named or [s for s in self.inside if "(" not in s.name]
         return named[len(named) // 2] if named else None
 
     def reason(self, own: str, noise: Noise) -> str:
-        """Return the reason of a limit. own: the last op's bound; noise: the noise of perturbed
+        """Describe the reason of a limit. own: the last op's bound; noise: the noise of perturbed
         runs."""
         if not self.rounds:
             return f"one op on the engine's own inputs: {own}"
@@ -97,14 +97,14 @@ def number_sites(sites: Iterable[Site]) -> Iterator[Site]:
 
 
 def what_is(wire: Wire, op: str) -> str:
-    """Describe a node by its op and weights. A bare number says nothing."""
+    """Describe a node by its op and weights. A name such as a number would not be clear alone."""
     return f" ({op} with {', '.join(wire.weights)})" if wire.weights else f" ({op})"
 
 
 def before(
     place: Place, at: Mapping[Site, Place], wires: Mapping[Place, Wire], shown: Collection[Place]
 ) -> tuple[tuple[Site, ...], tuple[Site, ...]]:
-    """Return the shown sites up to there, and the hidden sites between."""
+    """Return the shown sites that this place depends on, and the hidden sites between."""
     starts: set[Place] = set()
     inside: set[Place] = set()
     waiting = [place]
@@ -128,5 +128,5 @@ def is_wrong(finding: SiteFinding | None) -> bool:
 
 
 def wrong(found: Sequence[Found], sort: Place) -> int:
-    """Return the number of wrong segments with this ARGSORT's order."""
+    """Return the number of wrong segments that depend on the order of this ARGSORT."""
     return sum(finding.mismatch is not None for s, finding in found if sort in s.sorts)

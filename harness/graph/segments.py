@@ -1,9 +1,9 @@
-"""Judges an engine by the tensors that it shows, without replacing any: for any architecture.
+"""Judges an engine by the tensors that it shows, without replacing any, for any architecture.
 
-The part of llama.cpp's graph between shown tensors is a segment. Our ops compute each segment from
-the engine's own earlier values, and compare the result with its later ones, so a fault lies in the
-segment where it appears, and several show at once. The error of a single op is limited by its
-bound; that of a longer segment is measured, by computing it with random honest errors.
+A segment is the part of llama.cpp's graph between shown tensors. Our ops compute each segment from
+the engine's own earlier values, and compare the result with its later values. So a fault is in the
+segment where it shows, and several faults show at once. A single op's error is limited by its
+bound. A longer segment's error is measured by computing it with random honest errors.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -71,7 +71,7 @@ class SegmentJudge:
         self.shown = {place: np.atleast_1d(value) for place, value in self.shown.items()}
 
     def findings(self) -> Iterator[SiteFinding]:
-        """Yield the findings on every shown tensor of numbers, in the order of execution. Raises
+        """Yield the findings on all shown tensors of numbers, in the order of execution. Raises
         Unsupported if a node cannot be computed."""
         rounded = bool(self.stored)  # then every segment begins with other numbers than were used
         honest, noise, found = self.first_look()
@@ -112,7 +112,8 @@ class SegmentJudge:
         yield from (finding for _, finding in found)
 
     def first_look(self) -> tuple[Run, dict[Place, Noise], list[Found]]:
-        """Return a run without errors, the noise of some perturbed runs, and the wrong segments."""
+        """Return a run without errors, the noise of some perturbed runs, and a finding for each
+        segment."""
         rounded = bool(self.stored)
         every = list(segments_of(self.program, self.wires, self.shown))
         if self.only is not None:
@@ -148,9 +149,9 @@ class SegmentJudge:
         return honest, noise, [(s, found[s.place]) for s in every if s.place not in ids]
 
     def is_of_numbers(self, segment: Segment, seen: Seen) -> bool:
-        """Return True if the values are compared as numbers: floats of either side, or looked-up
-        ids. Looked-up ids have one value. Ids of a hidden choice may come in another order, so
-        whole numbers there are reported as not compared."""
+        """Return True if the values can be compared as numbers: floats on either side, or ids read
+        from an input. Ids that follow from a hidden choice may come in another order, so they are
+        reported as not compared."""
         place = segment.place
         chosen = any(self.op_of[site] in CHOOSE for site in segment.inside)
         if self.nodes[place][1].result.type in IDS and not (chosen or segment.rounds):
@@ -163,8 +164,8 @@ class SegmentJudge:
 
     @cached_property
     def usable(self) -> dict[Place, NDArray[Any]]:
-        """Return the shown values with invalid ids replaced, so that later values can be computed.
-        An id of no row would leave no value after it, and nothing else would be judged."""
+        """Return the shown values, with invalid ids replaced so that later nodes can be computed.
+        Otherwise nothing after them would be judged."""
         most = {place: rows_to_choose(*self.nodes[place]) for place in self.shown}
         return {
             p: value if (n := most[p]) is None else legal(value, n)
@@ -186,7 +187,8 @@ class SegmentJudge:
         of: Sequence[Segment] | None = None,
         keep: Keep = every_one,
     ) -> Run:
-        """Run our ops from shown values to each shown node, or only to these nodes."""
+        """Run our ops from shown values to every shown node. of: only to the ends of these
+        segments."""
         wanted = {place: value.shape for place, value in self.shown.items()}
         watched = Watched(way=way, wide=way.wide, wanted=wanted, look=look, keep=keep)
         values = {**self.orders, **(self.usable if values is None else values), **self.given}
@@ -213,10 +215,8 @@ class SegmentJudge:
         jitter: bool = False,
         build: Build | None = None,
     ) -> dict[Place, Noise]:
-        """Return the noise of these segments, in runs with random honest errors.
-
-        jitter: the engine went on with wider numbers than those that it shows.
-        """
+        """Return the noise of these segments, in runs with random honest errors. jitter: the engine
+        computes with wider numbers than it shows."""
         found = dict.fromkeys(honest, Noise())
         ends = {segment.place for segment in of}
         latest: dict[Place, Noise] = {}  # a place is met twice where a run is made again
@@ -237,7 +237,7 @@ class SegmentJudge:
         return found
 
     def jitter_values(self, number: int) -> dict[Place, NDArray[Any]]:
-        """Return the shown values, each number a step larger, a step smaller or unchanged."""
+        """Return the shown values, each number one step larger, one step smaller, or unchanged."""
         found: dict[Place, NDArray[Any]] = {}
         for place, value in self.usable.items():
             raw = stream(self.seed + number, f"shown {place}").random_raw(value.size)
@@ -249,7 +249,8 @@ class SegmentJudge:
         return found
 
     def step_at(self, place: Place, value: NDArray[Any]) -> NDArray[np.float64]:
-        """Return the distance between a shown number and the number that the engine used."""
+        """Return the largest distance between a shown number and the number that the engine
+        used."""
         kind = self.stored.get(place)
         return half_step(value, kind) if kind else step_of(value)
 
@@ -258,7 +259,7 @@ class SegmentJudge:
     def hold(
         self, segment: Segment, seen: Seen, noise: Mapping[Place, Noise], *, alone: bool = False
     ) -> HeldSegment:
-        """Hold a segment against its limit. alone: the noise is for single ops as well."""
+        """Compare a segment's shown value with its limit. alone: single ops have noise as well."""
         shown = self.shown[segment.place]
         noisy = segment.rounds or alone
         measured = noise.get(segment.place, Noise())  # not of what agreed at once
@@ -298,7 +299,7 @@ class SegmentJudge:
     def of_choice(
         self, place: Place, seen: Seen, ids: NDArray[Any], more: NDArray[np.float64]
     ) -> tuple[Seen, NDArray[Any]]:
-        """Return scores in the place of ids. Two that change places may each be off by so much."""
+        """Return scores instead of ids. Two scores may change places if each is off by `more`."""
         assert seen.scores is not None
         used = used_of(*self.nodes[place])
         truth, shown = (scores_at(seen.scores, each, used) for each in (seen.truth, ids))
@@ -307,7 +308,7 @@ class SegmentJudge:
     def by_designs(
         self, suspects: Sequence[Segment], honest: Run, noises: Noises
     ) -> dict[Place, SiteFinding]:
-        """Judge segments whose op has known designs: in agreement with one, or still wrong."""
+        """Judge segments whose op has known designs: they agree with a design, or are wrong."""
         ends = {place: segment for segment in suspects for place in segment.formula}
         read: dict[Place, list[Node]] = {}
         found: dict[Place, SiteFinding] = {}
@@ -328,7 +329,7 @@ class SegmentJudge:
         return found
 
     def seen_by(self, segment: Segment, node: Node, design: Other) -> Seen:
-        """Return a design's result, with the choices of the shown values."""
+        """Return a design's result, given the shown values."""
         shown = self.shown[segment.place]
 
         def part(value: Any) -> NDArray[Any]:
@@ -355,8 +356,8 @@ class SegmentJudge:
         )
 
     def again(self, segment: Segment, ways: Iterable[tuple[Seen, Noises]]) -> HeldSegment:
-        """Judge again: with better measured noise, without ggml's roundings, or with wider
-        intermediate numbers."""
+        """Judge a segment again, in several ways: with more noise, without ggml's roundings, or
+        with wider numbers between ops."""
         # else what was put in are its inputs
         may_be_wider = segment.rounds or self.put_in.isdisjoint(segment.starts)
         tried = []
@@ -389,8 +390,7 @@ class SegmentJudge:
         return {self.wires[place].site: node.op for place, (_, node) in self.nodes.items()}
 
     def weights_of(self, segment: Segment) -> tuple[str, ...]:
-        """Return the weights of all ops of a segment: any of them may be at fault, even an ignored
-        one."""
+        """Return the weights of all ops in a segment, because any of them may be at fault."""
         places = (self.place_of[site] for site in (*segment.inside, segment.wire.site))
         read = (name for place in places for name in self.wires[place].weights)
         return tuple(dict.fromkeys(read))

@@ -1,8 +1,8 @@
-"""The part of a node's tensor that an engine shows: the cells in use for scores and caches, the
+"""The part of a node's tensor that an engine shows: the cells in use of scores and caches, or the
 chosen experts.
 
-llama.cpp has room for 256 cells at least. Cells after the last one in use are masked, and no other
-engine has them.
+llama.cpp has at least 256 cells. It masks the cells after the last one in use, and other engines
+have no such cells.
 """
 
 import re
@@ -24,7 +24,7 @@ CACHE = re.compile(r"cache_(?P<kind>[kv])_l(?P<layer>\d+)(?: \(reshaped\))? \(vi
 
 
 def part_shown(value: NDArray[Any], shape: tuple[int, ...], name: str) -> NDArray[Any] | None:
-    """Return a view of a node's value in the shown shape; None if it does not fit."""
+    """Return a view of the shown part of a node's value; None if the shape does not fit."""
     if CACHE.fullmatch(name) and value.shape[:2] == (1, 1) and len(shape) == 3:
         return cells_of(value, shape)
     if value.size == prod(shape):
@@ -38,7 +38,7 @@ def part_shown(value: NDArray[Any], shape: tuple[int, ...], name: str) -> NDArra
 
 
 def leaves_out(value: NDArray[Any], shape: tuple[int, ...], name: str) -> bool:
-    """Return True if cells with a weight are not shown. In a row of NaN every cell has one."""
+    """Return True if cells with weight are not shown. Cells of a NaN row do not count."""
     part = part_shown(value, shape, name)
     if part is None or part.size == value.size or not name.startswith(WEIGHTS):
         return False
@@ -46,7 +46,7 @@ def leaves_out(value: NDArray[Any], shape: tuple[int, ...], name: str) -> bool:
 
 
 def cells_of(value: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any] | None:
-    """Return the first cells of a cache: (cells, kv_heads, dim)."""
+    """Return the first cells of a cache, (cells, kv_heads, dim); None if the shape does not fit."""
     width = shape[1] * shape[2]
     if not width or value.size % width or value.size // width < shape[0]:
         return None
@@ -58,8 +58,8 @@ def cells_of(value: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any] | None
 
 
 def cells_in_use(program: Program, graph: Graph, node: PlannedNode, shape: tuple[int, ...]) -> int:
-    """Return how many cells a shown tensor needs to include all with weight; 0 without cells, or if
-    unknown."""
+    """Return the number of cells that a shown tensor must have to include all cells in use. Return
+    0 if the node has no cells, or if the number is unknown."""
     if node.op == "SET_ROWS" and CACHE.fullmatch(node.name) and len(shape) == 3:
         return cells_written(program, graph, node, shape[1] * shape[2])
     if OVER_CELLS.fullmatch(node.name) and not node.name.startswith(WEIGHTS):
@@ -68,8 +68,8 @@ def cells_in_use(program: Program, graph: Graph, node: PlannedNode, shape: tuple
 
 
 def cells_written(program: Program, graph: Graph, node: PlannedNode, width: int) -> int:
-    """Return the number of cells written to a cache up to this graph, from the first; another
-    stream's cells are after a gap."""
+    """Return the number of cells, from the first, that this and earlier graphs have written to a
+    cache. Counting ends at the first gap: the cells of another stream come after it."""
     cells = prod(node.result.ne) // width if width else 0
     cache, used = graph.roots[node.result.root].cache, np.zeros(cells + 1, np.bool_)
     for each in program.graphs[: program.graphs.index(graph) + 1] if cells else ():
@@ -81,8 +81,8 @@ def cells_written(program: Program, graph: Graph, node: PlannedNode, width: int)
 
 
 def cells_seen(graph: Graph, scores: PlannedNode) -> int:
-    """Return the number of cells up to the last one that the mask of the softmax shows to any
-    token."""
+    """Return the number of cells up to the last cell that the mask of the softmax shows to any
+    token; 0 if unknown."""
     later = (node for node in graph.nodes if node.index > scores.index and node.op == "SOFT_MAX")
     for node in later:
         if node.result.ne[0] == scores.result.ne[0]:

@@ -1,4 +1,4 @@
-"""A replay that keeps some nodes, in the shapes that an engine shows."""
+"""A replay that keeps the values of some nodes, in the shapes in which an engine shows them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from lockstep.harness.judging.tolerances import limits_of
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Seen:
-    """One node of our own run."""
+    """One node of our own run, in the shown shape."""
 
     value: NDArray[Any]  # in the type of its tensor
     truth: NDArray[Any]  # before it is rounded to that
@@ -44,7 +44,7 @@ def every_one(place: Place, seen: Seen) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Watched(Honest):
-    """Another way of computing, which keeps some nodes' values."""
+    """A way of computing that also keeps the values of some nodes. Another way computes them."""
 
     way: Honest
     wide: bool
@@ -82,7 +82,7 @@ class Watched(Honest):
         return value
 
     def shown_of(self, node: Node, value: NDArray[Any]) -> NDArray[Any]:
-        """Return a copy of the part of a node that is shown."""
+        """Return a copy of the shown part of a node's value."""
         whole = np.reshape(value, node.value.shape)
         part = part_shown(whole, self.wanted[node.place], node.name)
         return np.array(whole if part is None else part)

@@ -23,17 +23,17 @@ from lockstep.harness.synth.draws import begin_stream, raw, stream
 
 @dataclass(frozen=True)
 class Honest:
-    """The formula's value, rounded to the node's type once; the build's deliberate roundings are
-    made.
+    """The honest way: the formula's value, rounded once to the node's type, with the build's
+    deliberate roundings.
 
-    sizes: True if results have bounds, whose magnitudes take most of the time.
+    sizes: True if results need bounds. The magnitudes for bounds take most of the time.
     """
 
     sizes: bool = field(default=True, kw_only=True)
     wide = False
 
     def compute(self, build: Build, node: Node) -> NDArray[Any]:
-        """Return the node's value in an engine that computes this way."""
+        """Return the node's value in an engine that computes in this way."""
         return self.result(node, expect(node, self.build(build, node)))
 
     def build(self, build: Build, node: Node) -> Build:
@@ -49,14 +49,15 @@ class Honest:
 
 @dataclass(frozen=True)
 class Wide(Honest):
-    """A run that keeps ggml's F32 in float64 between nodes; conversions are still made."""
+    """An honest run that keeps ggml's F32 in float64 between nodes. It still makes the
+    conversions."""
 
     wide = True
 
 
 @dataclass(frozen=True)
 class RoundedToHalves(Honest):
-    """An engine that keeps each result in fewer bits, such as one that computes in F16 or BF16."""
+    """An engine that rounds each result to fewer bits, such as one that computes in F16 or BF16."""
 
     keep: Callable[[NDArray[np.float32]], F64]
 
@@ -67,11 +68,12 @@ class RoundedToHalves(Honest):
 
 @dataclass(frozen=True)
 class Noisy(Honest):
-    """An honest engine with perturbed results: each is off by a random share of its allowed error.
+    """An honest engine with random errors: each result is off by a random share of its allowed
+    error.
 
-    Sums of products are off by their probable error. Each row of a norm is off as a whole by what
-    squares added in float32 may be. In each product that converts activations, one is tipped to the
-    next step. Equal values are in any order.
+    Sums of products are off by a share of their probable error. Each row of a norm is scaled by a
+    possible error of adding squares in float32. In each product that converts activations, one
+    activation moves to the next step. Equal values are sorted in a random order.
     """
 
     seed: int = 0
@@ -109,20 +111,20 @@ class Noisy(Honest):
         return out
 
     def scaled_rows(self, node: Node, value: F64) -> F64:
-        """Scale each row by the possible error of a sum in float32."""
+        """Scale each row by a random share of the error that a float32 sum may have."""
         error = error_of_rows(node)
         drawn = begin_stream(self.seed, name_of(node, "rows")).random_raw(error.size)
         return value * (1 + random_shares(drawn).reshape(error.shape) * error)
 
 
 def name_of(node: Node, what: str) -> str:
-    """Return the name of a node's own stream of random numbers."""
+    """Return the name of a separate stream of random numbers for a node."""
     return f"{what} {node.step} {node.ubatch} {node.index}"
 
 
 @dataclass(frozen=True, eq=False)
 class Lose:
-    """Makes each number larger or smaller by a random share of itself."""
+    """Makes each number larger or smaller by a random fraction of itself, at most `share`."""
 
     begin: Callable[[], Philox]
     share: float
@@ -134,7 +136,7 @@ class Lose:
 
 @dataclass(frozen=True, eq=False)
 class Tip:
-    """Moves one activation by one step of its conversion."""
+    """Moves one random activation by one step of its conversion."""
 
     begin: Callable[[], Philox]
 

@@ -1,4 +1,4 @@
-"""The wiring of a recorded program's nodes: their sites, inputs and layers."""
+"""The wiring of a recorded program's nodes: their sites, inputs, weights and layers."""
 
 import re
 from collections import defaultdict
@@ -19,7 +19,7 @@ IN_A_LAYER = re.compile(r"(.+?)-(\d+)((?: .*)?)")  # Qcur-0, and what tells seve
 
 @dataclass(frozen=True, kw_only=True)
 class Wire:
-    """Node of a program with its place and inputs."""
+    """A node of a program, with its place and its inputs."""
 
     site: Site
     layer: int | None
@@ -45,12 +45,13 @@ def wires_of(program: Program) -> dict[Place, Wire]:
 
 
 def sites_of(program: Program) -> dict[Place, Site]:
-    """Return each node's site by its unique name; sites of later ubatches carry their number."""
+    """Return each node's site by its unique name. Sites of later ubatches have the number of the
+    ubatch."""
     return {place: site_of(name, place[0], place[1]) for place, name in program.names.items()}
 
 
 def site_of(name: str, step: int, ubatch: int = 0) -> Site:
-    """Return the site of a node's own name, such as `Qcur-0 ROPE`."""
+    """Return the site for a node's own name, such as `Qcur-0 ROPE`."""
     layer = None
     if inside := IN_A_LAYER.fullmatch(name):
         name, layer = inside[1] + inside[3], int(inside[2])
@@ -58,8 +59,8 @@ def site_of(name: str, step: int, ubatch: int = 0) -> Site:
 
 
 def layers_of(nodes: Sequence[PlannedNode]) -> Iterator[int | None]:
-    """Yield the layer of each node. A node without a layer in its name, between two of the same
-    layer, belongs to it."""
+    """Yield the layer of each node. A node without a layer in its name gets a layer if the nodes
+    before and after it have the same one."""
     known = [node.layer for node in nodes]
     after = [*known[1:], None]
     for at in range(len(nodes) - 2, -1, -1):
@@ -81,13 +82,13 @@ def weights_of(graph: Graph, node: PlannedNode) -> Iterator[str]:
 
 
 def ends_of_layers(wires: Mapping[Place, Wire]) -> set[Site]:
-    """Return the last node of each layer in the prompt's run."""
+    """Return the last node of each layer in the first step."""
     first = [wire for place, wire in wires.items() if place[0] == 0]
     return {first[group[-1]].site for group in by_layer([wire.layer for wire in first])}
 
 
 class Dependencies:
-    """The nodes that other nodes depend on, also through memory that persists across graphs."""
+    """The nodes that other nodes depend on, also through memory that lasts from graph to graph."""
 
     def __init__(self, program: Program) -> None:
         self.at = {g.place(node): (g, node) for g in program.graphs for node in g.nodes}
@@ -98,10 +99,11 @@ class Dependencies:
         self.known: dict[tuple[Set[Place], Set[Place]], tuple[set[Place], set[Place]]] = {}
 
     def whole(self, values: Mapping[Place, Any]) -> set[Place]:
-        """Return the places whose values are given as a whole, and need no computation.
+        """Return the places whose given value is complete, so that they need not be computed.
 
-        Partial values (cells in use, chosen experts) are completed by computation: zeros there
-        would be noise that no honest run has. Missing weights of cells become zero.
+        Partial values (cells in use, chosen experts) must be completed by computation, because
+        zeros instead would be an error that no honest run has. Attention weights need no
+        completion: missing cells get a weight of zero.
         """
         nodes = {place: self.at[place][1] for place in values}
         return {
@@ -112,10 +114,11 @@ class Dependencies:
         }
 
     def of(self, wanted: Set[Place], given: Set[Place]) -> tuple[set[Place], set[Place]]:
-        """Return the nodes that these depend on, back to `given`, and the values they read.
+        """Return the nodes that the wanted nodes depend on, back to the given ones, and the values
+        that these nodes read.
 
-        Both sets hold the wanted ones as well. A judge asks for the same again and again, so
-        results are kept.
+        Both sets include the wanted nodes. Results are kept, because a judge asks the same question
+        often.
         """
         key = frozenset(wanted), frozenset(given)
         if key not in self.known:
@@ -149,6 +152,6 @@ class Dependencies:
 
 
 def memory_of(graph: Graph, number: int) -> Hashable:
-    """Return a key that tells one piece of memory from all others of a program."""
+    """Return a key that identifies a piece of memory in the whole program."""
     cache = graph.roots[number].cache
     return cache if graph.roots[number].kind == "cache" else (graph.step, graph.ubatch, number)

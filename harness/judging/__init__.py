@@ -1,1 +1,1 @@
-"""Comparison: the error of an array, the limit of an honest engine, the engine at fault."""
+"""Comparison: the error of an array, the limit for an honest engine, and the engine at fault."""

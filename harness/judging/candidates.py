@@ -1,9 +1,9 @@
-"""Lists of a few likely tokens with log-probabilities, compared with whole logits.
+"""Lists of a few likely tokens with log-probabilities, compared with whole rows of logits.
 
-One constant may take all values of a list to logits: they may be normalised over the vocabulary,
-over the list alone, or not at all. So what is compared is how far values stand from each other,
-that nothing is missing above the end of the list, and that the likeliest come first. A text that
-several tokens are shown as is any of them, and accuses none as long as one fits.
+The values of a list may differ from logits by one constant: they may be normalised over the
+vocabulary, over the list alone, or not at all. So three things are compared: the distances between
+values, that no token above the end of the list is missing, and that the likeliest tokens come
+first. Several tokens may be shown as the same text. Such a text is right if one of them fits.
 """
 
 from collections import Counter, defaultdict
@@ -34,7 +34,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Listed:
-    """List of candidates. unknown: the number of candidates with unknown tokens."""
+    """A list of candidates. unknown: the number of candidates whose tokens are unknown."""
 
     candidates: tuple[Candidate, ...]
     unknown: int = 0
@@ -42,9 +42,10 @@ class Listed:
 
 @dataclass(frozen=True, kw_only=True)
 class Off:
-    """The worst candidate. expected: with the list's own constant; for a missing one, how far its
-    logit exceeds the last listed one; for one out of order, the smallest value before it; for one
-    listed too often, the number of possible tokens."""
+    """The worst candidate of a list. expected: the value that the logits give, with the list's own
+    constant. Other kinds have other meanings: for a missing token, how far its logit exceeds the
+    logit of the last listed token; for a token out of order, the smallest value before it; for a
+    token listed too often, the number of possible tokens."""
 
     kind: Literal["value", "not finite", "missing", "order", "twice"]
     token: int
@@ -58,7 +59,8 @@ class Off:
 def read_list(
     said: Sequence[tuple[int | bytes, float]], names: Mapping[bytes, tuple[int, ...]]
 ) -> Listed:
-    """Read a list. names: the tokens of each text; ignored if tokens are ids."""
+    """Return the list of an engine. names: the tokens for each text; not needed if tokens are
+    ids."""
     found = [
         ((token,) if isinstance(token, int) else names.get(token, ()), value)
         for token, value in said
@@ -70,9 +72,9 @@ def read_list(
 def names_of(
     pieces: Iterable[bytes], texts: Iterable[bytes], hidden: Container[int] = ()
 ) -> dict[bytes, tuple[int, ...]]:
-    """Return the forms in which engines write a token, and the tokens of each form. pieces: the
-    bytes of each token; texts: as stored in the vocabulary; hidden: control tokens, which many
-    engines do not show."""
+    """Return the forms in which engines write tokens, with the tokens of each form. pieces: the
+    bytes of each token; texts: the tokens as stored in the vocabulary; hidden: control tokens,
+    which many engines do not show."""
     found: dict[bytes, list[int]] = defaultdict(list)
     for token, (piece, text) in enumerate(zip(pieces, texts, strict=True)):
         escaped = b"bytes:" + b"".join(b"\\x%02x" % byte for byte in piece)
@@ -88,8 +90,8 @@ def names_of(
 
 
 def off_from(listed: Listed, logits: F32, allowed: float) -> Off | None:
-    """Return the worst candidate, which is impossible for logits within `allowed` of these; None if
-    all are possible."""
+    """Return a candidate that is impossible if logits are off by at most `allowed`; None if all are
+    possible."""
     return (
         not_finite(listed, logits)
         or off_in_value(listed, logits, allowed)
@@ -100,8 +102,8 @@ def off_from(listed: Listed, logits: F32, allowed: float) -> Off | None:
 
 
 def not_finite(listed: Listed, logits: F32) -> Off | None:
-    """Return a value that is wrong because it is NaN or infinite. NaN is right where the logit is
-    NaN, and minus infinity for a token that is impossible."""
+    """Return a candidate whose value is NaN or infinity without reason. NaN is right if the token's
+    logit is NaN. Minus infinity is always accepted here."""
     wrong = [
         c
         for c in listed.candidates
@@ -145,8 +147,8 @@ def off_in_value(listed: Listed, logits: F32, allowed: float) -> Off | None:
 def sorted_out(
     listed: Listed, logits: F32
 ) -> tuple[list[Candidate], list[Candidate], list[Candidate]]:
-    """Sort the candidates into those of one token, of several, and of a probability below float32's
-    range."""
+    """Return the candidates in three lists: candidates of one token, candidates of several tokens,
+    and candidates whose probability is below float32's range."""
     finite = np.isfinite(logits)
     sure: list[Candidate] = []
     rest: list[Candidate] = []
@@ -162,8 +164,8 @@ def sorted_out(
 
 
 def missing(listed: Listed, logits: F32, allowed: float) -> Off | None:
-    """Return a missing token. An unlisted token is no likelier than a listed one, within two runs'
-    noise."""
+    """Return a missing token. No unlisted token may be likelier than a listed one by more than the
+    noise of two runs."""
     sure, rest, _ = sorted_out(listed, logits)
     if not sure and not rest:
         return None
@@ -186,10 +188,10 @@ def missing(listed: Listed, logits: F32, allowed: float) -> Off | None:
 
 
 def out_of_order(listed: Listed, logits: F32, allowed: float) -> Off | None:
-    """Return a candidate that is likelier than one before it, by more than two runs' noise.
+    """Return a candidate that is likelier than one before it, by more than the noise of two runs.
 
-    The values are the list's own; one noisy run may have sorted it. Texts of several tokens stand
-    where any of them did.
+    The list's own values are compared, because the engine may have sorted the list in a different
+    noisy run. Texts of several tokens are ignored: they stand at the place of any of their tokens.
     """
     sure, _, _ = sorted_out(listed, logits)
     values = np.array([c.value for c in sure])
@@ -210,7 +212,7 @@ def out_of_order(listed: Listed, logits: F32, allowed: float) -> Off | None:
 
 
 def listed_twice(listed: Listed) -> Off | None:
-    """Return a token that is listed twice. A text may occur once for each of its tokens."""
+    """Return a token that is listed too often. A text may occur once for each of its tokens."""
     times = Counter(c.ids for c in listed.candidates)
     found = [ids for ids, n in times.items() if n > len(ids)]
     if not found:
@@ -245,8 +247,8 @@ def off(
 
 
 def half_units(values: Iterable[float]) -> dict[float, float]:
-    """Return the rounding error of the list's values, as the whole list shows it: decimal or half
-    precision; else 0."""
+    """Return the rounding error of each value of the list, if all values look rounded: to decimals,
+    or to half precision. Otherwise return 0."""
     finite = [value for value in values if isfinite(value)]
     decimal = half_units_of_decimals(finite)
     whole = all(value == round(value) for value in finite)  # as a stub answers
@@ -257,10 +259,11 @@ def half_units(values: Iterable[float]) -> dict[float, float]:
 
 def half_units_of_decimals(values: Iterable[float]) -> dict[float, float]:
     """Return half a unit of the last decimal place, or of the last significant digit, if all values
-    were rounded for display; else 0.
+    were rounded for display. Otherwise return 0.
 
-    A value that comes from float32 without rounding has more than six of both, nearly always.
-    Nobody rounds to fewer than one decimal and three digits, but a stub answers whole numbers.
+    A float32 value without rounding nearly always has more than six decimal places and digits. At
+    least one decimal place and three digits are assumed, because no engine rounds to fewer. A stub
+    may answer with whole numbers.
     """
     written = {value: Decimal(repr(value)).normalize() for value in values}
     places = max((-int(d.as_tuple().exponent) for d in written.values()), default=COARSE + 1)
@@ -275,8 +278,8 @@ def half_units_of_decimals(values: Iterable[float]) -> dict[float, float]:
 
 
 def factor(lists: Iterable[Listed], logits: Iterable[F32]) -> float:
-    """Return the factor that best maps distances between logits to those between values, over all
-    lists; NaN without any."""
+    """Return the factor between distances of logits and distances of values that fits all lists
+    best; NaN if there are none."""
     both = own = 0.0
     for listed, row in zip(lists, logits, strict=True):
         sure, _, _ = sorted_out(listed, row)
@@ -290,8 +293,8 @@ def factor(lists: Iterable[Listed], logits: Iterable[F32]) -> float:
 
 
 def squares(listed: Listed, logits: F32) -> float:
-    """Return the least sum of squared differences from these logits, over all constants; infinite
-    for fewer than two values."""
+    """Return the smallest sum of squared differences from these logits, for the best constant;
+    infinity for fewer than two values."""
     sure, _, _ = sorted_out(listed, logits)
     apart = np.array([c.value - float(logits[c.ids[0]]) for c in sure])
     if len(apart) < 2 or not np.isfinite(apart).all():
@@ -300,7 +303,8 @@ def squares(listed: Listed, logits: F32) -> float:
 
 
 def spread(listed: Listed, logits: F32) -> tuple[int, float]:
-    """Return the number of compared values, and half of the range of their errors."""
+    """Return the number of compared values, and half of the range of their errors; (0, 0.0) for
+    fewer than two values."""
     sure, _, _ = sorted_out(listed, logits)
     apart = [c.value - float(logits[c.ids[0]]) for c in sure]
     return (len(apart), (max(apart) - min(apart)) / 2) if len(apart) > 1 else (0, 0.0)

@@ -1,4 +1,4 @@
-"""Elements of a node that a comparison can use; others agree for any input."""
+"""The elements of a node that a comparison can use. All others agree for any input."""
 
 from dataclasses import dataclass
 
@@ -8,10 +8,11 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, kw_only=True)
 class Incomparable:
-    """Counts of elements whose agreement is no evidence: a NaN, or an infinite bound.
+    """The numbers of elements whose agreement proves nothing: those with NaN, and those with an
+    infinite bound.
 
-    A NaN absorbs any operand, and an infinite bound allows anything. The bound of an infinity is
-    infinite too, unless an op gives it a finite one: a mask hides for a reason.
+    NaN results from any operand, and an infinite bound allows any value. The bound of an infinite
+    value is infinite too, unless an op gives it a finite bound, as a mask does.
     """
 
     nan: int = 0
@@ -23,9 +24,8 @@ class Incomparable:
 
     @property
     def reason(self) -> str:
-        """Describe the reason without numbers, so that nodes with the same reason count
-        together.
-        """
+        """Describe the reason without numbers, so that nodes with the same reason are counted
+        together."""
         kinds = (self.nan, "NaN in both"), (self.unbounded, "without a finite bound")
         return f"every element is {' or '.join(text for n, text in kinds if n)}"
 
@@ -33,7 +33,7 @@ class Incomparable:
 def incomparable(
     value: NDArray[np.generic], actual: NDArray[np.generic], allowed: NDArray[np.float64] | float
 ) -> Incomparable:
-    """Count the incomparable elements of two tensors without a mismatch."""
+    """Count the elements that prove nothing, for two tensors without a mismatch."""
     if value.dtype.kind != "f":
         return Incomparable()
     nan = np.isnan(value) & np.isnan(actual)

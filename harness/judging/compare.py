@@ -1,6 +1,6 @@
-"""Comparison of two tensors: the worst element decides; NaN and infinity must match exactly.
+"""Comparison of two tensors. The worst element decides, and NaN and infinity must match exactly.
 
-Logits of a large vocabulary take gigabytes as float64, so they are widened a piece at a time.
+Logits of a large vocabulary would take gigabytes as float64, so they are widened piece by piece.
 """
 
 from collections.abc import Iterator
@@ -59,27 +59,28 @@ def mismatch_between(
 
 
 def bits(values: NDArray[np.float32]) -> NDArray[np.uint32]:
-    """Return the bits. NaN equals NaN, whatever its sign and payload; zeros keep their sign."""
+    """Return the bits of the values. All NaN get the same bits, but zeros keep their sign."""
     return np.where(np.isnan(values), np.float32(np.nan), values).view(np.uint32)
 
 
 def same_bits(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:
-    """Return True for the same bits. NaN may have any payload: compiled code of a JVM gives others
-    than its interpreter."""
+    """Return True if both arrays have the same bits. NaN may have any payload, because compiled JVM
+    code gives different payloads than its interpreter."""
     if a.shape != b.shape:
         return False
     return a.tobytes() == b.tobytes() or np.array_equal(bits(a), bits(b))
 
 
 def in_other_byte_order(expected: NDArray[Any], actual: NDArray[Any], allowed: float) -> str:
-    """Return a note for numbers that are right after swapping their bytes; else ""."""
+    """Return a note if the numbers are right after swapping their bytes; else ""."""
     if mismatch_between(expected, actual.byteswap(), allowed) is not None:
         return ""
     return "; with swapped byte order all numbers are right"
 
 
 def worst_distance(a: NDArray[Any], b: NDArray[Any]) -> float:
-    """Return the largest |a - b|; infinite if one is not finite and the other differs."""
+    """Return the largest |a - b|. It is infinite if the arrays differ where one of them is not
+    finite."""
     if a.shape != b.shape:
         return float("inf")
     worst = 0.0
@@ -98,10 +99,10 @@ def worst_distance(a: NDArray[Any], b: NDArray[Any]) -> float:
 def share_of_limit(
     expected: NDArray[Any], actual: NDArray[Any], allowed: F64 | float
 ) -> tuple[float, tuple[int, ...]]:
-    """Return the largest |expected - actual| as a share of the limit, and its place; () if all
+    """Return the largest |expected - actual| as a share of the limit, and its place; (0, ()) if all
     agree.
 
-    Infinite where nothing is allowed, or only one of both is a number.
+    The share is infinite if the limit is zero, or if only one of the two is a number.
     """
     if expected.shape != actual.shape:
         return float("inf"), ()
@@ -125,7 +126,7 @@ def share_of_limit(
 
 
 def largest(x: NDArray[Any]) -> float:
-    """Return the largest finite magnitude: what an error is measured against."""
+    """Return the largest finite magnitude. Errors are given relative to it."""
     most = 0.0
     for _, (part,) in pieces(x):
         here = float(np.abs(part).max())
@@ -136,8 +137,8 @@ def largest(x: NDArray[Any]) -> float:
 
 
 def pieces(*arrays: NDArray[Any]) -> Iterator[tuple[int, tuple[F64, ...]]]:
-    """Yield the start of each piece in the flat first array, and each array's piece as float64. The
-    others broadcast to the shape of the first."""
+    """Yield the start of each piece in the flat first array, and each array's piece as float64. All
+    arrays broadcast to the shape of the first."""
     shape = arrays[0].shape
     whole = (a if a.shape in ((), shape) else np.broadcast_to(a, shape) for a in arrays)
     flat = [a if a.shape == () != shape else a.reshape(-1) for a in whole]

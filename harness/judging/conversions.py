@@ -1,9 +1,10 @@
-"""Formats to which engines of other designs convert activations before quantised products.
+"""Formats to which engines of other designs convert activations before products with quantised
+weights.
 
-llama.cpp makes blocks of Q8_0, Q8_1 or Q8_K of them, whose scales are halves or floats; most others
-leave them as they are. Also honest are whole steps with float32 scales, of any usual number of
-neighbours or of a whole row, blocks of Q8_0 for any weights, and half precision. In these runs
-weights that are not quantised meet activations as they are.
+llama.cpp converts them to blocks of Q8_0, Q8_1 or Q8_K, whose scales are in half precision or
+float32. Most other engines do not convert them. Also honest are: 8-bit steps with float32 scales,
+one scale for any usual number of neighbours or for a whole row; blocks of Q8_0 for all weights; and
+half precision. In these runs, products with weights that are not quantised convert nothing.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +33,7 @@ Rounding = Callable[[F32], F32]
 
 
 def rounded_up(x: F32) -> F32:
-    """Round half up, as JavaScript and Java do."""
+    """Return the values rounded to integers, with halves rounded up as in JavaScript and Java."""
     return np.floor(x + np.float64(0.5)).astype(np.float32)
 
 
@@ -49,8 +50,9 @@ ROUNDINGS: tuple[Rounding, ...] = (np.rint, rounded_away, rounded_up)
 def in_bytes(
     x: F32, size: int, *, how: How = "divided", to: Rounding = np.rint, halves: bool = False
 ) -> F64:
-    """Return x: (..., n) after rounding to the format. Values between two steps may go to either.
-    halves: the scale is kept in half precision, but the steps are of the unrounded one."""
+    """Return x, (..., n), rounded to 8-bit steps. how: the way to compute the steps; to: the
+    rounding of values between two steps; halves: the stored scale is in half precision, but the
+    steps are computed with the unrounded scale."""
     n = x.shape[-1]
     size = size or n
     each = -(-n // size)  # said, as there may be no rows: of a batch without outputs
@@ -75,17 +77,17 @@ def in_halves(x: F32) -> F64:
 
 
 def conversions(*, every: bool) -> Iterator[Convert]:
-    """Yield the conversions. every: also variants that differ only between two steps, or by the
-    rounding of a scale, which a whole run does not distinguish."""
+    """Yield the conversions. every: include variants that differ only for values between two steps,
+    or in the rounding of a scale. A whole run does not distinguish these."""
     yield from (family[0] for family in families(every=every))
     if every:
         yield from (convert for family in families(every=True) for convert in family[1:])
 
 
 def families(*, every: bool) -> Iterator[Sequence[Convert]]:
-    """Yield families of conversions, usual ones first.
+    """Yield families of conversions, the usual ones first.
 
-    Each family is one format, in all ways to choose between two steps that are about equally near.
+    A family is one format, with all ways to choose between two steps that are about equally near.
     """
     scales = [(size, False) for size in SIZES]
     # llama.cpp's blocks of Q8_0, where it has others itself: its own GPUs meet all types with these
@@ -99,7 +101,7 @@ def families(*, every: bool) -> Iterator[Sequence[Convert]]:
 
 
 def builds(build: Build) -> Iterator[Build]:
-    """Yield builds with each conversion, and without ggml's roundings."""
+    """Yield builds without ggml's roundings, one for each conversion."""
     for convert in conversions(every=False):
         yield replace(build, plain=True, activations=convert)
 
@@ -107,8 +109,8 @@ def builds(build: Build) -> Iterator[Build]:
 def families_of_builds(build: Build) -> Iterator[list[Build]]:
     """Yield families of builds for single ops.
 
-    One build converts nothing and adds offsets of weights apart, which cancels: the same numbers
-    with another bound.
+    The first family converts nothing, and adds the offsets of weights separately. These cancel: the
+    numbers are the same, but the bound is larger.
     """
     yield [replace(build, plain=True, offsets_apart=True)]
     for family in families(every=True):

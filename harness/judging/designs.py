@@ -1,7 +1,7 @@
 """Results of honest engines of other designs, tried if a subject differs from llama.cpp.
 
-Each has its own bound, so that none of them widens llama.cpp's. Angles of rope have a file of their
-own, harness/judging/rope_designs.py.
+Each design has its own bound, so no design widens llama.cpp's bound. Angles of rope are in
+harness/judging/rope_designs.py.
 """
 
 from collections.abc import Callable, Iterator
@@ -43,7 +43,8 @@ def agrees(other: Other, shown: NDArray[Any]) -> bool:
 
 
 def experts_in_any_order(x: F32) -> list[Other]:
-    """Sum the experts in float32 in any order, or in float64. x: (tokens, used, width)."""
+    """Return the design that adds up the experts in float32 in any order, or in float64. x:
+    (tokens, used, width)."""
     return [lambda _: value_and_bound(sum_experts, x, build=PLAIN)]
 
 
@@ -53,8 +54,8 @@ def experts_in_any_order(x: F32) -> list[Other]:
 def of_sum_shown(
     truth: NDArray[Any], bound: Bound, shown: NDArray[Any]
 ) -> tuple[NDArray[np.float64], Bound]:
-    """Return the softmax, divided by the sum of the powers that best fits the shown values within
-    its bound."""
+    """Return the softmax divided by the sum of powers that fits the shown values best, within the
+    bound of that sum."""
     wide = truth.astype(np.float64)
     found = shown.sum(axis=-1, keepdims=True, dtype=np.float64)
     factor = found / wide.sum(axis=-1, keepdims=True)
@@ -64,10 +65,10 @@ def of_sum_shown(
 
 
 def norms_of_float32_sums(x: F32, weight: F32 | None, eps: float) -> Iterator[Other]:
-    """Yield norms whose squares are added in float32; ggml adds them in double.
+    """Yield norms whose squares are added in float32. ggml adds them in double.
 
-    A bound of thousands of additions would be too wide. But they are the same on every machine,
-    given the number of partial sums, and whether a square is rounded before it is added.
+    A bound for thousands of additions would be too wide. But the number of partial sums, and
+    whether squares are rounded before the addition, determine the result on every machine.
     """
     for lanes in (1, 2, 4, 8, 16, 32, 64):
         for fused in (False, True):
@@ -85,8 +86,8 @@ def norm_of_sum(
 
 
 def sums_of_squares(x: F32, lanes: int, fused: bool) -> F32:
-    """Sum the squares in so many partial sums, which are added as a tree. x: (tokens, width) ->
-    (tokens,)."""
+    """Return the sum of squares of each row, (tokens,), with `lanes` partial sums that are added as
+    a tree. x: (tokens, width); fused: squares are not rounded before they are added."""
     width = -(-x.shape[-1] // lanes) * lanes
     rows = np.zeros((len(x), width), np.float32)
     rows[:, : x.shape[-1]] = x
@@ -101,8 +102,8 @@ def sums_of_squares(x: F32, lanes: int, fused: bool) -> F32:
 
 
 def swiglu_ways(gate: NDArray[Any], up: NDArray[Any] | None = None) -> list[Other]:
-    """Return formulas with a larger relative error for large negative gates; SiLU alone without the
-    other factor."""
+    """Return formulas for the gated activation that have a larger relative error for large negative
+    gates. Without `up` they compute only SiLU."""
     return [
         lambda _: value_and_bound(swiglu_by_tanh, gate, up, build=PLAIN),
         lambda _: value_and_bound(swiglu_by_exp2, gate, up, build=PLAIN),
@@ -110,7 +111,7 @@ def swiglu_ways(gate: NDArray[Any], up: NDArray[Any] | None = None) -> list[Othe
 
 
 def swiglu_by_tanh(gate: NDArray[Any], up: NDArray[Any] | None, build: Build) -> Number:
-    """Compute the sigmoid as 1/2 + tanh(gate / 2) / 2, a sum that cancels for negative gates."""
+    """Compute the sigmoid as 1/2 + tanh(gate / 2) / 2. This sum cancels for negative gates."""
     x = build.number(gate)
     turn = tanh(build.number(gate / 2))
     out = times(x * (0.5 + in_half(turn)), up, build)
@@ -118,7 +119,7 @@ def swiglu_by_tanh(gate: NDArray[Any], up: NDArray[Any] | None, build: Build) ->
 
 
 def in_half(x: Number) -> Number:
-    """Return half of the value, which is an exact operation."""
+    """Return half of the value. This operation is exact."""
     return Near(x.v / 2, x.r / 2) if isinstance(x, Near) else x / 2
 
 
@@ -127,8 +128,8 @@ def times(x: Number, factor: NDArray[Any] | None, build: Build) -> Number:
 
 
 def swiglu_by_exp2(gate: NDArray[Any], up: NDArray[Any] | None, build: Build) -> Number:
-    """Compute exp(-gate) as 2^(-gate * log2(e)): the constant and the product are rounded, and an
-    absolute error of the exponent is a relative error of the power."""
+    """Compute exp(-gate) as 2^(-gate * log2(e)). The constant and the product are rounded, and an
+    absolute error of the exponent becomes a relative error of the power."""
     x = near(build.number(gate))
     out = swish(x, Near(x.v, 2 * U * np.abs(x.v)))
     return because(

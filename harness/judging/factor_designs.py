@@ -1,7 +1,8 @@
 """Honest engines that round the factors of their products, as graphics cards do.
 
-A row describes the rounded factors, and their formats. Products with weights and attention have
-rows of their own: an engine has one of each, and both together where nothing is shown between.
+A row of the tables has the rounded factors and their formats. Products with weights and attention
+have separate rows. An engine has one row of each kind, and both are combined if it shows nothing
+between the two.
 """
 
 from collections.abc import Iterator
@@ -39,8 +40,9 @@ EIGHT_BITS: dict[str, Convert] = {"E4M3": in_e4m3, "E5M2": in_e5m2}
 
 @dataclass(frozen=True, kw_only=True)
 class FactorDesign:
-    """Factors that an engine may round. words: their name in a report. activations: the conversion
-    of activations that meet weights in blocks; few_bits: some have eight bits or fewer."""
+    """Factors that an engine may round. words: their description in a report; activations: the
+    conversion of activations for weights in blocks; few_bits: some factors have at most eight
+    bits."""
 
     words: str
     factors: Factors
@@ -52,13 +54,13 @@ class FactorDesign:
 
     @property
     def names(self) -> frozenset[str]:
-        """Return the factors that differ from float32."""
+        """Return the names of the factors that are not float32."""
         more = {"chances"} if self.factors.loss else set()
         more |= {"inputs"} if self.activations else set()
         return frozenset(name for name, _ in changed_factors(self.factors) if name != "loss") | more
 
     def __or__(self, other: "FactorDesign") -> "FactorDesign":
-        """Return the engine that combines both designs."""
+        """Return the design that combines both designs."""
         words = f"{self.words}, {other.words}"
         given: dict[str, Any] = dict(changed_factors(self.factors)) | dict(
             changed_factors(other.factors)
@@ -94,16 +96,17 @@ def of_weights(kind: str) -> Iterator[FactorDesign]:
 
 
 def of_quantised_weights(kind: str) -> Iterator[FactorDesign]:
-    """Yield the designs of an engine that decodes quantised weights to halves. It may leave the
-    activations that meet other weights as they are, as llama.cpp does on CUDA."""
+    """Yield the designs of an engine that decodes quantised weights to this 16-bit type. For other
+    weights it may leave activations unconverted, as llama.cpp does on CUDA."""
     yield from of_weights(kind)
     words, to = f"quantised weights and their activations in {kind}", HALVES[kind]
     yield FactorDesign(words=words, factors=Factors(weights=to), activations=to)
 
 
 def of_attention(kind: str) -> Iterator[FactorDesign]:
-    """Yield the designs of attention, the least rounding first, as the first that explains a
-    result is taken. Weights may be rounded before or after the division by their sum."""
+    """Yield the designs of attention, the least rounding first, because the first design that
+    explains a result is used. Attention weights may be rounded before or after the division by
+    their sum."""
     to, loss = HALVES[kind], LOSS[kind]
     for factors in (Factors(chances=to, loss=loss), Factors(loss=loss)):
         yield FactorDesign(words=f"attention weights in {kind}", factors=factors)
@@ -144,7 +147,8 @@ DESIGNS: dict[Part, tuple[FactorDesign, ...]] = {
 
 
 def designs_throughout() -> Iterator[Parts]:
-    """Yield engines with one format for all products, and perhaps for embeddings."""
+    """Yield combinations with one format for all products, and with or without rounded
+    embeddings."""
     for kind in HALVES:
         both, _ = of_weights(kind)
         for attention in list(of_attention(kind))[-2:]:
@@ -153,5 +157,5 @@ def designs_throughout() -> Iterator[Parts]:
 
 
 def merge(parts: Parts) -> FactorDesign:
-    """Return the design of an engine with all of these."""
+    """Return the design that combines these parts."""
     return reduce(or_, parts.values())

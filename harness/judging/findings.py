@@ -1,6 +1,6 @@
-"""Findings along a graph: every op judged alone, beside the errors of the subject's own run.
+"""Findings along a graph: each op judged alone, together with the errors in the subject's own run.
 
-The graph is one of ours or llama.cpp's; a finding says itself what its op reads.
+The graph is ours or llama.cpp's, and each finding names the inputs of its op.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ TOKENS = "tokens"  # the name of an axis
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Findings:
-    """All ops in execution order."""
+    """The findings on all ops, in execution order."""
 
     all: tuple[SiteFinding, ...]
     not_shown: tuple[Site, ...]  # the oracle does not show what the judge computed there
@@ -48,7 +48,7 @@ class Findings:
 
     @property
     def not_compared(self) -> tuple[Site, ...]:
-        """Return ops without a judgement, any of which may be at fault."""
+        """Return the ops without a judgement. Any of them may be at fault."""
         empty = (f.site for f in self.all if f.mismatch is None and not f.compared)
         unknown = (site for sites in self.unknown.values() for site in sites)
         return (*self.not_shown, *self.hidden, *self.not_given, *unknown, *empty)
@@ -57,7 +57,7 @@ class Findings:
         return self.free.get(finding.site, float("inf"))
 
     def err_in(self, finding: SiteFinding) -> float:
-        """Return the worst error among the op's inputs, in the subject's own run."""
+        """Return the worst error of the op's inputs, in the subject's own run."""
         known = [self.free[site] for site in finding.inputs if site in self.free]
         return max(known, default=0.0)
 
@@ -67,8 +67,8 @@ class Findings:
         return self.err_out(finding) / error_in if error_in else float("inf")
 
     def positions(self, finding: SiteFinding) -> Sequence[int] | None:
-        """Return the position of each row along a tensor's token axis; None without such an axis,
-        or if the rows are not the batch's."""
+        """Return the position of each row along the tensor's token axis; None if there is no such
+        axis, or if its rows are not those of the batch."""
         names = finding.axes.strip("()").split(", ")
         if TOKENS not in names or len(names) != len(finding.shape) or not self.batches:
             return None
@@ -80,7 +80,7 @@ class Findings:
 
     @property
     def rest(self) -> str:
-        """Describe the parts that are right."""
+        """Describe how many ops are right, and on which inputs."""
         fine = sum(f.mismatch is None and f.compared > 0 for f in self.all)
         what = "segments" if self.own_inputs else "ops"
         text = f"on {self.basis} {fine} of {len(self.all)} {what} agree"
@@ -97,7 +97,8 @@ class Findings:
 
 
 def errors_between(oracle: Values, subject: Values) -> dict[Site, float]:
-    """Return the worst error of each site that both engines show, relative to the largest value."""
+    """Return the worst error of each site that both engines show, relative to the site's largest
+    value."""
     return {
         site: worst_distance(value, subject[site]) / (largest(value) or 1.0)
         for site, value in oracle.items()
@@ -106,9 +107,10 @@ def errors_between(oracle: Values, subject: Values) -> dict[Site, float]:
 
 
 def by_layer(layers: Sequence[int | None]) -> list[list[int]]:
-    """Return indices of sites before the layers, of each layer, and of all others.
+    """Return groups of sites by index: the sites before the layers, the sites of each layer, and
+    all other sites.
 
-    llama.cpp computes parts of a layer in between others.
+    llama.cpp computes parts of one layer between parts of another.
     """
     groups: dict[int | str, list[int]] = {"before": []}
     for at, layer in enumerate(layers):

@@ -1,7 +1,8 @@
-"""The judgement of an op by three values of it on the same inputs.
+"""The judgement of an op by three results on the same inputs.
 
-Ours (float64 inside, ggml's deliberate roundings kept) is the truth. The oracle's and the subject's
-values are each held to the bound of the op. The engine that is beyond it is at fault.
+Our own result is the truth: float64 inside, with ggml's deliberate roundings. The oracle's and the
+subject's results are each compared with it, within the op's bound. An engine outside the bound is
+at fault.
 """
 
 import math
@@ -22,7 +23,7 @@ from lockstep.harness.records import Mismatch, Site
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SiteFinding:
-    """The finding of the judge at one site."""
+    """The judge's finding at one site."""
 
     site: Site
     op: str
@@ -103,7 +104,7 @@ def without_fault(found: SiteFinding) -> SiteFinding:
 def conforms(
     shown: NDArray[Any] | None, truth: NDArray[Any], bound: Bound, others: Iterable[Other]
 ) -> bool:
-    """Return True if the value is within the bound of llama.cpp, or of an honest engine of another
+    """Return True if the value is within the bound of llama.cpp, or within that of another honest
     design."""
     if shown is None or shown.shape != truth.shape:
         return False
@@ -121,7 +122,7 @@ def elements_compared(
 def affected_indices(
     truth: NDArray[Any], actual: NDArray[Any] | None, allowed: NDArray[np.float64]
 ) -> tuple[int, ...]:
-    """Return indices along the last axis at which any element is out of bound."""
+    """Return the indices along the last axis at which some element exceeds the bound."""
     if actual is None or actual.shape != truth.shape:
         return ()
     bad = out_of_bound(truth, actual, allowed)
@@ -140,8 +141,8 @@ def out_of_bound(
 def affected_alone(
     truth: NDArray[Any], actual: NDArray[Any] | None, allowed: NDArray[np.float64]
 ) -> Mapping[int, tuple[int, ...]]:
-    """Return the wrong indices along each axis but the last, if other indices are right: some
-    tokens of a batch, or some heads."""
+    """Return the wrong indices along each axis except the last, if other indices of that axis are
+    right. They are some tokens of a batch, or some heads."""
     if actual is None or actual.shape != truth.shape:
         return {}
     found: dict[int, tuple[int, ...]] = {}
@@ -155,8 +156,8 @@ def affected_alone(
 
 def smallest_scale_error(truth: NDArray[Any], allowed: NDArray[np.float64]) -> float:
     """Return the smallest scale error that must show in some element, whatever was rounded. Two
-    honest values may be two bounds apart and two bounds are allowed, so a change by four must show.
-    The honest value is no smaller than the truth less one bound."""
+    honest values may differ by two bounds, and an engine may be off by two bounds, so a change by
+    four bounds must show. The honest value may be smaller than the truth by one bound."""
     with np.errstate(invalid="ignore", divide="ignore"):
         least = np.abs(truth, dtype=np.float64) - allowed
         share = 4 * allowed / least

@@ -1,8 +1,8 @@
-"""The vector width of a llama.cpp build, which decides its order of addition."""
+"""The vector width of a llama.cpp build, which determines the order of its additions."""
 
 
 def lanes_of(build: str) -> int:
-    """Return the number of float32 values in a vector register, from llama.cpp's own system
+    """Return the number of float32 values in a vector register. build: llama.cpp's own system
     information."""
     on = {
         part.split("=")[0].strip()

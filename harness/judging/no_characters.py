@@ -1,6 +1,6 @@
 """Invalid UTF-8: the forms in which engines show and read it.
 
-Unicode prescribes only that they are no characters; most programs put U+FFFD there.
+Unicode only says that such bytes are no characters. Most programs show U+FFFD instead.
 """
 
 import re
@@ -16,10 +16,10 @@ def is_utf8(text: bytes) -> bool:
 
 
 def shown_as(text: bytes) -> set[bytes]:
-    """Return the forms in which invalid UTF-8 is shown; none is prescribed.
+    """Return the forms in which engines show invalid UTF-8. No form is prescribed.
 
-    U+FFFD stands for every beginning of a character (Python, Rust, JavaScript), for every byte
-    (Go's runes, and its JSON), or for all that stand together (Go's ToValidUTF8).
+    U+FFFD stands for each incomplete character (Python, Rust, JavaScript), for each byte (Go's
+    runes, and Go's JSON), or for each run of invalid bytes (Go's ToValidUTF8).
     """
     if is_utf8(text):
         return {text}
@@ -34,8 +34,9 @@ def shown_as(text: bytes) -> set[bytes]:
 def read_alike(
     texts: Sequence[bytes], said: Sequence[Sequence[int]], answer: Sequence[Sequence[int]]
 ) -> Iterator[bool]:
-    """Yield for each text whether its ids are right, or those of the text with U+FFFD; the latter
-    only if the right answer has U+FFFD for an invalid byte."""
+    """Yield True for each text whose ids are right. The ids of the text with U+FFFD for invalid
+    bytes are right too, if the right answer itself has U+FFFD for an invalid byte. said: the ids to
+    judge; answer: the right ids."""
     rows = {text: list(ids) for text, ids in zip(texts, answer, strict=True)}
     replaces = rows.get(b"\xff", []) == rows.get("\ufffd".encode())
     for text, ids in zip(texts, said, strict=True):

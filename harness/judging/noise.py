@@ -1,13 +1,13 @@
-"""The noise floor of an honest run's logits, measured by perturbed runs.
+"""The noise floor of an honest run's logits, measured with perturbed runs.
 
-Every op's result is moved by a random share of the bound that is derived for that op. Every product
-that converts its activations gets one activation moved by one step of the conversion, because a
-difference in the last bit can tip a rounding. The worst logit of a few such runs, against the run
-without errors, is the noise floor of this model on these tokens. Rare events (two experts whose
-scores tie) need more runs to be met: before a run is called divergent, more are made.
+Every op's result is off by a random share of the op's derived bound. In every product that converts
+activations, one activation moves to the next step, because a difference in the last bit can change
+a rounding. A few such runs are compared with the run without errors. The worst difference of a
+logit is the noise floor of this model on these tokens. Rare events, such as two experts with nearly
+equal scores, need more runs. So more runs are made before a run counts as divergent.
 
-Vectors that ship have this floor. Along llama.cpp's graph (graph/floor.py) sums of products have
-their probable error, which is smaller.
+The golden vectors that ship with Lockstep have this floor. With llama.cpp's graph (graph/floor.py),
+sums of products have their probable error, which is smaller.
 """
 
 from collections.abc import Sequence
@@ -46,12 +46,12 @@ class NoiseFloor:
 
 
 def random_shares(bits: NDArray[np.uint64]) -> F64:
-    """Return numbers from -1 to 1, of 64 random bits each."""
+    """Return numbers from -1 to 1, one for each 64 random bits."""
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1
 
 
 def tip_activation(x: NDArray[Any], converted: F64, row: int, column: int) -> F64:
-    """Move one activation by one step of its conversion."""
+    """Return the converted activations, with one moved by one step of the conversion."""
     flat = converted.reshape(-1, converted.shape[-1]).copy()
     exact = x.reshape(flat.shape)
     # a conversion is off by half a step at most: twice the largest error is one step
@@ -61,8 +61,8 @@ def tip_activation(x: NDArray[Any], converted: F64, row: int, column: int) -> F6
 
 
 class Bounded(np.ndarray[Any, Any]):
-    """The result of an op with its bound, until the probe sees it. A value computed from it has no
-    bound."""
+    """The result of an op with its bound, until the probe sees it. A value computed from it has the
+    bound EXACT."""
 
     bound: Bound
 
@@ -77,13 +77,13 @@ class Bounded(np.ndarray[Any, Any]):
 
 
 def carry_bound(value: NDArray[Any]) -> Bounded:
-    """Return the value with its bound. A value without one, a copy or a correctly rounded result,
-    gets the bound EXACT."""
+    """Return the value as an array with a bound. A value without a bound is a copy or a correctly
+    rounded result, and gets the bound EXACT."""
     return value if isinstance(value, Bounded) else Bounded.of(value, EXACT)
 
 
 class BoundedOps(Mirror):
-    """llama.cpp's ops, whose results carry their bounds."""
+    """llama.cpp's ops, with results that carry their bounds."""
 
     bounds = True
 
@@ -102,7 +102,7 @@ class BoundedOps(Mirror):
 
 
 class NoisyOps(BoundedOps):
-    """Ops and probe of an honest engine with random errors."""
+    """The ops and the probe of an honest engine with random errors."""
 
     def __init__(self, seed: int, settings: Settings, lanes: int) -> None:
         super().__init__(settings.n_threads, settings.n_ctx, settings.generic, lanes=lanes)
@@ -141,7 +141,8 @@ def noise_floor(
     seed: int,
     runs: int = RUNS,
 ) -> NoiseFloor:
-    """Run the batches once without errors and `runs` times with errors."""
+    """Run the batches once without errors and `runs` times with errors, and return the noise
+    floor."""
     honest = run(model, batches, Mirror(settings.n_threads, settings.n_ctx, settings.generic))
     worst = 0.0
     for i in range(runs):

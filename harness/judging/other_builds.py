@@ -1,5 +1,8 @@
-"""Results of ggml on other processors than the oracle's: also honest, with their own bounds.
-Programs with ggml for several processors produce them, for any build of llama.cpp here."""
+"""Results of ggml on other processors than the oracle's. They are honest too, and have their own
+bounds.
+
+Programs with ggml for several processors give such results for any build of llama.cpp here.
+"""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -11,8 +14,9 @@ from lockstep.engine.ops.build import Build
 def other_builds(build: Build, ops: Collection[str]) -> list[Build]:
     """Return builds that compute these ops differently.
 
-    One has no AMX: with it activations stay as they are before F16, as in any engine that converts
-    nothing. Another has attention in halves if this build adds in floats, or the other way round.
+    One build has no AMX, and converts the activations for F16 weights to F16. With AMX they stay as
+    they are, as in any engine that converts nothing. Another build has half-precision attention if
+    this build adds in float32, or the reverse.
     """
     ways = [build]
     if AMX in build.generic and "MUL_MAT" in ops:
@@ -23,8 +27,8 @@ def other_builds(build: Build, ops: Collection[str]) -> list[Build]:
 
 
 def without_amx(build: Build) -> Build:
-    """Return the build without AMX, even for an op that llama.cpp computes alone, whose matrix
-    needs no layout."""
+    """Return the build without AMX. A single op that llama.cpp computes alone has no AMX either,
+    because its matrix is not laid out for AMX."""
     return replace(build, generic=tuple(name for name in build.generic if name != AMX))
 
 

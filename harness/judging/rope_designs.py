@@ -1,9 +1,11 @@
-"""Honest rope angles other than llama.cpp's, which multiplies them from pair to pair in float32.
+"""Honest rope angles other than llama.cpp's. llama.cpp computes them from pair to pair by float32
+multiplication.
 
-An angle is position * frequency, and a frequency is one number for all tokens and heads. The C
-library's pow decides about the exact float32; so all within the counted roundings are tried, and
-the first that reproduces the shown values is used for each pair. Then all is as determined as
-llama.cpp's recursion, and the bound is the same: no room is made for angles that are merely near.
+An angle is position * frequency, and a pair's frequency is the same for all tokens and heads. The
+exact float32 frequency depends on the C library's pow. So all frequencies within the counted
+roundings are tried, and the first that reproduces the shown values is used for each pair. The
+result is then as certain as llama.cpp's, with the same bound: angles that are merely close do not
+agree.
 """
 
 import math
@@ -29,7 +31,8 @@ AnglesFor = Callable[[F32, NDArray[Any]], NDArray[Any]]
 
 
 def ways_to_turn(x: F32, positions: I32, params: RopeParams, *_: Any) -> Iterator[Other]:
-    """Yield other ways to compute a rotation; none if an angle would not be finite."""
+    """Yield other ways to compute a rotation; none if a number in the angles is zero or not
+    finite."""
     numbers = (params.base, params.scale, *factors_of(params))
     if params.kept is not None:
         yield partial(mix_yarn, x, positions, params)
@@ -49,14 +52,15 @@ def rotate_by(
 
 
 def mix_yarn(x: F32, positions: I32, params: RopeParams, shown: NDArray[Any]) -> tuple[F32, Bound]:
-    """Compute YaRN's angles in float64."""
+    """Return the rotation with YaRN's angles in float64."""
     found = (t[:, None, :] for t in from_powers(positions, params))
     cos, sin = (from_library(t, positions, params, any_way=True) for t in found)
     return limit_overflow(near(turned_pairs(GGML.number(x), cos, sin, *params.pairs())))
 
 
 def ways(positions: I32, params: RopeParams) -> Iterator[AnglesFor]:
-    """Yield ways to compute angles: in float64; rounded once at the end; frequencies in float32."""
+    """Yield ways to compute angles: in float64, in float64 but rounded at the end, and from float32
+    frequencies."""
     at = positions.astype(np.float64)[:, None]
     for scale in dict.fromkeys((params.scale, float(np.float32(params.scale)))):
         wide = at * (exact_frequencies(params) * scale / factors_of(params))
@@ -79,13 +83,14 @@ def exact_frequencies(params: RopeParams) -> F64:
 
 
 def frequencies(params: RopeParams) -> Iterator[tuple[F64, NDArray[np.int64]]]:
-    """Yield the frequencies of pairs, and how many float32 steps an honest engine may be off in
-    each.
+    """Yield the frequencies of all pairs, and by how many float32 steps an honest engine may be off
+    in each.
 
-    A step is at least one U. A power: pow or exp, a division, and the rounding of the value here.
-    step^i: the same without a division, given the step, which is such a power itself. Either way
-    four more where frequencies are scaled: the scale itself, the product with it, the division by a
-    factor, the rounding of what is given. Unscaled, the first pair's frequency is 1.
+    A step is at least one U. A frequency that is a power counts pow or exp, a division, and the
+    rounding of the value here. A frequency step^i counts the same without the division, because
+    step is given; step itself is tried with several roundings. If frequencies are scaled, there are
+    four more roundings: of the scale, of the product with it, of the division by a factor, and of
+    the given value. The first pair's frequency is exactly 1 unless it is scaled.
     """
     pairs = np.arange(params.n_rot // 2)
     products = 0 if params.scale == 1 and params.factors is None else 4
@@ -100,7 +105,7 @@ def frequencies(params: RopeParams) -> Iterator[tuple[F64, NDArray[np.int64]]]:
 
 
 def powers(params: RopeParams) -> Iterator[F64]:
-    """Yield base^-x and exp(-x log(base)) for x = 2i / n, with the roundings of their float32
+    """Yield base^-x and exp(-x log(base)) for x = 2i / n, with float32 roundings of their
     arguments."""
     twice = np.arange(0, params.n_rot, 2, dtype=np.float32)
     n, log = np.float32(params.n_rot), np.float32(math.log(params.base))
@@ -112,7 +117,8 @@ def powers(params: RopeParams) -> Iterator[F64]:
 
 
 def formulas(positions: I32, params: RopeParams) -> Iterator[tuple[F64, AngleOf]]:
-    """Yield the places of scale and factors: in the frequencies, or in the angles."""
+    """Yield formulas for angles: the scale and factors are in the frequencies, or are applied to
+    the angles."""
     at, scale = positions.astype(np.float32)[:, None], np.float32(params.scale)
     factors = factors_of(params)
     yield params.scale / factors, partial(np.multiply, at)
@@ -125,7 +131,7 @@ def formulas(positions: I32, params: RopeParams) -> Iterator[tuple[F64, AngleOf]
 
 
 def move_steps(x: NDArray[np.float32] | np.float32, steps: int) -> F32:
-    """Return the float32 value that is so many steps further from zero."""
+    """Return the float32 value that is this many steps further from zero."""
     return (np.asarray(x).view(np.int32) + np.int32(steps)).view(np.float32)
 
 
@@ -141,8 +147,8 @@ def fit_frequencies(
     x: F32,
     shown: NDArray[Any],
 ) -> F32:
-    """Return the angles of the nearest frequency that reproduces the shown values, for each pair
-    with one."""
+    """Return the angles of all pairs. For each pair, the nearest frequency that reproduces the
+    shown values is used, up to the first pair for which there is none."""
     narrow, most = centre.astype(np.float32), int(radius.max())
     nearby = {n: angle_of(move_steps(narrow, n)) for n in sorted(range(-most, most + 1), key=abs)}
     best = nearby[0].copy()

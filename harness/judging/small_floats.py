@@ -1,4 +1,4 @@
-"""Numbers of four and of eight bits, and TF32: roundings of a float32.
+"""Float32 values rounded to floats of four bits, of eight bits, and TF32.
 
 Source of the formats: the Open Compute Project's specifications of 8-bit floats (OFP8 1.0) and of
 microscaling formats (1.0).
@@ -14,8 +14,8 @@ from lockstep.engine.quants.base import F32
 
 
 def in_small_float(x: F32, *, bits: int, least: int, largest: float) -> F64:
-    """Round to floats with so many bits after the leading one, ties to even. least: the exponent of
-    the smallest normal number."""
+    """Return x rounded to floats with `bits` bits after the leading bit, ties to even. least: the
+    exponent of the smallest normal number; largest: the largest magnitude."""
     wide = x.astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         steps = np.ldexp(1.0, np.maximum(np.frexp(wide)[1] - 1, least) - bits)
@@ -28,8 +28,9 @@ TIES = (FP4[1:] + FP4[:-1]) / 2
 
 
 def in_fp4(x: F32, *, size: int, scales: Callable[[F32], F32]) -> F64:
-    """Return x: (..., n) rounded to four bits, with neighbours sharing a scale. Half-way values
-    take the even step."""
+    """Return x, (..., n), rounded to four bits. Neighbours share a scale, and ties go to the even
+    step. size: the number of neighbours; scales: the scale of a block with this largest
+    magnitude."""
     n = x.shape[-1]
     blocks = np.zeros((*x.shape[:-1], -(-n // size) * size), np.float32)
     blocks[..., :n] = x
@@ -44,12 +45,13 @@ def in_fp4(x: F32, *, size: int, scales: Callable[[F32], F32]) -> F64:
 
 
 def in_powers_of_two(most: F32) -> F32:
-    """Return MXFP4's scales, which bring each block's largest value to between 4 and 8."""
+    """Return MXFP4's scales, which are powers of two that bring each block's largest value to
+    between 4 and 8."""
     return np.where(most > 0, np.ldexp(np.float32(1), np.frexp(most)[1] - 3), np.float32(0))
 
 
 def in_e4m3_sixths(most: F32) -> F32:
-    """Return NVFP4's scales: each block's largest value is six times its scale."""
+    """Return NVFP4's scales, which are a sixth of each block's largest value, rounded to E4M3."""
     return in_small_float(most / np.float32(6), bits=3, least=-6, largest=448.0).astype(np.float32)
 
 

@@ -1,4 +1,4 @@
-"""Numbers that were rounded when stored: to F16 or BF16, as dumps often are."""
+"""Numbers that were rounded to F16 or BF16 when they were stored, as often in dumps."""
 
 import json
 import struct
@@ -20,7 +20,8 @@ KINDS = (*EXACT, *ROUNDED)  # of safetensors, that can be read
 
 
 def half_step(value: NDArray[Any], kind: str) -> NDArray[np.float64]:
-    """Return how far each value may be from the number before rounding; zero for other kinds."""
+    """Return the largest distance between each value and the number before rounding; zero for other
+    types."""
     if kind not in ROUNDED:
         return np.zeros(value.shape)
     bits, smallest = ROUNDED[kind]
@@ -42,11 +43,12 @@ def step_of(value: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def looks_like(values: Iterable[NDArray[Any]]) -> str:
-    """Return the type to which all these numbers were rounded, whatever type holds them; "" if
-    none.
+    """Return the type to which all these numbers were rounded, whatever type stores them; "" if
+    there is none.
 
-    Of unrounded numbers one in 2^13 is an F16 number, and one in 2^16 a BF16 number. Those of BF16
-    are of F16 too, unless they are very large or small: then it is the coarser.
+    Among unrounded numbers, one in 2^13 is an F16 number, and one in 2^16 is a BF16 number. BF16
+    numbers are usually F16 numbers too, unless they are very large or small, so the coarser type is
+    returned.
     """
     kinds, found = list(ROUNDED), False
     for value in values:
@@ -59,9 +61,10 @@ def looks_like(values: Iterable[NDArray[Any]]) -> str:
 
 
 def all_in_halves(values: Mapping[Site, NDArray[Any]]) -> dict[Site, str]:
-    """Return F16 or BF16 for each value if all numbers fit that type; else an empty dict.
+    """Return F16 or BF16 for each value if the numbers of all values have that type; else an empty
+    dict.
 
-    An engine that shows only such numbers is assumed to store them so.
+    An engine that shows only such numbers is assumed to store them in this type.
     """
     numbers = {name: value for name, value in values.items() if value.dtype.kind == "f"}
     kind = looks_like(numbers.values())
@@ -69,14 +72,14 @@ def all_in_halves(values: Mapping[Site, NDArray[Any]]) -> dict[Site, str]:
 
 
 def are_numbers_of(value: NDArray[np.float64], kind: str) -> bool:
-    """Return True if rounding changes no value; a float64 divided by a power of two loses
-    nothing."""
+    """Return True if all values are numbers of this type, so that rounding changes none. Float64
+    values lose nothing if they are divided by a power of two."""
     steps = value / (2 * half_step(value, kind))
     return bool((np.rint(steps) == steps).all() and (np.abs(value) <= LARGEST[kind]).all())
 
 
 class Bf16File:
-    """A file of safetensors, whose bytes Lockstep reads, because numpy has no BF16."""
+    """A safetensors file whose bytes Lockstep reads itself, because numpy has no BF16."""
 
     def __init__(self, path: Path) -> None:
         self.file = path.open("rb")

@@ -1,7 +1,7 @@
-"""Trivial agreement: can an engine that computes nothing give an agreeing answer?
+"""Trivial agreement: would an engine that computes nothing agree as well?
 
-NaN agrees with NaN, and one constant agrees with logits that are all equal within the limit. Such
-an agreement says nothing of the engine, so it counts as not compared.
+NaN agrees with NaN, and a constant agrees with logits that are all equal within the limit. Such an
+agreement proves nothing about the engine, so it counts as not compared.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Why(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class NothingTold:
-    """A reason why an agreement says nothing. words: for people."""
+    """The reason why an agreement proves nothing. words: a sentence for people."""
 
     why: Why
     words: str
@@ -37,9 +37,9 @@ class NothingTold:
 def why_nothing_is_told(
     expected: F32, got: F32, allowed: float, what: str, *, rows_differ: bool = True
 ) -> NothingTold | None:
-    """Return why agreeing runs say nothing of either engine; None if they do. expected, got:
-    (outputs, vocabulary); allowed: the limit of their distance. rows_differ: the outputs belong to
-    different tokens, so a right engine's rows differ."""
+    """Return why an agreement of two runs proves nothing; None if it proves something. expected,
+    got: (outputs, vocabulary); allowed: the limit of their distance; rows_differ: the outputs
+    belong to different tokens, so the rows of a right engine differ."""
     if not expected.size:
         return NothingTold(why=Why.NO_ROWS, words=f"the answer has no {what}")
     numbers = np.isfinite(expected) & np.isfinite(got)
@@ -64,8 +64,9 @@ def why_nothing_is_told(
 def column_limits(
     values: F32, numbers: NDArray[np.bool_]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the smallest and largest number of each column, in float64 row by row, because a large
-    vocabulary's logits take gigabytes. A column without numbers gets the others' limits."""
+    """Return the smallest and largest number of each column, row by row so that a large vocabulary
+    needs no copy. numbers: True for the elements that count. A column without such elements gets
+    the smallest number of all other columns."""
     low = np.full(values.shape[-1], np.inf)
     high = -low
     for row, known in zip(values, numbers, strict=True):

@@ -1,8 +1,8 @@
-"""Limits of single ops and of whole runs, with the reason beside each.
+"""Limits of single ops and of whole runs, each with its reason.
 
-A limit says how far an honest float32 implementation of an op may be from the same op in float64 on
-the same inputs; two honest implementations are then at most two limits apart. The roundings of an
-op are counted in its formula (engine/ops).
+A limit says how far an honest float32 implementation of an op may differ from the same op in
+float64 on the same inputs. Two honest implementations then differ by at most two limits. The
+formula of an op counts its roundings (engine/ops).
 """
 
 from dataclasses import dataclass
@@ -37,10 +37,9 @@ def value_and_bound(formula: Formula, *args: Any, build: Build) -> tuple[F32, Bo
 
 
 def limit_overflow(found: Near) -> tuple[F32, Bound]:
-    """Lift the limit of values beyond float32: one engine overflows, another computes in double.
-
-    If the true value is NaN and has a limit, every honest result is NaN.
-    """
+    """Return the value with its limit. Values beyond float32 have no limit, because one engine may
+    overflow and another may compute in double. If the true value is NaN and has a limit, every
+    honest result is NaN."""
     truth = found.settle()
     with np.errstate(all="ignore"):
         allowed = np.where(np.abs(truth.value) > LARGEST, np.inf, truth.allowed)
@@ -52,7 +51,7 @@ def limit_overflow(found: Near) -> tuple[F32, Bound]:
 def limits_of(
     truth: NDArray[Any], allowed: NDArray[np.float64] | float
 ) -> NDArray[np.float64] | float:
-    """Return bounds of unrounded values: NaN where both bound and value are infinite."""
+    """Return the limits, with NaN where both the limit and the value are infinite."""
     if not np.isposinf(allowed).any():
         return allowed
     found: NDArray[np.float64] = np.where(np.isinf(truth) & np.isposinf(allowed), np.nan, allowed)
@@ -60,9 +59,9 @@ def limits_of(
 
 
 def where_limited(truth: NDArray[Any], value: Any, allowed: NDArray[np.float64] | float) -> Any:
-    """Return the value, replaced by the truth where there is no limit, because another order may
-    overflow there. A bound that is NaN allows only NaN and infinities, as a sum of infinities in
-    another order may be either."""
+    """Return the value, replaced by the truth where there is no limit, because another order of
+    additions may overflow there. A limit of NaN allows only NaN and infinities: a sum of infinities
+    may give either in another order."""
     if value is None or value.shape != truth.shape or np.isfinite(allowed).all():
         return value
     free = np.isposinf(allowed)
@@ -78,29 +77,30 @@ BY_SUMS = "perturbing every op within its rounding error"
 
 
 def whole_run(noise: float, size: float, runs: str = BY_SUMS) -> Bound:
-    """Return the distance allowed between the logits of two honest runs, absolutely.
+    """Return the limit for the distance between the logits of two honest runs, as an absolute
+    number.
 
     noise: the worst logit error of an honest run (graph/floor.py), relative to the largest logit;
-    size: the largest logit; runs: a description of the runs that it was measured by.
+    size: the largest logit; runs: a description of the runs that measured the noise.
     """
     text = f"two honest runs, each within {noise:.1e} of the largest logit: measured by {runs}"
     return Bound(2 * noise * size, text)
 
 
 def between_two(noise: float, logits: F32) -> float:
-    """Return the error allowed in the distance between two logits: twice that of `whole_run`,
-    because one may be up and the other down."""
+    """Return the limit for the error of a difference between two logits. It is twice that of
+    `whole_run`, because one logit may be too large and the other too small."""
     return 2 * float(whole_run(noise, largest(logits)).allowed)
 
 
 def between_two_in_rows(noise: float, logits: F32) -> NDArray[np.float64]:
-    """Return the limit of each row by its own largest logit: (outputs,).
+    """Return the limit of each row from its own largest logit, (outputs,).
 
-    A row many times larger than the others, of which Gemma has some, would give these room for
-    every token that there is. A single logit of such a row may be further off than noise times the
-    row's largest (3.9 times that was seen on Gemma), but not towards another token: of what this
-    allows, 30 noisy runs and engines of four honest designs needed at most 17 % on Gemma and on
-    SmolLM2.
+    Some models, such as Gemma, have a row that is many times larger than the others. It would give
+    every token a limit that is too wide. A single logit of such a row may be off by more than the
+    noise times the row's largest logit (3.9 times was seen on Gemma), but not relative to another
+    token. On Gemma and SmolLM2, 30 noisy runs and engines of four honest designs needed at most 17
+    % of this limit.
     """
     return np.array([between_two(noise, row) for row in logits])
 
@@ -108,5 +108,5 @@ def between_two_in_rows(noise: float, logits: F32) -> NDArray[np.float64]:
 def log_softmax_roundings(value: float, distance: float) -> float:
     """Return the error of a log-softmax in float32, without the list's constant. distance: the
     distance from the largest logit, whose subtraction is rounded. exp is off by two units, the
-    division by one, and log by one of its result, which is rounded again."""
+    division by one, and log by one unit of its result, which is rounded again."""
     return U * (distance + 3 + 2 * abs(value))

@@ -1,1 +1,1 @@
-"""Comparisons of `lockstep check`, one file per suite. To add one: copy `tokens.py`."""
+"""Comparisons of `lockstep check`, one file per suite. To add a suite, copy `tokens.py`."""

@@ -1,7 +1,8 @@
-"""Acid reports of engines, which run a model with constructed weights. A verdict a test.
+"""Acid reports of engines that run a model with constructed weights. Each test of the report gets a
+verdict.
 
-The file defines the right answer, not the oracle. The oracle is asked the same, and where it does
-not write ok, nothing is said of the subject.
+The file defines the right answers. The oracle writes a report too. A test is not judged if the
+oracle does not write ok for it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -70,8 +71,8 @@ class Acid(Suite, name=SUITE):
 
 
 def says_that_it_cannot(error: NoAnswer) -> bool:
-    """Return True for a refusal or an exception. An engine that dies or hangs has not refused the
-    model."""
+    """Return True if the engine refused the model or raised an exception. An engine that died or
+    hung has not refused it."""
     return error.status in ("not-compared", "diverged") or bool(error.detail.get("said"))
 
 
@@ -91,15 +92,15 @@ def report_at(path: Path) -> Report | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """An engine's texts after the acid prompt, and after another prompt if the first is not all
-    ok."""
+    """An engine's texts after the acid prompt, and after a second prompt if the first text is not
+    all ok."""
 
     readings: tuple[AcidReading, ...]
     texts: tuple[WrittenText, ...]
     failed: tuple[NoAnswer, ...]  # behind one prompt, where another was answered
 
     def given_ids(self, test: Measurement) -> bool:
-        """Return True if a tokenizer test read ids from another tokenizer."""
+        """Return True if a tokenizer test used another tokenizer's ids."""
         return test.of_tokenizer and all(each.given_ids for each in self.texts)
 
     def answers(self, test: Measurement) -> list[Read]:
@@ -107,19 +108,19 @@ class Found:
 
     def is_unanswered(self, test: Measurement) -> bool:
         """Return True if no report answers the test, or if a complete report lacks the answer. An
-        engine may leave out a NO."""
+        engine may lose a NO."""
         whole = (each for each in self.readings if each.ended)
         return not self.answers(test) or any(test.name in each.missing for each in whole)
 
     def noes(self, report: Report) -> list[Read]:
-        """Return the first NO of each test; a NO after a short prompt comes first, because it is
-        the clearest."""
+        """Return one NO for each test that has any. A NO after the short prompt is preferred,
+        because it is the clearest."""
         every = [[a for a in self.answers(test) if not a.ok] for test in report.tests]
         return [answers[-1] for answers in every if answers]
 
 
 def ask_report(context: Context, session: Session, report: Report) -> Found:
-    """Ask for a model's report. Raises NoAnswer without a text after any prompt."""
+    """Ask an engine for a model's report. Raises NoAnswer if no prompt gives a text."""
     n = len(report.tests) + SPARE
     texts: list[WrittenText] = []
     failed: list[NoAnswer] = []
@@ -139,7 +140,7 @@ def ask_report(context: Context, session: Session, report: Report) -> Found:
 
 
 def of_this_file(reading: AcidReading, report: Report) -> AcidReading:
-    """Return the reading, or a problem if the report belongs to another model."""
+    """Return the reading. If the report belongs to another model, return a problem instead."""
     if not reading.problem and (reading.arch, reading.quant) != (report.arch, report.quant):
         said = f"acid {reading.arch} {reading.quant}"
         return AcidReading(problem=f"the report belongs to another model, {said}")
@@ -147,8 +148,8 @@ def of_this_file(reading: AcidReading, report: Report) -> AcidReading:
 
 
 def of_oracle(context: Context, report: Report, truth: Found) -> Iterator[Verdict]:
-    """Yield the verdict on the oracle if it is wrong. A right oracle is no answer of the
-    subject's."""
+    """Yield verdicts on the oracle for its wrong or missing answers. A right oracle gets no
+    verdict."""
     name = context.oracle.name
     for no in truth.noes(report):
         text = f"the oracle itself writes {line_of(no)}; at fault: the oracle"
@@ -208,7 +209,8 @@ def said_no(
 def said_no_of_given_ids(
     context: Context, report: Report, noes: Mapping[str, Read], test: Measurement
 ) -> Verdict:
-    """Return a verdict that does not blame the prompt's ids, which are the oracle's."""
+    """Return the verdict on a tokenizer test whose ids came from the oracle, so that the tokenizer
+    is not at fault."""
     text = (
         f"acid {report.arch} {report.quant}: {test.name} NO. The ids were the oracle's, "
         f"so the tokenizer is not at fault: {GIVEN_IDS}; at fault: the engine under test"
@@ -222,8 +224,8 @@ def line_of(answer: Read) -> str:
 
 
 def no_report(context: Context, report: Report, found: Found) -> Verdict:
-    """Return the verdict on a text without a report. Such an engine has gone wrong at the first
-    token; silence says nothing."""
+    """Return the verdict on a text without a report. An engine that writes such a text is wrong
+    from the first token. An engine that writes nothing is not compared."""
     n, text = len(report.tests), next(filter(str.strip, (each.text for each in found.texts)), "")
     if not text:
         said = f"{context.subject.name} writes nothing: {n} tests were not compared"

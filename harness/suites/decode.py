@@ -1,4 +1,5 @@
-"""Greedy decoding: both engines are compared token by token, on given tokens and on their own."""
+"""Greedy decoding. Both engines are compared token by token, on given tokens and on their own
+tokens."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -117,13 +118,13 @@ class Decode(Suite, name="decode"):
 
 
 def own_tokens(context: Context) -> Iterator[Verdict]:
-    """Ask about tokens that are never the likeliest, on a model where each is the likeliest
-    somewhere; then ask prompts in turn."""
+    """Ask about tokens that are never the likeliest, on a model where each token is the likeliest
+    somewhere. Then ask several prompts one after the other."""
     yield from until_wrong(lambda: context.asked_on_made_models("decode"), lambda: texts(context))
 
 
 def texts(context: Context) -> Iterator[Verdict]:
-    """Yield the verdicts on prompts in turn, and on the text after one prompt."""
+    """Yield verdicts on several prompts one after the other, and on the text after one prompt."""
     known: list[Verdict] = []
     if context.facts.is_small and context.facts.decoder_start is None:
         context.progress("prompts in turn")
@@ -143,8 +144,8 @@ def texts(context: Context) -> Iterator[Verdict]:
 
 
 def shows_cuts(context: Context, verdict: Verdict) -> bool:
-    """Return True if the prompts in turn show engines that keep half a context of a prompt. The
-    noise of a quantised model often leaves no long prompt whose next token is sure."""
+    """Return True if the prompts would reveal an engine that reads only half a context of a prompt.
+    The noise of a quantised model often leaves no long prompt whose next token is certain."""
     longest: int = verdict.detail.get(LONGEST, 0)
     return verdict.status == "diverged" or longest > n_cells(context) // 2
 
@@ -159,8 +160,8 @@ def whole_text(context: Context) -> Iterator[Verdict]:
 
 
 def own_answers(context: Context) -> Iterator[Verdict]:
-    """Yield the verdicts on an engine's own choices, close calls last: they also show engines that
-    never choose a token, or reuse another prompt's."""
+    """Yield verdicts on an engine's own choices, with close calls last. They also show engines that
+    never choose some token, or that reuse another prompt's cache."""
     yield from until_wrong(lambda: own_tokens(context), lambda: own_choices(context))
 
 
@@ -174,16 +175,16 @@ def until_wrong(*questions: Callable[[], Iterator[Verdict]]) -> Iterator[Verdict
 
 
 def own_choices(context: Context) -> Iterator[Verdict]:
-    """Check how the engine chooses. With right logits it may still choose from others: rounded,
-    sorted, or not all. The choice does not depend on the model's size, so large models are not
-    asked."""
+    """Check how the engine chooses. With right logits it may still choose from rounded, sorted or
+    incomplete logits. The choice does not depend on the model's size, so large models are not
+    tested."""
     if context.facts.is_small:
         yield from close_calls(context)
 
 
 def of_the_whole(context: Context) -> int:
-    """Return how many tokens the whole model generates. A large model generates as many tokens as a
-    budget of read bytes allows, if its first layer can be asked for all of them."""
+    """Return how many tokens the whole model generates. A large model generates fewer tokens,
+    within a budget of bytes read, if its first layer can generate all of them instead."""
     n, encodes = context.n_steps, context.facts.decoder_start is not None
     if n > STEPS or encodes or PROMPTS not in context.on_made_models:
         return n
@@ -191,15 +192,16 @@ def of_the_whole(context: Context) -> int:
 
 
 def seeded_behind(context: Context, prompt: int, n: int) -> list[int]:
-    """Return ids that replace the n generated ones, so that each layer gets batches of all sizes
-    and as many cells. prompt: its length."""
+    """Return random ids in place of the tokens that the model does not generate. So each layer
+    still gets batches of all sizes, and fills as many cells. prompt: the prompt's length; n: the
+    number of generated tokens."""
     left = min(context.n_steps - n, n_cells(context) - n - prompt)
     return many_ids(context, left) if left > 0 else []
 
 
 def fewer_reads(context: Context, batches: tuple[Batch, ...]) -> tuple[Batch, ...]:
-    """Return the same tokens in fewer batches, so that the weights are read less often than in the
-    generating run, once for each token."""
+    """Return the same tokens in fewer batches for a large model. The generating run reads all
+    weights once for each token, and this run reads them less often."""
     if context.facts.is_small:
         return batches
     n = len(batches) - sum(len(batch) == 1 for batch in batches) + ALONE
@@ -224,7 +226,8 @@ def tokens_alone(
     oracle: Sequence[int],
     subject: Sequence[int],
 ) -> Iterator[Verdict]:
-    """Ask an engine without logits one question after the other, until something is wrong."""
+    """Ask the questions for an engine without logits, one after the other, until something is
+    wrong."""
     questions: tuple[Callable[[], Iterator[Verdict]], ...] = (
         lambda: greedy_alone(context, prompt, batches, oracle, subject),
         lambda: next_tokens(context),
@@ -249,7 +252,7 @@ def greedy_alone(
     oracle: Sequence[int],
     subject: Sequence[int],
 ) -> Iterator[Verdict]:
-    """Compare an engine that offers only greedy tokens. After a tie the oracle's text is the
+    """Compare an engine that offers only greedy tokens. After a tie, the oracle's text becomes the
     prompt, so that later tokens are compared too."""
     logits = oracles_logits(context, batches)
     if logits is None:
@@ -277,11 +280,12 @@ def judge_tokens(
     subject: Sequence[int],
     start: int = 0,
 ) -> Verdict:
-    """Judge the tokens. logits, subjects: both engines' before each of the oracle's tokens, (steps,
-    vocabulary). start: the number of the first of them.
+    """Judge greedy tokens, and return the verdict. logits: the oracle's logits before each of its
+    tokens, (steps, vocabulary); subjects: the subject's logits there, or None; start: the number of
+    the first token.
 
-    Its own token must be the largest of them too, or the oracle's greedy choice is wrong. After a
-    tie the texts differ; the verdict counts the subject's choices within the oracle's text.
+    The oracle's own tokens are checked as well: each must be the largest of the oracle's logits.
+    After a tie the texts differ, so the verdict counts the subject's choices on the oracle's text.
     """
     if why := why_any_choice_agrees(context, logits):
         return context.verdict("decode", "not-compared", why)
@@ -330,8 +334,8 @@ def judge_tokens(
 
 
 def choices(oracle: Sequence[int], subjects: F32) -> dict[str, Any]:
-    """Compare the choices token by token in the oracle's text. Return how many agree, and the
-    others as (step, the oracle's, the subject's)."""
+    """Compare the subject's choices on the oracle's text with the oracle's. Return how many are the
+    same, and the others as (step, oracle's token, subject's token)."""
     own = subjects.argmax(axis=1).tolist()
     other = [(step, a, b) for step, (a, b) in enumerate(zip(oracle, own, strict=True)) if a != b]
     return {"same_choices": len(oracle) - len(other), "other_choices": other}

@@ -1,4 +1,4 @@
-"""Weights of the file: both engines must read the same ones, bit for bit."""
+"""Weights of the file: both engines must decode the same values, bit for bit."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -80,7 +80,8 @@ class Dequant(Suite, name="dequant"):
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One engine with its file: the tensors that it lists, and those that our own reader finds."""
+    """One engine with its file: the tensors that the engine lists, and those that our own reader
+    finds."""
 
     session: Session
     places: Mapping[str, tuple[Path, int]]  # of a tensor: its file, and where that one's data begin
@@ -114,7 +115,7 @@ class Side:
         return "" if said == held else f"{self.session.name} lists {said}, the file holds {held}"
 
     def blocks(self, name: str, start: int, stop: int) -> NDArray[np.uint8]:
-        """Return a run of whole blocks, read from the place in the file that the engine gives."""
+        """Return some whole blocks, read from the place in the file that the engine gives."""
         tensor = self.listed[name]
         kind = type_by_name(tensor.type)
         at, end = (weight // kind.block * kind.bytes for weight in (start, stop))
@@ -148,7 +149,7 @@ def read_by(context: Context, session: Session) -> FileSummary | None:
 
 
 def held_by(path: Path) -> dict[Path, FileSummary]:
-    """Return the tensors in each part of the model."""
+    """Return our own reader's summary of each part of the model, by path."""
     found = {}
     for part in parts_of(path):
         with GgufFile.open(part) as file:
@@ -157,8 +158,7 @@ def held_by(path: Path) -> dict[Path, FileSummary]:
 
 
 def kinds(expected: TensorSummary, actual: TensorSummary) -> str:
-    """Return the tensor's type, or both types if the files differ, as for a model and its F32
-    twin."""
+    """Return the tensor's type; or both types if they differ, as for a model and its F32 twin."""
     return expected.type if expected.type == actual.type else f"{expected.type} as {actual.type}"
 
 
@@ -168,7 +168,8 @@ def form(tensor: TensorSummary) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class FilePair:
-    """The tensors that both engines decode. Verdicts with one key have one cause."""
+    """Both engines with their files, and the tensors that both decode. Verdicts with the same key
+    have the same cause."""
 
     context: Context
     oracle: Side
@@ -186,7 +187,7 @@ class FilePair:
         )
 
     def verdict_of(self, tensor: TensorSummary) -> Verdict | None:
-        """Return the verdict on a tensor; None if both engines decode it alike."""
+        """Return the verdict on a tensor; None if both engines decode the same values."""
         verdict, detail = self.context.verdict, {"tensor": tensor.name}
         kind, reason = self.why_not(tensor)
         if kind:
@@ -201,7 +202,7 @@ class FilePair:
             return verdict("dequant", error.status, text, error.detail | detail, key)
 
     def why_not(self, tensor: TensorSummary) -> tuple[str, str]:
-        """Return a kind and a sentence that say why a tensor is not compared, or "" twice."""
+        """Return the kind and the reason why a tensor is not compared, or two empty strings."""
         other = self.subject.held.get(tensor.name)
         if other is None:
             return "absent", "the other file has no such tensor"
@@ -231,8 +232,8 @@ class FilePair:
         return None
 
     def wrong_if_small(self, name: str) -> Verdict | None:
-        """Replace the scales of blocks that both engines decode alike by small ones. Return a
-        verdict if the results differ."""
+        """Give small scales to some blocks that both engines decode alike. Return a verdict if the
+        results then differ."""
         verdict, listed = self.context.verdict, self.oracle.listed[name]
         kind = listed.type
         if self.subject.listed[name].type != kind:

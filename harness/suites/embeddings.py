@@ -1,5 +1,5 @@
-"""Embeddings: both engines must give the same ones. They are the result of a model without logits,
-and of others whose metadata names a pooling."""
+"""Embeddings: both engines must give the same ones. Embeddings are the result of a model without
+logits, and of a model whose metadata names a pooling."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -73,9 +73,13 @@ def further(own: Context) -> Iterator[Verdict]:
 
 
 def with_length(verdict: Verdict, expected: Evaluation, actual: Evaluation) -> Verdict:
-    """Add a note to rows that equal the oracle's except for their length, because many engines
-    normalise them. A row whose numbers are off by e is off by e * sqrt(width) in all, and its
-    normalised form by twice that share of its length: once for the row, once for the length."""
+    """Add a note if all rows equal the oracle's rows divided by their norms, because many engines
+    normalise embeddings.
+
+    If each number may be off by e, the whole row may be off by e * sqrt(width). The normalised row
+    may be off by twice this, as a share of the row's length: once for the row, and once for the
+    length.
+    """
     if verdict.status != "diverged" or verdict.detail.get("kind") != "value":
         return verdict
     truth, got = np.concatenate(expected.logits), np.concatenate(actual.logits)

@@ -1,8 +1,8 @@
 """Guidance, compared with two runs of the oracle. Engines answer `guide` with guided logits.
 
-llama.cpp has no guidance any more, so ours is the definition (engine/guidance.py), applied to
-llama.cpp's logits of both prompts. A constant in a row changes no probability, so rows are compared
-as log-probabilities. The limit is the noise of both runs, each times its share.
+llama.cpp no longer has guidance, so our own definition counts (engine/guidance.py). It is applied
+to llama.cpp's logits of both prompts. A constant in a row changes no probability, so rows are
+compared as log-probabilities. The limit is the noise of both runs, each multiplied by its share.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ class Guidance(Suite, name=NAME):
         return facts.no_run
 
     def run(self, context: Context) -> Iterator[Verdict]:
-        lacks = "the model has no prompt of tokens that another one could guide"
+        lacks = "the model has no prompt of tokens, so a second prompt cannot guide it"
         if (said := not_asked_of_sessions(context, QUESTION, NAME, lacks)) is not None:
             yield from said
             return
@@ -61,7 +61,8 @@ class GuidedRun:
 
     @cached_property
     def oracle(self) -> tuple[F32, F32]:
-        """Return logits after the prompt and after the negative one: (rows, vocabulary) each."""
+        """Return the logits after the prompt and after the negative prompt, (rows, vocabulary)
+        each."""
         both = (self.prompt, self.negative)
         runs = (
             self.context.ask(self.context.oracle, "evaluate", Request(batches=batches))

@@ -1,4 +1,4 @@
-"""Logits of both engines at every position of a prompt: equal, and right."""
+"""Logits of both engines at every position of a prompt: they must be equal, and right."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -45,8 +45,8 @@ LATER_LAYERS = "longer runs of its later layers"
 
 @dataclass(kw_only=True)
 class FurtherAnswers:
-    """The answers to further runs: runs that agree, reasons for unanswered runs, and verdicts on
-    wrong runs."""
+    """The answers to further runs. same: runs that agree; unanswered: reasons for missing runs;
+    wrong: verdicts on wrong runs."""
 
     same: list[str] = field(default_factory=list)
     unanswered: list[str] = field(default_factory=list)
@@ -100,8 +100,8 @@ class Logits(Suite, name="logits"):
 def asked_more(
     context: Context, request: Request, first: Evaluation, verdict: Verdict, again: Outcome
 ) -> FurtherAnswers:
-    """Ask the usual run again, then in other ways, then further runs if it agrees. again: the
-    second answer to the usual run."""
+    """Ask for the usual run again, and for the same run in other ways. If the usual run agrees,
+    also ask for further runs. again: the second answer to the usual run."""
     agrees = verdict.status == "agreed"
     fewer = on_fewer_layers(context) if agrees else []
     further = of_all_layers(context) if fewer else further_runs(context)
@@ -133,7 +133,7 @@ def asked_more(
 
 
 def ask_several_threads(context: Context, found: FurtherAnswers) -> None:
-    """Ask an engine that is right with one thread to use several, as in
+    """Run an engine that is right with one thread with several threads, as in
     blackbox.several_threads."""
     for verdict in context.asked_on_made_models("logits"):
         if verdict.status == "agreed":
@@ -145,15 +145,16 @@ def ask_several_threads(context: Context, found: FurtherAnswers) -> None:
 
 
 def of_all_layers(context: Context) -> Iterator[Run]:
-    """Yield the runs on a large model that its first layers cannot replace."""
+    """Yield the further runs that a large model makes itself, although its first layers make the
+    others."""
     yield ids_of_narrow_integers(context)
     if "greedy" not in (context.subject_info.levels or ("greedy",)):  # `decode` does not ask it
         yield some_at_once(context)
 
 
 def on_fewer_layers(context: Context) -> list[Verdict]:
-    """Return verdicts on all further runs, for a model whose first layers suffice and take less
-    time (harness.blackbox.fewer_layers). Other models are asked whole, and get none."""
+    """Return verdicts on all further runs, made on the model's first layers because these take less
+    time (harness.blackbox.fewer_layers). Return an empty list if all layers must run."""
     found = list(context.asked_on_made_models(FEWER_LAYERS))
     return found if {v.status for v in found} & {"agreed", "diverged"} else []
 
@@ -197,7 +198,7 @@ def run_all(
 
 
 def outcomes_of(context: Context, run: Run) -> tuple[Outcome | None, Outcome]:
-    """Return the outcomes of the oracle and the subject; without the oracle if the subject is
+    """Return the outcomes of the oracle and the subject. The oracle's is None if the subject is
     compared with itself."""
     if run.same:
         context.progress(f"the subject's logits {run.words}")
@@ -213,7 +214,8 @@ def compare_further(
     actual: Evaluation,
     earlier: Mapping[str, Evaluation],
 ) -> Verdict | str:
-    """Return the run's description if it agrees, else the verdict with its place."""
+    """Compare a further run. Return the run's description if it agrees, else the verdict with its
+    place."""
     found = further_verdict(context, run, expected, actual)
     found = with_one_batch(context, run.batches, found, expected, actual, usual=run.usual)
     if found.status == "agreed":
@@ -224,14 +226,14 @@ def compare_further(
 def with_old_answer(
     run: Run, verdict: Verdict, actual: Evaluation, earlier: Mapping[str, Evaluation]
 ) -> Verdict:
-    """Add a note to an answer that repeats an earlier one: no op is wrong there. earlier: the
-    subject's answers to other runs of as many tokens."""
+    """Add a note if the answer repeats an earlier answer bit for bit: then no op is wrong. earlier:
+    the subject's answers to runs of as many other tokens."""
     if not run.usual:
         return verdict
     for words, answer in earlier.items():
         if first_difference(replace(answer, trace=None), actual) is None:
             text = (
-                f"; the answer is bit for bit the one {words}: the engine did not read "
+                f"; the answer is bit for bit the answer {words}: the engine did not read "
                 "the changed tokens"
             )
             detail = {**verdict.detail, "answered_before": True}
@@ -240,8 +242,8 @@ def with_old_answer(
 
 
 def left_out(run: Run, oracle: Outcome | None, subject: Outcome) -> LeftOut | None:
-    """Return why a run cannot be compared, or None. The usual run with other tokens is never left
-    out."""
+    """Return why a run cannot be compared, or None. A usual run with other tokens is always
+    compared, unless the oracle refuses it."""
     if isinstance(oracle, Unanswerable | Rejected):  # there is nothing to hold against the other
         return LeftOut(status="not-applicable", why=f"{run.words}: {oracle.message}")
     if run.usual or not isinstance(subject, Unanswerable | Rejected):
@@ -250,8 +252,8 @@ def left_out(run: Run, oracle: Outcome | None, subject: Outcome) -> LeftOut | No
 
 
 def further_verdict(context: Context, run: Run, oracle: Evaluation, subject: Evaluation) -> Verdict:
-    """Compare a further run. The honest run is skipped while the engines agree on a known
-    computation, because it costs as much as both."""
+    """Compare a further run. If the engines agree on a known computation, no honest run is made,
+    because it would cost as much as both."""
     truth = np.concatenate(oracle.logits)
     if not run.known or part(context, truth, subject):
         truth = np.concatenate(context.honest.floor(run.batches, seed=context.seed, runs=0).logits)
@@ -259,7 +261,7 @@ def further_verdict(context: Context, run: Run, oracle: Evaluation, subject: Eva
 
 
 def with_place(run: Run, verdict: Verdict) -> Verdict:
-    """Add the question and the place, as (batch, token of the batch)."""
+    """Add the run's description to the verdict, and the place as (batch, token of the batch)."""
     detail = {**verdict.detail, "asked": run.words}
     if "index" in detail:
         asked = [np.flatnonzero(batch.outputs) for batch in run.batches]

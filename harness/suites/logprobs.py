@@ -1,5 +1,5 @@
-"""Lists of likeliest tokens, for an engine that shows no logits: their ids, and how far apart they
-are."""
+"""Lists of the likeliest tokens, for an engine that shows no logits: their ids, and the distances
+between them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -111,8 +111,8 @@ class LogProbs(Suite, name="logprobs"):
 
 @dataclass(frozen=True, kw_only=True)
 class AskedPrefixes:
-    """Prefixes with their batches. prefixes: in the engine's form; batches: have a row of logits
-    for each prefix."""
+    """Prefixes with their batches. prefixes: ids or texts, as the engine takes them; batches: one
+    row of logits for each prefix."""
 
     prefixes: list[list[int] | bytes]
     batches: tuple[Batch, ...]
@@ -134,7 +134,7 @@ def by_ids(context: Context) -> AskedPrefixes:
 
 
 def by_text(context: Context) -> AskedPrefixes:
-    """Return prefixes of a text whose ids are prefixes of the text's ids."""
+    """Return prefixes of a text. The ids of each prefix are the first ids of the whole text."""
     if not context.facts.has_vocabulary:
         why = f"{context.subject.name} takes only texts, and the file has no vocabulary"
         raise NoAnswer("not-applicable", why, {})
@@ -161,9 +161,10 @@ def by_text(context: Context) -> AskedPrefixes:
 
 
 def behind_one_alike(context: Context, asked: AskedPrefixes, k: int) -> tuple[str, list[Verdict]]:
-    """Ask a prompt, then the same prompt with another middle. An engine that keeps keys and values
-    must see how much of both is the same. No other question asks that: each is a prefix of the
-    next, or begins otherwise."""
+    """Ask a prompt, then the same prompt with a different middle. An engine that keeps keys and
+    values must find how much of both prompts is the same. No other question tests this, because in
+    all others each prompt is a prefix of the next, or begins differently. Return words for the
+    agreement, and verdicts on differences."""
     usual = [p for p in asked.prefixes if isinstance(p, bytes) or len(p) <= context.n_tokens]
     if not usual or (other := with_another_middle(context, usual[-1])) is None:
         return "", []
@@ -189,7 +190,7 @@ def behind_one_alike(context: Context, asked: AskedPrefixes, k: int) -> tuple[st
 
 
 def with_another_middle(context: Context, prefix: list[int] | bytes) -> list[int] | bytes | None:
-    """Return the prefix with another middle; None if it is too short."""
+    """Return the prefix with a different middle; None if it is too short."""
     if isinstance(prefix, bytes):
         n = len(prefix) // 2  # of ASCII
         return prefix[:n] + b"my" + prefix[n + 2 :] if n > 2 * MIDDLE else None
@@ -200,7 +201,8 @@ def with_another_middle(context: Context, prefix: list[int] | bytes) -> list[int
 
 
 def names(context: Context, lists: Sequence[Sequence[tuple[Any, float]]]) -> dict[bytes, Any]:
-    """Return the tokens of the texts in lists; {} if no list has texts. Raises NoAnswer."""
+    """Return the tokens for each text in the lists; {} if no list has texts. Raises NoAnswer if our
+    tokenizer cannot read the vocabulary."""
     if not any(type(token) is bytes for row in lists for token, _ in row):
         return {}
     try:
@@ -267,7 +269,8 @@ def compare_lists(
 
 
 def told_by_lists(context: Context, logits: F32, text: str, detail: dict[str, Any]) -> Verdict:
-    """Return the agreement, unless a constant list would agree as well."""
+    """Return the verdict for lists that agree. It is "not-compared" if a constant list would agree
+    as well."""
     behind = np.nan_to_num(logits - logits.max(axis=1, keepdims=True), neginf=-LARGEST)
     # a distance is of two logits, each of which may be off by what is allowed
     allowed = 2 * detail["allowed_relative"] * largest(logits)
@@ -277,16 +280,17 @@ def told_by_lists(context: Context, logits: F32, text: str, detail: dict[str, An
 
 
 def lengths(ends: Sequence[int], row: int) -> str:
-    """Describe the length of a prefix, which shows where a window or a batch ends."""
+    """Describe a prefix's length and the lengths before it that agree. It shows where a window or a
+    batch ends."""
     before = f"; those of {ends[0]} to {ends[row - 1]} agree" if row > 1 else ""
     before = f"; that of {ends[0]} agrees" if row == 1 else before
     return f"of {ends[row]} token{'s' * (ends[row] != 1)}{before}"
 
 
 def whose(context: Context, ids: Sequence[int], listed: Listed, allowed: float) -> list[int]:
-    """Return the prefix lengths, of these, after which the oracle has that list. The engine then
-    took another position's row, or did not read the rest. None for lists so short that they may
-    match by chance, and for more logits than a suspicion is worth."""
+    """Return the prefix lengths after which the oracle would give this list. The engine may then
+    have used another position's row, or not have read the rest. The result is empty for a list that
+    is short enough to match by chance, and if it would cost too many logits."""
     if len(listed.candidates) < ENOUGH or len(ids) * context.facts.n_vocab > MOST_LOGITS:
         return []
     batches = batches_behind(context, ids, range(1, len(ids) + 1))
@@ -298,8 +302,8 @@ def whose(context: Context, ids: Sequence[int], listed: Listed, allowed: float) 
 def honest_run_of(
     context: Context, batches: Sequence[Batch], listed: Sequence[Listed]
 ) -> F32 | None:
-    """Return the honest run that explains these lists: with llama.cpp's conversions of activations,
-    without any, or of another design. None: no run does."""
+    """Return an honest run that explains these lists: with llama.cpp's conversions of activations,
+    without conversions, or of another design. Return None if no run does."""
     noise = context.noise_on(batches)
     for _, run in honest_runs(context, batches):
         if first_off(listed, run, float(whole_run(noise, largest(run)).allowed)) is None:

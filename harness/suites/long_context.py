@@ -1,4 +1,4 @@
-"""Parts that only long texts show: window edges, and the factors of long contexts."""
+"""Parts that only long texts show: the ends of windows, and the factors of long contexts."""
 
 from lockstep.harness.suites.parts.made_models import OnMadeModels
 

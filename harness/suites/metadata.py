@@ -61,7 +61,8 @@ class Metadata(Suite, name="metadata"):
         reading.expected = oracle
 
     def finish(self, context: Context) -> Iterator[Verdict]:
-        """Wait for gguf-py, which needs many seconds for a vocabulary of 262,144 tokens."""
+        """Wait for gguf-py, and yield the verdict. For a vocabulary of 262,144 tokens it needs many
+        seconds."""
         if self.name not in context.begun:
             return  # nobody could begin, and that has been said
         with closing(context.begun.pop(self.name)) as reading:
@@ -82,7 +83,7 @@ class Metadata(Suite, name="metadata"):
 
 
 def check_arrays(metadata: Mapping[str, Value]) -> None:
-    """Raise NoAnswer for an array longer than three readers show in minutes."""
+    """Raise NoAnswer for an array that is too long for three readers to show within minutes."""
     for key, value in metadata.items():
         if value.element is not None and len(value.data) > MAX_ENTRIES:
             text = (
@@ -92,7 +93,7 @@ def check_arrays(metadata: Mapping[str, Value]) -> None:
 
 
 class ReadByGgufPy:
-    """gguf-py as a parallel reader; expected: the oracle's reading."""
+    """gguf-py as a parallel reader. expected: the oracle's reading."""
 
     expected: FileSummary | None = None
 
@@ -102,7 +103,7 @@ class ReadByGgufPy:
         self.awaited = Awaited(lambda: session.ask("metadata"))
 
     def outcome(self) -> Outcome:
-        """Return the answer; an engine that timed out beside others is asked again alone."""
+        """Return gguf-py's answer. If it timed out while others ran, it is asked once more."""
         outcome = self.awaited.result()
         return self.session.ask("metadata") if isinstance(outcome, TimedOut) else outcome
 
@@ -111,7 +112,7 @@ class ReadByGgufPy:
 
 
 def type_that_it_lacks(outcome: Outcome, oracle: FileSummary) -> str:
-    """Return the tensor type that gguf-py does not know and refuses; "" if none."""
+    """Return the tensor type that gguf-py does not know and refuses; "" if there is none."""
     refusal = isinstance(outcome, Rejected) and NO_SUCH_TYPE.search(outcome.message)
     kind = TYPES.get(int(refusal[1])) if refusal else None
     return kind.name if kind and kind.name in {t.type for t in oracle.tensors} else ""
@@ -151,8 +152,8 @@ def known_differences(reader: str) -> dict[str, str]:
 
 def differences(oracle: FileSummary, other: FileSummary) -> list[dict[str, Any]]:
     """List the differences, each with a short kind, the place, a sentence, both values as text, and
-    its kind in harness/known, if it has one. Values that the other engine does not show are left
-    out."""
+    the kind in harness/known if there is one. Values that the other engine does not show are
+    omitted."""
     found = fields(("version", "alignment"), oracle, other)
     for key in {**oracle.metadata, **other.metadata}:
         if not same_key(key, oracle, other):
@@ -179,8 +180,8 @@ def differences(oracle: FileSummary, other: FileSummary) -> list[dict[str, Any]]
 
 
 def rows_apart(one: TensorSummary | None, another: TensorSummary | None) -> tuple[Any, Any]:
-    """Return the columns in which two rows of the table differ, or the whole row if the other one
-    lacks it."""
+    """Return the columns in which two rows of the tensor table differ. If one row is missing,
+    return the other whole."""
     a, b = (asdict(row) if row else {} for row in (one, another))
     if not a or not b:
         return a or ABSENT, b or ABSENT
@@ -197,7 +198,8 @@ def values_of(key: str, oracle: FileSummary, other: FileSummary) -> tuple[Any, A
 
 
 def same_key(key: str, oracle: FileSummary, other: FileSummary) -> bool:
-    """Return True for the same key and value. Types count if the other engine shows types."""
+    """Return True if both engines have the same value for the key. Types count if the other engine
+    shows types."""
     a, b = values_of(key, oracle, other)
     return same(a[1:], b[1:]) if values_alone(a, b, other) else same(a, b)
 
@@ -207,22 +209,23 @@ def values_alone(a: Any, b: Any, other: FileSummary) -> bool:
 
 
 def readable(oracle: FileSummary, other: FileSummary) -> tuple[FileSummary, int]:
-    """Return the oracle's values, with the other engine's texts in place of non-UTF-8 ones, which
-    many languages cannot represent."""
+    """Return the oracle's values, in which the other engine's texts replace texts that are not
+    UTF-8. Many languages cannot represent such texts. Also return the number of replaced texts."""
     return with_theirs(oracle, other, lambda text, said: holds_bytes(text) and type(said) is str)
 
 
 def as_far_as_a_nul(oracle: FileSummary, other: FileSummary) -> tuple[FileSummary, int]:
-    """Return the oracle's values, with the other engine's texts where both agree up to a NUL.
-    gguf_get_val_str and gguf_get_arr_str end there; a GGUF text is its length and bytes."""
+    """Return the oracle's values, in which the other engine's texts replace texts that are equal up
+    to a NUL. gguf_get_val_str and gguf_get_arr_str end a text at a NUL, but a GGUF text has a
+    length. Also return the number of replaced texts."""
     return with_theirs(oracle, other, ends_at_a_nul)
 
 
 def with_theirs(
     oracle: FileSummary, other: FileSummary, is_one: Callable[[Any, Any], bool]
 ) -> tuple[FileSummary, int]:
-    """Return the oracle's values, with the other engine's texts in matching places, and their
-    number."""
+    """Return the oracle's values, in which the other engine's texts replace those where `is_one` is
+    True. Also return the number of replaced texts."""
     keys, n = {}, 0
     for key, (kind, value) in oracle.metadata.items():
         theirs = other.metadata.get(key, ABSENT)[1]
@@ -236,7 +239,8 @@ def with_theirs(
 
 
 def holds_bytes(value: Any) -> bool:
-    """Return True for a text with bytes that are no UTF-8, which our records keep as surrogates."""
+    """Return True for a text with bytes that are not UTF-8. Our records keep such bytes as
+    surrogates."""
     return type(value) is str and not value.isascii() and bool(BYTES.search(value))
 
 
@@ -252,13 +256,13 @@ def with_infinities_as_texts(value: Any) -> Any:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Compare two values by type: in Python True equals 1. NaN comes as a text; some languages'
-    JSON loses the sign of a zero, so that sign does not count."""
+    """Compare two values and their types, because in Python True equals 1. NaN is a text here. The
+    sign of a zero does not count, because some languages' JSON loses it."""
     return bool(a == b) and truths(a) == truths(b)
 
 
 def truths(value: Any) -> list[bool]:
-    """Return for each value of a key whether it is a truth value."""
+    """Return for each value of a key whether it is a bool."""
     held = value[-1] if type(value) is tuple else value
     return [type(each) is bool for each in (held if type(held) is list else [held])]
 
@@ -269,7 +273,8 @@ def fields(names: Sequence[str], oracle: FileSummary, other: FileSummary) -> lis
 
 
 def where_they_part(key: str, a: tuple[str, Any], b: tuple[str, Any]) -> tuple[str, Any, Any]:
-    """Return the first differing element, for arrays of equal length."""
+    """Return a description of the place, and both values. For arrays of equal length, they are the
+    first elements that differ."""
     pair = a[1], b[1]
     lists = all(type(value) is list for value in pair) and len(pair[0]) == len(pair[1])
     if not lists or same(*pair):

@@ -1,10 +1,11 @@
 """Products with weights on nearly empty inputs, where little is rounded.
 
-Float additions hide small faults: of 4096 terms in float32 a scale that is off by 1e-4 may be the
-order of the sum. So both engines are given inputs of which each token keeps a few neighbouring
-values and the rest is zero. Zeros are exact in any order, and the bound counts only the others: a
-scale that is off by a few parts in a million shows, for rows of any length. If the values are put
-into an engine's run, gates and norms get inputs that small models do not have.
+Sums of floats hide small faults: in a float32 sum of 4096 terms, a scale that is off by 1e-4 may
+look like a different order of the terms. So both engines get inputs in which each token keeps a few
+neighbouring values, and all others are zero. Zeros are exact in any order, so the limit counts only
+the other terms. A scale that is off by a few parts in a million shows, for rows of any length. If
+the inputs are put into an engine's run, gates and norms also get inputs that small models do not
+have.
 """
 
 import math
@@ -57,7 +58,7 @@ class Products(TensorSuite, name="products"):
 
 
 def asked_elsewhere(context: Context) -> Iterator[Verdict]:
-    """Yield the verdict on single ops without a model, which `check` does not ask for."""
+    """Yield a verdict that names the levels for single ops, which `check` does not test."""
     offered = [level for level in SINGLE if level in (context.subject_info.levels or ())]
     if offered:
         text = f"check does not ask {context.subject.name} for {' and '.join(offered)}; "
@@ -95,8 +96,8 @@ def rest(context: Context, found: Findings) -> Verdict:
 
 
 def visible_in_some_batch(fine: Sequence[SiteFinding]) -> list[float]:
-    """Return the smallest visible scale error of each product. A wrong weight is in all batches,
-    and a batch of one token has fewer roundings."""
+    """Return the smallest visible scale error of each product. A wrong weight shows in all batches,
+    and a batch of one token has fewer roundings, so the best batch counts."""
     best: dict[Site, float] = {}
     for f in fine:
         product = replace(f.site, step=0)
@@ -110,7 +111,8 @@ def products_in(found: Findings) -> list[SiteFinding]:
 
 
 def on_sparse_inputs(context: Context) -> Findings:
-    """Return the products of the prompt, each on sparse inputs. Raises NoAnswer."""
+    """Return the findings on the products of the run, each with nearly empty inputs. Raises
+    NoAnswer."""
     context.progress("products on nearly empty inputs")
     if context.facts.no_run:
         raise NoAnswer("not-applicable", context.facts.no_run, {})
@@ -122,7 +124,8 @@ def on_sparse_inputs(context: Context) -> Findings:
 
 
 def keep_run(value: NDArray[Any], seed: int) -> NDArray[Any]:
-    """Keep a run of `KEPT` values in each token, spread over the width: (tokens, ..., width)."""
+    """Keep `KEPT` neighbouring values of each token, and set the others to zero. The places are
+    spread over the width. value: (tokens, ..., width)."""
     runs = -(-value.shape[-1] // KEPT)
     out = np.zeros_like(value)
     for token in range(len(value)):

@@ -1,7 +1,7 @@
 """Samplers: every stage of any chain must follow its definition.
 
-Rows of logits are seeded, so no weights are read; the model's vocabulary is, for infill, grammars
-and the breakers of dry. No engine must reproduce llama.cpp's accidents (harness/known).
+Rows of logits are seeded, so no weights are read. Infill, grammars and the breakers of dry use the
+model's vocabulary. No engine must reproduce llama.cpp's accidents (harness/known).
 """
 
 from collections import Counter
@@ -78,8 +78,8 @@ class Samplers(Suite, name=NAME):
 
 @dataclass(kw_only=True)
 class SamplerRun:
-    """A run of the sampler suite: both engines are asked and judged; each finding is reported once
-    by sampler and mistake."""
+    """A run of the sampler suite. It asks both engines, judges the answers, and reports each
+    mistake of a sampler once."""
 
     context: Context
     names: set[str] = field(default_factory=set)  # samplers that the subject has
@@ -119,7 +119,8 @@ class SamplerRun:
             yield self.context.verdict(NAME, status, text, {PART: "not there"})
 
     def first_questions(self) -> Iterator[tuple[str, SampleRequest]]:
-        """Yield several of each sampler: an engine may take some of its parameters alone."""
+        """Yield several questions for each sampler, because an engine may accept only some of its
+        parameters."""
         limits = CaseLimits(sizes=PLAIN, kinds=("random",))
         for name in (*CUTTING, *CHOOSING):
             for i in range(FIRST_QUESTIONS):
@@ -145,7 +146,7 @@ class SamplerRun:
             yield from grammar_cases(seed, limits)
 
     def find_open_grammars(self) -> Iterator[Verdict]:
-        """Ask for invalid grammars; an answer that forbids nothing is wrong."""
+        """Ask for invalid grammars. An engine that forbids nothing for such a grammar is wrong."""
         assert self.words is not None
         subject, mistakes = self.context.subject, []
         for mistake, request in bad_grammars(len(self.words.pieces)).items():
@@ -209,14 +210,14 @@ class SamplerRun:
             worst = min(cases, key=lambda each: each.size)
             role = "subject" if engine == subject else "oracle"
             text = f"{engine}: {describe_finding(worst.finding, worst.case.request)}"
-            text += f"; {len(cases)} lists are wrong so" if len(cases) > 1 else ""
+            text += f"; {len(cases)} lists are wrong in this way" if len(cases) > 1 else ""
             detail = {**worst.detail(), "engine": engine, "at_fault": role, PART: sampler}
             yield verdict(NAME, "diverged", text, detail, (NAME, sampler, how))
         for (engine, accident), n in sorted(self.accidents.items(), key=lambda x: x[0][1].name):
-            text = f"{engine}: {n} lists as known of llama.cpp: {describe_accident(accident)}"
+            text = f"{engine}: {n} lists as known for llama.cpp: {describe_accident(accident)}"
             yield verdict(NAME, "excused", text, {"known": accident.name, PART: accident.name})
         for name in sorted({*self.judged} - {sampler for _, sampler, _ in self.wrong}):
-            text = f"{name}: {self.judged[name]:,} lists are as its definition says"
+            text = f"{name}: {self.judged[name]:,} lists match its definition"
             yield verdict(NAME, "agreed", text, {PART: name})
         if self.not_taken:
             why = "; ".join(f"{n} times: {text}" for text, n in self.not_taken.most_common())
@@ -230,7 +231,7 @@ class SamplerRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Wronged:
-    """A finding, with the question and answer of its evidence."""
+    """A finding, with the question and the answer that prove it."""
 
     case: SampleCase
     finding: StageFinding
@@ -238,8 +239,8 @@ class Wronged:
 
     @property
     def size(self) -> tuple[int, int, int]:
-        """Return the size of a finding: its candidates, stages and row. The smallest is
-        reported."""
+        """Return the size of a finding: its candidates, stages and row. Only the smallest finding
+        is reported."""
         request = self.case.request
         return request.logits.shape[1], len(request.chain), self.finding.row
 

@@ -22,8 +22,8 @@ class Shadow(Suite, name=SUITE):
         return facts.no_run
 
     def begin(self, context: Context) -> None:
-        """Judge a large model in a fork, with an oracle of its own. Other questions leave
-        processors idle meanwhile."""
+        """Judge a large model in a fork with an oracle of its own, because other questions leave
+        processors idle."""
         another = None if context.facts.is_small else context.oracle.another()
         if another is not None and may_fork():
             context.begun[SUITE] = Ahead(partial(said_ahead, context, another), behind=LATER)
@@ -41,8 +41,8 @@ def said_ahead(context: Context, oracle: Session) -> list[Said]:
 
 
 def said_of(context: Context, oracle: Session) -> Iterator[Said]:
-    """Yield the verdict. The suite judges the oracle, so an oracle without a graph leaves nothing
-    to do."""
+    """Yield verdicts on the oracle's own graph. There is nothing to judge if the oracle shows no
+    graph."""
     settings = context.settings
     build = Build(lanes=context.lanes, n_threads=settings.n_threads, generic=settings.generic)
     judge = ShadowJudge(context.file, build)

@@ -1,10 +1,10 @@
 """Sessions: a loaded session must continue as if it had never been saved. Each engine is compared
 with itself.
 
-A prompt is decoded and its state saved. The logits of the tokens that follow must be those of a
-fresh engine that has loaded the file. llama.cpp is asked with its own state files. If bits differ,
-the limit is twice the difference of the engine's own runs, or twice the noise of honest ones: after
-loading, cells of windows may lie elsewhere, and sums have another order.
+The engine decodes a prompt and saves its state. A fresh engine loads the file, and must give the
+same logits for the next tokens. llama.cpp uses its own state files. If bits differ, the limit is
+twice the difference between the engine's own runs, or twice the noise of honest runs. After
+loading, the cells of windows may be in other places, so sums may have another order.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,7 +32,8 @@ SAVING, LOADING = "saving", "loading"  # what changes the logits, in detail["ste
 
 @dataclass(frozen=True, kw_only=True)
 class SavedRun:
-    """The batches before and after a save. sequence: None if all sequences are saved."""
+    """The batches before and after a save. sequence: the sequence to save; None for all
+    sequences."""
 
     words: str
     batches: tuple[Batch, ...]
@@ -48,7 +49,7 @@ class SavedSessions(Suite, name=NAME):
         return facts.no_run
 
     def run(self, context: Context) -> Iterator[Verdict]:
-        lacks = "the model keeps no cache of tokens alone that a file could hold"
+        lacks = "the model has no cache of tokens that a file could hold"
         if (said := not_asked_of_sessions(context, LEVEL, NAME, lacks)) is not None:
             yield from said
             return
@@ -62,8 +63,8 @@ class SavedSessions(Suite, name=NAME):
 
 
 def saved_runs(context: Context) -> list[SavedRun]:
-    """Return runs with one sequence saved alone, two saved together, the second of two saved alone,
-    and a shorter one. The last two overwrite files."""
+    """Return four runs: one sequence saved alone, two sequences saved together, the second of two
+    sequences saved alone, and a shorter prompt. The last two overwrite existing files."""
     ids = context.tokens
     n = context.n_tokens
     prompt, after = Batch.of(ids[:n]), tuple(step_at(ids, n + i, n + i) for i in range(2))
@@ -92,7 +93,7 @@ def step_at(ids: Sequence[int], at: int, start: int) -> Batch:
 
 
 def judge_engine(context: Context, session: Session, runs: Sequence[SavedRun]) -> Iterator[Verdict]:
-    """Judge the engine until something differs: one mistake shows in most runs."""
+    """Yield verdicts until something differs, because one mistake shows in most runs."""
     with (
         TemporaryDirectory(prefix="lockstep-") as folder,
         session.another() or nullcontext(session) as fresh,
@@ -112,7 +113,7 @@ def judge_engine(context: Context, session: Session, runs: Sequence[SavedRun]) -
 def judge_run(
     context: Context, session: Session, fresh: Session, run: SavedRun, path: Path
 ) -> Iterator[Verdict]:
-    context.progress(f"{session.name}: {run.words} saved, loaded and gone on with")
+    context.progress(f"{session.name}: {run.words} saved, loaded and continued")
     asked = (run.batches, run.then, str(path), run.sequence)
     saved = as_rows(context.ask(session, "save", *asked))
     if not path.is_file():
@@ -136,7 +137,7 @@ def evaluation_tail(found: Evaluation, n: int) -> tuple[F32, ...]:
 
 
 def as_rows(logits: Sequence[F32]) -> F32:
-    """Return the rows of all batches: (outputs, vocabulary)."""
+    """Return the rows of all batches, (outputs, vocabulary)."""
     return np.concatenate(logits)
 
 
@@ -149,8 +150,7 @@ def compare_rows(
     actual: F32,
     step: str,
 ) -> Verdict:
-    """Compare the bits. An engine that differs is asked again, and then compared within the
-    noise."""
+    """Compare the bits. If they differ, ask the engine again and compare within the noise."""
     detail: dict[str, Any] = {"step": step, "asked": run.words, "sequence": run.sequence}
     words = f"{session.name}: {run.words}"
     if np.array_equal(expected.view(np.uint32), actual.view(np.uint32)):
@@ -171,7 +171,8 @@ def compare_rows(
 
 
 def relative(expected: F32, actual: F32) -> float:
-    """Return the largest difference as a share of the largest logit; infinite for a new NaN."""
+    """Return the largest difference as a share of the largest logit; infinity if the two have
+    finite logits at different places."""
     if expected.shape != actual.shape or (np.isfinite(expected) != np.isfinite(actual)).any():
         return float("inf")
     both = np.isfinite(expected)

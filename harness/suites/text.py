@@ -1,8 +1,8 @@
-"""Texts of an engine that shows nothing else: could greedy tokens of the oracle's model produce
-them?
+"""Texts of an engine that shows nothing else: could greedy tokens of the oracle's model have
+produced them?
 
-An engine that stops at a text of its own, such as a line's end, is compared after other prompts as
-well.
+Some engines stop at a text of their own choice, such as the end of a line. Such an engine is
+compared after other prompts as well.
 """
 
 import math
@@ -101,7 +101,7 @@ class Text(Suite, name="text"):
                 found.add(kind(verdict))
         if nothing:
             status: Status = "not-applicable" if "agreed" in found else "not-compared"
-            text = f"behind {context.prompt[:20].decode('utf-8', 'replace')!r}: {nothing}"
+            text = f"after {context.prompt[:20].decode('utf-8', 'replace')!r}: {nothing}"
             yield context.verdict("text", status, text)
 
 
@@ -110,13 +110,14 @@ def kind(verdict: Verdict) -> str:
 
 
 def at_once(found: Container[str], context: Context) -> Iterator[Verdict]:
-    """Ask several questions concurrently. found: the single texts, which may end early."""
+    """Ask several questions concurrently, and yield the verdicts. found: the kinds of the verdicts
+    on single texts, which may end early."""
     yield from asked_at_once(partial(behind, whole=ENDED not in found), context)
 
 
 def behind_others(context: Context) -> Iterator[Verdict]:
-    """Yield verdicts on other prompts, for an engine whose text agrees after one prompt or ends
-    early."""
+    """Yield verdicts on other prompts, for an engine whose text agrees after the first prompt or
+    ends early."""
     same, early = 0, []
     room = n_cells(context) - N_OTHERS - 2  # a token is a byte at least, but for BOS and a space
     alike = [ALIKE] if room > len(BEFORE) else []
@@ -156,7 +157,7 @@ def behind_another(context: Context, prompt: bytes) -> Iterator[Verdict]:
         context.ask(context.subject, "generate", BEFORE, 1)
     for verdict in behind(context, prompt, min(N_OTHERS, context.n_steps)):
         more = reason(context, prompt) if is_wrong(verdict) else ""
-        text = f"behind {prompt[:20].decode(errors='ignore')!a}: {verdict.summary}{more}"
+        text = f"after {prompt[:20].decode(errors='ignore')!a}: {verdict.summary}{more}"
         yield replace(verdict, summary=text)
 
 
@@ -167,7 +168,7 @@ def reason(context: Context, prompt: bytes) -> str:
 
 
 def kept_too_long(context: Context) -> str:
-    """Return a clause if the text is right after a prompt with another beginning."""
+    """Return a clause if the text is right after a prompt with a different beginning; else ""."""
     try:
         context.ask(context.subject, "generate", OTHERS[0], 1)
         again = list(behind(context, ALIKE, min(N_OTHERS, context.n_steps)))
@@ -184,7 +185,8 @@ def is_wrong(verdict: Verdict) -> bool:
 
 
 def close_calls(context: Context) -> Iterator[Verdict]:
-    """Yield verdicts on next tokens that are close calls, but further apart than the noise."""
+    """Yield verdicts on next tokens whose two largest logits are close, but further apart than the
+    noise."""
     if context.facts.decoder_start is not None or "logprobs" in (context.subject_info.levels or ()):
         return
     context.progress("looking for prompts with two close next tokens")
@@ -216,7 +218,7 @@ def close_calls(context: Context) -> Iterator[Verdict]:
         if oracles_logits(context, one.batches) is None:
             yield context.verdict("text", "not-compared", WRONG_ORACLE)
             return
-        where = f"behind {texts[one.ids][-20:].decode(errors='ignore')!r}"
+        where = f"after {texts[one.ids][-20:].decode(errors='ignore')!r}"
         more = counted_otherwise(context, texts[one.ids], len(one.ids))
         yield with_more(replace(wrong, summary=f"{where}: {wrong.summary}"), more)
         return
@@ -233,7 +235,8 @@ def close_calls(context: Context) -> Iterator[Verdict]:
 def own_texts(
     answers: Sequence[tuple[Beginning, bytes]], texts: dict[tuple[int, ...], bytes], pieces: Pieces
 ) -> list[tuple[Beginning, bytes]]:
-    """Return the texts without the prompt, and without the space that some engines put in front."""
+    """Return the answers without the prompt, and without the leading space that some engines add to
+    all texts."""
     own = [without_prompt(said, texts[one.ids], pieces[one.chosen]) for one, said in answers]
     if all(said.startswith(b" ") for said in own):
         own = [said[1:] for said in own]
@@ -241,7 +244,8 @@ def own_texts(
 
 
 def how_far(wrong: Verdict) -> float:
-    """Return the distance to the likeliest token; infinite for a text that no token begins with."""
+    """Return the margin of the oracle's choice over the likeliest token that fits the text;
+    infinity if no token fits."""
     margin = wrong.detail["margin"]
     return math.inf if margin is None else float(margin)
 
@@ -255,7 +259,7 @@ def may_begin_with(said: bytes, pieces: "Pieces", run: F32, allowed: NDArray[np.
 
 
 class NothingToAsk(NoAnswer):
-    """Raised when the model leaves nothing to compare after a prompt."""
+    """Raised if there is nothing to compare after a prompt."""
 
     def __init__(self, why: str) -> None:
         super().__init__("not-compared", why, {})
@@ -269,7 +273,8 @@ def behind(
     *,
     whole: bool = False,
 ) -> Iterator[Verdict]:
-    """Judge the text after a prompt. whole: True if it must not end early. Raises NoAnswer."""
+    """Judge the text after a prompt, and yield the verdicts. said_before: the text if the engine
+    has already written it; whole: the text must not end early. Raises NoAnswer."""
     ids = prompt_ids(context, prompt)
     if not ids:
         raise NothingToAsk("the prompt has no tokens, so there is nothing to continue")

@@ -1,4 +1,4 @@
-"""Tokenization: both engines must turn text into the same ids, and ids into the same bytes."""
+"""Tokenization: both engines must turn texts into the same ids, and ids into the same bytes."""
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -119,8 +119,8 @@ class Tokens(Suite, name="tokens"):
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """A question with its flags: to encode texts, or to decode ids. Rows are (input, the oracle's
-    answer, the subject's)."""
+    """A question with its flags: encode texts, or decode ids. Its rows are (input, the oracle's
+    answer, the subject's answer)."""
 
     context: Context
     name: str
@@ -137,7 +137,7 @@ class Way:
         return ("tokens", self.name, *more)
 
     def ask(self, question: str, items: Sequence[Any]) -> tuple[list[Row], Mapping[int, NoAnswer]]:
-        """Return the rows in order, and why the other items have no answer."""
+        """Return the rows in order, and the reasons why other items have no answer."""
 
         def both(some: Sequence[Any]) -> list[tuple[Any, Any]]:
             answers = self.context.ask_both(question, some, **self.flags)
@@ -149,7 +149,8 @@ class Way:
     def not_answered(
         self, items: Sequence[Any], failures: Mapping[int, NoAnswer]
     ) -> Iterator[Verdict]:
-        """Yield a verdict for each item that broke the question, and one for the unasked items."""
+        """Yield a verdict for each item that broke the question, and one verdict for all items that
+        were then not asked."""
         unasked = [number for number, error in failures.items() if error.detail.get(UNASKED)]
         for number in [number for number in failures if number not in unasked] + unasked[:1]:
             given, error = items[number], failures[number]
@@ -164,9 +165,9 @@ class Way:
             yield self.context.verdict("tokens", error.status, text, detail, key)
 
     def read_strictly(self, rows: Sequence[Row]) -> list[bytes]:
-        """Return texts that the subject reads with U+FFFD for invalid bytes, as llama.cpp does
-        under some vocabularies (BPE without byte tokens). llama.cpp accepts overlong forms and
-        surrogates, which Unicode forbids; no engine has to follow."""
+        """Return the texts for which the subject reads U+FFFD in place of invalid bytes, as
+        llama.cpp itself does under some vocabularies (BPE without byte tokens). llama.cpp accepts
+        overlong forms and surrogates, which Unicode forbids. Other engines need not accept them."""
         forms = {row[0]: sorted(shown_as(row[0])) for row in rows if differs(row)}
         forms = {text: shown for text, shown in forms.items() if not is_utf8(text)}
         if not forms:
@@ -222,11 +223,10 @@ def encode_texts(
     answered: list[dict[str, bool]],
     broken: dict[bytes, NoAnswer],
 ) -> Iterator[Verdict]:
-    """Yield verdicts on texts, also on those where llama.cpp is known to differ from the original.
-
-    said: receives the oracle's ids for all flags, which may take a second. answered: the flags that
-    were answered. broken: receives texts without an answer, which are asked once.
-    """
+    """Yield verdicts on texts, including those for which llama.cpp is known to differ from the
+    original tokenizer. said: receives the oracle's ids, which may take a second; answered: receives
+    the flags that were answered; broken: receives texts without an answer, which are not asked
+    again."""
     if len(answered) >= LONG_TIMES:
         every = [text for text in every if len(text) <= LONG]
     texts = [text for text in every if may_be_asked(way.context, text) and text not in broken]
@@ -246,7 +246,7 @@ def encode_texts(
 
 
 def encode_beyond(way: Way) -> Iterator[Verdict]:
-    """Yield the verdict on a text that ends llama.cpp's process under most kinds of vocabulary."""
+    """Yield the verdict on a text that ends llama.cpp's process with most kinds of vocabulary."""
     context = way.context
     outcome = context.oracle.ask("tokenize", [BEYOND], **way.flags)
     if isinstance(outcome, Answered):
@@ -281,8 +281,8 @@ def ask_ways(
     flags: Sequence[dict[str, bool]],
     question: Callable[[Way], Iterator[Verdict]],
 ) -> Iterator[Verdict]:
-    """Ask with each set of flags. Flags that an engine lacks cost only their own answers; an engine
-    without any of them lacks the question."""
+    """Ask with each set of flags, and yield the verdicts. If an engine lacks some flags, only their
+    answers are missing. If it lacks all of them, it lacks the question."""
     found: list[Verdict] = []
     missing: list[NoAnswer] = []
     for each in flags:
@@ -302,7 +302,8 @@ def ask_ways(
 
 
 def made_texts(context: Context) -> tuple[list[bytes], list[list[int]]]:
-    """Return texts of the vocabulary's own tokens, and lists of its special ids, if we read it."""
+    """Return texts of the vocabulary's own tokens, and lists of its special ids. Both are empty if
+    our reader cannot read the vocabulary."""
     try:
         tokenizer, seed = context.tokenizer, context.seed
         texts = [*own_texts(tokenizer, seed), *special_texts(tokenizer, seed)]
@@ -313,7 +314,7 @@ def made_texts(context: Context) -> tuple[list[bytes], list[list[int]]]:
 
 
 def may_be_asked(context: Context, text: bytes) -> bool:
-    """Return True if the engine may be asked for the text: many languages have only texts of
+    """Return True if the engine may be asked for the text. In many languages a text must be
     UTF-8."""
     return not context.subject_info.utf8_only or is_utf8(text)
 

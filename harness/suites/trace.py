@@ -1,4 +1,4 @@
-"""Ops of the subject: each must be right at every tensor that it shows."""
+"""Ops of the subject: each op must be right at every tensor that the subject shows."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -24,8 +24,8 @@ class TraceSuite(TensorSuite, name="trace"):
         return own_run(context)
 
     def judge(self, context: Context, shown: OwnRun) -> Findings:
-        """Judge without the accumulation of errors, which costs a run and helps only if something
-        is wrong."""
+        """Judge each op without the accumulation of errors over ops. Measuring this accumulation
+        costs a run, and helps only if something is wrong."""
         return judge_own_run(context, shown, whole=False)[0]
 
     def locate(self, context: Context) -> Findings:
@@ -61,7 +61,7 @@ def in_design(name: str, findings: Sequence[SiteFinding]) -> str:
 
 
 def closest(findings: Sequence[SiteFinding]) -> str:
-    """Describe the finding that is closest to its limit, among those whose limits are known."""
+    """Describe the finding that is closest to its limit. findings: those with a measured limit."""
     if not findings:
         return "all are within the limit of their last op alone"
     tightest = max(findings, key=share)
@@ -70,8 +70,8 @@ def closest(findings: Sequence[SiteFinding]) -> str:
 
 
 def unused_patterns(context: Context) -> Iterator[Verdict]:
-    """Yield the patterns that match no name. A misspelt pattern translates nothing, and nothing
-    else would show it."""
+    """Yield the map's patterns that match no name. Nothing else would show that a misspelt pattern
+    translates no name."""
     names = context.subject_info.unmapped
     if names:
         text = f"{fits_none(names)}: {len(names)} tensors not compared"
@@ -79,7 +79,7 @@ def unused_patterns(context: Context) -> Iterator[Verdict]:
 
 
 def by_node(found: Findings) -> dict[str, Any]:
-    """Return every judged op, also the wrong ones."""
+    """Return every judged op, including wrong ones, in columns."""
     order: Counter[int] = Counter()
     rows = []
     for f in found.all:

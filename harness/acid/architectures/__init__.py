@@ -13,5 +13,5 @@ ARCHITECTURES: dict[str, AcidArchitecture] = {
 
 
 def architecture_named(name: str) -> AcidArchitecture:
-    """Return the acid architecture of this name. Raises KeyError if there is none."""
+    """Return the acid architecture with this name. Raises KeyError if there is none."""
     return ARCHITECTURES[name]

@@ -1,4 +1,4 @@
-"""Declarations of an architecture: its sizes, tokens, tests and tensors."""
+"""The declaration of an acid architecture: its sizes, tokens, tests and tensors."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ PLAIN = {"F32": 0, "F16": 1, "BF16": 32}  # general.file_type of types without b
 
 
 class AcidArchitecture(ABC):
-    """An architecture of acid models. `name` is the value of `--arch`, `gguf` of
+    """An architecture of acid models. `name`: the value of `--arch`; `gguf`: the value of
     `general.architecture`."""
 
     name: ClassVar[str]
@@ -32,13 +32,12 @@ class AcidArchitecture(ABC):
 
     @abstractmethod
     def keys(self, s: Shape) -> Keys:
-        """Return the metadata keys, without the name of the architecture before them."""
+        """Return the metadata keys, without the architecture's name in front."""
 
     @abstractmethod
     def tensors(self, w: AcidWeights) -> Iterator[tuple[str, F64]]:
-        """Yield tensors in the order of the file, slowest dimension first; vectors are always
-        F32.
-        """
+        """Yield the tensors in the order of the file, each with its slowest dimension first.
+        Vectors are always F32."""
 
     def metadata(self, s: Shape) -> Keys:
         found: dict[str, tuple[str, Any]] = {}

@@ -1,4 +1,5 @@
-"""gemma3: windows in five layers of six, two bases, norms around each part, a tied output."""
+"""gemma3: windows in five of six layers, two rope bases, norms before and after each half-layer,
+and a tied output."""
 
 from collections.abc import Iterator
 
@@ -52,9 +53,11 @@ WINDOW = ONLY_LETTERS.back("n") + 2 + PROMPTED.index(WindowInside) + 1
 
 
 class AcidGemma3(AcidArchitecture):
-    """Acid model without F16, because ggml rounds inputs of an F16 matrix to half precision.
+    """The acid model of gemma3. It has no F16 type, because ggml rounds the inputs of an F16 matrix
+    to half precision.
 
-    The weights of the last norm make short rows of answers; they are too large for halves.
+    The last norm's weights are large, because the table's rows are short for answers. They are too
+    large for half precision.
     """
 
     name = gguf = "gemma3"

@@ -1,4 +1,5 @@
-"""gpt2: learned positions, norms that subtract the mean, one matrix for attention, biases, GELU."""
+"""gpt2: learned positions, norms that subtract the mean, one matrix for queries, keys and values,
+biases, and GELU."""
 
 from collections.abc import Iterator
 
@@ -46,8 +47,8 @@ SHARING = (
 
 
 class AcidGpt2(AcidArchitecture):
-    """The acid model of gpt2. A token is the constant and a state, both 1, a balance for them, and
-    its position: squares of 4 and 1/2, and eps in each of 96 elements."""
+    """The acid model of gpt2. A token has the constant and a state, both 1, values that balance
+    them, and its position. The sum of its squares is 4 + 1/2, plus eps for each of 96 elements."""
 
     name = gguf = "gpt2"
     shape = Shape(n_embd=N, n_head=3, n_head_kv=3, n_ctx=448, eps=1 / 64, squares=4.5 + N / 64)

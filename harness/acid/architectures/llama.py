@@ -1,4 +1,5 @@
-"""llama: norms before, rotary pairs side by side, grouped heads, gated feed-forward."""
+"""llama: norms before each half-layer, neighbouring rotary pairs, grouped heads, and a gated
+feed-forward network."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,5 @@
-"""llama with experts, as Mixtral: the usual two of four, whose weights are made to sum to one."""
+"""llama with experts, as in Mixtral: two of four experts are used, and their weights are divided by
+their sum."""
 
 from collections.abc import Iterator
 

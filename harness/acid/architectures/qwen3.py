@@ -1,4 +1,5 @@
-"""qwen3: llama with a norm on each head of queries and keys, rotary pairs in halves, merges."""
+"""qwen3: llama with a norm on each head of queries and keys, rotary pairs half a head apart, and a
+tokenizer with merges."""
 
 from collections.abc import Iterator
 

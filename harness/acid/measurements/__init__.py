@@ -1,1 +1,2 @@
-"""Tests, one class each: what it measures, the right answer, the answers of known mistakes."""
+"""Tests, one class each: what a test measures, the right answer, and the answers for known
+mistakes."""

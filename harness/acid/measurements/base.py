@@ -1,4 +1,4 @@
-"""Declarations of a test, and the lead of the right answer."""
+"""The declaration of a test, and the lead of its right answer."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ Names = tuple[str, ...]
 
 
 class Measurement(ABC):
-    """A test of an acid report. Its values lie in coordinates of their own, as shares of `SMALL`.
-    The next token is the answer whose values are nearest: `right`, or one of `wrong`, by what it
-    says.
+    """A test of an acid report. Its values have separate coordinates, and are shares of `SMALL`.
 
-    `radius` is how far an honest engine's values may lie from the right ones. `catches` names wrong
-    engines of the catalogue that make it say NO, `rests_on` the tests whose subject it needs.
+    The next token is the answer whose values are nearest: `right`, or one of `wrong`, each with its
+    text. `radius`: how far an honest engine's values may be from the right ones; `catches`: wrong
+    engines of the catalogue for which the test says NO; `rests_on`: the tests whose subjects this
+    test needs.
     """
 
     name: str
@@ -39,12 +39,13 @@ class Measurement(ABC):
 
     @abstractmethod
     def build(self, w: AcidWeights, at: "AcidPlace") -> None:
-        """Write the weights that measure."""
+        """Write the weights that measure the test's values."""
 
 
 @dataclass(frozen=True)
 class AcidPlace:
-    """The place of a test: its state and values, and the states of the others."""
+    """The place of a test in a report: its own state and values, and the states of the other
+    tests."""
 
     test: Measurement
     order: tuple[Measurement, ...]  # of the report, those that need the acid prompt first
@@ -72,7 +73,7 @@ class AcidPlace:
         return self.vocabulary.n_prompt + self.behind_prompt
 
     def before(self, steps: int) -> str:
-        """Return the state of the test that is this many steps before this one."""
+        """Return the state of the test that comes this many steps before this one."""
         return state_of(self.order[self.order.index(self.test) - steps])
 
 
@@ -86,10 +87,10 @@ def value_of(test: Measurement, i: int = 0) -> str:
 
 @dataclass(frozen=True)
 class Answer:
-    """Answer of a test: its text, and how its logit grows with the measured values.
+    """An answer of a test: its text, and how its logit depends on the measured values.
 
-    logit = gain * sum(away * (values - middle)). Halfway, it passes the right answer's, which is
-    zero.
+    logit = gain * sum(away * (values - middle)). Halfway to its own values, this logit exceeds the
+    right answer's logit, which is zero.
     """
 
     text: str
@@ -98,13 +99,13 @@ class Answer:
     gain: float
 
     def lead(self, values: F64) -> float:
-        """Return the lead of the right answer over this one, in units of the normalised
+        """Return how far the right answer leads over this answer, in units of the normalised
         constant."""
         return -float(self.gain * (self.away * (values - self.middle)).sum())
 
 
 def answers_of(test: Measurement, unit: float) -> list[Answer]:
-    """Return the answers, the right one first. unit: how large a measured value of 1 is after the
+    """Return the answers, the right one first. unit: the size of a measured value of 1 after the
     last norm."""
     right = np.array(test.right)
     aways = [(says, np.array(values) - right) for says, values in test.wrong]
@@ -120,7 +121,8 @@ def answers_of(test: Measurement, unit: float) -> list[Answer]:
 
 
 def honest_lead(test: Measurement) -> float:
-    """Return the least lead, in logits, of an engine within the radius."""
+    """Return the smallest lead of the right answer, in logits, for an engine whose values are
+    within the radius."""
     leads = []
     for answer in answers_of(test, 1.0)[1:]:
         worst = answer.gain * test.radius * np.abs(answer.away).sum()
@@ -129,7 +131,8 @@ def honest_lead(test: Measurement) -> float:
 
 
 def room(test: Measurement) -> float:
-    """Return the distance from the right values to the nearest wrong ones, in radii."""
+    """Return the distance from the right values to the nearest point where a wrong answer would
+    win, as a multiple of the radius."""
     found = []
     for _, values in test.wrong:
         away = np.abs(np.array(values) - np.array(test.right))

@@ -1,4 +1,4 @@
-"""Tests of a BPE tokenizer: the ids of the acid prompt, found by their embeddings."""
+"""Tests of a BPE tokenizer. Attention finds the ids of the acid prompt by their embeddings."""
 
 from typing import ClassVar
 
@@ -14,7 +14,8 @@ FOUND = 90.0  # a score that is enough at the end of a long report as well
 
 
 class BpeCut(Measurement):
-    """A prompt cut into tokens. `shown`: values of possible tokens, the right one first."""
+    """A test of how a prompt is cut into tokens. `shown`: values of the possible tokens, the right
+    one first."""
 
     needs_prompt = of_tokenizer = True
     where = "the tokenizer; layer 0, head 0"
@@ -38,7 +39,7 @@ class BpeCut(Measurement):
 
 
 class BpeMerges(BpeCut):
-    """A test with "abc": b and c merge, and a stays; the merge of a and b comes after it."""
+    """A test with "abc": b and c merge, and a stays. The merge of a and b has a later rank."""
 
     name = "bpe-merges"
     sees = "tokens are merged, the pair with the best rank first"
@@ -54,7 +55,7 @@ class BpeMerges(BpeCut):
 
 
 class BpeBytes(BpeCut):
-    """Spelling of an e with an accent in two bytes, because no token is that character."""
+    """The spelling of an e with an accent as two bytes, because no token is that character."""
 
     name = "bpe-bytes"
     sees = "a character without a token is spelled in the bytes of its UTF-8"
@@ -69,7 +70,8 @@ class BpeBytes(BpeCut):
 
 
 class Digits(BpeCut):
-    """Digits: merges make one token of a space, 1 and 2, unless the pre-tokenizer splits them."""
+    """Digits. Merges would make one token of a space, 1 and 2, but the pre-tokenizer may split
+    them."""
 
     name = "bpe-pre-tokenizer"
     sees = "tokenizer.ggml.pre: each digit is a word, so that no merge of two is made"
@@ -100,7 +102,8 @@ class SpaceAndDigits(Digits):
 
 
 class UserDefined(BpeCut):
-    """A user-defined token in the prompt. Unlike a control token, its text is always that token."""
+    """A user-defined token in the prompt. Unlike a control token, its text always becomes that
+    token."""
 
     name = "user-defined-token"
     sees = "the text of a token of the type USER_DEFINED is this token, in any text"
@@ -115,7 +118,8 @@ class UserDefined(BpeCut):
 
 
 class BpeBeginning(Measurement):
-    """BOS: it has the same score as the prompt's first letter, beside it, so each gets half."""
+    """BOS. It has the same score as the prompt's first letter next to it, so each gets half of the
+    attention."""
 
     name = "bos"
     sees = "tokenizer.ggml.add_bos_token: BOS is put before a text, exactly once"
@@ -143,7 +147,7 @@ class BpeBeginning(Measurement):
 
 
 class FirstBeginning(BpeBeginning):
-    """BOS and the prompt's first letter have the same score, half each, although BOS is longer
-    because of the mark in row 0 of position_embd."""
+    """BOS and the prompt's first letter have the same score, so each gets half of the attention.
+    BOS is longer, because of the mark in row 0 of position_embd."""
 
     size = 0.8649  # 1 / sqrt(6.5 / 96 + 1 / 64), of 4

@@ -1,4 +1,4 @@
-"""Tests of a mixture of experts: their choice, their weights, their matrices."""
+"""Tests of a mixture of experts: the choice of experts, their weights, and their matrices."""
 
 from lockstep.harness.acid.experts import AcidExperts
 from lockstep.harness.acid.measurements.base import AcidPlace, Measurement
@@ -13,8 +13,8 @@ REASON = "a logit of the router within 2^-7 of its value, and seven roundings to
 
 
 class Choice(Measurement):
-    """Choice of experts: 2 is the likeliest, then 0, 1 and 3; each writes its weight to a value of
-    its own."""
+    """The choice of experts: 2 is the likeliest, then 0, 1 and 3. Each expert writes its weight to
+    its own value."""
 
     name = "experts-choice"
     sees = "the two likeliest of four experts are used, and their softmax weights sum to one"
@@ -62,8 +62,9 @@ class Choice(Measurement):
 
 
 class Matrices(Measurement):
-    """Matrices of experts: expert 1 weighs 0.731, has a gate of 8, 1 beside it, and writes the
-    first value; expert 3 weighs 0.269, has 4 and 2, and writes the second."""
+    """The matrices of experts. Expert 1 has a weight of 0.731 and a gate of 8 with an up of 1, and
+    writes the first value. Expert 3 has a weight of 0.269 and a gate of 4 with an up of 2, and
+    writes the second value."""
 
     name = "experts-matrices"
     sees = "ffn_gate_exps, ffn_up_exps and ffn_down_exps of one expert go together"
@@ -91,7 +92,8 @@ class Matrices(Measurement):
 
 
 class EachTokensExperts(Prompted):
-    """Experts by token: only the letter k, which occurs two hundred times, chooses expert 3."""
+    """The experts of each token: only the letter k, which occurs two hundred times, chooses expert
+    3."""
 
     name = "experts-of-each-token"
     sees = "every token of a prompt goes to its own experts"

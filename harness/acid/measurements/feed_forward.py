@@ -13,7 +13,8 @@ class FeedForward(Measurement):
 
 
 class Silu(FeedForward):
-    """SiLU at -1.25, its least value, where others differ most, and at 6, where a clamp shows."""
+    """SiLU at -1.25, near its minimum, where other activations differ most, and at 6, where a clamp
+    shows."""
 
     name = "silu"
     sees = "the activation of the feed-forward network is SiLU, below zero and at 6"
@@ -45,7 +46,7 @@ class Silu(FeedForward):
 
 
 class GateAndUp(FeedForward):
-    """The two branches of a gated FFN: the activation of 2 is 1.7616, that of -1 is -0.2689, and
+    """The two branches of a gated FFN. The activation of 2 is 1.7616, that of -1 is -0.2689, and
     that of -2 is -0.2384."""
 
     name = "gate-and-up"
@@ -70,7 +71,7 @@ class GateAndUp(FeedForward):
 
 
 class Layers(FeedForward):
-    """Layers that each add to a value of their own, beside an embedding of 1."""
+    """Layers that each add to their own value, in addition to an embedding of 1."""
 
     name = "layers"
     sees = "every layer runs once, and adds to the embedding"
@@ -99,7 +100,7 @@ class Layers(FeedForward):
 
 class MatrixEdges(FeedForward):
     """The edges of the FFN matrices. Tokens of this state also have the last coordinate, which the
-    last unit reads; so they are longer, and every value is sqrt(2 / 3) of its usual size."""
+    last unit reads. So they are longer, and every value is sqrt(2 / 3) of its usual size."""
 
     name = "matrix-edges"
     sees = "the last rows and columns of ffn_gate, ffn_up, ffn_down and token_embd are used"

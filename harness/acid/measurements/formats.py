@@ -1,6 +1,6 @@
-"""Tests of a quantised matrix: one unit is on, so that one weight of each row is visible.
+"""Tests of a quantised matrix. Only one unit is on, so one weight of each row shows.
 
-One number that is not zero is exact, or nearly so, in every format of activations.
+A single nonzero number is exact, or nearly so, in every format of activations.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ SIZE = 1.5  # of the largest value that a test should read
 
 
 class CodedRows(Measurement):
-    """Weight `column` of three rows, with one varying part of their blocks."""
+    """Weight number `column` in each of three rows, whose blocks have one varying part."""
 
     reason = "seven roundings to BF16, which has room for the scales of activations in F16"
 
@@ -54,7 +54,7 @@ class CodedRows(Measurement):
 
 
 def tests_of_format(kind: str) -> tuple[Measurement, ...]:
-    """Return the measurements of a block format, none for other types."""
+    """Return the tests of a block format; none for other types."""
     if kind not in FORMATS:
         return ()
     form = FORMATS[kind]

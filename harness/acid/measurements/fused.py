@@ -1,4 +1,4 @@
-"""Tests of one matrix for queries, keys and values: its parts, its heads, its biases."""
+"""Tests of one joint matrix for queries, keys and values: its parts, its heads, and its biases."""
 
 from lockstep.harness.acid.centred import Centred
 from lockstep.harness.acid.measurements.base import AcidPlace, Measurement
@@ -11,9 +11,10 @@ BIASED = 2  # a head that has nothing to do but this
 
 
 class Heads(Measurement):
-    """Heads that each look for one token, whose value is 1 for that head and -1 for the others.
+    """Heads that each look for one token. Its value is 1 for that head and -1 for the other heads.
 
-    Each head looks for it by more than what head 1 looks for in any state, a distance.
+    Each head's score for its token is larger than head 1's score for the distance that it looks for
+    in any state.
     """
 
     name = "heads"
@@ -48,7 +49,7 @@ class Heads(Measurement):
 
 
 class Biases(Measurement):
-    """Biases: head 2 looks for BOS in every state because of its query bias; one element of its
+    """Biases. Head 2 looks for BOS in every state because of its query bias, and one element of its
     values comes only from a bias."""
 
     name = "qkv-bias"

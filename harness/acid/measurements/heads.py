@@ -1,4 +1,4 @@
-"""Tests of the mapping of heads to keys and values, and of caches that layers should not share."""
+"""Tests of how query heads map to KV heads, and of caches that layers must not share."""
 
 from lockstep.harness.acid.measurements.base import AcidPlace, Measurement
 from lockstep.harness.acid.measurements.feed_forward import HALF_BF16
@@ -52,7 +52,7 @@ class ValueGroups(Groups):
 
 
 class KeyGroups(Groups):
-    """KV head 0 finds one token, and KV head 1 another, whose value is the opposite."""
+    """KV head 0 finds one token, and KV head 1 finds another token with the opposite value."""
 
     name = "kv-heads-of-keys"
     sees = "heads 0 and 1 score the keys of KV head 0, heads 2 and 3 those of KV head 1"
@@ -77,7 +77,7 @@ class KeyGroups(Groups):
 
 
 class LayersCaches(Measurement):
-    """Query that finds another token in each layer, with another value."""
+    """A query that finds a different token in each layer, with a different value."""
 
     name = "cache-of-layers"
     sees = "each layer has keys and values of its own"

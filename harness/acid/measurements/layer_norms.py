@@ -8,9 +8,9 @@ from lockstep.harness.acid.weights import CONST, NOTHING, SMALL, AcidWeights
 
 
 class Mean(Measurement):
-    """Mean: the tokens of this state also have a coordinate of 2, so their mean is 1/48, which
+    """The mean. Tokens of this state also have a coordinate of 2, so their mean is 1/48, which
     shows in unused coordinates. The unit adds 62 times the mean to the state. The last norm
-    subtracts the mean from the measured value as well: 0.8813 becomes 0.73."""
+    subtracts the mean from the measured value as well, so 0.8813 becomes 0.73."""
 
     name = "norm-mean"
     sees = "the norm subtracts the mean"
@@ -32,7 +32,7 @@ class Mean(Measurement):
 
 
 class Eps(Measurement):
-    """Norm with an eps of 1/64, a quarter of the sum under its root."""
+    """A norm with an eps of 1/64, which is a quarter of the sum in the square root."""
 
     name = "norm-eps"
     sees = "the norm adds attention.layer_norm_epsilon of the file to the variance"
@@ -53,9 +53,9 @@ class Eps(Measurement):
 
 
 class Bias(Measurement):
-    """Biases of three norms. A coordinate that is zero in all tokens has a bias of 4 in ffn_norm of
-    layer 0, and a unit adds 4 to it. Its bias in attn_norm of layer 1 is 1, and a head reads it.
-    The third value is a bias of the last norm."""
+    """The biases of three norms. A coordinate that is zero in all tokens has a bias of 4 in
+    ffn_norm of layer 0, and a unit adds 4 to it. Its bias in attn_norm of layer 1 is 1, and a head
+    reads it. The third value is a bias of the last norm."""
 
     name = "norm-bias"
     sees = "the biases of ffn_norm, attn_norm and output_norm are added"
@@ -84,7 +84,7 @@ class Bias(Measurement):
 
 
 class PlainFfnNormWeight(FfnNormWeight):
-    """The state has the weight 4 in ffn_norm, 1/2 in attn_norm, and 2 in ffn_norm of layer 1."""
+    """A state with the weight 4 in ffn_norm, 1/2 in attn_norm, and 2 in ffn_norm of layer 1."""
 
     rests_on = ("gelu", "output-norm-weight")
     wrong = (

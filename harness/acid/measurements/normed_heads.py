@@ -1,4 +1,4 @@
-"""Tests of the norms of queries and keys of a head."""
+"""Tests of the norms on each head's queries and keys."""
 
 import numpy as np
 
@@ -12,19 +12,19 @@ SCORE, LESS = 40.0, 31 / 32
 
 
 def share(score: float) -> float:
-    """Return the weight of the first of two tokens with this difference of scores."""
+    """Return the attention weight of the first of two tokens whose scores differ by `score`."""
     return round(float(1 / (1 + np.exp(-score))), 4)
 
 
 def apart(frequency: float, times: float) -> float:
-    """Return scores of a token three steps back over another four steps back."""
+    """Return the score of a token three steps back minus that of another token four steps back."""
     return SCORE * float(np.cos(3 * frequency) - LESS * np.cos(4 * frequency)) * times
 
 
 class HeadNorm(Measurement):
-    """Norm of a head: two tokens share the attention, because their scores are close.
+    """The norm of a head. Two tokens share the attention, because their scores are close.
 
-    Without the norm, the longer one gets all of it.
+    Without the norm, the token with the longer vector gets all of the attention.
     """
 
     radius = 9 * HALF_BF16
@@ -47,7 +47,8 @@ class HeadNorm(Measurement):
 
 
 class QueryNorm(HeadNorm):
-    """The query of head 1 is eight times as long as that of head 0, before the norm."""
+    """The norm of queries. Before the norm, the query of head 1 is eight times as long as that of
+    head 0."""
 
     name = "query-norm"
     sees = "the query of each head is divided by its own root mean square"
@@ -68,8 +69,8 @@ class QueryNorm(HeadNorm):
 
 
 class KeyNorm(HeadNorm):
-    """Norm of keys: in KV head 1 the key of the first token is eight times as long before the
-    norm."""
+    """The norm of keys. Before the norm, the first token's key in KV head 1 is eight times as
+    long."""
 
     name = "key-norm"
     sees = "the key of each head is divided by its own root mean square"
@@ -90,10 +91,10 @@ class KeyNorm(HeadNorm):
 
 
 class HeadNormWeights(Measurement):
-    """Weights of the head norms. A query in the second element of pair 0 and a key in the first
-    meet by rotation, two steps apart. The weights are 4 and 4 there, and 1/4 in the other two
-    elements: the score is 320, or 20 if they are applied after the rotation, or 1.25 if exchanged.
-    Another token has 100 for head 0, and 8 for 1."""
+    """The weights of the head norms. A query in the second element of pair 0 and a key in the first
+    element meet by rotation, two steps apart. The weights there are 4 and 4, and 1/4 in the other
+    two elements. So the score is 320, or 20 if the weights are applied after the rotation, or 1.25
+    if they are exchanged. Another token has a score of 100 for head 0, and 8 for head 1."""
 
     name = "head-norm-weights"
     sees = "normed queries and keys are multiplied by attn_q_norm and attn_k_norm, then rotated"

@@ -1,4 +1,4 @@
-"""Tests of norms: their divisor, and their weights."""
+"""Tests of norms: the divisor, and the weights."""
 
 from lockstep.harness.acid.measurements.base import AcidPlace, Measurement, Names
 from lockstep.harness.acid.measurements.feed_forward import HALF_BF16, REASON
@@ -8,9 +8,9 @@ SURE = 120.0  # a score of which a third is enough
 
 
 class NormEps(Measurement):
-    """Eps of a norm: the first token of a report is so short that eps is half of the norm's
-    divisor. A later one, of usual length, reads the normalised value through attention: 8 /
-    sqrt(2), over 8."""
+    """The eps of a norm. The first token of a report is so short that eps is half of the sum in the
+    norm's root. A later token of usual length reads the normalised value through attention: 8 /
+    sqrt(2), divided by 8."""
 
     name = "norm-eps"
     sees = "the norm adds attention.layer_norm_rms_epsilon of the file to the mean square"
@@ -31,9 +31,9 @@ class NormEps(Measurement):
 
 
 class NormCentred(Measurement):
-    """RMS norm of a row in which two of 128 coordinates are 1, so that its mean is a 64th.
+    """The RMS norm of a row in which two of 128 coordinates are 1, so that the mean is 1/64.
 
-    A norm that subtracts the mean shows where nothing was written.
+    A norm that subtracts the mean shows in coordinates that nothing writes.
     """
 
     name = "norm-mean"
@@ -55,7 +55,7 @@ class NormCentred(Measurement):
 
 
 class FfnNormWeight(Measurement):
-    """The state has the weight 4 in ffn_norm, 1/2 in attn_norm, and 2 in ffn_norm of layer 1."""
+    """A state with the weight 4 in ffn_norm, 1/2 in attn_norm, and 2 in ffn_norm of layer 1."""
 
     name = "ffn-norm-weight"
     sees = "the normalised value is multiplied by ffn_norm of this layer, after the division"
@@ -80,7 +80,7 @@ class FfnNormWeight(Measurement):
 
 
 class AttnNormWeight(Measurement):
-    """Weight of attn_norm: it is 2 for this state, and the token reads its own value."""
+    """The weight of attn_norm. It is 2 for this state, and the token reads its own value."""
 
     name = "attn-norm-weight"
     sees = "attention reads values that are multiplied by attn_norm of this layer"
@@ -110,7 +110,7 @@ class AttnNormWeight(Measurement):
 
 
 class OutputNormWeight(Measurement):
-    """The measured coordinate has the weight 1/4 in output_norm."""
+    """The weight of output_norm. It is 1/4 for the measured coordinate."""
 
     name = "output-norm-weight"
     sees = "the last norm is there, and is multiplied by output_norm"

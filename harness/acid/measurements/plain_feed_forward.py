@@ -1,4 +1,4 @@
-"""Tests of a feed-forward network without gates: its activation, its edges, its biases."""
+"""Tests of a feed-forward network without gates: its activation, its edges, and its biases."""
 
 from lockstep.harness.acid.centred import Centred
 from lockstep.harness.acid.measurements.base import AcidPlace, Measurement
@@ -12,7 +12,8 @@ from lockstep.harness.acid.weights import EDGE, SMALL, AcidWeights
 
 
 class Gelu(FeedForward):
-    """GELU at -2, where it is small beside other activations; above 1 a clamp shows."""
+    """GELU at -2, where it is small compared with other activations, and above 1, where a clamp
+    shows."""
 
     name = "gelu"
     sees = "the activation of the feed-forward network is GELU, below zero and at 6"
@@ -40,7 +41,7 @@ class Gelu(FeedForward):
 
 class PlainEdges(MatrixEdges):
     """The edges of the FFN matrices. Tokens of this state also have the last coordinate, which the
-    last unit reads; so they are longer, and every value is 0.795 of its usual size."""
+    last unit reads. So they are longer, and every value is 0.795 of its usual size."""
 
     where = "layer 0, ffn_up, ffn_down"
     sees = "the last rows and columns of ffn_up, ffn_down and token_embd are used"
@@ -51,14 +52,14 @@ class PlainEdges(MatrixEdges):
 
 
 class PlainLayers(Layers):
-    """Layers whose coordinates also hold values of attention's tests."""
+    """Layers that each add to their own value. Attention's tests use the same coordinates."""
 
     rests_on = ("gelu", "newest-token", "earlier-token")
     catches = (*Layers.catches, "cache-keys-for-values")
 
 
 class UpBias(FeedForward):
-    """Bias of the up matrix: the unit has 12 of its state, and a bias of -4."""
+    """The bias of the up matrix. The unit reads 12 from its state, and has a bias of -4."""
 
     name = "ffn-up-bias"
     sees = "the bias of ffn_up is added, before the activation"
@@ -83,8 +84,8 @@ class UpBias(FeedForward):
 
 
 class Added(Measurement):
-    """Biases that are added to every token, in coordinates that nothing else writes. Their signs
-    differ, so that what balances them is little."""
+    """Biases that are added to every token, in coordinates that nothing else writes. They have
+    different signs, so that little is needed to balance them."""
 
     name = "output-biases"
     sees = "the biases of ffn_down and of attn_output are added"

@@ -1,6 +1,7 @@
 """Tests of learned positions: the token four positions back, and the first token.
 
-A table of cosines and sines is as good as any, and a query of a sum of them finds a distance.
+A table of cosines and sines serves as well as any other, and a query that adds them finds a
+distance.
 """
 
 import numpy as np
@@ -17,8 +18,8 @@ TARGET = 200.0  # ... of the tokens that are asked about, wherever they are
 
 
 class Distance(Measurement):
-    """Distance: head 1 finds the token four positions back in any state; in this state it is one of
-    five."""
+    """The distance. Head 1 finds the token four positions back in any state; in this state that
+    token is one of five."""
 
     name = "learned-positions"
     sees = "position_embd is added to the embedding, each token's row of it"
@@ -55,7 +56,8 @@ class Distance(Measurement):
 
 
 class First(Measurement):
-    """First position: row 0 of the table has a mark, which BOS has and a head looks for."""
+    """The first position. Row 0 of the table has a mark, which only BOS has, and a head looks for
+    it."""
 
     name = "first-position"
     sees = "the first token of a text, and no other, has row 0 of position_embd"

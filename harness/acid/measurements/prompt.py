@@ -1,4 +1,4 @@
-"""Tests that need the acid prompt: tokens far back in the batch."""
+"""Tests that need the acid prompt, because they read tokens far back in the batch."""
 
 from lockstep.harness.acid.measurements.base import AcidPlace, Measurement, Names
 from lockstep.harness.acid.measurements.feed_forward import HALF_BF16
@@ -45,7 +45,7 @@ class Far(Prompted):
 
 
 def find(w: AcidWeights, place: tuple[int, int], state: str, letter: str) -> None:
-    """Write a head that finds the letter in this state. place: layer and head."""
+    """Write a head that finds the letter in this state. place: the layer and the head."""
     (layer, head), element = place, {"m": FAR, "n": FAR_TOO}[letter]
     w.key(layer, element, {role(letter): 1.0})
     w.query(layer, head, element, state, 1.5 * SCORE)
@@ -68,11 +68,9 @@ class Far256(Far):
 
 
 class CausalMask(Prompted):
-    """Causal mask: in layer 0 the letter m looks for k, which comes 200 times later and is hidden.
-
-    It finds itself, whose value is -1. The letter n, after them, finds k, whose value is 1. All
-    scores of m are below -18, so hidden scores of zero would win.
-    """
+    """The causal mask. In layer 0 the letter m looks for k, which comes 200 times later and is
+    hidden, and finds itself with the value -1. The letter n, which comes after them, finds k with
+    the value 1. All scores of m are below -18, so hidden scores of zero would win."""
 
     name = "causal-mask"
     sees = "a prompt's token neither sees nor counts later tokens, and sees those before it"
@@ -131,7 +129,7 @@ class PromptEnd(Prompted):
 
 
 class PromptPositions(Prompted):
-    """A test with four letters side by side: a query turned by pair 0 finds the third."""
+    """A test with four neighbouring letters. A query that pair 0 rotates finds the third one."""
 
     name = "positions-in-prompt"
     sees = "each token of a prompt has a position of its own, and the report goes on from them"
@@ -154,8 +152,8 @@ class PromptPositions(Prompted):
 
 
 class EachTokensNorm(Prompted):
-    """Norm of each token: the letter g is four times as long as the others, and equal after a
-    norm."""
+    """The norm of each token. The letter g is four times as long as the other letters. After a
+    norm, all have the same length."""
 
     name = "norm-of-each-token"
     sees = "each token of a prompt is divided by its own root mean square"

@@ -1,7 +1,7 @@
-"""Tests of rotary positions: a query is rotated so that one distance fits; wrong rotations fit
+"""Tests of rotary positions. A query is rotated so that one distance fits, and wrong rotations fit
 other distances.
 
-Only a few tokens of the report are looked at, so which of them is found tells mistakes apart.
+A query can find only a few tokens of the report, so the token that it finds shows the mistake.
 """
 
 from lockstep.harness.acid.measurements.base import AcidPlace, Measurement, Names, Wrong
@@ -10,9 +10,9 @@ from lockstep.harness.acid.weights import AcidWeights
 
 
 class Rope(Measurement):
-    """A rotary test. `layer`, `turns` (a pair) and `score` of the rotated query of head 0;
-    `distances` of the tokens it may find, the right one first, each with its own value; `others`
-    have none."""
+    """A rotary test. `layer`, `turns` and `score`: the layer, the pair and the score of head 0's
+    rotated query; `distances`: the tokens that it may find, the right one first, each with its own
+    value; `others`: tokens without a value."""
 
     layer: int
     turns: int
@@ -33,10 +33,10 @@ class Rope(Measurement):
 
 
 class Pairing(Rope):
-    """Pairing: pair 0 turns by one radian a position, for any base. Paired otherwise, the second
-    part of a query never meets the key, and the score goes with cos(4) * cos(d), whose best is 3;
-    turned the other way with cos(d + 4), whose best is 2; keys a position late are found one
-    further back."""
+    """The pairing of elements. Pair 0 turns by one radian per position, with any base. With the
+    other pairing, the second part of the query never meets the key, and the score follows cos(4) *
+    cos(d), which is best at 3. With the opposite rotation, it follows cos(d + 4), which is best at
+    2. If keys are one position late, the query finds a token one position further back."""
 
     name = "rope-pairing"
     sees = "the right elements of a head rotate together, the right way, from the right position"
@@ -66,10 +66,10 @@ class Pairing(Rope):
 
 
 class Base(Rope):
-    """Pair 4 turns by 0.178 radians at the base 1000 of the file, so that 9 positions are 1.6. For
-    a base of 500 these are 7.6 positions, for 2000 10.7, for 5000 13.5, for 10,000 16. A slower
-    rotation finds a token further back, and each of these bases has a distance that fits it better
-    than 9 does."""
+    """The base. Pair 4 turns by 0.178 radians with the file's base of 1000, so 9 positions are 1.6
+    radians. With a base of 500 these are 7.6 positions, with 2000 10.7, with 5000 13.5, and with
+    10,000 16. A slower rotation finds a token further back. For each of these bases, one distance
+    fits better than 9."""
 
     name = "rope-base"
     sees = (
@@ -108,8 +108,8 @@ class Base(Rope):
 
 
 class SlowPairs(Rope):
-    """Rotation of pair 8 of 16, by 0.03 radians a position. Without it, four tokens have the same
-    score."""
+    """The rotation of pair 8 of 16, by 0.03 radians per position. Without it, four tokens have the
+    same score."""
 
     name = "rope-slow-pairs"
     sees = "the second half of a head's pairs rotates as well"
@@ -126,7 +126,7 @@ class SlowPairs(Rope):
 
 
 class ValuesStay(Measurement):
-    """Values without rotation: the value lies in the elements that would rotate fastest, for either
+    """Values must not rotate. The value is in elements that would rotate fastest, for either
     pairing."""
 
     name = "values-not-turned"

@@ -1,4 +1,5 @@
-"""Tests of gemma3's special parts: gated GELU, norms after each part, two bases, one KV head."""
+"""Tests of gemma3's special parts: gated GELU, norms after each half-layer, two rope bases, and a
+single KV head."""
 
 from lockstep.harness.acid.measurements.base import AcidPlace, Measurement
 from lockstep.harness.acid.measurements.feed_forward import (
@@ -42,7 +43,7 @@ class Geglu(Silu):
 
 
 class GegluBranches(GateAndUp):
-    """The two branches with GELU: GELU of 2 is 1.9546, that of -1 is -0.1588, and that of -2 is
+    """The two branches with GELU. GELU of 2 is 1.9546, that of -1 is -0.1588, and that of -2 is
     -0.0454."""
 
     right = (-0.9773,)
@@ -70,8 +71,8 @@ class EachLayer(Layers):
 
 
 class EmbeddingScale(Measurement):
-    """Scale of embeddings: layer 0 writes an eighth of the embedding, and layer 1 sees their
-    ratio."""
+    """The scale of embeddings. Layer 0 writes an eighth of the embedding, and layer 1 sees the
+    ratio of the two."""
 
     name = "embedding-scale"
     sees = "embeddings are multiplied by the root of the width"
@@ -99,8 +100,8 @@ class QueryScale(ScoreScale):
 
 
 class PostNorm(Measurement):
-    """Weight of a norm after a part: the measured coordinate has four times the weight, and is
-    written at a quarter."""
+    """The weight of a norm after a half-layer. The measured coordinate has four times the usual
+    weight, and a quarter of the usual value is written to it."""
 
     right = (1.0,)
     wrong = (
@@ -140,7 +141,8 @@ class PostFfwNorm(PostNorm, FeedForward):
 
 
 class SlowQueryNorm(QueryNorm):
-    """Norm of queries: head 1 has a query eight times as long as head 0, before the norm."""
+    """The norm of queries. Before the norm, the query of head 1 is eight times as long as that of
+    head 0."""
 
     right = (share(apart(0.01, 1)),) * 2
     wrong = (
@@ -153,7 +155,8 @@ class SlowQueryNorm(QueryNorm):
 
 
 class OneKeyNorm(QueryNorm):
-    """Norm of keys: before it, the key of the first token is eight times as long as the others."""
+    """The norm of keys. Before the norm, the first token's key is eight times as long as the
+    others."""
 
     name = "key-norm"
     sees = "the key of each head is divided by its own root mean square"
@@ -177,8 +180,9 @@ class OneKeyNorm(QueryNorm):
 
 
 class LocalBase(Base):
-    """Local base: pair 4 turns by 0.1 radians at the base 10,000 of layers with a window, and by
-    0.178 at the base 1000 of the others: then 16 positions are taken for 9."""
+    """The base of layers with a window. Pair 4 turns by 0.1 radians with their base of 10,000, and
+    by 0.178 with the base of 1000 of other layers. With the wrong base, 16 positions are taken for
+    9."""
 
     name = "rope-base-of-windows"
     sees = "layers with a window rotate by the base 10000, whatever rope.freq_base says"
@@ -197,8 +201,8 @@ class LocalBase(Base):
 
 
 class GlobalBase(Base):
-    """Global base: pair 4 turns by 0.178 radians at the base 1000 of the file, and by 0.1 at
-    10,000: then 9 positions are taken for 16."""
+    """The base of layers without a window. Pair 4 turns by 0.178 radians with the file's base of
+    1000, and by 0.1 with 10,000. With the wrong base, 9 positions are taken for 16."""
 
     sees = "layers without a window rotate by rope.freq_base of the file, not five times as much"
     where = "layer 5, head 0, pair 4"

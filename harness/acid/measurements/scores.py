@@ -1,4 +1,4 @@
-"""Tests of attention's scores: their scale, the softmax over them, and which tokens take part."""
+"""Tests of attention scores: their scale, the softmax, and which tokens are visible."""
 
 from lockstep.harness.acid.measurements.base import AcidPlace, Measurement, Names
 from lockstep.harness.acid.measurements.feed_forward import HALF_BF16
@@ -8,7 +8,7 @@ REASON = "a weight of attention within exp(-50) of one, and seven roundings to B
 
 
 class NewestToken(Measurement):
-    """A head whose token looks for itself."""
+    """A head that finds its own token."""
 
     name = "newest-token"
     sees = "a token attends to itself, so attention reads the newest cells of the cache"
@@ -41,7 +41,7 @@ class NewestToken(Measurement):
 
 
 class EarlierToken(Measurement):
-    """Query that looks for the token written five steps before."""
+    """A query that finds the token written five steps earlier."""
 
     name = "earlier-token"
     sees = "a token attends to one that was written some steps earlier"
@@ -73,7 +73,8 @@ class EarlierToken(Measurement):
 
 
 class ScoreScale(Measurement):
-    """Scale of scores: two tokens, 1.25 apart, share the attention as 0.777 to 0.223."""
+    """The scale of scores. Two tokens whose scores differ by 1.25 share the attention as 0.777 to
+    0.223."""
 
     name = "attention-scale"
     sees = "scores are divided by the root of a head's width"
@@ -103,8 +104,8 @@ class ScoreScale(Measurement):
 
 
 class Softmax(Measurement):
-    """Softmax: every score is below -20, so an extra term with a score of zero would dominate the
-    sum."""
+    """The softmax. All scores are below -20, so an extra term with a score of zero would dominate
+    the sum."""
 
     name = "softmax-sum"
     sees = "a softmax is over the visible scores only, and sums to one"
@@ -134,7 +135,7 @@ class Softmax(Measurement):
 
 
 class SoftmaxDivided(Measurement):
-    """Softmax of two tokens with the same score: each gets a half."""
+    """The softmax of two tokens with the same score: each gets a half."""
 
     name = "softmax-division"
     sees = "a softmax is divided by its sum: two equal scores are a half each"

@@ -1,4 +1,5 @@
-"""Tests of a SentencePiece tokenizer: the ids of the acid prompt, found by their embeddings."""
+"""Tests of a SentencePiece tokenizer. Attention finds the ids of the acid prompt by their
+embeddings."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -20,8 +21,9 @@ BEGINS, FIRST, ABOVE = 7, 6, 25.0
 
 
 class Cut(Measurement):
-    """A prompt cut into pieces. `shown`: values of possible tokens, the right one first. `side`:
-    the layer, an element of its keys, and the sign to look for; two tests may share one."""
+    """A test of how a prompt is cut into pieces. `shown`: values of the possible tokens, the right
+    one first; `side`: the layer, an element of its keys, and the sign to look for. Two tests may
+    share an element."""
 
     needs_prompt = of_tokenizer = True
     where = "the tokenizer"
@@ -49,7 +51,8 @@ class Cut(Measurement):
 
 
 class Bos(Cut):
-    """BOS: it has the same score as the prompt's first token, beside it, so each gets half."""
+    """BOS. It has the same score as the prompt's first token next to it, so each gets half of the
+    attention."""
 
     name = "bos"
     sees = "tokenizer.ggml.add_bos_token: BOS is put before a text, exactly once"
@@ -70,7 +73,7 @@ class Bos(Cut):
 
 
 class SpacePrefix(Cut):
-    """Space prefix: the prompt begins with h, which is a token with and without a space in
+    """The space prefix. The prompt begins with h, which is a token both with and without a space in
     front."""
 
     name = "space-prefix"
@@ -92,7 +95,8 @@ class SpacePrefix(Cut):
 
 
 class Merges(Cut):
-    """Merges of "abc": b and c have the better score; a and b have the lower id."""
+    """The merges of "abc". The merge of b and c has the better score, and that of a and b the lower
+    id."""
 
     name = "merges"
     sees = "characters are merged, the pair whose token has the best score first"
@@ -108,7 +112,7 @@ class Merges(Cut):
 
 
 class EqualMerges(Cut):
-    """Merges of "def", where both pairs have the same score."""
+    """The merges of "def", in which both pairs have the same score."""
 
     name = "merges-alike"
     sees = "if two pairs have the same score, the left one is merged"
@@ -125,7 +129,7 @@ class EqualMerges(Cut):
 
 
 class PoorMerges(Cut):
-    """Poor merges: the token "uv" has a score below the sum of those of u and v."""
+    """A poor merge. The token "uv" has a score below the sum of the scores of u and v."""
 
     name = "merges-not-sums"
     sees = "every possible merge is made, however poor its score (no unigram tokenizer)"
@@ -142,9 +146,8 @@ class PoorMerges(Cut):
 
 
 class Bytes(Cut):
-    """Spelling of an e with an accent by its two bytes of UTF-8, because no token is that
-    character.
-    """
+    """The spelling of an e with an accent as its two UTF-8 bytes, because no token is that
+    character."""
 
     name = "byte-fallback"
     sees = "a character without a token is spelled in tokens of its bytes"
@@ -165,7 +168,7 @@ class Bytes(Cut):
 
 
 class TwoSpaces(Cut):
-    """Spaces: two of them are one token, and a single one is another."""
+    """Spaces. Two spaces are one token, and a single space is another token."""
 
     name = "two-spaces"
     sees = "two adjacent spaces stay two"
@@ -181,8 +184,8 @@ class TwoSpaces(Cut):
 
 
 class Specials(Cut):
-    """The text of a control token is in the prompt. In a chat it is that token, and what follows it
-    begins with a space, as a text does; where a text alone is asked for it is text."""
+    """A control token's text in the prompt. In a chat it becomes that token, and the text after it
+    begins with a space, as any text does. In plain text generation it stays text."""
 
     name = "special-tokens"
     sees = "the text of a control token becomes that token and a space, or stays text"

@@ -1,4 +1,4 @@
-"""Tests of windows: the last token inside, the first one outside, and layers without a window."""
+"""Tests of windows: the last token inside, the first token outside, and layers without a window."""
 
 from lockstep.harness.acid.measurements.base import AcidPlace, Names, Wrong
 from lockstep.harness.acid.measurements.feed_forward import HALF_BF16
@@ -11,7 +11,8 @@ NEARER = "of a window"  # what a letter of the prompt found
 
 
 class WindowInside(Prompted):
-    """Inside of the window: the letter n is the last token inside; nothing else has a value."""
+    """The inside of the window. The letter n is the last token inside, and nothing else has a
+    value."""
 
     name = "window-inside"
     sees = "a layer with a window of n tokens sees the token n - 1 positions back"
@@ -34,8 +35,8 @@ class WindowInside(Prompted):
 
 
 class WindowBeyond(WindowInside):
-    """Beyond the window: the letter n is one position outside, though it would be found before
-    s."""
+    """The outside of the window. The letter n is one position outside. If it were visible, it would
+    be found before s."""
 
     name = "window-beyond"
     sees = "a layer with a window of n tokens does not see the token n positions back"
@@ -59,9 +60,8 @@ class WindowBeyond(WindowInside):
 
 
 class PromptInWindow(Prompted):
-    """Window in a prompt: in layer 0 the letter s looks for m, far beyond the window, before
-    itself.
-    """
+    """The window in a prompt. In layer 0 the letter s looks for m, which is far outside the window,
+    with a higher score than for itself."""
 
     name = "window-in-prompt"
     sees = "a token of the prompt also sees no more than its window"
@@ -105,7 +105,7 @@ class FarInGlobal(Far256):
 
 
 class GlobalMask(CausalMask):
-    """Causal mask of global layers: the letters m and n are found in a layer without a window; see
+    """The causal mask of layers without a window. Such a layer finds the letters m and n; see
     causal-mask of llama."""
 
     layer = GLOBAL

@@ -1,4 +1,4 @@
-"""gguf-py, llama.cpp's Python package: how it reads a file and decodes weights."""
+"""gguf-py, llama.cpp's Python package, as a reader of files and a decoder of weights."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,7 +53,8 @@ class GgufPy(Adapter, name="gguf-py"):
     def time_dequantize(
         self, type_name: str, raw: NDArray[np.uint8], seconds: float, threads: int
     ) -> float:
-        """Time the decoder, which makes a new array each time, as for its users."""
+        """Return the seconds of the decoder. It makes a new array each time, as it does for its
+        users."""
         kind, sizes = known_type(type_name)
         if type_name == "F32":
             raise Unsupported("gguf-py does not decode F32, so there is nothing to time")
@@ -62,7 +63,7 @@ class GgufPy(Adapter, name="gguf-py"):
 
 
 def known_type(name: str) -> tuple[Any, tuple[int, int]]:
-    """Return gguf-py's name for a type, and the bytes and weights of a block."""
+    """Return gguf-py's type for a name, and the bytes and weights of a block."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     if name not in GGMLQuantizationType.__members__:
@@ -107,8 +108,8 @@ def read(path: Path) -> FileSummary:
 
 
 def reader_of(path: Path) -> Any:
-    """Return GGUFReader's reader of a mapped file, with plain arrays instead of memmaps. A slice of
-    a memmap runs Python code, which takes two thirds of the time for a large vocabulary."""
+    """Return GGUFReader on a mapped file, with plain arrays instead of memmaps. Slicing a memmap
+    runs Python code, which takes two thirds of the time for a large vocabulary."""
     from gguf import GGUFReader
 
     class Reader(GGUFReader):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""The parser of gguf-py, GGUFReader, with the mapping of its exceptions to kinds of failure."""
+"""GGUFReader, the parser of gguf-py, and a map from its exceptions to kinds of failure."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""llama.cpp's conversions of activations, tested on values that are hard to round."""
+"""llama.cpp's conversions of activations, tested with values that are hard to round."""
 
 import ctypes
 import sys
@@ -29,7 +29,7 @@ ARCH_PRCTL, REQUEST_PERMISSION, TILES = 158, 0x1023, 18  # on x86-64, which alon
 
 
 class CpuTraits(ctypes.Structure):
-    """`struct ggml_type_traits_cpu`, as far as we read it."""
+    """The beginning of `struct ggml_type_traits_cpu`, as far as we read it."""
 
     _fields_ = (
         ("from_float", ctypes.CFUNCTYPE(None, P, P, I64)),
@@ -39,7 +39,7 @@ class CpuTraits(ctypes.Structure):
 
 
 class Activations(Adapter, name="llama.cpp activations"):
-    """An adapter that only describes the build: `build` names the matching variants of each
+    """An adapter that only describes the build. `build` names the matching variants of each
     format."""
 
     isolated = True
@@ -57,7 +57,7 @@ class Activations(Adapter, name="llama.cpp activations"):
 
 
 def agreeing(lib: Library, kind: type[ActivationFormat]) -> list[str]:
-    """Return the variants that reproduce the library's bytes, including common ones."""
+    """Return the variants of our conversion that reproduce the library's bytes."""
     if kind.name == "F32" and not cpu_traits(lib, kind.type_id).from_float:
         return list(VARIANTS)  # 0.3.8 leaves them as they are without a function for it
     x = hard_to_round()
@@ -68,7 +68,7 @@ def agreeing(lib: Library, kind: type[ActivationFormat]) -> list[str]:
 def conversions(
     lib: Library, build: str, settings: Settings, model: Path | None
 ) -> tuple[str, ...]:
-    """Return the value of Build.generic for the library under these settings."""
+    """Return the value of Build.generic for the library with these settings."""
     amx = tiles(lib, build, settings)
     if amx and architecture(model) in HEADLESS:
         amx += (EMBEDDINGS,)
@@ -76,8 +76,8 @@ def conversions(
 
 
 def architecture(model: Path | None) -> str:
-    """Return the architecture's name; "" if it is missing, for which the loading engine reports the
-    error."""
+    """Return the architecture's name. Return "" if it cannot be read; the engine that loads the
+    file then reports the error."""
     with suppress(EngineError, OSError, KeyError):
         if model is not None:
             with GgufFile.open(model) as file:
@@ -87,7 +87,7 @@ def architecture(model: Path | None) -> str:
 
 @cache
 def generic_formats(lib: Library) -> tuple[str, ...]:
-    """Return the formats that the library rounds as generic C does, and not as its x86 code."""
+    """Return the formats that the library rounds as generic C does, not as its x86 code does."""
     if not hasattr(lib.ggml, "ggml_get_type_traits_cpu"):
         return ()  # a version too old to be asked
     import_members("lockstep.engine.activations")
@@ -96,8 +96,8 @@ def generic_formats(lib: Library) -> tuple[str, ...]:
 
 
 def tiles(lib: Library, build: str, settings: Settings) -> tuple[str, ...]:
-    """Return AMX if llama.cpp lays out weights for it: a build with AMX on a system that permits
-    it, as `ggml_amx_init` asks."""
+    """Return (AMX,) if llama.cpp lays out weights for AMX. The build must have AMX, and the system
+    must permit it, as in `ggml_amx_init`."""
     repacks = settings.repack or not lib.repacking_is_a_choice
     if not repacks or WITH_AMX not in build or sys.platform != "linux":
         return ()
@@ -106,8 +106,9 @@ def tiles(lib: Library, build: str, settings: Settings) -> tuple[str, ...]:
 
 
 def halves(lib: Library, settings: Settings) -> tuple[str, ...]:
-    """Return HALVES if flash attention scales and adds F16 values in halves. The library does not
-    say, so two cells are tried, of which the second weighs exp(-1)."""
+    """Return (HALVES,) if flash attention scales and adds F16 values in half precision. The library
+    does not say so. This function therefore runs it on two cells, the second with a weight of
+    exp(-1)."""
     if not settings.flash_attn or lib.number != op.WRITTEN_FOR:
         return ()
     from lockstep.engine.ops.flash_mirror import STEP
@@ -128,7 +129,7 @@ def halves(lib: Library, settings: Settings) -> tuple[str, ...]:
 
 
 def hard_to_round() -> F32:
-    """Return ties of each format, and values of all sizes with inexact scales."""
+    """Return values that are ties in each format, and values of all sizes with inexact scales."""
     bits = Philox(key=8).random_raw(64 * BLOCK)
     signed = (bits >> np.uint64(40)).astype(np.int64) - (1 << 23)
     steps = (signed[: 32 * BLOCK] % 509 - 254).astype(np.float32).reshape(-1, 32) / 2
@@ -141,7 +142,7 @@ def hard_to_round() -> F32:
 
 
 def convert_by_library(lib: Library, kind: type[ActivationFormat], x: F32) -> NDArray[np.uint8]:
-    """Return the bytes that the library's `from_float` makes of x."""
+    """Return the bytes that the library's `from_float` makes from x."""
     x = np.ascontiguousarray(x, np.float32)
     out = np.zeros(x.size // kind.block * kind.layout.itemsize, np.uint8)
     cpu_traits(lib, kind.type_id).from_float(x.ctypes.data, out.ctypes.data, x.size)

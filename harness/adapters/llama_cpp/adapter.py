@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 class LlamaCpp(StateFiles, name="llama.cpp"):
-    """llama.cpp, which loads the parts that a question needs, and keeps them until `close`."""
+    """llama.cpp. It loads the parts that a question needs, and keeps them until `close`."""
 
     isolated = True
     package = ("llama-cpp-python", "llama_cpp")
@@ -270,12 +270,12 @@ class LlamaCpp(StateFiles, name="llama.cpp"):
         return self._watched
 
     def _looked_at(self) -> AttentionKind:
-        """Return llama.cpp's choice of attention, where our code maps its graph onto ours.
+        """Return llama.cpp's choice of attention, after a check of it if our code maps this graph
+        to ours.
 
-        It decides by itself whether flash attention is possible. For other graphs (T5 and Grok have
-        layers without) the graph decides. It does not say that a model has no logits, such as a
-        BERT: it returns zeros. One token is enough, because the choice is made when a context is
-        made.
+        llama.cpp itself decides if flash attention is possible (some layers of T5 and Grok have
+        none). It does not report a model without logits, such as BERT, but returns zeros. One token
+        is enough, because the choice is made with the context.
         """
         if self._attention is not None:
             return self._attention
@@ -312,12 +312,12 @@ class LlamaCpp(StateFiles, name="llama.cpp"):
             )
 
     def _check_embeds(self, context: LlamaContext) -> None:
-        """Check that the model gives embeddings: it lacks logits, or its metadata asks."""
+        """Check that the model has no logits, or that its metadata asks for embeddings."""
         if self._looked_at().logits and not context.pools:
             raise NotInModel("the model has logits, and does not ask for embeddings")
 
     def _check_ubatches(self, context: LlamaContext, batches: Sequence[Batch]) -> None:
-        """Refuse several ubatches with two-way attention, because llama.cpp aborts."""
+        """Refuse several ubatches with two-way attention, because llama.cpp would abort."""
         model = context.model
         causal = model.metadata(f"{model.metadata('general.architecture')}.attention.causal")
         every = causal == "false" or not (model.has_decoder and context.has_memory)
@@ -345,7 +345,7 @@ class LlamaCpp(StateFiles, name="llama.cpp"):
         if both and batches and not batches[0].encoder:
             raise EngineError("the first batch of a model with a decoder is for its encoder")
         if not both and any(batch.encoder for batch in batches):
-            raise EngineError("a batch for an encoder: the model has no encoder beside a decoder")
+            raise EngineError("a batch for an encoder needs a model with encoder and decoder")
 
     def _check_tokens(self, batch: Batch) -> None:
         n_vocab = self._weights().n_vocab
@@ -381,7 +381,7 @@ def decoder(lib: Library, type_name: str) -> TypeTraits:
 
 
 def traits_of(lib: Library) -> dict[str, tuple[int, TypeTraits]]:
-    """Return id and traits of every type that ggml knows, by our files' names."""
+    """Return the id and traits of every type that ggml knows, by our names."""
     every = [(i, lib.ggml.ggml_get_type_traits(i)) for i in range(lib.n_types)]
     return {t.contents.type_name.decode().upper(): (i, t.contents) for i, t in every}
 

@@ -1,4 +1,4 @@
-"""LoRA files and control vectors, put into a context of llama.cpp."""
+"""LoRA files and control vectors, which are put into a context of llama.cpp."""
 
 import ctypes
 from typing import Any
@@ -14,8 +14,8 @@ FIRST = 1  # the layer that llama.cpp's own tools begin with
 
 
 def load_loras(lib: Library, model: Any, settings: Settings) -> list[Any]:
-    """Return a handle for each file; the model owns them. Raises EngineError with llama.cpp's own
-    reason."""
+    """Return a handle for each LoRA file. The model owns the handles. Raises EngineError with
+    llama.cpp's own reason."""
     handles = []
     for path, _ in settings.files_of(LORA):
         with lib.refusals(f"llama.cpp does not load the adapter {path.name}"):
@@ -38,7 +38,7 @@ def put_loras(lib: Library, context: Any, handles: list[Any], settings: Settings
 
 
 def put_control_vectors(lib: Library, context: Any, model: Any, settings: Settings) -> None:
-    """Read control vectors and set them; llama.cpp's library takes numbers, not files."""
+    """Read control vectors and set them. llama.cpp's library takes numbers, not files."""
     files = settings.files_of(CONTROL_VECTOR)
     if not files:
         return

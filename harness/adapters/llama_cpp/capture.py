@@ -1,4 +1,4 @@
-"""Captures every node of llama.cpp's graphs with its sources, in batches of columns."""
+"""Capture of every node of llama.cpp's graphs with its sources, in batches of columns."""
 
 import ctypes
 from collections.abc import Callable, Sequence
@@ -88,7 +88,7 @@ class NodeWatch:
         values: bool = True,
         idle: bool = False,
     ) -> None:
-        """Start a capture; data of an earlier run are dropped."""
+        """Begin a capture. Data of an earlier run are dropped."""
         self.emit, self.injector, self.error, self.emitted = emit, injector, None, 0
         self.set(n_rows=0, n_whole=0, used=0, views=0, stop=0, lean=not values, idle=idle)
 
@@ -101,8 +101,8 @@ class NodeWatch:
     # --- called from C ------------------------------------------------------------------------
 
     def hook(self, what: int, argument: int) -> int:
-        """Handle a node. An exception cannot cross C: it waits in `error`, and the graph is left at
-        once."""
+        """Handle a node. Exceptions cannot pass through C code, so one is kept in `error`, and the
+        graph stops at once."""
         try:
             if what == FULL:
                 self.hand_on()
@@ -126,7 +126,7 @@ class NodeWatch:
             self.set(data=self.data.ctypes.data, size=needed)
 
     def hand_on(self) -> None:
-        """Emit the nodes shown so far; the buffers are free again when it returns."""
+        """Emit the nodes shown so far. Afterwards the buffers are free again."""
         rows, used = self.rows[: self.get("n_whole")], self.get("used")
         self.set(n_rows=0, n_whole=0, used=0)
         if len(rows):
@@ -152,7 +152,7 @@ class NodeWatch:
         )
 
     def name_op(self, number: int, first: int) -> None:
-        """Keep an op's name, as ggml_op_desc gives it, for tensors that may be gone later."""
+        """Keep an op's name, as ggml gives it, because the tensor may be gone later."""
         name = self.ggml.ggml_op_name(number).decode()
         if name in SUB_OPS:
             kind = getattr(self.ggml, SUB_OPS[name][1])(first)
@@ -174,7 +174,8 @@ class NodeWatch:
 
 
 def view_ops(lib: Library) -> list[int]:
-    """Return the numbers of the view ops, without requesting a name that a build may lack."""
+    """Return the numbers of the view ops. It never requests a name beyond them, which a build may
+    lack."""
     found: list[int] = []
     number = 0
     while len(found) < len(VIEWS):
@@ -192,8 +193,9 @@ def check_layout() -> None:
 
 
 def are_in_order(batches: Sequence[Batch]) -> bool:
-    """Return True if the rows of results are the batch's, in order, and no graph reads another's
-    results: one sequence, no encoder. Then the graphs tell the order; else the values do."""
+    """Return True if the rows of results are in the batch's order, and no graph reads another
+    graph's results: there is one sequence and no encoder. Then the graphs show the order; otherwise
+    the values do."""
     return not any(batch.encoder or len(np.unique(batch.seq_ids)) > 1 for batch in batches)
 
 
@@ -207,7 +209,7 @@ def capture_batches(
     embeddings: bool,
     values: bool,
 ) -> Captured:
-    """Decode the batches one after the other, and emit the sources and the result of every node."""
+    """Decode the batches one after the other, and emit every node's sources and result."""
     watch.begin(emit, Injector(fault), values=values, idle=not values and are_in_order(batches))
     outputs: list[NDArray[np.float32] | None] = []
     try:

@@ -1,4 +1,5 @@
-"""The cost of capture: the same batches decoded plainly, past an empty callback, and captured."""
+"""The cost of capture: the same batches decoded plainly, with an empty callback, and with
+capture."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -28,7 +29,8 @@ def time_capture(
     watched: tuple[LlamaContext, NodeWatch],
     batches: Sequence[Batch],
 ) -> dict[str, float]:
-    """Return seconds of all batches but the first, which is the prompt, or of a single batch."""
+    """Return the seconds of all batches except the first, which is the prompt; or of the only
+    batch. Each way to decode has its own entry."""
     context, watch = watched
     sizes: list[int] = []
     counts: list[int] = []
@@ -79,7 +81,7 @@ def seconds(
 
 
 def copying(size: int) -> float:
-    """Time a copy of so many bytes, between buffers that are already mapped."""
+    """Return the seconds of a copy of this many bytes, between buffers that are already mapped."""
     source, target = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
     started = time.perf_counter()
     np.copyto(target, source)

@@ -1,6 +1,6 @@
 """Platform, exported names and needed libraries of a shared library, read from its ELF file.
 
-Nothing is loaded: a library that cannot be loaded here, or should not be, can be read all the same.
+The library is not loaded. So libraries that cannot or should not be loaded here can be read too.
 """
 
 import struct
@@ -20,7 +20,8 @@ MACHINES = {3: "x86", 40: "ARM", 62: "x86-64", 183: "AArch64", 243: "RISC-V"}
 
 
 class NotElf(Exception):
-    """Error: a file is not an ELF library, or is broken; the text ends a sentence."""
+    """Raised if a file is no ELF library, or is broken. The message completes a sentence that
+    begins with the path."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ def own_target() -> Target:
 
 
 class Elf:
-    """A library of 64-bit little-endian code. Raises NotElf, and OSError if it cannot be read."""
+    """A library of 64-bit little-endian code. Raises NotElf, or OSError if the file cannot be
+    read."""
 
     def __init__(self, path: Path) -> None:
         self.raw = path.read_bytes()
@@ -56,8 +58,8 @@ class Elf:
 
     @cached_property
     def exported(self) -> frozenset[bytes]:
-        """Return the exported names that the library defines, without inline functions and
-        templates, which vary with the compiler."""
+        """Return the exported names that the library defines. Inline functions and templates are
+        excluded, because they vary with the compiler."""
         return frozenset(
             name
             for at, info, visible, section, _, _ in self._entries(DYNSYM, SYMBOL)
@@ -67,13 +69,13 @@ class Elf:
 
     @cached_property
     def needed(self) -> tuple[str, ...]:
-        """Return file names of the libraries that this library needs."""
+        """Return the file names of the libraries that this library needs."""
         entries = self._entries(DYNAMIC, ENTRY)
         return tuple(self._name(DYNAMIC, at).decode() for tag, at in entries if tag == NEEDED)
 
     @cached_property
     def _sections(self) -> dict[int, tuple[int, int, int]]:
-        """Return sections by kind: offset, bytes, and offset of their names."""
+        """Return offset, size in bytes, and offset of the names, for each kind of section."""
         try:
             start, (size, count) = int.from_bytes(self.raw[40:48], "little"), self._sizes()
             every = [SECTION.unpack_from(self.raw, start + i * size) for i in range(count)]

@@ -1,4 +1,4 @@
-"""Wrong results written into llama.cpp's own tensors, as if one op of its graph had a bug."""
+"""Wrong results written into llama.cpp's own tensors, as if an op of its graph had a bug."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from lockstep.harness.records import Fault
 
 
 class Injector:
-    """Injects at most one fault. `honest`: the replaced value, if any bit changed."""
+    """Injects at most one fault. `honest`: the replaced value, if any bit changed; else None."""
 
     def __init__(self, fault: Fault | None) -> None:
         self.fault = fault
@@ -17,7 +17,7 @@ class Injector:
         self.stale = b""
 
     def before(self, memory: Any) -> None:
-        """Note the bytes of the result's memory before the op is computed."""
+        """Keep the bytes of the result's memory from before the op is computed."""
         self.stale = bytes(memory)
 
     def strike(self, value: NDArray[Any], memory: Any) -> None:
@@ -35,13 +35,13 @@ class Injector:
 
 
 def usable(row: NDArray[Any]) -> bool:
-    """Return True if the row is finite somewhere and not constant, so that a change shows."""
+    """Return True if the row has finite values that are not all equal, so that a change shows."""
     finite = row[np.isfinite(row)] if row.dtype.kind == "f" else row
     return finite.size > 0 and bool((finite != finite[0]).any() or finite.size == 1)
 
 
 def change(row: NDArray[Any], fault: Fault) -> None:
-    """Change the row in place."""
+    """Change the row in place, as the fault says."""
     kind, draw, size = fault.kind, fault.draw, fault.size
     numbers = np.isfinite(row) if row.dtype.kind == "f" else np.ones(row.shape, bool)
     at = np.flatnonzero(numbers)

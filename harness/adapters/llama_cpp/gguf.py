@@ -1,6 +1,6 @@
-"""A GGUF file as parsed by llama.cpp (gguf_* of libggml-base).
+"""A GGUF file as llama.cpp parses it (gguf_* of libggml-base).
 
-The C interface ends a key or string at its first zero byte, and so does this summary.
+The C interface ends a key or string at its first zero byte, so this summary does too.
 """
 
 import ctypes
@@ -74,8 +74,8 @@ def items_of(ggml: ctypes.CDLL, gguf: int, key: int, item: str) -> list[summary.
 
 
 def tensor_of(ggml: ctypes.CDLL, gguf: int, tensors: ctypes.c_void_p, i: int) -> TensorSummary:
-    """Return a tensor's summary. `tensors` has the shapes; gguf_get_tensor_ne is too new for some
-    versions."""
+    """Return a tensor's summary. `tensors` has the shapes, because some versions lack
+    gguf_get_tensor_ne."""
     name = ggml.gguf_get_tensor_name(gguf, i)
     traits = ggml.ggml_get_type_traits(ggml.gguf_get_tensor_type(gguf, i)).contents
     return TensorSummary(

@@ -1,4 +1,4 @@
-"""A node of llama.cpp's graph while it exists, with views of its values in our shapes."""
+"""A node of llama.cpp's graph while the graph exists, with views of its values in our shapes."""
 
 import ctypes
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class LiveNode:
-    """A tensor of the graph, while it exists."""
+    """A tensor of the graph. It is valid only while the graph exists."""
 
     ggml: ctypes.CDLL
     address: int
@@ -45,8 +45,8 @@ class LiveNode:
 
     @property
     def root(self) -> "LiveNode":
-        """Return the tensor that this one is a view of, or itself: the cache, for a view of
-        cells."""
+        """Return the tensor that this tensor is a view of, or itself. For a view of cells, this is
+        the cache."""
         return LiveNode.at(self.ggml, self.tensor.view_src) if self.tensor.view_src else self
 
     @property
@@ -54,15 +54,17 @@ class LiveNode:
         return tuple(self.tensor.ne)
 
     def values(self) -> Array:
-        """Return a view of the tensor's memory with four dimensions, slowest first. Blocks, as in a
-        cache, come decoded by ggml, and writing to them changes nothing."""
+        """Return a view of the tensor's memory with four dimensions, the slowest first. Blocks, as
+        in a quantised cache, are decoded by ggml into a copy, so writing to them changes
+        nothing."""
         dtype = DTYPES.get(self.tensor.type)
         if dtype is None:
             return self.decode()
         return self.memory(dtype, tuple(reversed(self.tensor.ne)), self.tensor.nb[0])
 
     def memory(self, dtype: np.dtype[Any], shape: tuple[int, ...], stride: int) -> Array:
-        """Return the bytes of a tensor. stride: the stride in bytes along the last dimension."""
+        """Return an array on the tensor's memory. stride: the bytes from one element of the last
+        dimension to the next."""
         if 0 in shape:
             return np.empty(shape, dtype)
         memory = (ctypes.c_ubyte * self.ggml.ggml_nbytes(self.address)).from_address(
@@ -104,7 +106,8 @@ def column(node: LiveNode, _: int) -> Array:
 
 
 def used_cells(node: LiveNode, cells: int) -> Array:
-    """Return the cells in use; llama.cpp pads their number to a multiple of 256."""
+    """Return the values of the cells in use. llama.cpp pads the number of cells to a multiple of
+    256."""
     return node.values()[0, :, :, :cells]  # (heads, tokens, cells)
 
 

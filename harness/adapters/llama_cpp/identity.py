@@ -1,20 +1,21 @@
 """Identifies the pinned llama.cpp among all builds that LLAMA_CPP_LIB_PATH can name.
 
-Goldens, bounds and known divergences hold for one commit, so another one as the oracle would accuse
-engines of what llama.cpp changed. Two facts identify it:
+Goldens, bounds and known divergences hold for one commit. Another commit as the oracle would blame
+engines for llama.cpp's changes. Two facts identify the commit:
 
-- Names that its libraries export, read before anything is loaded. Every function of libllama that
-  is neither inline nor a template counts, those of C++ with their parameters: the C interface alone
-  stays the same for hundreds of commits. For libggml-base it is the C interface, which includes
-  every op. Names that mention the standard library are left out, as its builds spell them
-  differently. So compilers, optimisation, instruction sets, backends and tools change nothing here.
-  libggml-cpu does not count, because its exports depend on instruction sets. If ggml lies elsewhere
-  or inside libllama, libllama's names decide alone.
-- What a library of the user's says once it is loaded: its commit, if it was built in a clone, and
-  the block size of every type, which a fork can change without a new name. ggml's version number is
-  no evidence: it is the same for many commits.
+- The names that its libraries export, read before anything is loaded. Every function of libllama
+  counts that is neither inline nor a template. C++ names include the parameters, because the C
+  interface alone stays the same for hundreds of commits. For libggml-base the C interface counts,
+  which includes every op. Names that mention the standard library are excluded, because its builds
+  spell them differently. So compilers, optimisation, instruction sets, backends and tools make no
+  difference. libggml-cpu does not count, because its exports depend on instruction sets. If ggml is
+  in another folder or inside libllama, libllama's names decide alone.
+- The facts that a user's library reports once it is loaded. These are its commit, if it was built
+  in a clone, and the block size of every type, which a fork can change without a new name. ggml's
+  version number proves nothing, because many commits share it.
 
-A build of another commit that changes only what functions do, and does not know its commit, passes.
+A build of another commit passes if it changes only the bodies of functions and does not know its
+commit.
 """
 
 import hashlib
@@ -49,7 +50,7 @@ class OtherBuild(Unsupported):
 
 @dataclass(frozen=True)
 class PinnedPart:
-    """A library of llama.cpp: its file, the names that count, their number and digest."""
+    """A library of llama.cpp: its file, the names that count, and their number and digest."""
 
     file: str
     counts: re.Pattern[bytes]
@@ -90,7 +91,7 @@ def installed_folder() -> Path | None:
 
 
 def named_folder() -> Path | None:
-    """Return the user's own libraries."""
+    """Return the folder of the user's own libraries, or None."""
     return Path(os.environ[LIBRARIES]) if LIBRARIES in os.environ else None
 
 
@@ -102,7 +103,7 @@ def check_libraries() -> None:
 
 
 def why_not_pinned(folder: Path) -> str:
-    """Return what differs from the pinned libraries, "" if nothing does."""
+    """Return the difference from the pinned libraries; "" if there is none."""
     path = folder / LLAMA.file
     try:
         state = path.stat()
@@ -113,8 +114,8 @@ def why_not_pinned(folder: Path) -> str:
 
 @cache
 def compare(folder: Path, _size: int, _changed: int) -> str:
-    """Return how the library differs from the pinned one; cached for an unchanged file. Raises
-    OSError."""
+    """Return how the library differs from the pinned library; "" if it does not. The result is
+    cached for an unchanged file. Raises OSError."""
     if sys.platform != "linux":
         return ""  # other systems have other formats
     path = folder / LLAMA.file
@@ -133,7 +134,8 @@ def compare(folder: Path, _size: int, _changed: int) -> str:
 
 
 def difference(part: PinnedPart, library: Elf, path: Path) -> str:
-    """Return the difference from the installed library's names, if that is the pinned one."""
+    """Describe the difference from the pinned library; "" if there is none. The installed library's
+    names serve for comparison if it is the pinned one."""
     names = part.own_names(library)
     if part.is_pinned(names):
         return ""
@@ -157,7 +159,7 @@ def show_names(names: Sequence[bytes]) -> str:
 
 
 def readable(name: bytes) -> str:
-    """Return `llama_context::decode` for `_ZN13llama_context6decodeEv`."""
+    """Return a readable name, such as `llama_context::decode` for `_ZN13llama_context6decodeEv`."""
     parts, rest = [], re.sub(rb"^_ZN?K?", b"", name)
     while size := re.match(rb"\d+", rest):
         end = size.end() + int(size[0])
@@ -167,9 +169,10 @@ def readable(name: bytes) -> str:
 
 
 def check_loaded(commit: str, types: Iterable[tuple[str, int, int]]) -> None:
-    """Raise OtherBuild if the loaded libraries report another version than the pinned one.
+    """Raise OtherBuild if the loaded libraries report a commit or weight types other than the
+    pinned ones.
 
-    types: the name of each weight type, weights of a block, and bytes of a block.
+    types: the name of each weight type, the weights of a block, and the bytes of a block.
     """
     if named_folder() is None:
         return

@@ -1,9 +1,9 @@
 """llama.cpp's libraries through ctypes: their functions, log and tensor layout.
 
-Nothing is loaded until `library()` is called. llama-cpp-python's wheel holds each library three
-times under different names, as copies: opening libggml-base.so by path would load it a second
-time, with a log and type tables of its own. So every symbol is looked up from the handle of
-libllama, which finds those of the libraries that it depends on.
+Nothing is loaded before `library()` is called. llama-cpp-python's wheel holds each library three
+times, as copies with different names. Opening libggml-base.so by its path would load it a second
+time, with a separate log and separate type tables. So every symbol is looked up from the handle of
+libllama, which also finds the symbols of the libraries that it needs.
 """
 
 import ctypes
@@ -59,7 +59,7 @@ class GgufInitParams(ctypes.Structure):
 
 
 class TypeTraits(ctypes.Structure):
-    """`struct ggml_type_traits`, as far as we read it."""
+    """The beginning of `struct ggml_type_traits`, as far as we read it."""
 
     _fields_ = (
         ("type_name", TEXT),
@@ -121,7 +121,8 @@ NOT_INSTALLED = (
 
 
 class Library:
-    """The binding (`llama`), ggml's own functions (`ggml`), and the last lines of the log."""
+    """llama-cpp-python's module (`llama`), ggml's own functions (`ggml`), and the last lines of the
+    log."""
 
     def __init__(self) -> None:
         for name, value in ENVIRONMENT.items():
@@ -157,22 +158,23 @@ class Library:
         return type_count(self.llama, self.ggml)
 
     def types(self) -> Iterator[tuple[str, int, int]]:
-        """Yield the name of each weight type, weights of a block, and bytes of a block."""
+        """Yield each weight type's name, weights of a block, and bytes of a block."""
         for i in range(self.n_types):
             traits = self.ggml.ggml_get_type_traits(i).contents
             yield traits.type_name.decode(), traits.block_weights, traits.block_bytes
 
     def declare(self, prototypes: Mapping[str, tuple[Any, ...]]) -> None:
-        """Give functions of ggml their types: name -> (result, *arguments)."""
+        """Declare the types of ggml's functions: name -> (result, *arguments)."""
         declare(self.ggml, prototypes, self.version)
 
     def listen(self) -> None:
-        """Direct the log here, also after another listener."""
+        """Direct the log to this object, even if another listener was set."""
         self.llama.llama_log_set(self._log_callback, P(0))
 
     @contextmanager
     def refusals(self, what: str) -> Iterator[None]:
-        """Add llama.cpp's log lines to errors raised in this context."""
+        """Add llama.cpp's log lines to errors raised in this context. what: the beginning of the
+        message."""
         self.lines.clear()
         try:
             yield
@@ -180,12 +182,12 @@ class Library:
             raise type(error)(f"{what}: {error}{self._complaint()}") from error
 
     def complained_of(self, words: str) -> bool:
-        """Return True if llama.cpp logged these words since `refusals` was entered."""
+        """Return True if llama.cpp has logged these words since `refusals` was entered."""
         return any(words in line for _, line in self.lines)
 
     def check_room(self) -> None:
-        """Raise MemoryError if llama.cpp's last refusal was a lack of memory. The limit is ours or
-        the machine's, so neither engine is at fault."""
+        """Raise MemoryError if llama.cpp's last refusal was a lack of memory. The limit is
+        Lockstep's or the machine's, so no engine is at fault."""
         if self.complained_of(NO_ROOM):
             raise MemoryError(f"llama.cpp does not make a context{self._complaint()}")
 
@@ -197,7 +199,7 @@ class Library:
         return ""
 
     def _log(self, level: int, raw: bytes, _: object) -> None:
-        """Keep a line of the log, except debug lines, which would push out all others."""
+        """Keep a line of the log, except debug lines, which would crowd out all others."""
         if level == CONTINUED:
             level = self.lines[-1][0] if self.lines else DEBUG
         if level != DEBUG:
@@ -210,7 +212,7 @@ class Library:
 
 @cache
 def library() -> Library:
-    """Load the libraries once per process."""
+    """Load the libraries, once per process, and return them."""
     return Library()
 
 
@@ -219,7 +221,7 @@ def say_last_words(message: bytes) -> None:
 
 
 def check_layout(ggml: ctypes.CDLL) -> None:
-    """Check that this build lays out a tensor as GgmlTensor. Raises RuntimeError."""
+    """Check that this build's tensors have the layout of GgmlTensor. Raises RuntimeError if not."""
     context = ggml.ggml_init(InitParams(1 << 16, None, False))
     if not context:
         raise RuntimeError("ggml_init gave no context, so the layout of a tensor is unknown")

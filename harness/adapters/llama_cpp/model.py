@@ -35,7 +35,7 @@ NO_FIELDS: Mapping[str, Any] = {}
 
 
 class Observer(Protocol):
-    """An observer of a traced context's nodes."""
+    """An observer of the nodes in a traced context."""
 
     def wants(self, address: int) -> bool:
         """Return True to see this node's value once it is computed."""
@@ -45,7 +45,7 @@ class Observer(Protocol):
 
 
 class LlamaModel:
-    """The weights of a model, or its vocabulary alone. Raises EngineError with llama.cpp's own
+    """The weights of a model, or only its vocabulary. Raises EngineError with llama.cpp's own
     reason."""
 
     def __init__(self, lib: Library, path: Path, settings: Settings, *, vocab_only: bool) -> None:
@@ -99,7 +99,7 @@ class LlamaModel:
         return max(start, 0)
 
     def metadata(self, key: str) -> str:
-        """Return a value as llama.cpp prints it; empty if there is none."""
+        """Return a metadata value as llama.cpp prints it; empty if there is none."""
         size = 256
         text = ctypes.create_string_buffer(size)
         self.lib.llama.llama_model_meta_val_str(self.pointer, key.encode(), text, size)
@@ -113,7 +113,7 @@ class LlamaContext:
     """A KV cache and a graph. `traced`: an observer can see the nodes.
 
     `watch`: the addresses of a C function that is called for each node instead, and of its data.
-    `fields`: parameters of llama.cpp that override the settings.
+    `fields`: llama.cpp parameters that override the settings.
     """
 
     def __init__(
@@ -148,20 +148,21 @@ class LlamaContext:
 
     @property
     def has_memory(self) -> bool:
-        """Return True if the model has a memory; an encoder has none."""
+        """Return True if the model has a memory. An encoder has none."""
         return bool(self.lib.llama.llama_get_memory(self.pointer))
 
     def show_embeddings(self, shown: bool) -> None:
-        """Have the graph compute embeddings, pooled if the model says how."""
+        """Make the graph compute embeddings, or stop doing so. They are pooled if the model says
+        how."""
         self.lib.llama.llama_set_embeddings(self.pointer, shown)
 
     @property
     def pools(self) -> bool:
-        """Return True if embeddings are those of sequences, not of tokens."""
+        """Return True if there is one embedding for each sequence, not for each token."""
         return bool(self.lib.llama.llama_pooling_type(self.pointer) != POOLING_NONE)
 
     def clear(self) -> None:
-        """Forget every token, and zero the cache."""
+        """Forget every token, and fill the cache with zeros."""
         llama = self.lib.llama
         if self.has_memory:
             llama.llama_memory_clear(llama.llama_get_memory(self.pointer), True)
@@ -177,7 +178,7 @@ class LlamaContext:
         return self._embeddings(batch)
 
     def run(self, batch: Batch) -> None:
-        """Compute a batch, and fetch no results."""
+        """Compute a batch without fetching results."""
         llama = self.lib.llama
         encodes = batch.encoder or not self.model.has_decoder
         held = llama.llama_batch_init(max(len(batch), 1), 0, 1)
@@ -240,8 +241,8 @@ class LlamaContext:
         return embeddings
 
     def _on_node(self, address: int, asking: bool, _: object) -> bool:
-        """Handle a node. An exception cannot cross C: it waits in `error`, and the graph is left at
-        once."""
+        """Handle a node. Exceptions cannot pass through C code, so one is kept in `error`, and the
+        graph stops at once."""
         if self.observer is None or self.error is not None:
             return False
         try:
@@ -256,7 +257,8 @@ class LlamaContext:
 
 @contextmanager
 def keep_heads(settings: Settings) -> Iterator[None]:
-    """Make contexts whose quantised caches store heads without rotation, if the settings say so."""
+    """Let contexts that are made in this block keep heads unrotated in quantised caches, if the
+    settings say so."""
     if settings.turned:
         yield
         return

@@ -1,4 +1,4 @@
-"""Run of a single ggml op: a graph of one node, whose sources and parameters come from a Node."""
+"""Runs a single ggml op, as a graph of one node with the sources and parameters of a Node."""
 
 import ctypes
 from math import prod
@@ -35,8 +35,7 @@ PROTOTYPES = {  # name: (result, *arguments); of ggml.h and ggml-cpu.h, 0.3.36
 
 
 def compute(lib: Library, node: Node, n_threads: int) -> NDArray[Any]:
-    """Return the node's result: (ne3, ne2, ne1, ne0). Raises Unsupported for an op that ggml
-    lacks."""
+    """Return the node's result, (ne3, ne2, ne1, ne0). Raises Unsupported if ggml lacks the op."""
     if node.type not in PLAIN:
         raise Unsupported(f"a result of type {node.type}")
     lib.declare(PROTOTYPES)
@@ -74,7 +73,8 @@ def compute(lib: Library, node: Node, n_threads: int) -> NDArray[Any]:
 
 
 def op_number(lib: Library, node: Node) -> tuple[int, int]:
-    """Return the op's number and its first parameter: UNARY's for SILU, for example."""
+    """Return the op's number and its first parameter. For SILU, for example, these are UNARY's
+    number and the place of SILU."""
     names = [lib.ggml.ggml_op_name(i).decode() for i in range(op_count(lib))]
     for family, (members, function) in SUB_OPS.items():
         if node.op in members:
@@ -89,7 +89,8 @@ def op_number(lib: Library, node: Node) -> tuple[int, int]:
 
 
 def op_count(lib: Library) -> int:
-    """Count the names up to the last one, as GGML_OP_COUNT is not exported."""
+    """Return the number of ops by counting their names up to the last one, because GGML_OP_COUNT is
+    not exported."""
     try:
         lib.ggml.ggml_glu_op_name(0)
         last = b"GLU"
@@ -117,7 +118,7 @@ def make_tensor(lib: Library, context: int, source: Operand, raw: NDArray[np.uin
 
 
 def contiguous(source: Operand) -> tuple[int, ...]:
-    """Return contiguous strides: of a block, a row, a matrix and a stack of them."""
+    """Return contiguous strides in bytes: of a block, a row, a matrix, and a stack of matrices."""
     kind = type_by_name(source.type)
     steps = [kind.bytes, source.ne[0] // kind.block * kind.bytes]
     for n in source.ne[1:3]:
@@ -126,7 +127,8 @@ def contiguous(source: Operand) -> tuple[int, ...]:
 
 
 def laid_out(source: Operand) -> NDArray[np.uint8]:
-    """Return the bytes with the operand's strides. Raises EngineError for a wrong shape."""
+    """Return the bytes in the layout of the operand's strides. Raises EngineError for a wrong
+    shape."""
     if source.value is None:
         raise EngineError(f"the source {source.name!r} has no value")
     kind = type_by_name(source.type)

@@ -1,7 +1,7 @@
-"""The parsers of GGUF files in llama.cpp: from memory, from a file, with data, and as a model.
+"""llama.cpp's parsers of GGUF files: from memory, from a file, with data, and as a model.
 
-The first error that llama.cpp logs tells the reason; ggml/src/gguf.cpp of llama-cpp-python 0.3.36
-has the words. An error without words of its own is a field that the file is too short for.
+The first error in llama.cpp's log gives the reason. The patterns follow ggml/src/gguf.cpp of
+llama-cpp-python 0.3.36. An error without such words means that the file is too short for a field.
 """
 
 import ctypes
@@ -56,7 +56,7 @@ def parse(lib: Library, files: Sequence[bytes], way: str) -> dict[str, Any]:
 
 @contextmanager
 def quiet(lib: Library) -> Iterator[list[str]]:
-    """Collect the errors that are logged; nothing is printed."""
+    """Collect llama.cpp's errors in a list, without printing them."""
     said: list[str] = []
 
     def log(level: int, raw: bytes, _: object) -> None:
@@ -95,7 +95,7 @@ def open_file(ggml: ctypes.CDLL, raw: bytes, file: MemoryFile) -> Any:
 
 
 def opened_file(ggml: ctypes.CDLL, raw: bytes, file: MemoryFile) -> Any:
-    """Open a file as loaders do: with a context for the tensors, without their data."""
+    """Open a file as loaders do: with a context for the tensors, but without their data."""
     tensors = ctypes.c_void_p()
     params = GgufInitParams(True, ctypes.pointer(tensors))
     gguf = ggml.gguf_init_from_file(file.holding(raw), params)
@@ -104,7 +104,7 @@ def opened_file(ggml: ctypes.CDLL, raw: bytes, file: MemoryFile) -> Any:
 
 
 def opened_data(ggml: ctypes.CDLL, raw: bytes, file: MemoryFile) -> Any:
-    """Open a file with its data, which the context then holds."""
+    """Open a file from memory, with the tensors' data in the context."""
     tensors = ctypes.c_void_p()
     gguf = ggml.gguf_init_from_buffer(raw, len(raw), GgufInitParams(False, ctypes.pointer(tensors)))
     ggml.ggml_free(tensors)
@@ -114,7 +114,8 @@ def opened_data(ggml: ctypes.CDLL, raw: bytes, file: MemoryFile) -> Any:
 def load_model(
     lib: Library, vocab_only: bool, path: bytes, said: list[str]
 ) -> tuple[str, int, str]:
-    """Load a file as a model. The result says only that the file was accepted."""
+    """Load a file as a model, and return the ending with its reason. An accepted file has no
+    digest."""
     said.clear()
     llama = lib.llama
     params = llama.llama_model_default_params()

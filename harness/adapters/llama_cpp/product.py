@@ -1,4 +1,4 @@
-"""ggml's own matrix product on bytes and activations, without a model: a graph of one MUL_MAT."""
+"""ggml's own matrix product of bytes and activations, without a model: a graph of one MUL_MAT."""
 
 import ctypes
 from typing import ClassVar
@@ -11,7 +11,8 @@ from lockstep.harness.adapters.llama_cpp.lib import I64, InitParams, Library, P
 
 
 class ProductPlan(ctypes.Structure):
-    """ggml_cplan of ggml-cpu.h: the plan of a graph's computation. Its end differs by version."""
+    """ggml_cplan of ggml-cpu.h: the plan for computing a graph. Its last fields differ by
+    version."""
 
     _fields_: ClassVar = [
         ("work_size", ctypes.c_size_t),
@@ -43,8 +44,8 @@ def multiply(
     x: NDArray[np.float32],
     n_threads: int,
 ) -> NDArray[np.float32]:
-    """Multiply x by stored weights. kind: (name, id) of the weights; x: (tokens, columns) ->
-    (tokens, rows)."""
+    """Multiply x by stored weights. kind: the name and id of the weights' type; x: (tokens,
+    columns); result: (tokens, rows)."""
     lib.declare(PROTOTYPES)
     x = np.ascontiguousarray(x, np.float32)
     found = np.empty((len(x), rows_of(lib, kind, raw, x.shape[1])), np.float32)
@@ -66,7 +67,8 @@ def multiply(
 
 
 def rows_of(lib: Library, kind: tuple[str, int], raw: NDArray[np.uint8], columns: int) -> int:
-    """Return the number of rows in the bytes. Refuses what ggml would abort for."""
+    """Return the number of rows in the bytes. Raises an error for products that would make ggml
+    abort."""
     behind_from_float = lib.ggml.ggml_get_type_traits_cpu(kind[1]) + ctypes.sizeof(P)
     if not ctypes.c_void_p.from_address(behind_from_float).value:  # vec_dot
         raise Unsupported(f"llama.cpp has no product with {kind[0]}")

@@ -1,4 +1,4 @@
-"""llama.cpp's samplers, one by one on lists of candidates."""
+"""llama.cpp's samplers, applied one by one to lists of candidates."""
 
 import ctypes
 from collections.abc import Iterator, Mapping
@@ -28,7 +28,7 @@ def needs_vocabulary(request: SampleRequest) -> bool:
 
 def sample(lib: Library, request: SampleRequest, vocabulary: Any) -> SampleAnswer:
     if lib.number != WRITTEN_FOR:
-        raise Unsupported(f"constructors of samplers are known of {WRITTEN_FOR} alone")
+        raise Unsupported(f"constructors of samplers are known only for {WRITTEN_FOR}")
     with open_stages(lib, request, vocabulary) as stages:
         rows = []
         for logits, accepted in zip(request.logits, request.accepted, strict=True):
@@ -112,7 +112,7 @@ def apply_all(lib: Library, stages: list[Any], logits: NDArray[np.float32]) -> l
 
 
 def read_list(array: Any, rows: NDArray[Any]) -> SampledList:
-    """Return the array's candidates; xtc moves its beginning."""
+    """Return the array's candidates. xtc moves the start of the array."""
     at = (ctypes.addressof(array.data.contents) - rows.ctypes.data) // ROW.itemsize
     held = rows[at : at + array.size]
     place = array.selected

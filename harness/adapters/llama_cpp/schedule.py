@@ -1,9 +1,10 @@
-"""Runs a schedule on llama.cpp: decode calls and cache operations, with the visible state of both.
+"""Runs a schedule of decode calls and cache operations on llama.cpp, with everything that shows
+their effect.
 
-`LLAMA_BATCH_DEBUG` has it print each ubatch that it forms (2, because not all versions name the
-tokens at 1), `LLAMA_KV_CACHE_DEBUG` the cells that it looks at before it places one. Both are read
-when a context is made. Versions with llama_sbatch have neither: there the ubatches are read from
-the graphs, and cells are not seen.
+With `LLAMA_BATCH_DEBUG` llama.cpp prints each ubatch that it forms (2, because not all versions
+name the tokens at 1). With `LLAMA_KV_CACHE_DEBUG` it prints the cells that it looks at before it
+places an ubatch. llama.cpp reads both variables when it makes a context. Versions with llama_sbatch
+have neither variable: there the ubatches are read from the graphs, and cells cannot be seen.
 """
 
 import ctypes
@@ -39,7 +40,7 @@ STREAM = re.compile(
 
 
 class Log:
-    """The ubatches and cells of one call, read from debug lines."""
+    """The ubatches and cells of one call, read from debug lines of the log."""
 
     def __init__(self) -> None:
         self.ubatches: list[list[Any]] = []  # [equal, n_seqs, rows]
@@ -48,7 +49,7 @@ class Log:
         self.reading = False
 
     def read_ubatches(self) -> list[list[Any]] | None:
-        """Return the ubatches; None if this version's log does not name every token."""
+        """Return the ubatches; None if the log of this version does not name every token."""
         read = [len(rows) for _, _, rows in self.ubatches]
         return self.ubatches if read == self.n_tokens else None
 
@@ -81,8 +82,8 @@ class Log:
             self.ubatches[-1][2].append([int(found[1]), int(found[2]), seqs, bool(int(found[4]))])
 
     def cells(self, text: str) -> None:
-        """Note the owners of each cell, and at the next call the positions; cells from `n` on are
-        empty."""
+        """Keep the owners of the cells at the first line, and their positions at the second. Cells
+        from `n` on are empty."""
         slot = self.slots[-1]
         n = slot[2]
         if not slot[5]:
@@ -92,7 +93,7 @@ class Log:
 
 
 class ScheduleRun:
-    """Context from the first step of a schedule to its last."""
+    """The context of a schedule, from its first step to its last."""
 
     def __init__(self, model: LlamaModel, settings: Settings, plan: Mapping[str, Any]) -> None:
         self.model, self.lib, self.n_seq = model, model.lib, int(plan["n_seq"])
@@ -135,8 +136,8 @@ class ScheduleRun:
         }
 
     def span(self, seq: int) -> list[int | None]:
-        """Return the range of positions. Older versions tell only the largest, and 0 may mean
-        none."""
+        """Return the smallest and largest position. Older versions report only the largest, and 0
+        may mean that there is none."""
         llama = self.lib.llama
         last = llama.llama_memory_seq_pos_max(self.memory, seq)
         if self.graphs is not None:
@@ -146,9 +147,8 @@ class ScheduleRun:
     def decode(
         self, rows: Sequence[Row]
     ) -> tuple[int, NDArray[np.float32] | None, list[int] | None]:
-        """Return the code, the logits of the outputs, and the order in which these were
-        computed.
-        """
+        """Return the code, the logits of the outputs, and the order in which the outputs were
+        computed."""
         llama = self.lib.llama
         held = llama.llama_batch_init(max(len(rows), 1), 0, max(self.n_seq, 8))
         try:
@@ -174,7 +174,7 @@ class ScheduleRun:
         return out
 
     def operation(self, step: Sequence[Any]) -> int:
-        """Return the result of the call; 0 if it returns nothing."""
+        """Run a cache operation, and return the result of the call; 0 if it has no result."""
         llama, memory = self.lib.llama, self.memory
         match list(step):
             case ["rm", seq, p0, p1]:

@@ -1,10 +1,10 @@
-"""Map from llama.cpp's graph nodes to our sites, for every version.
+"""The map from llama.cpp's graph nodes to our sites, for every version.
 
-Written against the llama graphs of llama-cpp-python 0.3.8, 0.3.16 and 0.3.36; tests compare the
-tables with recorded graphs of all three. A node that works on a weight or on the cache is known by
-that, because names differ between versions, are ambiguous (`Qcur-0` is a product, a reshape and a
-rotation) or are missing. The others are known by their name and op. No two versions use the same
-name and op for different sites, so one table serves all of them.
+It was written for the llama graphs of llama-cpp-python 0.3.8, 0.3.16 and 0.3.36. Tests compare the
+tables with recorded graphs of all three. A node on a weight or on the cache is recognised by that
+weight or cache. Its name may differ between versions, be ambiguous (`Qcur-0` is a product, a
+reshape and a rotation), or be missing. Other nodes are recognised by name and op. No two versions
+use the same name and op for different sites, so one table serves all versions.
 """
 
 import re
@@ -92,7 +92,7 @@ class GraphNode(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NodePlace:
-    """The site of a node, and where its values lie."""
+    """The site of a node, and the view that gives its values."""
 
     name: str
     layer: int | None
@@ -102,8 +102,8 @@ class NodePlace:
 
 @dataclass(frozen=True, slots=True)
 class HeldPart:
-    """A part of the cache that a node reads: its site, the number of the source, and the place of
-    the values."""
+    """A part of the cache that a node reads: its site, the number of the source, and the view that
+    gives its values."""
 
     name: str
     layer: int
@@ -112,8 +112,8 @@ class HeldPart:
 
 
 def place_of(node: GraphNode) -> NodePlace | None:
-    """Return the node's site; None if it has none. Raises Unsupported for a node with a site's name
-    that is computed otherwise."""
+    """Return the node's site; None if it has none. Raises Unsupported for a node that has a site's
+    name but is computed differently."""
     place = product_of(node) or attention_of(node)
     if place is not None:
         return place
@@ -131,8 +131,8 @@ def place_of(node: GraphNode) -> NodePlace | None:
 
 
 def product_of(node: GraphNode) -> NodePlace | None:
-    """Return the site of a product by a weight, whatever its name: a bias may have taken it. Some
-    versions do not name the experts' results times their weights."""
+    """Return the site of a product with a weight, whatever the node's name: the name may belong to
+    a bias. Some versions give no name to the experts' results multiplied by their shares."""
     if node.op == "MUL":
         name = multiplied_weight(node.source(0))
         weight, layer = base_of_weight(name)
@@ -149,7 +149,8 @@ def product_of(node: GraphNode) -> NodePlace | None:
 
 
 def multiplied_weight(node: GraphNode) -> str:
-    """Return the weight of a product, or of one with an adapter's share: W x + scale * B (A x)."""
+    """Return the name of the weight in a product, or in a product with an adapter's share: W x +
+    scale * B (A x). Return "" for other nodes."""
     if node.op in MATRIX_PRODUCTS:
         return node.source(0).name
     if node.op != "ADD" or node.source(1).op != "SCALE":
@@ -160,7 +161,7 @@ def multiplied_weight(node: GraphNode) -> str:
 
 
 def attention_of(node: GraphNode) -> NodePlace | None:
-    """Return the site of an op on the cache, or of attention weights."""
+    """Return the site of an op on the cache, or of attention weights; None for other nodes."""
     if node.op == "MUL_MAT" and (layer := layer_of_cache(node.source(0), "k")) is not None:
         return NodePlace("kq", layer, used_cells)
     if node.op == "SOFT_MAX":
@@ -188,7 +189,8 @@ def caches_read_by(node: GraphNode) -> list[HeldPart]:
 
 
 def layer_of_cache(node: GraphNode, kind: str) -> int | None:
-    """Return the layer of the keys' ("k") or the values' ("v") cache that a node is a view of."""
+    """Return the layer of the keys' ("k") or values' ("v") cache that a node is a view of; None if
+    it is a view of something else."""
     found = CACHE.fullmatch(node.root.name)
     return int(found["layer"]) if found and found["kind"] == kind else None
 
@@ -209,7 +211,7 @@ def split_name(name: str) -> tuple[str, int | None]:
 
 def stores_keys(node: GraphNode) -> bool:
     """Return True if a node stores keys. Older versions copy them into a view of neighbouring
-    cells, newer ones set rows."""
+    cells, and newer versions set rows."""
     return node.op in ("SET_ROWS", "CPY") and layer_of_cache(node, "k") is not None
 
 

@@ -1,4 +1,4 @@
-"""State files of llama.cpp: written, read, and many damaged ones read in forks that may die."""
+"""State files of llama.cpp: written, read, and damaged files read in forks that may die."""
 
 import ctypes
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ Logits = tuple[NDArray[np.float32], ...]
 
 
 class StateFiles(Adapter):
-    """The questions about state files, for an adapter that makes contexts of `_weights`."""
+    """The questions about state files, for an adapter whose `_weights` make the contexts."""
 
     def _weights(self) -> LlamaModel:
         raise NotImplementedError
@@ -77,7 +77,7 @@ class StateFiles(Adapter):
 
 
 class Restorer:
-    """Reads files in one process, into a context that is cleared before each."""
+    """Reads files in one process, into a context that is cleared before each file."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Restorer:
         self.context: LlamaContext | None = None
 
     def __call__(self, raw: bytes) -> tuple[str, int, str]:
-        """Return the ending, and the digest of the state after it."""
+        """Return the ending, the digest of the state after the file, and the reason."""
         if self.context is None:
             # the threads of a pool do not survive a fork
             settings = replace(self.adapter.settings, n_threads=1)
@@ -111,7 +111,7 @@ class Restorer:
 
 
 def tokens_of(batches: Sequence[Batch], sequence: int | None) -> list[int]:
-    """Return the tokens of a file: all, or those of one sequence."""
+    """Return the tokens in a file: all tokens, or only those of one sequence."""
     return [
         int(token)
         for batch in batches
@@ -135,7 +135,7 @@ def write_state(
 
 
 def read_state(context: LlamaContext, path: bytes, sequence: int | None) -> bool:
-    """Return True if llama.cpp reports that it accepted the file."""
+    """Return True if llama.cpp reports that it has accepted the file."""
     llama, most = context.lib.llama, context.lib.llama.llama_n_ctx(context.pointer)
     held, n = (ctypes.c_int32 * most)(), ctypes.c_size_t(0)
     if sequence is None:
@@ -148,7 +148,7 @@ def read_state(context: LlamaContext, path: bytes, sequence: int | None) -> bool
 
 
 def has_cells(context: LlamaContext) -> bool:
-    """Return True if any sequence has a position."""
+    """Return True if any sequence has a position in the memory."""
     if not context.has_memory:
         return False
     llama, memory = context.lib.llama, context.lib.llama.llama_get_memory(context.pointer)

@@ -1,5 +1,5 @@
-"""The tensors that llama.cpp would read for given metadata: it builds the model and requests
-each."""
+"""The tensors that llama.cpp would read for some metadata. llama.cpp builds the model, and requests
+each tensor."""
 
 import ctypes
 
@@ -14,8 +14,8 @@ Fill = ctypes.CFUNCTYPE(None, P, P)  # llama_model_set_tensor_data_t
 
 
 def name_tensors(lib: Library, metadata: bytes) -> tuple[TensorSummary, ...]:
-    """Name the tensors in llama.cpp's order, each once. metadata: a GGUF file without tensors. All
-    offsets are zero. Raises EngineError with llama.cpp's own reason."""
+    """Return the tensors in llama.cpp's order, each once, with offsets of zero. metadata: a GGUF
+    file without tensors. Raises EngineError with llama.cpp's own reason."""
     from_buffer = lib.ggml.gguf_init_from_buffer
     from_buffer.restype, from_buffer.argtypes = P, [P, ctypes.c_size_t, GgufInitParams]
     held = ctypes.create_string_buffer(metadata, len(metadata))
@@ -25,7 +25,8 @@ def name_tensors(lib: Library, metadata: bytes) -> tuple[TensorSummary, ...]:
     found: dict[str, TensorSummary] = {}
 
     def asked(address: int, _: int) -> None:
-        """Fill the tensor with zeros, because some models look at their weights while they load."""
+        """Note a requested tensor. Fill it with zeros, because some models read their weights while
+        they load."""
         one = summary_of(lib, address)
         if one.n_bytes <= FRESH:
             ctypes.memset(lib.ggml.ggml_get_data(address), 0, one.n_bytes)

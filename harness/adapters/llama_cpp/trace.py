@@ -1,8 +1,9 @@
-"""Watches a graph of llama.cpp during its computation: records sites, and replaces values.
+"""Watches a graph of llama.cpp during its computation, records sites, and replaces values.
 
-llama.cpp asks about each node before it computes it, and shows the ones we asked for right after.
-Nodes that nobody requests are computed together with the next requested one, so fused ops stay
-fused. Values are copied at once, because buffers are reused and ops run in place.
+llama.cpp asks about each node before it computes it. If we request the node, llama.cpp shows it
+right after its computation. Nodes that are not requested are computed together with the next
+requested one, so fused ops stay fused. Values are copied at once, because buffers are reused and
+ops run in place.
 """
 
 import ctypes
@@ -31,12 +32,12 @@ ENDS = ("embd", "result_norm", "result_output")
 
 
 class AttentionKind:
-    """Counts the attention nodes of either kind, and logits, in a graph of any architecture.
+    """Counts the attention nodes of either kind, and finds logits, in a graph of any architecture.
 
-    A softmax of attention has a mask, the choice of experts has none.
+    A softmax of attention has a mask, and a softmax that chooses experts has none.
 
-    Not every architecture names its logits, but their rows are as long as the vocabulary. So are
-    those of embeddings where that is as long as they are wide; these have a name.
+    Not every architecture names its logits, but their rows are as long as the vocabulary. Rows of
+    embeddings can have that length too, but they have a name.
     """
 
     def __init__(self, ggml: ctypes.CDLL, n_vocab: int) -> None:
@@ -62,12 +63,12 @@ class AttentionKind:
         return False
 
     def sees(self, address: int) -> None:
-        """Do nothing: no tensor was asked for."""
+        """Do nothing, because no tensor was requested."""
 
 
 class SiteRecorder:
-    """Records every site if `capture`, and writes the values of `replace`; one object per
-    request."""
+    """Records every site if `capture`, and writes the values of `replace`. There is one object for
+    each request."""
 
     def __init__(
         self, ggml: ctypes.CDLL, *, capture: bool, replace: Mapping[Site, NDArray[Any]]
@@ -111,11 +112,11 @@ class SiteRecorder:
             self._put(site, value)
 
     def finish_step(self, *, tokens: int, layers: int, flash: bool) -> None:
-        """Check that the graph of this step was the one that its trace assumes.
+        """Check that the graph of this step is the one that its trace assumes.
 
-        `tokens` have been decoded since the cache was empty. A site that this version does not show
-        is missing in the trace: the comparison reports it. A value that could not be put in is
-        another matter, for what follows was computed from something else. Raises Unsupported,
+        tokens: the number decoded since the cache was empty. A site that this version does not show
+        is missing in the trace, and the comparison reports it. A value that could not be replaced
+        is an error, because later values were computed from the wrong one. Raises Unsupported,
         RuntimeError, EngineError.
         """
         if not self.cells:
@@ -136,15 +137,16 @@ class SiteRecorder:
         self.step += 1
 
     def _possible(self, site: Site, layers: int, flash: bool) -> bool:
-        """Return True if a model of so many layers computes this, whatever its version shows."""
+        """Return True if a model with this many layers computes the site, whether or not llama.cpp
+        shows it."""
         if site.layer is None:
             return site.name in ENDS
         within = 0 <= site.layer < layers
         return within and site.name not in (*ENDS, *(PLAIN_ATTENTION if flash else FLASH_ATTENTION))
 
     def _record(self, site: Site, value: NDArray[Any], *, again: bool = False) -> None:
-        """Record a node's values. Values of V are read late but were stored with those of K, so
-        they stand after them. again: replace the earlier record."""
+        """Record a node's values. Values of V are read late but were stored together with K, so
+        their record is placed after the record of K. again: replace the earlier record."""
         if site in self.seen and not again:
             raise RuntimeError(f"llama.cpp computed {site} twice in step {site.step}")
         dtype = np.int32 if value.dtype == np.int32 else np.float32
@@ -171,10 +173,10 @@ class SiteRecorder:
 
 
 def reach_beyond(weights: NDArray[Any], cells: int) -> bool:
-    """Return True if attention gives weight to a cell after the last one in use.
+    """Return True if attention gives weight to a cell after the last cell in use.
 
-    weights: (..., tokens, cells). A row that is NaN throughout came from scores that were NaN. The
-    sum of its powers is NaN, and takes the cells with it that the mask leaves out.
+    weights: (..., tokens, cells). Scores that are NaN make their whole row NaN, including the
+    masked cells. Such a row does not count.
     """
     used, beyond = weights[..., :cells], weights[..., cells:]
     lost = np.isnan(used).all(axis=-1, keepdims=True)
@@ -182,7 +184,7 @@ def reach_beyond(weights: NDArray[Any], cells: int) -> bool:
 
 
 def check_replaceable(replace: Mapping[Site, NDArray[Any]], steps: int) -> None:
-    """Refuse a site that can never be replaced. Raises EngineError."""
+    """Check that each site can be replaced. Raises EngineError if not."""
     for site in replace:
         if site.name not in SITES:
             raise EngineError(f"no site named {site.name!r} {choices(site.name, SITES)}")

@@ -1,9 +1,9 @@
 """Ubatches read from the inputs of llama.cpp's graphs, for versions that do not log them.
 
-An ubatch is a graph: its tokens are the ids of the embedding lookup, its positions those of the
-first rotation, its outputs the rows kept before the output matrix. Inputs are identified by their
-readers, because only some versions name them. Without such an input the place is None, and so are
-the sequences, which no input names.
+Each graph is one ubatch. Its tokens are the ids of the embedding lookup, its positions those of the
+first rotation, and its outputs the rows kept before the output matrix. Inputs are identified by the
+nodes that read them, because only some versions name them. Without such an input the field is None.
+The sequences are always None, because no input names them.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ TOKENS, POSITIONS, OUTPUTS = "tokens", "positions", "outputs"
 
 
 class Ubatches:
-    """An observer; `begin` before each decode call."""
+    """An observer of one decode call. `begin` must be called before each call."""
 
     def __init__(self, ggml: ctypes.CDLL) -> None:
         self.ggml = ggml
@@ -30,8 +30,8 @@ class Ubatches:
         self.computed: list[NDArray[np.float32]] = []  # rows of logits
 
     def wants(self, address: int) -> bool:
-        """Return True for nodes that read an input, which is read when such a node is about to be
-        computed."""
+        """Read the input of a node that is about to be computed. Return True if the node is the
+        logits, which are then shown."""
         node = LiveNode.at(self.ggml, address)
         what = input_of(node)
         if what == TOKENS:
@@ -48,7 +48,7 @@ class Ubatches:
         self.computed += list(values.astype(np.float32))
 
     def as_answer(self) -> list[list[Any]]:
-        """Return the ubatches in the form in which `Adapter.schedule` answers them."""
+        """Return the ubatches in the form of an answer of `Adapter.schedule`."""
         return [self.one(*graph) for graph in zip(self.graphs, self.n_seqs, strict=True)]
 
     def one(self, graph: dict[str, list[int]], n_seqs: int | None) -> list[Any]:
@@ -62,8 +62,8 @@ class Ubatches:
         return [None, n_seqs, rows]
 
     def order(self, logits: dict[int, NDArray[np.float32]]) -> list[int] | None:
-        """Return the batch's tokens in the order in which their logits were computed. logits:
-        llama.cpp's for each output token. None if two tokens have the same."""
+        """Return the batch's tokens in the order in which their logits were computed; None if two
+        tokens have the same logits. logits: llama.cpp's logits for each output token."""
         places = {row.tobytes(): at for at, row in logits.items()}
         if len(places) < len(logits) or len(logits) != len(self.computed):
             return None
@@ -71,7 +71,7 @@ class Ubatches:
 
 
 def input_of(node: LiveNode) -> str | None:
-    """Return the graph input that a node reads as its second source, if it is a known one."""
+    """Return which graph input a node reads as its second source; None if it reads none."""
     if node.op == "ROPE":
         return POSITIONS
     if node.op != "GET_ROWS" or node.source(1).op != "NONE":  # rows that the graph chose itself

@@ -1,7 +1,7 @@
-"""Names of llama.cpp in other versions, for an adapter written against 0.3.36.
+"""Names of llama.cpp in other versions, for an adapter written for 0.3.36.
 
-A name that a version lacks is an `Unsupported` when it is used, so what cannot be asked is reported
-as not compared. The structs are always those of the version's own llama_cpp module.
+A name that a version lacks raises `Unsupported` when it is used. So questions that need it are
+reported as not compared. The structs are always those of the version's own llama_cpp module.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ TYPES_BEFORE_BF16 = 30  # what bindings go on to count, up to 0.3.16 at least
 
 
 class Binding:
-    """llama-cpp-python's low-level module under the names of 0.3.36."""
+    """llama-cpp-python's low-level module, with the names of 0.3.36."""
 
     def __init__(self, module: ModuleType, version: str) -> None:
         self._module, self._version = module, version
@@ -41,7 +41,7 @@ class Binding:
         raise Unsupported(f"{self._version} has no {name}")
 
     def _pos_max(self) -> Any:
-        """Return a function of the library that the binding left out."""
+        """Return a function that the library has but the module lacks."""
         for known in ("llama_kv_self_seq_pos_max", "llama_kv_cache_seq_pos_max"):
             if hasattr(self._module._lib, known):
                 function = getattr(self._module._lib, known)
@@ -51,17 +51,18 @@ class Binding:
         raise Unsupported(f"{self._version} does not report positions")
 
     def _clear(self, memory: Any, data: bool) -> None:
-        """Clear the memory, including the cells, for any `data`."""
+        """Clear the memory. These versions always clear the cells too, so `data` has no effect."""
         old = ("llama_kv_self_clear", "llama_kv_cache_clear")
         found = next(name for name in old if hasattr(self._module, name))
         getattr(self._module, found)(memory)
 
 
 def type_count(llama: Any, ggml: Any) -> int:
-    """Return the number of types that ggml knows: requesting the traits of a later one aborts.
+    """Return the number of types that ggml knows. To request the traits of a later type would
+    abort.
 
-    If the binding's own count is out of date, ggml names a type that it does not know NONE; newer
-    versions read after their table instead.
+    If the module's own count is out of date, types are counted up to the first that ggml names
+    NONE. Newer versions of ggml would read beyond their table instead.
     """
     count: int = llama.GGML_TYPE_COUNT
     if count == TYPES_BEFORE_BF16:
@@ -71,8 +72,8 @@ def type_count(llama: Any, ggml: Any) -> int:
 
 
 def declare(library: ctypes.CDLL, prototypes: Mapping[str, tuple[Any, ...]], version: str) -> None:
-    """Declare the types of functions: name -> (result, *arguments). A missing function raises when
-    called."""
+    """Declare the types of functions: name -> (result, *arguments). A missing function raises an
+    error when it is called."""
     for name, (result, *arguments) in prototypes.items():
         if not hasattr(library, name):
             setattr(library, name, absent(name, version))
@@ -93,7 +94,7 @@ def has_field(struct: type[ctypes.Structure], name: str) -> bool:
 
 
 def put(params: ctypes.Structure, **values: Any) -> None:
-    """Set the fields that this version has, and ignore others."""
+    """Set the fields that this version has, and ignore the others."""
     for name, value in values.items():
         if has_field(type(params), name):
             setattr(params, name, value)

@@ -1,12 +1,12 @@
-"""Callbacks of llama.cpp before and after each node of a graph: compiled, because Python is too
+"""Callbacks of llama.cpp before and after each node of a graph, compiled because Python is too
 slow.
 
-llama.cpp asks about a node when everything before it has been computed. That is when its sources
-are copied: an op may run in place, and write over them. When the node is shown, its result is
-copied. A weight is not: its name and place are noted. Rows and bytes gather in the buffers of a
-state; a hook in Python empties them when they are full, and puts in faults.
+llama.cpp asks about a node when everything before it has been computed. At this time its sources
+are copied, because an op may run in place and overwrite them. When llama.cpp shows the node, its
+result is copied. A weight is not copied: only its name and place are kept. Rows and bytes collect
+in the buffers of a state. A Python hook empties full buffers, and injects faults.
 
-An empty function of Python takes longer than a node of a small model (`lockstep bench shadow`).
+An empty Python function takes longer than a node of a small model (`lockstep bench shadow`).
 """
 
 from typing import Any
@@ -100,7 +100,7 @@ I64 = ir.IntType(64)
 
 @intrinsic
 def pointer(_: Any, address: Any) -> Any:
-    """Return an address in the form that `carray` takes."""
+    """Return an address as the type that `carray` takes."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], cgutils.voidptr_t)
@@ -110,7 +110,7 @@ def pointer(_: Any, address: Any) -> Any:
 
 @intrinsic
 def copy_bytes(_: Any, to: Any, start: Any, n: Any) -> Any:
-    """Copy n bytes, as memcpy."""
+    """Copy n bytes, like memcpy."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         to, start = (builder.inttoptr(a, cgutils.voidptr_t) for a in arguments[:2])
@@ -122,8 +122,8 @@ def copy_bytes(_: Any, to: Any, start: Any, n: Any) -> Any:
 
 @intrinsic
 def call(_: Any, function: Any, a: Any, b: Any) -> Any:
-    """Return a C function of two numbers at an address; a function with fewer parameters ignores
-    the rest."""
+    """Call the C function at an address with two numbers, and return its result. A function with
+    fewer parameters ignores the rest."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = ir.FunctionType(I64, (I64, I64))
@@ -134,7 +134,7 @@ def call(_: Any, function: Any, a: Any, b: Any) -> Any:
 
 @njit
 def slot_of(s: Any, address: int) -> Any:
-    """Return the slot where the index of a node stands, or would stand."""
+    """Return the slot that has, or would have, the index of a node."""
     slots = carray(pointer(s.slots), N_SLOTS, SLOT)
     at = (address >> 4) * 0x9E3779B1 & (N_SLOTS - 1)
     while slots[at].generation == s.generation and slots[at].address != address:
@@ -144,7 +144,7 @@ def slot_of(s: Any, address: int) -> Any:
 
 @njit
 def index_of(s: Any, address: int) -> Any:
-    """Return the node's index in this graph; -1: none."""
+    """Return the node's index in this graph; -1 if it is not in the graph."""
     slot = slot_of(s, address)
     return slot.index if slot.generation == s.generation else -1
 
@@ -161,13 +161,13 @@ def row_bytes(s: Any, t: Any) -> Any:
 
 @njit
 def n_bytes(s: Any, t: Any) -> Any:
-    """Return the number of bytes of a contiguous copy."""
+    """Return the size of a contiguous copy in bytes."""
     return row_bytes(s, t) * t.ne[1] * t.ne[2] * t.ne[3]
 
 
 @njit
 def gather(s: Any, t: Any, to: int) -> None:
-    """Make a contiguous copy, whatever the strides are."""
+    """Make a contiguous copy of a tensor with any strides."""
     size, row = s.bytes[t.type], row_bytes(s, t)
     packed = t.nb[0] == size and t.nb[1] == row
     if packed and t.nb[2] == row * t.ne[1] and t.nb[3] == t.nb[2] * t.ne[2]:
@@ -194,7 +194,7 @@ def root_of(address: int) -> Any:
 
 @njit
 def home_of(s: Any, root: int) -> Any:
-    """Return the usage of the tensor's buffer; COMPUTE without one."""
+    """Return the usage of the tensor's buffer; COMPUTE if it has no buffer."""
     buffer = tensor_at(root).buffer
     return COMPUTE if buffer == 0 else call(s.usage, buffer, 0) & 0xFFFFFFFF
 
@@ -223,7 +223,7 @@ def add_row(s: Any, address: int, index: int, place: int) -> Any:
 
 @njit
 def put_name(to: Any, name: Any) -> None:
-    """Copy a name byte by byte: numba takes seconds to compile a whole copy with its shapes."""
+    """Copy a name byte by byte, because numba needs seconds to compile an array copy."""
     for i in range(len(name)):
         to[i] = name[i]
 
@@ -240,7 +240,7 @@ def add_bytes(s: Any, t: Any, row: Any, wanted: bool) -> None:
 
 @njit
 def is_wanted(s: Any, root: int) -> Any:
-    """Return True if the source's memory is copied when a node reads it."""
+    """Return True if the source's memory is to be copied when a node reads it."""
     return s.lean == 0 or index_of(s, root) < 0
 
 
@@ -268,8 +268,8 @@ def add_source(s: Any, address: int, index: int, place: int) -> None:
 
 @njit
 def writes_into_no_source(t: Any) -> Any:
-    """Return True for SET_ROWS of versions up to 0.3.16; in newer ones the destination is a
-    source."""
+    """Return True for a node that writes into a tensor that is none of its sources: SET_ROWS of
+    versions up to 0.3.16. In newer versions the destination is a source."""
     if t.view_src == 0:
         return False
     found, root = False, root_of(t.view_src)
@@ -280,7 +280,7 @@ def writes_into_no_source(t: Any) -> Any:
 
 @njit
 def add_destination(s: Any, address: int, index: int, place: int) -> None:
-    """Add the node's destination, before the write, as one more source."""
+    """Add the node's destination, as it is before the write, as one more source."""
     t, root = tensor_at(address), root_of(address)
     row = add_row(s, address, index, place)
     row.offset = t.data - tensor_at(root).data
@@ -290,7 +290,7 @@ def add_destination(s: Any, address: int, index: int, place: int) -> None:
 
 @njit
 def needed_bytes(s: Any, t: Any) -> Any:
-    """Return bytes of the node, of its sources and of its destination."""
+    """Return the number of bytes of the node, its sources and its destination."""
     total = 2 * (n_bytes(s, t) + ALIGNED)
     for i in range(10):
         if t.src[i] and not is_weight(s, root_of(t.src[i])):
@@ -300,7 +300,7 @@ def needed_bytes(s: Any, t: Any) -> Any:
 
 @njit
 def have_computed(t: Any, idle: bool) -> None:
-    """Set whether the node is computed or skipped. Versions without such a flag compute every
+    """Set whether the node is computed or skipped. Versions without this flag compute every
     node."""
     if (idle and t.flags & COMPUTED) or (not idle and t.flags & HELD_BACK):
         t.flags ^= COMPUTED | HELD_BACK
@@ -308,7 +308,7 @@ def have_computed(t: Any, idle: bool) -> None:
 
 @njit
 def note_sources(s: Any, address: int) -> Any:
-    """Note the sources; return True to show the node once it is computed."""
+    """Record the sources. Return True if the node is to be shown once it is computed."""
     if index_of(s, address) >= 0:  # the next graph, in the memory of the last one
         s.ubatch, s.index, s.generation = s.ubatch + 1, 0, s.generation + 1
     index = s.index

@@ -1,7 +1,7 @@
-"""Uniform summary of a GGUF file, so that the parsers' answers can be compared.
+"""Uniform summary of a GGUF file, so that the answers of several parsers can be compared.
 
-Integers are int, floats are float (an F32 value widened exactly) with NaN as "nan", strings are str
-with undecodable bytes as surrogates, and arrays are lists.
+Integers are int. Floats are float (an F32 value is widened exactly), with NaN as "nan". Strings are
+str, with undecodable bytes as surrogates. Arrays are lists.
 """
 
 import math
@@ -22,7 +22,7 @@ def text(raw: bytes) -> str:
 
 
 def scalar(type_name: str, value: bool | int | float) -> Scalar:
-    """Return a number or bool of that type as a Python value."""
+    """Return a number or bool of that type as a plain Python value."""
     if type_name == "BOOL":
         return bool(value)
     if type_name in ("F32", "F64"):
@@ -31,7 +31,7 @@ def scalar(type_name: str, value: bool | int | float) -> Scalar:
 
 
 def scalars(type_name: str, values: NDArray[Any]) -> list[Scalar]:
-    """Return the `scalar` of each value; a vocabulary has some hundred thousand."""
+    """Return the `scalar` of each value. A vocabulary has some hundred thousand values."""
     found: list[Scalar] = values.tolist()
     if type_name in ("F32", "F64") and np.isnan(values).any():
         return [scalar(type_name, value) for value in values]
@@ -43,7 +43,8 @@ def array_type(item_type: str) -> str:
 
 
 def shape(ne: Iterable[int]) -> tuple[int, ...]:
-    """Return the shape in ggml's order, fastest first, without trailing ones (but at least one)."""
+    """Return the shape in ggml's order, fastest dimension first. Trailing ones are removed, but at
+    least one dimension stays."""
     sizes = [int(n) for n in ne]
     while len(sizes) > 1 and sizes[-1] == 1:
         sizes.pop()

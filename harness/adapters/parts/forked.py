@@ -1,8 +1,9 @@
-"""Forked readers of many files, for a parser that may die: a new process per death, not per file.
+"""Forked readers of many files, for a parser that may die. A death costs one process, not each
+file.
 
-The caller, a worker, forks. The child writes into shared memory which file it is about to read,
-reads it, and writes the result there. If it dies, the file is known and the next child continues
-after it. A child costs some milliseconds, a new worker a second.
+The caller, which is a worker, forks. The child writes into shared memory which file it is about to
+read, reads the file, and writes the result there. If it dies, the file is known, and the next child
+continues after it. A child costs some milliseconds, and a new worker a second.
 """
 
 import ctypes
@@ -65,7 +66,7 @@ def in_memory_file() -> Iterator[MemoryFile]:
 
 
 class Results:
-    """Memory that parent and child share."""
+    """Memory that the parent and the child share, with the result for each file."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -103,7 +104,7 @@ class Results:
 
 
 def parse_forked(read: Read, files: Sequence[bytes], limits: CostLimits = LIMITS) -> dict[str, Any]:
-    """Return one answer about all files."""
+    """Read the files in forks, and return one answer about all of them."""
     results, words, start = Results(len(files)), {}, 0
     while start < len(files):
         results.begin(start)
@@ -123,7 +124,7 @@ def parse_forked(read: Read, files: Sequence[bytes], limits: CostLimits = LIMITS
 
 
 def end_of(status: int, log: int) -> str:
-    """Describe how a child ended, with its last output."""
+    """Describe how a child ended, with its last lines of output."""
     size = os.lseek(log, 0, os.SEEK_END)
     said = os.pread(log, LAST_WORDS, max(0, size - LAST_WORDS)).decode(errors="replace")
     how = f"exited with status {os.waitstatus_to_exitcode(status)}"
@@ -140,8 +141,8 @@ def in_the_child(
     log: int,
     limits: CostLimits,
 ) -> None:
-    """Read files until one kills the process, or uses so much memory that the next needs a new
-    process."""
+    """Read files until one kills the process, or needs so much memory that the next file needs a
+    new process."""
     status = 1
     try:
         prepare(log)
@@ -165,7 +166,8 @@ def in_the_child(
 
 
 def limit(limits: CostLimits, size: int, born: int) -> None:
-    """Set the limits of the next file. born: bytes of the process before it read any file."""
+    """Set the limits for the next file. born: the data bytes of the process before it read any
+    file."""
     seconds = limits.seconds_for(size)
     signal.setitimer(signal.ITIMER_PROF, seconds)
     signal.setitimer(signal.ITIMER_REAL, STALLED * seconds)
@@ -191,5 +193,5 @@ def data_bytes() -> int:
 
 
 def peak_bytes() -> int:
-    """Return the most memory that this process has had, in bytes."""
+    """Return the largest amount of memory that this process has used, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,4 +1,4 @@
-"""Tokenizers in their original form, as data for their original libraries."""
+"""Tokenizers as data for the original libraries."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -109,8 +109,8 @@ ORIGINALS: Mapping[str, tuple[Json | None, Json, bool]] = {
 
 
 def tokenizer_json(data: Data, *, parse_special: bool) -> Json:
-    """Return the `tokenizer.json` of a model; without `parse_special`, control tokens are not in
-    text."""
+    """Return the `tokenizer.json` of a model. Without `parse_special`, control tokens are not found
+    in text."""
     makers = {"gpt2": byte_bpe, "gemma4": gemma, "bert": word_piece}
     kind = text_of(data, "tokenizer.ggml.model")
     if kind not in makers:
@@ -181,8 +181,8 @@ def bpe(data: Data, *, byte_fallback: bool) -> Json:
 
 
 def word_piece(data: Data) -> Json:
-    """Return the piece in its original form. GGUF marks beginnings of words (`▁`), the original
-    marks the rest (`##`)."""
+    """Return a WordPiece tokenizer. GGUF marks the beginnings of words (`▁`), and the original
+    marks all other pieces (`##`)."""
     tokens = data["tokenizer.ggml.tokens"]
     vocab = {}
     for i, token in enumerate(tokens):
@@ -253,7 +253,7 @@ def sentencepiece_model(data: Data) -> bytes:
 
 
 def number(value: int) -> int:
-    """Return a number in protobuf's form: a negative one as 64 bits of two's complement."""
+    """Return a number as protobuf encodes it: a negative number as 64 bits in two's complement."""
     return value & 0xFFFFFFFFFFFFFFFF
 
 
@@ -280,7 +280,7 @@ def fixed_field(at: int, value: float) -> bytes:
 
 
 def plain(metadata: Mapping[str, Any]) -> Json:
-    """Return the metadata without its types, as far as tokenizers need it."""
+    """Return the metadata that tokenizers need, without types."""
     found = {
         key: value.data for key, value in metadata.items() if key.startswith("tokenizer.ggml.")
     }

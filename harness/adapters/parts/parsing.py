@@ -1,8 +1,8 @@
-"""Questions to parsers of GGUF files, many files at a time, and the list of possible answers.
+"""Questions to parsers of GGUF files, many files at a time, and the possible answers.
 
 The question is `parse(blob, ends, way)`: file i is `blob[ends[i - 1]:ends[i]]`. Two parsers have
-read the same if their digests are the same: of header, every pair, every row of the tensor
-table.
+read the same if their digests are equal: of the header, of every pair, and of every row of the
+tensor table.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ OTHERS_PER_BYTE = 32
 
 @dataclass(frozen=True, kw_only=True)
 class CostLimits:
-    """The limits of reading one file: a constant, and more for each byte."""
+    """The limits for reading one file: a constant, and an amount for each byte."""
 
     seconds: float = 2.0  # of processor time; a file takes microseconds
     seconds_per_byte: float = 1e-5
@@ -47,7 +47,7 @@ class CostLimits:
 
 
 def allowed_memory(engine: str, sizes: Any) -> Any:
-    """Return the memory that reading such files may take before it counts as wasteful."""
+    """Return the memory that reading files of these sizes may take. More counts as wasteful."""
     return SPARE_MEMORY + MEMORY_PER_BYTE.get(engine, OTHERS_PER_BYTE) * sizes
 
 
@@ -56,7 +56,8 @@ Row = tuple[str, int, int]  # ending, digest, bytes of memory that it took or -1
 
 @dataclass(frozen=True, kw_only=True)
 class Parsed:
-    """Answers to many files. words: the reason or the last words of some files, by index."""
+    """The answers about many files. words: the reason or the last words for some files, by
+    index."""
 
     endings: NDArray[np.uint8]  # numbers of ENDINGS
     digests: NDArray[np.uint64]  # 0 unless accepted, and for ways that show nothing
@@ -80,7 +81,7 @@ def files_of(blob: NDArray[np.uint8], ends: NDArray[np.int64]) -> Iterator[bytes
 
 
 def answer_of(rows: Iterable[Row], words: Mapping[int, str]) -> dict[str, Any]:
-    """Return the answer that crosses the wire."""
+    """Return the answer in the form in which a worker sends it."""
     columns = list(zip(*rows, strict=True)) or [(), (), ()]
     return {
         "endings": np.array([NUMBER[ending] for ending in columns[0]], np.uint8),
@@ -91,7 +92,7 @@ def answer_of(rows: Iterable[Row], words: Mapping[int, str]) -> dict[str, Any]:
 
 
 def parse_answer(answer: Any, n: int) -> Parsed:
-    """Return a worker's answer, checked. Raises ValueError if it is malformed."""
+    """Return a worker's answer after a check. Raises ValueError if it is malformed."""
     found = Parsed(**answer)
     columns = (found.endings, found.digests, found.peaks)
     if any(not isinstance(c, np.ndarray) or c.shape != (n,) for c in columns):
@@ -112,7 +113,8 @@ Number = int | float | bool
 
 
 def scalar(value: Number) -> Number | str:
-    """Return a comparable number: all NaN are equal, a bool is 0 or 1, and -0.0 stays."""
+    """Return a number that can be compared: all NaN are equal, a bool is 0 or 1, and -0.0 differs
+    from 0."""
     if value != value:
         return "nan"
     return int(value) if isinstance(value, bool) else value
@@ -125,7 +127,7 @@ def to_c(raw: bytes) -> bytes:
 
 
 def extents(ne: Sequence[int]) -> tuple[int, ...]:
-    """Return the extents without trailing ones; ggml always has four dimensions."""
+    """Return the extents without trailing ones, because ggml always has four dimensions."""
     sizes = [int(n) for n in ne]
     while sizes and sizes[-1] == 1:
         sizes.pop()
@@ -133,11 +135,11 @@ def extents(ne: Sequence[int]) -> tuple[int, ...]:
 
 
 def digest(head: tuple[int, int, int], pairs: Iterable[Any], rows: Sequence[Any]) -> int:
-    """Digest a parsed file. head: version, alignment, offset of the data; pairs: key, type,
-    element's type or -1, value; rows: name, ne, type, offset, bytes.
+    """Return the digest of a parsed file. head: version, alignment, offset of the data; pairs: key,
+    type, element's type or -1, value; rows: name, ne, type, offset, bytes.
 
     A value is bytes, a number, or a tuple of bytes; an array of numbers is the bytes of the file.
-    Without tensors there is no data section, so that its offset is nothing to agree on.
+    Without tensors there is no data section, so its offset does not count.
     """
     version, alignment, offset = head
     parts = (version, alignment, offset if rows else 0), tuple(pairs), tuple(rows)

@@ -1,4 +1,5 @@
-"""The parsing of a GGUF file by our reader: kinds, a digest of the content, the memory used."""
+"""Our reader as a parser of GGUF files: the kinds of failure, a digest of the content, and the
+memory used."""
 
 import signal
 import threading
@@ -32,13 +33,13 @@ Open = Callable[[bytes], GgufFile]
 
 
 class TooLong(BaseException):
-    """Time limit of a reader; not an Exception, so a reader that catches those is still stopped."""
+    """Raised if a reader exceeds its time limit. A reader cannot catch it by catching Exception."""
 
 
 def parse(open_file: Open, files: Sequence[bytes], limits: CostLimits = LIMITS) -> dict[str, Any]:
-    """Parse the files, and measure the memory that Python and numpy allocate for each. Other
-    threads allocate too, so a file that seems to take much is opened again; the least measure
-    counts."""
+    """Parse the files, and measure the memory that Python and numpy allocate for each file. Other
+    threads allocate too. So a file that seems to need much is opened again, and the smallest
+    measurement counts."""
     rows, words = [], {}
     with stopwatch() as start:
         for at, raw in enumerate(files):
@@ -63,7 +64,7 @@ def parse_one(open_file: Open, raw: bytes) -> tuple[Row, str]:
 
 
 def open_or_reason(open_file: Open, raw: bytes) -> tuple[GgufFile | MalformedFile, int]:
-    """Open the file or say why it is invalid, and return the most memory taken."""
+    """Open the file, or return why it is invalid. Also return the peak of memory."""
     least = -1
     for _ in range(AGAIN):
         tracemalloc.start()
@@ -82,7 +83,8 @@ def open_or_reason(open_file: Open, raw: bytes) -> tuple[GgufFile | MalformedFil
 
 @contextmanager
 def stopwatch() -> Iterator[Callable[[float], None]]:
-    """Start a file's time limit; TooLong ends it. Only a main thread can be interrupted."""
+    """Yield a function that starts a file's time limit, which raises TooLong. Only the main thread
+    can be interrupted; elsewhere there is no limit."""
 
     def too_long(number: int, frame: FrameType | None) -> None:
         raise TooLong

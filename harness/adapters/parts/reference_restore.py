@@ -1,4 +1,4 @@
-"""State files of llama.cpp, read by our reader: kinds and reasons."""
+"""Our reader as a reader of llama.cpp's state files: kinds of failure and reasons."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ Judge = Callable[[bytes], str]  # -> why it is refused; "": it is taken
 
 
 def limits_of(settings: Settings) -> ContextLimits:
-    """Return the limits of the contexts that llama.cpp uses."""
+    """Return the limits of the contexts that llama.cpp makes with these settings."""
     return ContextLimits(
         n_ctx=settings.n_ctx,
         n_sequences=MAX_SEQUENCES,
@@ -29,7 +29,8 @@ def limits_of(settings: Settings) -> ContextLimits:
 def reason_to_refuse(
     raw: bytes, shape: StateShape, limits: ContextLimits, sequence: int | None
 ) -> str:
-    """Return the kind and the words of the first reason, or "". Raises MalformedFile."""
+    """Return the kind and the words of the first reason to refuse a file, or "". Raises
+    MalformedFile."""
     state = read_state(raw, shape.layouts)
     expected = "context" if sequence is None else "sequence"
     if state.kind != expected:
@@ -39,7 +40,7 @@ def reason_to_refuse(
 
 
 def restore_each(judge: Judge, files: Sequence[bytes]) -> dict[str, Any]:
-    """Return the answer of a reader that computes nothing: each file is read in this process."""
+    """Return the answer of a reader that computes nothing. It reads each file in this process."""
     rows: list[Row] = []
     words: dict[int, str] = {}
     for at, raw in enumerate(files):

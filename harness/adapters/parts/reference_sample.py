@@ -1,4 +1,4 @@
-"""Our samplers behind the adapter interface."""
+"""Our samplers as answers of an adapter."""
 
 from collections.abc import Callable
 
@@ -34,7 +34,7 @@ def sample(
 
 
 def apply_to(chain: Chain, logits: np.ndarray) -> list[CandidateList]:
-    """Apply a stage. Raises InvalidBatch for a row without candidates."""
+    """Apply a chain to a row of logits. Raises InvalidBatch for a row without candidates."""
     if not len(logits):
         raise InvalidBatch("a row of logits has no candidates")
     return chain.apply(CandidateList.of_logits(logits))

@@ -1,4 +1,4 @@
-"""The state of our memories as a file: a tree of their contents, and arrays. Our own format."""
+"""A file format of ours for the state of our memories: a tree of their contents, and arrays."""
 
 import json
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def write_tree(path: Path, saved: Any) -> None:
-    """Write what `Memory.save` returns."""
+    """Write the result of `Memory.save` to a file."""
     arrays: Arrays = {}
     tree = json.dumps(as_tree(saved, arrays))
     with path.open("wb") as file:
@@ -41,7 +41,7 @@ def tree_in(file: BinaryIO, path: Path) -> Any:
 
 
 def as_tree(value: Any, arrays: Arrays) -> Any:
-    """Put the arrays apart, and turn everything else into JSON values."""
+    """Return the value as JSON values, and move its arrays into `arrays`."""
     match value:
         case np.ndarray():
             name = f"a{len(arrays)}"

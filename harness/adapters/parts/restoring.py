@@ -1,8 +1,9 @@
 """Questions to engines that read state files, many at a time, and the meaning of the answers.
 
-The question is `restore(blob, ends, sequence, then)`; the answer has the form of `parse` (parsing).
-Its digest identifies the engine's state after a file: a hash of the logits of `then` for an
-accepted one, or STUCK if these tokens are refused; CLEAN or CELLS_STAY for a refused one.
+The question is `restore(blob, ends, sequence, then)`, and the answer has the form of `parse`
+(parsing). Its digest identifies the engine's state after a file. For an accepted file it is a hash
+of the logits of `then`, or STUCK if these tokens are refused. For a refused file it is CLEAN or
+CELLS_STAY.
 """
 
 import hashlib
@@ -16,6 +17,6 @@ LEAST_HASH = 2
 
 
 def digest_of_logits(logits: NDArray[np.float32]) -> int:
-    """Return a hash of the bits, different from all other digests."""
+    """Return a hash of the bits that is different from all other digests."""
     raw = hashlib.blake2b(logits.tobytes(), digest_size=8).digest()
     return max(int.from_bytes(raw, "little"), LEAST_HASH)

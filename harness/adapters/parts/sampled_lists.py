@@ -1,4 +1,4 @@
-"""Lists of candidates, concatenated as in an answer."""
+"""Lists of candidates, joined into the arrays of an answer."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from lockstep.harness.records import SampleAnswer
 
 
 class SampledList(NamedTuple):
-    """Candidates after one stage, for one row."""
+    """The candidates after one stage, for one row."""
 
     ids: NDArray[np.int32]
     logits: NDArray[np.float32]
@@ -20,7 +20,7 @@ class SampledList(NamedTuple):
 
 
 def join_lists(rows: Sequence[Sequence[SampledList]]) -> SampleAnswer:
-    """Return the answer that holds these lists. rows: the stages of each row."""
+    """Return the answer with these lists. rows: the lists after each stage, for each row."""
     every = [each for row in rows for each in row]
     shape = (len(rows), len(rows[0]) if rows else 0)
     says = [each.sorted for each in every]
@@ -35,7 +35,7 @@ def join_lists(rows: Sequence[Sequence[SampledList]]) -> SampleAnswer:
 
 
 def split_lists(answer: SampleAnswer) -> list[list[SampledList]]:
-    """Return the stages of each row."""
+    """Return the lists after each stage, for each row."""
     rows, stages = answer.sizes.shape
     edges = np.concatenate([[0], np.cumsum(answer.sizes.reshape(-1))])
     found: list[list[SampledList]] = []

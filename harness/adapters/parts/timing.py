@@ -14,9 +14,9 @@ Turn = tuple[float, float, int]  # when a thread began, when it ended, how often
 
 
 def seconds_each(decode: Callable[[Piece], object], pieces: list[Piece], seconds: float) -> float:
-    """Return seconds per piece, while each thread decodes its own piece repeatedly. Threads meet
-    only at the start: meeting after each piece would measure how fast this machine wakes a thread,
-    some 60 microseconds in a virtual one."""
+    """Return the seconds per piece, while each thread decodes its own piece repeatedly. Threads
+    wait for each other only at the start. Waiting after each piece would measure how fast the
+    machine wakes a thread, which takes some 60 microseconds on a virtual machine."""
     together = Barrier(len(pieces))
     processors = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
@@ -43,7 +43,7 @@ def seconds_each(decode: Callable[[Piece], object], pieces: list[Piece], seconds
 
 
 def repeat_work(work: Callable[[], object], seconds: float) -> Turn:
-    """Repeat the work, at least once."""
+    """Repeat the work for some seconds, at least once."""
     began, count = time.perf_counter(), 0
     while True:
         work()
@@ -54,7 +54,7 @@ def repeat_work(work: Callable[[], object], seconds: float) -> Turn:
 
 
 def pieces_of(raw: NDArray[np.uint8], block: tuple[int, int], threads: int) -> list[Piece]:
-    """Return for each thread a copy of the blocks and room for their weights.
+    """Return for each thread a copy of the blocks, and room for their weights.
 
     block: (bytes, weights).
     """

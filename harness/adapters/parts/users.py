@@ -1,6 +1,6 @@
 """A user's class: in a module, in a file, or registered by an installed package.
 
-Nothing of it is imported but in the worker, where it may crash, hang and print.
+The user's code is imported only in the worker, where it may crash, hang and print.
 """
 
 import importlib
@@ -38,10 +38,10 @@ def is_users(name: str) -> bool:
 
 
 def find_registered(name: str) -> EntryPoint | None:
-    """Return the engine that an installed package registers under that name; our own keep
-    theirs.
+    """Return the engine that an installed package registers under that name. It never hides an
+    engine of ours.
 
-    Raises Unsupported if two packages do.
+    Raises Unsupported if two packages register the name.
     """
     if ":" in name or "/" in name or "@" in name or is_ours(name):
         return None
@@ -53,14 +53,14 @@ def find_registered(name: str) -> EntryPoint | None:
 
 
 def installed_engines() -> tuple[EntryPoint, ...]:
-    """Return engines that packages register."""
+    """Return the engines that installed packages register."""
     return installed_in(tuple((path, changed_at(path)) for path in map(os.path.abspath, sys.path)))
 
 
 @lru_cache(1)  # a check asks several times, and each time every package's metadata would be read
 def installed_in(path: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
-    """Return the installed engines. path: `sys.path` with modification times, which change with
-    every package."""
+    """Return the installed engines, cached by path. path: `sys.path` with modification times, which
+    change if a package is installed."""
     return tuple(entry_points(group=GROUP))
 
 
@@ -84,7 +84,7 @@ def registered_names() -> list[str]:
 
 
 def users_class(name: str) -> type[Adapter]:
-    """Return the user's adapter class. Raises Unsupported, in one sentence, if that fails."""
+    """Return the user's adapter class. Raises Unsupported with one sentence if this fails."""
     entry = None if name.startswith(PREFIX) else find_registered(name)
     address = entry.value if entry else name.removeprefix(PREFIX)
     place, _, wanted = address.strip().partition(":")
@@ -120,14 +120,15 @@ def module_in(path: Path) -> ModuleType:
 
 
 def line_in(error: BaseException) -> str:
-    """Name the last line of code that is the user's."""
+    """Return the last line of the user's code in a traceback, as text; "" if there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if f.filename != __file__ and "importlib" not in f.filename]
     return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
 
 
 def classes_in(module: ModuleType) -> dict[str, type[Adapter]]:
-    """Return engines that the module defines, or else those that it only imports from elsewhere."""
+    """Return the engines that the module defines. If it defines none, return those that it
+    imports."""
     found = {
         name: held
         for name, held in vars(module).items()
@@ -154,13 +155,14 @@ def only(classes: dict[str, type[Adapter]], wanted: str, place: str) -> type[Ada
 
 
 def lacks(cls: type[Adapter], question: str) -> bool:
-    """Return True if the user's class has no method of its own for a question, which is then not
+    """Return True if the user's class does not define a method for the question, which is then not
     asked."""
     return question != "describe" and getattr(cls, question) is getattr(Adapter, question)
 
 
 def add_levels(cls: type[Adapter], info: Any) -> Any:
-    """Return the info with the levels of its methods; tensors need a list of names in `shows`."""
+    """Return the info with the levels that the class's methods offer. Without `shows`, the class
+    counts as showing no tensors."""
     if type(info) is not EngineInfo:
         return info  # what it answers is looked at elsewhere
     levels = tuple(level for level, method in LEVELS.items() if not lacks(cls, method))

@@ -1,6 +1,6 @@
-"""Known faults that a schedule provokes, told by our machine: the causes of [[batch]].
+"""Causes of known faults ([[batch]]), which our own machine observes while it runs a schedule.
 
-A difference is excused only if the cause of a known one holds, at its step or before.
+A difference is excused only if the cause of a known fault occurs at its step or before.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,8 +25,8 @@ Answer = dict[str, Any]
 
 
 def causes(case: ScheduleCase, kind: str) -> dict[str, int]:
-    """Return every cause that holds in the schedule's run or in the run with other ubatches, and
-    the first step at which it does."""
+    """Return the causes that occur in the schedule's run, or in its run with another ubatch size,
+    each with its first step."""
     if case.sbatch:
         return causes_of_sbatch(case)
     found: dict[str, int] = {}
@@ -39,7 +39,7 @@ def causes(case: ScheduleCase, kind: str) -> dict[str, int]:
 
 
 class Watch:
-    """A machine of ours, with its observations."""
+    """A machine of ours that notes the causes of known faults."""
 
     def __init__(self, shape: ScheduleCase, kind: str) -> None:
         self.kind = kind
@@ -94,7 +94,7 @@ class Watch:
 
 
 def out_of_step(memory: Memory) -> bool:
-    """Return True if the parts of a hybrid memory hold different positions."""
+    """Return True if the two parts of a hybrid memory hold different positions."""
     return isinstance(memory, Hybrid) and any(
         memory.pos_min(s) != max(part.pos_min(s) for part in memory.both)
         or memory.pos_max(s) != min(part.pos_max(s) for part in memory.both)
@@ -133,8 +133,8 @@ def twice(memory: Memory, batch: Entries) -> bool:
 
 
 def is_parted(memory: Memory, batch: Entries) -> bool:
-    """Return True if sequences that see different cells share a token: of the past, or of its own
-    position, which one of them may get again later in the batch."""
+    """Return True if sequences that see different cells share a token. The cells may be of the
+    past, or of the same position later in the batch."""
     if broken_rule(memory, batch) is not None:
         return False
     pasts = {s: pasts_of(memory, s) for entry in batch for s in entry.seqs}
@@ -165,8 +165,8 @@ BEFORE_DECODE: dict[str, Callable[[Memory, Entries], bool]] = {
 
 
 def is_crowded(batch: Entries, ubatches: Sequence[Ubatch], n_ubatch: int) -> bool:
-    """Return True if an equal split has as many sets as an ubatch has tokens, and another set
-    waits."""
+    """Return True if an equal split gives an ubatch with one token for each of as many sets as fit,
+    while another set waits."""
     left = set(range(len(batch)))
     for ubatch in ubatches:
         waiting = {batch[at].seqs for at in left}
@@ -177,7 +177,8 @@ def is_crowded(batch: Entries, ubatches: Sequence[Ubatch], n_ubatch: int) -> boo
 
 
 def heads_misplaced(cache: Attention, before: Sequence[int]) -> bool:
-    """Return True if heads that return by their order in the ubatch go to other streams."""
+    """Return True if the heads of streams end at wrong places when they are put back in the order
+    of the ubatch."""
     heads, olds = list(before), []
     for placed in cache.tried:
         olds.append(heads[:])
@@ -193,14 +194,14 @@ def heads_misplaced(cache: Attention, before: Sequence[int]) -> bool:
 
 
 def is_kept(watch: Watch, seq: int) -> bool:
-    """Return True if another sequence has cells in a stream of its own."""
+    """Return True if another sequence has cells, in a memory with separate streams."""
     memory = watch.machine.memory
     others = (memory.pos_max(s) >= 0 for s in range(memory.n_seq) if s != seq)
     return in_streams(memory) and any(others)
 
 
 def is_divided(watch: Watch, seq: int, p0: int, p1: int, d: int) -> bool:
-    """Return True if a position is divided, and its key is to be rotated."""
+    """Return True if the division changes a position, so that its key must be rotated."""
     for cache in caches(watch.machine.memory):
         cells = cache.cells(seq).copy()
         cells.seq_div(seq, p0, p1, d)
@@ -210,7 +211,7 @@ def is_divided(watch: Watch, seq: int, p0: int, p1: int, d: int) -> bool:
 
 
 def is_grown(watch: Watch, seq: int, p0: int, p1: int, delta: int) -> bool:
-    """Return True if a key that YaRN has enlarged will be turned."""
+    """Return True if the shift moves a key that YaRN has enlarged."""
     if watch.kind != "yarn":
         return False
     (cache,) = caches(watch.machine.memory)
@@ -220,7 +221,7 @@ def is_grown(watch: Watch, seq: int, p0: int, p1: int, delta: int) -> bool:
 
 
 def part_of_a_stream(watch: Watch, source: int, to: int, p0: int, p1: int) -> bool:
-    """Return True if a part is copied into another stream."""
+    """Return True if only a part of a stream is copied into another stream."""
     memory = watch.machine.memory
     if source == to or not in_streams(memory):
         return False
@@ -229,7 +230,7 @@ def part_of_a_stream(watch: Watch, source: int, to: int, p0: int, p1: int) -> bo
 
 
 def is_unshifted(watch: Watch, seq: int) -> bool:
-    """Return True if a saved cell has moved since the last batch."""
+    """Return True if a cell that is saved has moved since the last batch."""
     return any(cells.shift[i] for cells, i in cells_saved(watch.machine.memory, seq))
 
 
@@ -240,46 +241,46 @@ def cells_saved(memory: Memory, seq: int) -> Iterator[tuple[Cells, int]]:
 
 
 def is_uncopied(watch: Watch, seq: int) -> bool:
-    """Return True if a saved state still waits for a copy."""
+    """Return True if a state that is saved still waits for a copy."""
     return bool(watch.queued) if seq < 0 else seq in watch.queued
 
 
 def nothing(watch: Watch, seq: int, k: int) -> bool:
-    """Return True if a sequence is restored that had no cells."""
+    """Return True if a sequence is restored from a saved state without cells."""
     memory, saved = watch.machine.memory, watch.machine.saved[k]
     rows = saved[0] if isinstance(memory, Window | Hybrid) else saved
     return bool(caches(memory)) and seq >= 0 and not rows
 
 
 def is_emptied(watch: Watch, seq: int, k: int) -> bool:
-    """Return True if an empty state is restored over one that holds something."""
+    """Return True if a state without cells is restored over a sequence that has cells."""
     return nothing(watch, seq, k) and watch.machine.memory.pos_max(seq) >= 0
 
 
 def late_copy(watch: Watch, seq: int, k: int) -> bool:
-    """Return True if a restored stream still waits for numbers that another copies to it."""
+    """Return True if a restored stream still waits for numbers to be copied to it."""
     return seq in watch.queued and not watch.cleared
 
 
 def late_copy_after_clear(watch: Watch, seq: int, k: int) -> bool:
-    """Return True for a `late_copy` of a memory that was cleared since; restoring all of it clears
-    too."""
+    """Return True for a `late_copy` into a memory that was cleared since. Restoring all sequences
+    clears the memory too."""
     return bool(watch.queued) if seq < 0 else seq in watch.queued and watch.cleared
 
 
 def any_sequence(watch: Watch, seq: int, p0: int, p1: int) -> bool:
-    """Return True if states are to be removed whatever their sequence."""
+    """Return True if states of any sequence are to be removed."""
     return states(watch.machine.memory) is not None and seq < 0
 
 
 def before_the_last(watch: Watch, seq: int, p0: int, p1: int) -> bool:
-    """Return True if a state is to forget what lies before its last position."""
+    """Return True if a state is to forget positions before its last one."""
     part = states(watch.machine.memory)
     return part is not None and seq >= 0 and max(p0, 0) < p1 <= part.pos_max(seq)
 
 
 def below_zero(watch: Watch, seq: int, p0: int, p1: int, delta: int) -> bool:
-    """Return True if a state moves to a negative position."""
+    """Return True if a state would move to a negative position."""
     part = states(watch.machine.memory)
     state = None if part is None else part.at(seq, p0, p1)
     return state is not None and state.pos + delta < 0

@@ -1,4 +1,4 @@
-"""Batches and caches: schedules of decode calls and cache operations, until two engines part."""
+"""Batches and caches: schedules of decode calls and cache operations, until two engines differ."""
 
 import shlex
 import tempfile
@@ -44,7 +44,7 @@ UNANSWERED = ("rejected", "unanswerable")
 
 
 def kinds_for(oracle: str, engine: str) -> list[str]:
-    """Return the kinds of context that a campaign on these two is about."""
+    """Return the kinds of memory that a campaign with these two engines tests."""
     if of_sbatch(oracle, engine):
         return list(SPLITS)
     # who has llama_sbatch has no lfm2, our model of a hybrid memory
@@ -56,12 +56,12 @@ def any_sbatch(*engines: str) -> bool:
 
 
 def of_sbatch(oracle: str, engine: str) -> bool:
-    """Return True if the campaign compares how an older llama.cpp splits batches."""
+    """Return True if the campaign tests how an older llama.cpp splits batches."""
     return any_sbatch(oracle, engine) and split_version(oracle)[0] != split_version(engine)[0]
 
 
 class BatchFuzzer(Fuzzer, name="batch"):
-    """A target is a kind of memory: a small model that has it."""
+    """A fuzzer whose targets are kinds of memory. Each has a small model."""
 
     def targets(self) -> list[str]:
         return list(KINDS)
@@ -92,7 +92,7 @@ class BatchFuzzer(Fuzzer, name="batch"):
 
 @dataclass(kw_only=True)
 class ScheduleCampaign:
-    """Campaign on one kind of memory. It reports a finding once, and counts repetitions."""
+    """A campaign on one kind of memory. It reports a finding once, and counts repetitions."""
 
     plan: FuzzPlan
     kind: str
@@ -153,7 +153,8 @@ class ScheduleCampaign:
     def finding(
         self, judge: Judge, case: ScheduleCase, first: ScheduleDifference
     ) -> Verdict | None:
-        """Return the verdict on a difference that was not seen before, minimised."""
+        """Return the verdict on a difference, with the schedule minimised; None if the finding was
+        reported before."""
         if first.symptom in UNANSWERED:
             text = f"{first.who}: {first.text}"
             return self.verdict("not-compared", text, {"schedule": case.plan()}, case=case)

@@ -1,4 +1,4 @@
-"""Holds two engines, and each engine against itself, to one schedule."""
+"""Comparison of two engines, and of each engine with itself, on one schedule."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -34,8 +34,8 @@ EXACT = ("code", "pos", "ubatches", "slots", "order")
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleDifference:
-    """The first difference. `symptom`: one of EXACT, or logits, neighbours, splitting, crashed
-    ..."""
+    """The first difference. `symptom`: one of EXACT, or logits, neighbours, splitting, crashed and
+    so on."""
 
     symptom: str
     step: int
@@ -49,7 +49,7 @@ class ScheduleDifference:
 
 @dataclass
 class Judge:
-    """A judge of schedules. `counts`: the numbers of comparisons."""
+    """A judge of schedules. `counts`: how many comparisons of each kind were made."""
 
     oracle: Session
     subject: Session
@@ -131,7 +131,7 @@ class Judge:
     def neighbours(
         self, session: Session, case: ScheduleCase, base: Answers
     ) -> ScheduleDifference | None:
-        """Change other sequences: not a bit of this one may change."""
+        """Change unrelated sequences. Not one bit of this sequence's logits may change."""
         mine = component(case)
         changed = with_others_changed(case, mine)
         if changed == case:
@@ -149,7 +149,7 @@ class Judge:
     def splitting(
         self, session: Session, case: ScheduleCase, base: Answers
     ) -> ScheduleDifference | None:
-        """Run in ubatches of another size."""
+        """Run the schedule with another ubatch size. The logits must be nearly the same."""
         other = replace(case, n_ubatch=other_size(case))
 
         def same(at: int, row: Row, a: NDArray[Any], b: NDArray[Any]) -> bool:
@@ -169,7 +169,8 @@ class Judge:
         symptom: str,
         text: str,
     ) -> ScheduleDifference | None:
-        """Compare output by output, up to the first batch that only one run accepts."""
+        """Compare the logits of each output in two runs, up to the first step at which the runs
+        differ in code or positions. same: compares two rows."""
         if all(answer["logits"] is None for answer in base):
             return None
         answers = self.ask(session, other)
@@ -195,15 +196,15 @@ class Judge:
 
 
 def other_size(case: ScheduleCase) -> int:
-    """Return a small ubatch size for a large one, or the reverse; each sequence's token must
-    fit.
-    """
+    """Return another ubatch size: small for a large one, large for a small one. One token of each
+    sequence must fit."""
     smaller = max(case.n_seq + 1, case.n_ubatch // 4)
     return smaller if case.n_ubatch > 4 else max(24, case.n_seq)
 
 
 def worst(a: NDArray[Any], b: NDArray[Any]) -> float:
-    """Return the largest normalised squared error of a row. NaN in the same places is no error."""
+    """Return the largest normalised squared error of a row. NaN at the same place in both is no
+    error."""
     both = np.isnan(a) & np.isnan(b)
     a, b = np.where(both, 0, a).astype(np.float64), np.where(both, 0, b).astype(np.float64)
     size = np.maximum((a * a).sum(axis=-1), 1e-30)
@@ -212,8 +213,8 @@ def worst(a: NDArray[Any], b: NDArray[Any]) -> float:
 
 
 def component(case: ScheduleCase) -> frozenset[int]:
-    """Return the first sequence with outputs, and all that ever shared or copied anything with
-    it."""
+    """Return the sequence of the first output, and all sequences that ever share a token or a copy
+    with it."""
     groups = {seq: {seq} for seq in range(-1, case.n_seq + 1)}
 
     def join(*seqs: int) -> None:
@@ -253,7 +254,8 @@ def with_others_changed(case: ScheduleCase, mine: frozenset[int]) -> ScheduleCas
 
 
 def same(want: Any, got: Any) -> bool:
-    """Return True if both agree; None stands for what an engine does not show."""
+    """Return True if both values agree. None stands for a value that an engine does not show, and
+    agrees with anything."""
     if want is None or got is None or want == got:
         return True
     lists = isinstance(want, list) and isinstance(got, list)
@@ -280,7 +282,7 @@ def short(value: Any) -> str:
 
 
 def short_row(row: Sequence[Any]) -> str:
-    """Write a row as token@position/sequences, with ? for what cannot be seen and ! for an
+    """Format a row as token@position/sequences, with ? for values that cannot be seen and ! for an
     output."""
     token, pos, seqs, output = row
     where = "?" if seqs is None else ",".join(map(str, seqs))

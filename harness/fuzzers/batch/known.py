@@ -1,4 +1,4 @@
-"""Schedules on which an engine is known to differ: [[batch]] of harness/known."""
+"""Schedules on which an engine is known to differ: the [[batch]] entries of harness/known."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ MEMORY = {"yarn": "attention"}  # of a kind of model that has no other
 
 @dataclass(frozen=True, kw_only=True)
 class KnownSchedule:
-    """A known difference of schedules. symptom: the first fact that differs; cause: what our
-    machine must have seen by then, as no schedule is excused by its shape; case: the smallest
-    schedule, as JSON."""
+    """A known difference on schedules. symptom: the first fact that differs; cause: what our
+    machine must observe by then, because the form of a schedule alone excuses nothing; case: the
+    smallest schedule, as JSON."""
 
     id: str
     component: str  # an adapter's name
@@ -44,8 +44,8 @@ def entry_for(
     found: ScheduleDifference,
     case: ScheduleCase,
 ) -> KnownSchedule | None:
-    """Return the entry that explains a difference. A crash may come at any step; logits that are
-    wrong only in other ubatches differ with the size."""
+    """Return the entry that explains a difference, or None. A crash may come at any step. An entry
+    about wrong logits also explains logits that differ only with another ubatch size."""
     why = causes(case, kind)
     last = found.step if found.step >= 0 else len(case.steps)
     kinds = {kind, MEMORY.get(kind, kind)}

@@ -1,4 +1,4 @@
-"""Our machines of memories, without numbers, and the parts that they are made of."""
+"""Our machines of memories, which compute no numbers, and their parts."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ CELLS = 256  # llama.cpp's smallest stream
 
 
 def machine_of(kind: str, made: ScheduleCase) -> Machine:
-    """Return our machine of a memory, without numbers."""
+    """Return our machine for a kind of memory, which computes no numbers."""
     cells = made.n_ctx if made.unified else made.n_ctx // made.n_seq
     shape: dict[str, Any] = {"size": cells, "n_seq": made.n_seq, "unified": made.unified}
     memory: Memory
@@ -47,5 +47,5 @@ def states(memory: Memory) -> Recurrent | None:
 
 
 def in_streams(memory: Memory) -> bool:
-    """Return True if each sequence has cells of its own."""
+    """Return True if each sequence has its own stream of cells."""
     return any(not cache.unified for cache in caches(memory))

@@ -1,8 +1,9 @@
-"""Batches for the older sequence-aware batch, without end: a number decides one, given the seed.
+"""An endless series of batches for llama.cpp's older llama_sbatch. The seed and a number determine
+each one.
 
-llama.cpp sorted them with std::sort, which leaves open how it orders what compares equal; up to
-SORTED_STABLY elements it keeps their order. So there are ties in small batches only, and never more
-groups than that. The first cases of a kind are its worked examples.
+llama.cpp sorted these batches with std::sort, which does not define the order of equal elements.
+With up to SORTED_STABLY elements it keeps their order. So only small batches have equal elements,
+and no batch has more groups than that. The first cases of each kind are worked examples.
 """
 
 from typing import TypeVar
@@ -50,9 +51,9 @@ def shape(kind: str, n_ubatch: int, n_seq: int, steps: list[Step]) -> ScheduleCa
 
 
 def causes_of_sbatch(case: ScheduleCase) -> dict[str, int]:
-    """Return the faults of llama_sbatch, and the first call that shows each. unstable: a batch
-    beyond the stable sort repeats a place. left: a sequence continues without the others that
-    shared its token."""
+    """Return the faults of llama_sbatch that the schedule shows, each with the first call that
+    shows it. unstable: a batch beyond the stable sort repeats a place; left: a sequence continues
+    without the others that shared its token."""
     found: dict[str, int] = {}
     shared: set[tuple[int, ...]] = set()
     for at, step in enumerate(case.steps):
@@ -66,7 +67,7 @@ def causes_of_sbatch(case: ScheduleCase) -> dict[str, int]:
 
 
 class SbatchMaker:
-    """Batches that continue the earlier ones."""
+    """Makes batches that continue earlier ones."""
 
     def __init__(self, draw: Counter, kind: str, n_seq: int) -> None:
         self.draw, self.kind, self.n_seq = draw, kind, n_seq
@@ -89,8 +90,8 @@ class SbatchMaker:
         return self.outputs(named)
 
     def sequences(self) -> tuple[int, ...]:
-        """Draw sequences in any order, as their order counts. Pooled batches must start with 0
-        (`seq_id < n_tokens`)."""
+        """Draw sequences in any order, because their order matters. Pooled batches must start with
+        0 (`seq_id < n_tokens`)."""
         below = self.draw.below
         if self.kind == "pooled":
             rest = [s for s in range(1, self.n_seq) if below(3) == 0]
@@ -105,7 +106,7 @@ class SbatchMaker:
         return [(0, start + i, seqs, False) for i in range(n)]
 
     def mix_runs(self, runs: list[list[Row]]) -> list[Row]:
-        """Return the runs in order, in turns, or shuffled."""
+        """Return the rows of the runs: one run after the other, alternating, or shuffled."""
         style = self.draw.below(3)
         if style == 2:
             return self.shuffle([row for run in runs for row in run])
@@ -116,7 +117,7 @@ class SbatchMaker:
         return rows
 
     def outputs(self, rows: list[Row]) -> list[Row]:
-        """Draw the outputs: all, some, the last, or none."""
+        """Return the rows with drawn outputs: all, some, only the last, or none."""
         style = self.draw.below(4)
         asked = [style == 0 or (style == 1 and self.draw.below(3) == 0) for _ in rows]
         asked[-1] |= style == 2

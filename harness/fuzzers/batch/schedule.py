@@ -1,4 +1,4 @@
-"""A schedule as a value: a context's shape and its steps, to and from JSON."""
+"""A schedule as a value: the shape of a context and the steps, with conversion to and from JSON."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -30,8 +30,8 @@ class ScheduleCase:
 
     @property
     def size(self) -> tuple[int, ...]:
-        """Order schedules: few steps before many, then few tokens, few sequences, and simpler
-        numbers."""
+        """Return a measure by which schedules are ordered: fewer steps, then fewer tokens, fewer
+        sequences, and simpler numbers."""
         rows = [row for step in self.steps if step[0] == "decode" for row in step[1]]
         numbers = [n for step in self.steps if step[0] != "decode" for n in step[1:]]
         shape = (self.n_seq, self.n_ctx, self.n_ubatch, self.unified)
@@ -39,7 +39,7 @@ class ScheduleCase:
         return len(self.steps), len(rows), sum(len(row[2]) for row in rows), *shape, simple
 
     def plan(self) -> dict[str, Any]:
-        """Return the schedule as a question."""
+        """Return the schedule in the form of the question `schedule`."""
         older = {"sbatch": self.sbatch} if self.sbatch else {}
         return {
             "n_ctx": self.n_ctx,
@@ -62,7 +62,8 @@ def as_lists(value: Any) -> Any:
 
 
 def schedule_from(text: bytes | str) -> ScheduleCase:
-    """Read a schedule. Raises BadInput, because users write them and llama.cpp aborts on some."""
+    """Read a schedule from JSON. Raises BadInput, because users write schedules, and some would
+    make llama.cpp abort."""
     try:
         made = json.loads(text)
         n_ctx, n_ubatch, n_seq = (made[name] for name in MOST)
@@ -101,7 +102,7 @@ def step_from(step: Any) -> Step:
 
 
 def rows_from(row: Any) -> Iterator[Row]:
-    """Yield a row, or the stated number of rows, one position after the other."""
+    """Yield a row, or as many rows as it states, at consecutive positions."""
     n = whole(row[4]) if len(row) == 5 else 1
     if not 1 <= n <= MOST["n_ctx"]:
         raise ValueError(f"a row is repeated {n} times; expected 1 to {MOST['n_ctx']}")

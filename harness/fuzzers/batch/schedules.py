@@ -1,8 +1,8 @@
-"""Schedules without end: a number decides one, given the seed and the kind of memory.
+"""An endless series of schedules. The seed, the kind of memory and a number determine each one.
 
-A machine of ours runs along, so that most batches are valid: they continue a sequence at its
-position. One schedule in ODD does what llama.cpp is known not to stand; the others keep away from
-it, or every schedule would end there. One in TIGHT begins with a full cache.
+A machine of ours runs each step, so that most batches are valid and continue a sequence at its
+position. One schedule in ODD does things that are known to break llama.cpp. The others avoid them,
+because otherwise every schedule would end there. One schedule in TIGHT begins with a full cache.
 """
 
 from collections import Counter as Counted
@@ -24,7 +24,7 @@ def schedule(seed: int, number: int, kind: str) -> ScheduleCase:
 
 
 class Maker:
-    """Maker of a schedule, step by step. `history` tells which sequences share a text so far."""
+    """Makes a schedule step by step. `history` shows which sequences have the same text so far."""
 
     def __init__(self, draw: Counter, kind: str, *, odd: bool) -> None:
         self.draw, self.kind, self.odd = draw, kind, odd
@@ -72,22 +72,23 @@ class Maker:
         self.batch(self.fitting(self.rows(longest=7)))
 
     def fitting(self, rows: list[Row]) -> list[Row]:
-        """Return the rows whose sequences fit in filled streams. After a batch that does not fit,
-        llama.cpp mistakes heads, so most schedules would end there."""
+        """Return the rows whose sequences still fit in nearly full streams. After a batch that does
+        not fit, llama.cpp confuses heads, so most schedules would end there."""
         if not self.tight or self.shape.unified:
             return rows
         needed = Counted(row[2][0] for row in rows)
         return [row for row in rows if needed[row[2][0]] <= self.room(row[2][0])] or rows[:1]
 
     def fill(self) -> None:
-        """Add many tokens, so that the cells run out sooner or later."""
+        """Add many tokens, so that the cells run out sooner or later, or decode a usual batch."""
         if self.draw.below(2):
             self.batch(self.tokens(self.seq(), 60 + self.draw.below(160)))
         else:
             self.decode()
 
     def crowd(self) -> None:
-        """Fill a cache to its last cells, with holes, one token too many, and then exactly."""
+        """Fill a cache to its last cells, with holes. Then add one token too many, and then as many
+        as fit."""
         below = self.draw.below
         seqs = [self.seq()] if self.shape.unified else list(range(self.shape.n_seq))
         seq = seqs[0]
@@ -147,9 +148,8 @@ class Maker:
         return [(1 + self.draw.below(N_VOCAB - 1), start + i, (seq,), False) for i in range(n)]
 
     def share_tokens(self, chosen: list[int]) -> list[Row]:
-        """Return tokens that all chosen sequences share, if they have had the same tokens so
-        far.
-        """
+        """Return tokens that all chosen sequences share, if they have had the same tokens so far;
+        otherwise an empty list."""
         same = len({self.history.get(s, ()) for s in chosen}) == 1
         spans = {(self.machine.memory.pos_min(s), self.last(s)) for s in chosen}
         possible = self.odd or (self.shape.unified and self.kind != "recurrent")
@@ -165,7 +165,7 @@ class Maker:
         return [*marked[:-1], (*marked[-1][:3], style != 1)]
 
     def invalid(self) -> None:
-        """Draw a batch that breaks one rule."""
+        """Add a batch that breaks a rule."""
         rows = self.rows(longest=4)
         at = self.draw.below(len(rows))
         token, pos, seqs, out = rows[at]
@@ -228,8 +228,8 @@ class Maker:
             self.history = {seq: self.history.get(seq, ())}
 
     def move(self) -> None:
-        """Move positions, or do what users do with a full context: forget the oldest and move the
-        rest up."""
+        """Move positions. One way is what users do with a full context: remove the oldest tokens
+        and move the rest down."""
         seq, below = self.seq(), self.draw.below
         last = self.last(seq)
         if last < 0:
@@ -281,7 +281,8 @@ class Maker:
 
 
 def cut(past: tuple[Any, ...], p0: int, p1: int, last: int) -> tuple[Any, ...]:
-    """Return the rest of a history; others can share it only if a tail or the whole was cut."""
+    """Return the rest of a history after positions are removed. It is empty if the sequence is
+    empty."""
     kept = tuple(
         one
         for one in past

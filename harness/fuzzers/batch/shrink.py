@@ -1,4 +1,4 @@
-"""Makes a schedule that shows a difference as short and simple as it can be."""
+"""Shrinks a schedule that shows a difference to a short and simple one."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,7 +13,7 @@ TRIES = 500  # questions for one finding
 
 
 def shrink_case(case: ScheduleCase, kind: str, wrong: Wrong, tries: int = TRIES) -> ScheduleCase:
-    """Return the smallest schedule found for which `wrong` holds, as it does for `case`."""
+    """Return the smallest schedule found for which `wrong` is true. It must be true for `case`."""
     return shrink(
         case,
         [partial(smaller, kind=kind)],
@@ -25,7 +25,8 @@ def shrink_case(case: ScheduleCase, kind: str, wrong: Wrong, tries: int = TRIES)
 
 
 def smaller(case: ScheduleCase, kind: str) -> Iterator[ScheduleCase]:
-    """Yield simpler schedules, the boldest first, also with renumbered positions."""
+    """Yield simpler schedules, those with the largest changes first; each also with renumbered
+    positions."""
     for candidate in [*without_steps(case), *without_rows(case), *simpler(case)]:
         yield candidate
         repaired = going_on(candidate, kind)
@@ -42,8 +43,8 @@ def without_steps(case: ScheduleCase) -> Iterator[ScheduleCase]:
 
 
 def without(case: ScheduleCase, start: int, stop: int) -> Iterator[ScheduleCase]:
-    """Yield schedules without some steps, and without loads of states that are then missing; the
-    others are renumbered."""
+    """Yield the schedule without some steps, and without loads of saves that are then missing. The
+    other saves are renumbered."""
     numbers: list[int | None] = []
     kept: list[Step] = []
     n_saved = 0
@@ -115,7 +116,7 @@ def simpler_numbers(step: Step) -> Iterator[Step]:
 
 
 def number_tokens(rows: tuple[Row, ...]) -> Iterator[Row]:
-    """Renumber legal tokens from 1 on, so that neighbours are distinct."""
+    """Renumber valid tokens from 1 on, so that neighbours differ."""
     for i, row in enumerate(rows):
         legal = 0 < row[0] < 60
         yield (i % 59 + 1 if legal else row[0], *row[1:])
@@ -134,7 +135,8 @@ def with_step(case: ScheduleCase, at: int, step: Step) -> ScheduleCase:
 
 
 def going_on(case: ScheduleCase, kind: str) -> ScheduleCase:
-    """Renumber positions so that every batch continues its sequences."""
+    """Return the schedule with positions renumbered, so that every batch continues its
+    sequences."""
     machine = machine_of(kind, case)
     steps: list[Step] = []
     for step in case.steps:

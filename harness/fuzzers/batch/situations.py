@@ -1,4 +1,4 @@
-"""Situations of caches that the schedules of a campaign should have reached."""
+"""Situations of caches that the schedules of a campaign should reach."""
 
 from itertools import pairwise
 
@@ -22,7 +22,7 @@ SITUATIONS = {
 
 
 def find_situations(case: ScheduleCase, kind: str) -> set[str]:
-    """Return the situations that our machine sees; none without cells."""
+    """Return the situations that our machine observes; none for a memory without cells."""
     tour = Tour(case, kind)
     for step in case.steps:
         tour.step(step)

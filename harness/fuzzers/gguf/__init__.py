@@ -1,1 +1,1 @@
-"""Files, valid, unusual and broken, for readers of GGUF."""
+"""Valid, unusual and broken files for readers of GGUF."""

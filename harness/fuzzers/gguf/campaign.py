@@ -1,4 +1,5 @@
-"""Campaign on one family of files against every parser: compare, shrink and name what differs."""
+"""A campaign on one family of files: it compares all parsers, shrinks differing files, and names
+the differences."""
 
 import shlex
 from collections import Counter
@@ -50,7 +51,8 @@ DEAR = 100  # files tried in shrinking one that ends a process, each of which ma
 
 @dataclass(kw_only=True)
 class FileBatch:
-    """Files with the subject's answers, and other engines' answers about some."""
+    """Files with the subject's answers, and with answers of other engines about some of the
+    files."""
 
     cases: list[FileCase]
     subject: Parsed
@@ -58,7 +60,7 @@ class FileBatch:
 
 
 class FileCampaign:
-    """`run` gives verdicts as findings are made, and one for each slice of files."""
+    """A campaign. `run` yields a verdict for each finding, and one for each slice of files."""
 
     def __init__(
         self, plan: FuzzPlan, family: str, subject: Session, stages: list[Stage], say: Progress
@@ -75,7 +77,7 @@ class FileCampaign:
         self.peak = 0  # the most that the subject took beyond twice a file's size
 
     def run(self) -> Iterator[Verdict | Checkpoint]:
-        """Run the cases from the checkpoint's `start` on."""
+        """Run the cases from `start` on, which may be a checkpoint."""
         begun, asked = self.plan.start, [self.batch(self.numbers.behind(self.plan.start))]
         for numbers in self.numbers:
             if following := self.numbers.behind(numbers.stop):
@@ -96,7 +98,7 @@ class FileCampaign:
         yield Checkpoint(target=self.family, done=done)
 
     def judge_given(self, made: Sequence[FileCase]) -> Iterator[Verdict]:
-        """Yield verdicts on the user's files, asked of every parser."""
+        """Yield verdicts on the user's files. Every parser reads all of them."""
         for stage in self.stages:
             stage.every = 1
         for at, case in enumerate(made):
@@ -108,7 +110,8 @@ class FileCampaign:
             yield self.about(case.number, case.number + 1, case)
 
     def judge_kept(self, made: Sequence[FileCase]) -> Iterator[Verdict]:
-        """Yield verdicts on files of a guided run, asked of every parser; findings fold."""
+        """Yield verdicts on the files of a guided run. Every parser reads all of them, and findings
+        with one cause are counted together."""
         for stage in self.stages:
             stage.every = 1
         for first in range(0, len(made), BATCH):
@@ -122,7 +125,7 @@ class FileCampaign:
         return self.ask_parsers(cases(self.plan.seed, self.family, first, n, self.corpus))
 
     def ask_parsers(self, made: list[FileCase]) -> FileBatch:
-        """Ask the parsers, ours last: the others work while our reader does."""
+        """Ask all parsers. Our own reader comes last, so that the others work at the same time."""
         pending = []
         for stage in self.stages:
             every = 1 if self.family == MODELS and stage.way in MODEL_WAYS else stage.every
@@ -168,8 +171,8 @@ class FileCampaign:
     def compare_stage(
         self, stage: Stage, batch: FileBatch, some: list[int], other: Parsed
     ) -> Generator[Verdict, None, list[int]]:
-        """Compare one stage. some: the batch's files that were asked about. Return those that
-        differ."""
+        """Compare the answers of one stage, and yield verdicts. some: the indices of the files that
+        the stage was asked about. Return the indices of suspicious files."""
         made, subject = [batch.cases[i] for i in some], part(batch.subject, some)
         sizes = np.array([len(case.raw) for case in made], np.int64)
         self.count(stage, subject, other)
@@ -181,7 +184,7 @@ class FileCampaign:
         return [some[i] for i in odd]
 
     def count(self, stage: Stage, subject: Parsed, other: Parsed) -> None:
-        """Count pairs of answers; a refusal for another reason is still a refusal."""
+        """Count pairs of answers. A refusal counts as a refusal even if the reason differs."""
         mine, theirs = subject.endings == NUMBER[ACCEPTED], other.endings == NUMBER[ACCEPTED]
         stage.asked += len(mine)
         stage.counts["asked"] += len(mine)
@@ -196,7 +199,7 @@ class FileCampaign:
     def note_finding(
         self, cause: FileCause, case: FileCase, stage: Stage | None
     ) -> Iterator[Verdict]:
-        """Report one shrunk example of each cause, and count the others."""
+        """Report one shrunk example of each cause, and only count the others."""
         for same in self.explanations(cause, case.raw):
             self.found[same] += 1
             if same in self.known and same not in self.told:
@@ -215,7 +218,7 @@ class FileCampaign:
             yield self.finding(exact, case, small)
 
     def explanations(self, cause: FileCause, raw: bytes) -> Iterator[FileCause]:
-        """Yield earlier causes, and known ones, that this finding may be another example of."""
+        """Yield earlier and known causes that may also be the cause of this finding."""
         if cause.symptom != "value":
             if cause in self.found or cause in self.known:
                 yield cause
@@ -280,14 +283,15 @@ class FileCampaign:
         )
 
     def again(self, cause: FileCause, case: FileCase, small: bytes) -> list[str]:
-        """Return the options that show a finding again. The table's options hold for its files
-        only."""
+        """Return the options that show a finding again: the bytes if they are few, else the case. A
+        finding about the table always names the case, because the table's verdicts hold only for
+        its own files."""
         if len(small) <= 2048 and cause.stage != TABLE:
             return ["--hex", small.hex()]
         return list(case.again) or self.number_files(case.number, 1)
 
     def answers(self, raw: bytes) -> dict[str, str]:
-        """Return what every parser says of one file, with its words."""
+        """Return the answer of every parser about one file, with its words."""
         subject = answer_about(self.subject, FULL, [raw])
         told = {self.subject.name: describe_answer(subject)}
         for stage in self.stages:
@@ -295,7 +299,8 @@ class FileCampaign:
         return told
 
     def about(self, first: int, end: int, case: FileCase | None = None) -> Verdict:
-        """Return the verdict on these cases. case: its single file, if it has a name."""
+        """Return the verdict on the cases from `first` to `end`. case: the single file, if it has a
+        name."""
         known = {str(c): n for c, n in sorted(self.found.items()) if n and c in self.known}
         other = {str(c): n for c, n in sorted(self.found.items()) if n and c not in self.known}
         n = self.slice["files"]
@@ -323,7 +328,7 @@ class FileCampaign:
         return [*words, "--start", str(first), "--cases", str(n)]
 
     def all_again(self) -> list[str]:
-        """Return the options of the whole target."""
+        """Return the options that run the whole target again."""
         plan = self.plan
         if self.family == GIVEN:
             return [word for case in given_cases(plan) for word in case.again]
@@ -361,6 +366,6 @@ class FileCampaign:
 
 
 def as_cause(key: str) -> FileCause:
-    """Return the cause in a verdict's key."""
+    """Return the cause that a verdict's key contains."""
     _, stage, symptom, kind = key.split("/", 3)
     return FileCause(stage, symptom, kind)

@@ -1,7 +1,7 @@
-"""A GGUF file as a small value whose every field can be wrong, and its bytes.
+"""A GGUF file as a small value in which every field can be wrong, and the bytes of the file.
 
-A field left alone says the truth: counts count, lengths are lengths, offsets follow from sizes. A
-field that is set keeps its value, and changes no other.
+A field that is not set is correct: counts, lengths and offsets follow from the content. A field
+that is set keeps its value, and does not change the others.
 """
 
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ def array(element: int, n: int, items: bytes = b"") -> bytes:
 
 @dataclass(slots=True)
 class KeyAndValue:
-    """A metadata pair; `value` is all that follows the type."""
+    """A metadata pair. `value` holds all bytes that follow the type."""
 
     key: bytes
     type: int
@@ -58,7 +58,7 @@ class TensorRow:
 
 @dataclass(slots=True)
 class FileDraft:
-    """A whole file. cut: the number of bytes that are missing at the end."""
+    """A whole file. cut: the number of bytes that are missing at its end."""
 
     pairs: list[KeyAndValue] = field(default_factory=list)
     rows: list[TensorRow] = field(default_factory=list)
@@ -81,7 +81,7 @@ class FileDraft:
         return self.rows[-1]
 
     def tables(self) -> bytes:
-        """Return header, metadata and tensor table."""
+        """Return the header, the metadata and the tensor table."""
         n_rows = len(self.rows) if self.n_rows is None else self.n_rows
         n_pairs = len(self.pairs) if self.n_pairs is None else self.n_pairs
         parts = [HEADER.pack(self.magic, self.version, n_rows, n_pairs)]
@@ -107,7 +107,8 @@ class FileDraft:
         return bytes(min(-n % self.alignment, MOST_DATA))
 
     def contents(self) -> bytes:
-        """Return the data, by default zeros, padded as llama.cpp wants after the last tensor."""
+        """Return the data, which are zeros unless set. They are padded after the last tensor, as
+        llama.cpp requires."""
         if self.data is not None:
             return self.data
         return bytes(sum(min(pad_to(row.n_bytes, self.alignment), MOST_DATA) for row in self.rows))

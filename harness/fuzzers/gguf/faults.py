@@ -1,4 +1,4 @@
-"""The named ways in which a GGUF file is unusual or broken: the change, the verdict, and its
+"""The named ways in which a GGUF file is unusual or broken: the change, the verdict, and the
 reason."""
 
 from collections.abc import Callable
@@ -21,8 +21,8 @@ NUL = b"\0"
 
 @dataclass(frozen=True, slots=True)
 class FileFault:
-    """A way to break a file. kinds: the kinds of our reader's refusal; empty if it accepts the
-    file."""
+    """A way to change a file. kinds: the kinds of refusal that our reader may give; empty if it
+    accepts the file."""
 
     name: str
     verdict: FileVerdict
@@ -43,7 +43,7 @@ def fault(name: str, verdict: FileVerdict, kinds: str, why: str) -> Callable[[Ap
 
 
 def each(rows: dict[str, Apply], verdict: FileVerdict, kinds: str, why: str) -> None:
-    """Register several faults that share a verdict and its reason."""
+    """Register several faults that have the same verdict and the same reason."""
     for name, apply in rows.items():
         fault(name, verdict, kinds, why)(apply)
 

@@ -1,4 +1,5 @@
-"""Rules for findings: when answers to one file are one, of which cause, and whether it is known."""
+"""Rules for findings: when an answer about a file is a finding, what its cause is, and whether it
+is known."""
 
 import re
 from collections.abc import Sequence
@@ -30,9 +31,8 @@ MODEL_WAYS = ("vocab", "load")  # refuse what is no model: their refusals say no
 
 @dataclass(frozen=True, slots=True, order=True)
 class FileCause:
-    """Cause of findings, by which they are counted. stage: an engine and its way, `table`, or the
-    subject alone.
-    """
+    """The cause by which findings are counted. stage: an engine with its way to read, `table`, or
+    only the subject."""
 
     stage: str
     symptom: str  # accepts, refuses, value, crashes, hangs, memory: what the stage does
@@ -46,9 +46,8 @@ class FileCause:
 class KnownFile:
     """An entry of [[gguf]] of harness/known.
 
-    case: a file, as hex, or `fault NAME` for a long one: that fault and nothing else.
-
-    ways: the component's ways of reading, all of which treat each file of this cause alike.
+    case: a file as hex, or `fault NAME` for a long file that has only this fault. ways: the
+    component's ways to read, which all treat a file with this cause alike.
     """
 
     id: str
@@ -79,7 +78,7 @@ def known_files() -> list[KnownFile]:
 def suspects(
     engine: str, way: str, subject: Parsed, other: Parsed, sizes: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return indices of files that may have a finding; `cause_of` decides."""
+    """Return the indices of files that may have a finding. `cause_of` decides if they do."""
     mine, theirs = subject.endings, other.endings
     yes, dead = NUMBER[ACCEPTED], NUMBER[CRASHED]
     odd = theirs >= dead
@@ -96,8 +95,8 @@ def suspects(
 def cause_of(
     engine: str, way: str, subject: Parsed, other: Parsed, i: int, raw: bytes
 ) -> FileCause | None:
-    """Return the worst oddity of file i; None without any. `own_cause` returns the subject's own
-    failures."""
+    """Return the cause of the worst finding about file i; None if there is none. Failures of the
+    subject itself are in `own_cause`."""
     mine, theirs, stage = subject.ending(i), other.ending(i), f"{engine} {way}"
     wasteful = other.peaks[i] > allowed_memory(engine, len(raw))
     # who takes ever more meets the limit of memory or that of time, by the speed of the processor
@@ -118,14 +117,14 @@ def cause_of(
 
 
 def place_of(answer: Parsed, i: int) -> str:
-    """Return where a parser died, without parts that change from file to file."""
+    """Return the place where a parser died, without parts that vary from file to file."""
     said = PLACE.findall(answer.words.get(i, ""))
     return str(said[-1]).replace("/", "|") if said else "death"
 
 
 def own_cause(name: str, subject: Parsed, i: int, raw: bytes) -> FileCause | None:
-    """Return a cause that no reader may have, for any file: ours takes at most twice its size and
-    16 MB."""
+    """Return the cause of a failure that the subject may never have, for any file: it dies, hangs,
+    or uses too much memory."""
     ending = subject.ending(i)
     if ending in (CRASHED, HUNG):
         words = subject.words.get(i, "").split(":")[0]
@@ -136,7 +135,8 @@ def own_cause(name: str, subject: Parsed, i: int, raw: bytes) -> FileCause | Non
 
 
 def table_cause(ending: str, faults: Sequence[str]) -> FileCause | None:
-    """Return a cause if a file with one fault, or none, has another verdict than the table's."""
+    """Return the cause if our reader's verdict differs from the table's, for a file with one fault
+    or none."""
     if len(faults) > 1 or ending in (CRASHED, HUNG):
         return None
     kinds = FAULTS[faults[0]].kinds if faults else ()
@@ -147,7 +147,8 @@ def table_cause(ending: str, faults: Sequence[str]) -> FileCause | None:
 
 
 def refine_cause(cause: FileCause, raw: bytes) -> FileCause:
-    """Add the differing types to the cause of a small file that is read otherwise."""
+    """Return the cause with the differing types, for a small file that two parsers read
+    differently."""
     if cause.symptom != "value":
         return cause
     types = sorted(types_in(raw, cause.kind))

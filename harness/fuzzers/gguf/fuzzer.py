@@ -1,4 +1,4 @@
-"""GGUF parsers: files that are valid, unusual, broken or mutated, read by ours and by others."""
+"""GGUF parsers: our parser and others read files that are valid, unusual, broken or mutated."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -28,8 +28,8 @@ WAYS = {
 
 class GgufFuzzer(Fuzzer, name="gguf"):
     def targets(self) -> list[str]:
-        """Return the cheap families; `corpus` needs files, `guided` a folder, and `models` are
-        slow."""
+        """Return the families that run by default. Three others must be named: `corpus` needs
+        files, `guided` needs a folder, and `models` are slow."""
         return [family for family in FAMILIES if family != CORPUS]
 
     def check(self, plan: FuzzPlan) -> None:

@@ -1,6 +1,7 @@
-"""GGUF files without end: valid, unusual, broken in a named way or in several, and mutated.
+"""An endless series of GGUF files: valid, unusual, broken in one or several named ways, and
+mutated.
 
-Case n of a family is decided by the seed, the family and n alone, and for `corpus` by its files.
+The seed, the family and n determine case n. For `corpus` its files matter too.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +31,8 @@ EDGES += [2**64 - 64, 2**64 - 32, 2**64 - 8, 2**64 - 1]
 
 
 class DrawnNumbers:
-    """The random numbers of one case. Numbers drawn ahead come first, then a stream of its own."""
+    """The random numbers of one case. Numbers that were drawn ahead come first, and then a separate
+    stream."""
 
     __slots__ = ("left", "more")
 
@@ -45,8 +47,8 @@ class DrawnNumbers:
 
 
 def numbers_of(seed: int, family: str, first: int, count: int) -> list[DrawnNumbers]:
-    """Return the numbers of the cases from `first` on. Philox makes four for each step of its
-    counter."""
+    """Return the numbers of the cases from `first` on. Philox makes four numbers for each step of
+    its counter."""
     name = f"fuzz.gguf.{family}"
     key = stream(seed, name).state["state"]["key"]
     bits = Philox(key=key, counter=first * (NUMBERS // 4))
@@ -68,9 +70,9 @@ def numbers_of(seed: int, family: str, first: int, count: int) -> list[DrawnNumb
 
 @dataclass(frozen=True, slots=True)
 class FileCase:
-    """A file on its way: its number, its bytes, and the faults that it was given.
+    """A file with its number, its bytes, and its faults.
 
-    again: the option that names a user's file; numbered cases have none.
+    again: the option that names a user's file; empty for a numbered case.
     """
 
     number: int
@@ -80,7 +82,8 @@ class FileCase:
 
     @property
     def name(self) -> str:
-        """Return the name of a user's file; bytes are named by the first."""
+        """Return the name of a user's file, or the first digits of bytes that the user gave as
+        hex."""
         kind, name = self.again or ("", "")
         return name[:80] if kind == "--hex" else name
 
@@ -96,14 +99,14 @@ def cases(
 
 
 class Least:
-    """A draw that takes the first of all choices that a fault leaves open."""
+    """A source of draws that always takes the first choice."""
 
     def below(self, n: int) -> int:
         return 0
 
 
 def alone(name: str) -> bytes:
-    """Return a file with only this fault."""
+    """Return the bytes of a file with only this fault."""
     draft = FileDraft()
     FAULTS[name].apply(draft, Least())
     return draft.raw()
@@ -170,7 +173,7 @@ def choose_fault(draw: DrawnNumbers, table: Sequence[FileFault]) -> FileFault:
 
 
 def of_valid(number: int, draw: DrawnNumbers, corpus: Sequence[bytes]) -> FileCase:
-    """Draw a valid file; half of them have something unusual."""
+    """Draw a valid file. Half of these files have something unusual."""
     draft = plain_draft(draw)
     if number % 2:
         return FileCase(number, draft.raw())
@@ -180,7 +183,7 @@ def of_valid(number: int, draw: DrawnNumbers, corpus: Sequence[bytes]) -> FileCa
 
 
 def of_broken(number: int, draw: DrawnNumbers, corpus: Sequence[bytes]) -> FileCase:
-    """Draw a broken file. The faults take turns, so that many files show each."""
+    """Draw a file with one fault. All faults are used equally often."""
     draft, fault = plain_draft(draw), BROKEN[number % len(BROKEN)]
     fault.apply(draft, draw)
     return FileCase(number, draft.raw(), (fault.name,))
@@ -212,7 +215,8 @@ def of_corpus(number: int, draw: DrawnNumbers, corpus: Sequence[bytes]) -> FileC
 
 
 def mutate_file(draw: DrawnNumbers, raw: bytes, corpus: Sequence[bytes]) -> bytes:
-    """Make one to four changes, mostly in the first kilobyte, where small files have tables."""
+    """Return the file after one to four changes. Most are in the first kilobyte, where small files
+    have their tables."""
     made = bytearray(raw)
     for _ in range(1 + draw.below(4)):
         change(made, draw)
@@ -231,7 +235,8 @@ def flip(made: bytearray, at: int, draw: DrawnNumbers) -> None:
 
 
 def edge(made: bytearray, at: int, draw: DrawnNumbers) -> None:
-    """Overwrite one, four or eight bytes by an edge of the integers, or by a small step."""
+    """Overwrite one, four or eight bytes with an extreme integer, or change their value a
+    little."""
     size = (1, 4, 8, 8)[draw.below(4)]
     at = max(0, min(at, len(made) - size))
     if len(made) < size:
@@ -243,7 +248,8 @@ def edge(made: bytearray, at: int, draw: DrawnNumbers) -> None:
 
 
 def at_a_length(made: bytearray, at: int, draw: DrawnNumbers) -> None:
-    """Change an eight-byte field that looks like a length: a small number before seven zeros."""
+    """Change an eight-byte field that looks like a length: a small number followed by seven
+    zeros."""
     found = made.find(bytes(7), at)
     if found > 0 and len(made) >= found + 7:
         pack_into("<Q", made, found - 1, EDGES[draw.below(len(EDGES))])
@@ -262,7 +268,7 @@ def insert(made: bytearray, at: int, draw: DrawnNumbers) -> None:
 
 
 def move(made: bytearray, at: int, draw: DrawnNumbers) -> None:
-    """Copy a stretch of the file over another."""
+    """Copy some bytes of the file over others."""
     n, start = 1 + draw.below(32), draw.below(len(made) + 1)
     made[at : at + n] = made[start : start + n]
 

@@ -1,8 +1,8 @@
-"""Files chosen by the branches of our reader that they reach, until no new branch appears.
+"""Files selected by the branches of our reader that they reach, until no new branch appears.
 
-libFuzzer makes and keeps the files (harness.fuzzers.gguf.guided_reader), round after round; a whole
-round that reaches no new branch is the last. Then every parser sees the kept files. The folder is
-the whole state of a run, and libFuzzer writes each file at once.
+libFuzzer makes and keeps the files (harness.fuzzers.gguf.guided_reader), round after round. The
+last round is the first that reaches no new branch. Then every parser reads the kept files. The
+folder holds the whole state of a run, because libFuzzer writes each file at once.
 """
 
 import os
@@ -46,7 +46,7 @@ def check_guided(plan: FuzzPlan) -> None:
 
 
 def run_guided(plan: FuzzPlan, campaign: FileCampaign) -> Iterator[Verdict | Checkpoint]:
-    """Yield rounds of `plan.cases` files, then the kept ones."""
+    """Run rounds of `plan.cases` files, and yield verdicts on them and then on the kept files."""
     folder = plan.keep
     assert folder is not None  # check_guided has seen to it
     if not any(folder.glob("*")):
@@ -93,7 +93,7 @@ def about_lines(found: Reached, files: int, campaign: FileCampaign) -> Verdict:
 
 
 def seed_folder(folder: Path, corpus: Sequence[bytes], seed: int) -> None:
-    """Fill the folder: a file for each fault, some plain ones, and the corpus."""
+    """Fill the folder with a file for each fault, some plain files, and the corpus."""
     folder.mkdir(parents=True, exist_ok=True)
     plain = [case.raw for case in cases(seed, "valid", 0, 64)]
     short = [raw for raw in corpus if len(raw) <= LARGEST]
@@ -102,8 +102,8 @@ def seed_folder(folder: Path, corpus: Sequence[bytes], seed: int) -> None:
 
 
 def files_kept(folder: Path) -> list[Path]:
-    """Return the kept files. libFuzzer's have no corpus suffix; other files there belong to
-    somebody else."""
+    """Return the kept files. libFuzzer's files have no suffix and are renamed to .gguf. Other files
+    in the folder belong to the user."""
     for path in folder.iterdir():
         if OF_LIBFUZZER.fullmatch(path.name) and path.is_file():
             path.rename(path.with_name(f"{path.name}.gguf"))
@@ -115,7 +115,8 @@ def files_kept(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """A round of libFuzzer. branches: the reader's branches, as atheris counts them."""
+    """The result of a round of libFuzzer. branches: the reader's branches, as atheris counts
+    them."""
 
     files: int
     branches_before: int  # reached by the files of the folder
@@ -135,7 +136,8 @@ def guided_round(
     say: Say,
     modules: Sequence[str] = MODULES,
 ) -> Round:
-    """Fuzz one round. files: in addition to those in the folder. seconds: stop after that long."""
+    """Run one round of libFuzzer. files: the number of new files, in addition to those in the
+    folder; seconds: the time limit."""
     started = time.perf_counter()
     runs = len(files_kept(folder)) + files
     options = [f"-runs={runs}", f"-seed={1 + seed % (2**32 - 1)}", f"-max_len={LONGEST}"]
@@ -169,9 +171,9 @@ def complaint(words: Sequence[str], status: int) -> str:
 
 @contextmanager
 def started_child(arguments: list[str]) -> Iterator["subprocess.Popen[str]"]:
-    """Run the child in a process group of its own, which our interrupts do not reach.
+    """Run the child in a separate process group, so that the user's interrupt does not reach it.
 
-    The child ends however this context is left.
+    The child ends when this context ends, for any reason.
     """
     path = os.pathsep.join(p or os.getcwd() for p in sys.path)
     with subprocess.Popen(

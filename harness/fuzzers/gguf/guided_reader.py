@@ -1,9 +1,9 @@
 """Reads the files that libFuzzer makes, with a reader whose branches atheris counts.
 
-`python -m ...gguf.guided_reader MODULES PARENT [options of libFuzzer] FOLDER`: the branches of
-these modules are followed, and the first has a class GgufFile. An exception other than a refusal
-ends the process, and so does a file that costs more memory than our reader may take; libFuzzer
-leaves such a file in the folder.
+`python -m ...gguf.guided_reader MODULES PARENT [options of libFuzzer] FOLDER`: atheris counts the
+branches of these modules, and the first module has a class GgufFile. Any exception except a refusal
+ends the process. A file for which the reader uses too much memory ends it too. libFuzzer leaves
+such a file in the folder.
 """
 
 import sys
@@ -37,7 +37,8 @@ def main() -> None:
 
 
 def guard_reader(open_file: Callable[[bytes], Any], start: Callable[[float], None]) -> Read:
-    """Limit the seconds for each file. libFuzzer's own alarm may go off while it reports."""
+    """Return a function that reads a file with limits of time and memory. libFuzzer's own alarm is
+    not used, because it may go off during a report."""
     from lockstep.engine.errors import MalformedFile
     from lockstep.harness.adapters.parts.forked import peak_bytes
     from lockstep.harness.adapters.parts.parsing import allowed_memory
@@ -58,7 +59,8 @@ def guard_reader(open_file: Callable[[bytes], Any], start: Callable[[float], Non
 
 
 def grammatical(plain: Callable[[bytes, int], bytes]) -> Mutate:
-    """Mutate a file: half of the time as libFuzzer does, else by fields, or as a new file."""
+    """Return a function that mutates a file. Half of the time it mutates as libFuzzer does;
+    otherwise it changes a field, or makes a new file."""
     from lockstep.harness.fuzzers.gguf.grammar import change, numbers_of, of_several
 
     def mutate(raw: bytes, longest: int, seed: int) -> bytes:

@@ -1,7 +1,7 @@
 """Whole models with a small fault: one number, pair or tensor contradicts the graph.
 
-Every parser reads such a file; the test is of the loader after it, with tiny models of several
-architectures. A case is decided by the seed, its number, and the models.
+Every parser can read such a file. It tests the loader after the parser, with tiny models of several
+architectures. The seed, the number and the models determine a case.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,8 @@ VOCABULARY = b"tokenizer."
 
 
 def tiny_models(session: Session) -> list[bytes]:
-    """Make the tiny models. session: llama.cpp, which names the tensors of an architecture."""
+    """Return the bytes of the tiny models. session: llama.cpp, which names the tensors of an
+    architecture."""
     with TemporaryDirectory() as folder:
         paths = [Path(folder) / f"{name}.gguf" for name in ARCHITECTURES]
         for name, path in zip(ARCHITECTURES, paths, strict=True):
@@ -35,7 +36,7 @@ def tiny_models(session: Session) -> list[bytes]:
 
 
 def model_cases(seed: int, first: int, count: int, models: Sequence[bytes]) -> list[FileCase]:
-    """Return the cases from `first` on; the models take turns, unchanged at first."""
+    """Return the cases from `first` on. They use each model in turn, at first without a change."""
     drawn = numbers_of(seed, MODELS, first, count)
     return [one_case(first + i, draw, models) for i, draw in enumerate(drawn)]
 
@@ -53,7 +54,7 @@ def one_case(number: int, draw: DrawnNumbers, models: Sequence[bytes]) -> FileCa
 
 
 def other_number(draft: FileDraft, draw: DrawnNumbers) -> None:
-    """Change a number to an edge of the integers, or by a small step."""
+    """Replace a number by an extreme integer, or change it a little."""
     pair = chosen_pair(draft, draw, set(WHOLE))
     size = len(pair.value)
     word = EDGES[draw.below(len(EDGES))]
@@ -85,7 +86,7 @@ def transpose_tensor(draft: FileDraft, draw: DrawnNumbers) -> None:
 
 
 def of_other_type(draft: FileDraft, draw: DrawnNumbers) -> None:
-    """Replace F32 by I32, which has as many bytes and holds no weights."""
+    """Replace the type F32 by I32, which has as many bytes but cannot hold weights."""
     draft.rows[draw.below(len(draft.rows))].type = 26
 
 

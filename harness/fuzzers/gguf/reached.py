@@ -1,4 +1,4 @@
-"""Lines of our reader that some files reach, and those that they never do."""
+"""The lines of our reader that some files reach, and the lines that they never reach."""
 
 import dis
 import sys
@@ -24,7 +24,8 @@ Place = tuple[str, int]  # a module's file, a line
 
 @dataclass(frozen=True, kw_only=True)
 class Reached:
-    """Lines of the functions that reading calls, and the functions that it does not call."""
+    """The number of lines reached, the other lines of these functions, and the functions that were
+    never called."""
 
     lines: int
     never: tuple[str, ...]  # the others, as `module:line: text`
@@ -32,7 +33,7 @@ class Reached:
 
 
 def find_reached(files: Iterable[bytes]) -> Reached:
-    """Open the files here, decode all that they say, and return the lines reached."""
+    """Open the files in this process, decode all of their content, and return the lines reached."""
     modules = [import_module(name) for name in MODULES]
     seen = lines_reached(files, {str(module.__file__) for module in modules})
     lines, never, not_called = 0, [], []
@@ -52,7 +53,7 @@ def find_reached(files: Iterable[bytes]) -> Reached:
 
 
 def functions_of(code: CodeType) -> Iterator[CodeType]:
-    """Yield the named functions; code inside one, such as a comprehension, is part of it."""
+    """Yield the named functions. Code inside a function, such as a comprehension, belongs to it."""
     for inner in code.co_consts:
         if isinstance(inner, CodeType) and not inner.co_name.startswith("<"):
             if inner.co_flags & CO_NEWLOCALS:
@@ -61,8 +62,8 @@ def functions_of(code: CodeType) -> Iterator[CodeType]:
 
 
 def lines_reached(files: Iterable[bytes], places: set[str]) -> set[Place]:
-    """Return the lines that files reach in the sources in `places`. Exceptions are not looked
-    at."""
+    """Return the lines that the files reach in the source files `places`. Exceptions are
+    ignored."""
     found: set[Place] = set()
 
     def step(frame: FrameType, event: str, _: object) -> Any:

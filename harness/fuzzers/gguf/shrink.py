@@ -1,7 +1,7 @@
-"""Makes a GGUF file small that shows something: first its parts, then its bytes.
+"""Shrinks a GGUF file that shows a finding: first its parts, then its bytes.
 
-The parts are read leniently, because most files that show something are broken: what cannot be read
-is the tail. Many smaller files are tested in one question.
+The parts are read tolerantly, because most of these files are broken. Anything that cannot be read
+is the tail. One question tests many smaller files.
 """
 
 import copy
@@ -30,8 +30,8 @@ ALIGNMENT = b"general.alignment"
 
 
 def shrink_file(raw: bytes, shows: Shows, most: int = 4000) -> bytes:
-    """Return the smallest file found. most: files to try; a file that ends a process counts
-    more."""
+    """Return the smallest file found that `shows` accepts. most: the number of files to try; a
+    large file counts as several."""
     budget = [most]
 
     def paid(files: list[bytes]) -> list[bool]:
@@ -50,7 +50,8 @@ def size_of(raw: bytes) -> tuple[int, bytes]:
 
 
 def cost_of(batch: list[bytes]) -> int:
-    """Return the cost of a file, 1 per kilobyte: a file of 64 is tried less often."""
+    """Return the cost of these files: 1 for each file, and 1 for each kilobyte of all. So large
+    files are tried less often."""
     return len(batch) + sum(map(len, batch)) // 1024
 
 
@@ -58,7 +59,7 @@ def cost_of(batch: list[bytes]) -> int:
 
 
 def draft_of(raw: bytes) -> FileDraft | None:
-    """Return a draft with exactly these bytes; None if not even the header can be read."""
+    """Return a draft with exactly these bytes. Return None if not even the header can be read."""
     if len(raw) < HEADER.size:
         return None
     magic, version, n_rows, n_pairs = HEADER.unpack_from(raw)
@@ -142,7 +143,7 @@ def bytes_of(ne: tuple[int, ...], kind: int) -> int:
 
 
 def smaller_drafts(raw: bytes) -> Iterator[bytes]:
-    """Yield files without some pairs, some rows, the data or the tail."""
+    """Yield files without some pairs, without some rows, or with less data, padding or tail."""
     draft = draft_of(raw)
     if draft is None:
         return
@@ -166,8 +167,8 @@ def smaller_drafts(raw: bytes) -> Iterator[bytes]:
 
 
 def with_fewer_claims(draft: FileDraft) -> Iterator[bytes]:
-    """Yield files that claim one entry more than can be read, or none, and have less unreadable
-    data."""
+    """Yield files that claim at most one entry more than can be read, and have less unreadable data
+    at the end."""
     for more_pairs, n_rows in ((1, 0), (0, len(draft.rows) + 1), (0, len(draft.rows))):
         smaller = copy.copy(draft)
         smaller.n_pairs, smaller.n_rows = len(draft.pairs) + more_pairs, n_rows
@@ -179,7 +180,7 @@ def with_fewer_claims(draft: FileDraft) -> Iterator[bytes]:
 
 
 def restore_counts(smaller: FileDraft, draft: FileDraft) -> Iterator[bytes]:
-    """Yield files with counts that are wrong by as much as before, and with the old counts."""
+    """Yield files with the old counts, and with counts that are wrong by as much as before."""
     yield smaller.raw()
     for name, held in (("n_rows", "rows"), ("n_pairs", "pairs")):
         gone = len(getattr(draft, held)) - len(getattr(smaller, held))
@@ -201,7 +202,7 @@ def halves(n: int) -> Iterator[int]:
 
 
 def smaller_values(raw: bytes) -> Iterator[bytes]:
-    """Yield files with shorter keys, names, strings and arrays, and smaller tensors."""
+    """Yield files with shorter keys, names, strings and arrays, and with smaller tensors."""
     draft = draft_of(raw)
     if draft is None:
         return
@@ -258,9 +259,9 @@ def smaller_rows(row: TensorRow) -> Iterator[TensorRow]:
 
 
 def fewer_bytes(raw: bytes) -> Iterator[bytes]:
-    """Yield shorter files, but in steps of one byte only for short files.
+    """Yield shorter files. Single bytes are removed only from short files.
 
-    A long file that is left is one long text, whose length is the point.
+    A file that stays long is usually one long text whose length matters.
     """
     for size in halves(len(raw)):
         if size * FINEST < len(raw):
@@ -271,7 +272,8 @@ def fewer_bytes(raw: bytes) -> Iterator[bytes]:
 
 
 def plainer(raw: bytes, shows: Shows, budget: list[int]) -> bytes:
-    """Zero as many bytes as possible: independent ones first, then one by one."""
+    """Return the file with as many bytes as possible set to zero. All bytes are tried alone first,
+    and those that may be zero are then set one after the other."""
     places = [at for at, byte in enumerate(raw) if byte and at >= 4][:256]
     tries = [raw[:at] + b"\0" + raw[at + 1 :] for at in places]
     if not tries or budget[0] < 2 * cost_of(tries):

@@ -1,6 +1,5 @@
-"""Stages of a parser: ask it about many files in one of its ways, and learn which it cannot
-read.
-"""
+"""Stages: a parser reads many files in one of its ways, and the files that it cannot read are
+found."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -29,9 +28,10 @@ FULL = "buffer"  # the subject's way, and that of the oracle which sees every fi
 
 @dataclass(kw_only=True)
 class Stage:
-    """A parser and one of its ways. every: one file in so many is asked about.
+    """A parser and one of its ways to read. every: n, if the stage is asked about one file in n.
 
-    A witness is slow, so it sees a sample, and all about which the subject and others part.
+    A witness is slow, so it reads a sample, and all files on which the subject and another parser
+    differ.
     """
 
     session: Session
@@ -51,8 +51,8 @@ class Stage:
 
 
 def answer_about(session: Session, way: str, files: Sequence[bytes]) -> Parsed:
-    """Return the answers about the files. A question without an answer is asked again of half its
-    files, until it is the ending of one.
+    """Return the answers about the files. If a question gets no answer, each half of its files is
+    asked about again, until the failing file is known.
 
     Raises NoAnswer for an engine that answers about no file at all.
     """
@@ -105,7 +105,8 @@ def describe_answer(answer: Parsed) -> str:
 def opened_stages(
     stack: ExitStack, sessions: dict[Session, dict[str, int]], witness: str = ""
 ) -> list[Stage]:
-    """Open the stages. sessions: for each engine its ways, each asked about one file in so many."""
+    """Return the stages. sessions: for each engine, its ways, with the number n for "one file in
+    n"."""
     stages = []
     for session, ways in sessions.items():
         helper = stack.enter_context(ThreadPoolExecutor(1))

@@ -1,4 +1,4 @@
-"""The named ways in which alignment, the tensor table and the data are unusual or broken."""
+"""The named ways in which alignment, tensor table and data are unusual or broken."""
 
 from lockstep.engine.gguf.fields import ValueType as V
 from lockstep.harness.fuzzers.draw import Draw

@@ -1,1 +1,1 @@
-"""Blocks of weight formats, for decoders."""
+"""Blocks of weight formats, for decoders of weights."""

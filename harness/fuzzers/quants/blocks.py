@@ -1,8 +1,8 @@
-"""Numbered blocks of a weight format: block n of a seed is the same wherever a run starts.
+"""Numbered blocks of a weight format. Block n of a seed is the same wherever a run starts.
 
-Every other case is directed while there are any left: every value of every scale, every byte in
-every place, every pair of bytes in every two fields. The rest is random, half of it with a scale
-that is special. Everything follows from the format's layout, except for SCALES.
+Every other case is directed, until all directed cases are used: every value of each scale, every
+byte in each place, and every pair of bytes in each two fields. The other cases are random, and half
+of them have special scales. Everything follows from the format's layout, except for SCALES.
 """
 
 import math
@@ -25,7 +25,8 @@ STEP = 1_000_003  # a prime: any run of directed cases is a sample of all of the
 
 @dataclass(frozen=True)
 class OddScale:
-    """A number of `width` bytes that others are multiplied by, and how it is put into blocks."""
+    """A number of `width` bytes that multiplies others in a block, and the function that writes it
+    into blocks."""
 
     name: str
     width: int
@@ -66,8 +67,8 @@ def place_of(kind: type[WeightFormat], name: str) -> tuple[np.dtype[Any], int]:
 
 
 def nibbles_writer(kind: type[WeightFormat]) -> Callable[[Blocks, Numbers], None]:
-    """Return a writer for IQ1_M, whose half-precision scale is in the top nibbles of four 16-bit
-    words."""
+    """Return a function that writes the scale of IQ1_M, whose half-precision bits are in the top
+    nibbles of four 16-bit words."""
     _, at = place_of(kind, "scales")
 
     def put(blocks: Blocks, bits: Numbers) -> None:
@@ -87,8 +88,9 @@ EXPONENT = {1: 0, 2: 5, 4: 8, 8: 11}  # bits of it, by the width of a number in 
 
 
 def corners(width: int, exponent: int = 0) -> dict[str, int]:
-    """Return bits of zero, the smallest and largest of each class, infinity and NaNs, with either
-    sign. exponent: its bits; usual for the width if 0. One-byte numbers have other rules."""
+    """Return the bits of zero, of the smallest and largest numbers of each class, and of infinity
+    and NaNs, all with either sign. exponent: the number of its bits; 0 for the usual number.
+    One-byte numbers have a separate list."""
     if width == 1:
         codes = (0, 1, 2, 7, 8, 0x3F, 0x40, 126, 127, 128, 129, 253, 254, 255)
         return {f"{code:02x}": code for code in codes}
@@ -113,8 +115,8 @@ def corners(width: int, exponent: int = 0) -> dict[str, int]:
 
 
 def all_bits(width: int) -> Numbers:
-    """Return every value of a byte or a half; of wider numbers every upper half with odd lower
-    ones."""
+    """Return every value of one or two bytes. For wider numbers return every upper half with a few
+    lower halves."""
     if width <= 2:
         return np.arange(1 << 8 * width)
     upper = np.arange(1 << 16, dtype=np.uint64) << np.uint64(8 * width - 16)
@@ -127,8 +129,8 @@ def all_bits(width: int) -> Numbers:
 
 
 def random_blocks(kind: type[WeightFormat], seed: int, start: int, count: int) -> Blocks:
-    """Return random blocks, with all bytes equally likely. A block takes whole steps of the
-    generator, so that cases have numbers."""
+    """Return random blocks, in which all bytes are equally likely. Each block uses whole steps of
+    the generator, so that every case has its own numbers."""
     size = kind.layout.itemsize
     steps = -(-size // 32)  # Philox makes 32 bytes a step
     key = stream(seed, f"fuzz.{kind.name}").state["state"]["key"]
@@ -138,7 +140,8 @@ def random_blocks(kind: type[WeightFormat], seed: int, start: int, count: int) -
 
 
 def with_special_scales(kind: type[WeightFormat], blocks: Blocks, numbers: Numbers) -> None:
-    """Set every scale to a corner, all combinations in turn; numbers half-way between floats."""
+    """Set every scale to a special value, so that successive cases have all combinations. A wide
+    plain number is set between two floats instead."""
     scales = scales_of(kind)
     turn = numbers
     for scale in scales:
@@ -151,7 +154,8 @@ def with_special_scales(kind: type[WeightFormat], blocks: Blocks, numbers: Numbe
 
 
 def halfway(blocks: Blocks, dtype: np.dtype[Any], numbers: Numbers) -> Blocks:
-    """Return numbers at, just below and just above the middle of two float32 neighbours."""
+    """Return numbers in the middle between two float32 neighbours, just below it, and just above
+    it."""
     drawn = blocks[:, :4].copy().view("<u4")[:, 0]
     if dtype.kind == "f":
         lower = np.where(drawn & 0x7F800000 < 0x7F000000, drawn, drawn & 0x7FFFFF)
@@ -194,7 +198,7 @@ def to_one(scales: list[OddScale], blocks: Blocks) -> None:
 
 
 def byte_spans(kind: type[WeightFormat]) -> list[slice]:
-    """Return the places of fields that are no floats; the whole block if there is none."""
+    """Return the places of all fields that are no floats; the whole block if there are none."""
     fields = [f[:2] for f in (kind.layout.fields or {}).values() if f[0].base.kind != "f"]
     spans = [slice(at, at + dtype.itemsize) for dtype, at in fields]
     return spans or [slice(0, kind.layout.itemsize)]
@@ -225,7 +229,8 @@ def every_byte(plain: Blocks) -> Part:
 
 
 def two_filled(plain: Blocks, scales: list[OddScale], a: slice, b: slice) -> Part:
-    """Return blocks with two fields of equal bytes each, or one field of two bytes in turn."""
+    """Return blocks in which two fields are filled with one byte each, or one field with two bytes
+    alternately."""
 
     def make(numbers: Numbers) -> Blocks:
         blocks = np.tile(plain, (len(numbers), 1))
@@ -265,7 +270,7 @@ class Cases:
         self.n_directed = sum(count for count, _ in self.parts)
 
     def blocks(self, start: int, stop: int) -> Bytes:
-        """Return the blocks of the cases start to stop - 1, in order, as flat bytes."""
+        """Return the blocks of the cases from start to stop - 1, as flat bytes."""
         numbers = np.arange(start, stop)
         blocks = random_blocks(self.kind, self.seed, start, len(numbers))
         special = numbers % 4 == 3
@@ -288,5 +293,5 @@ class Cases:
         return out
 
     def directed_among(self, start: int, stop: int) -> int:
-        """Return how many of these cases are directed, not random."""
+        """Return how many of these cases are directed."""
         return min((stop + 1) // 2, self.n_directed) - min((start + 1) // 2, self.n_directed)

@@ -1,6 +1,5 @@
-"""Campaign on one weight format's blocks against an oracle: compare, shrink and name
-differences.
-"""
+"""A campaign on the blocks of one weight format: it compares engines with an oracle, shrinks
+differences, and names them."""
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,7 +29,7 @@ SHRUNK = 48  # in a campaign
 
 @dataclass
 class TwoDecoders:
-    """The findings between the oracle and one other engine."""
+    """The findings of a comparison of the oracle with one other engine."""
 
     other: Session
     blocks: int = 0
@@ -41,7 +40,8 @@ class TwoDecoders:
 
 
 class BlockCampaign:
-    """verdicts() runs it. `ieee754` is asked where the oracle has no decoder."""
+    """A campaign, which verdicts() runs. `ieee754` is the oracle for types that llama.cpp does not
+    decode."""
 
     def __init__(
         self,
@@ -87,8 +87,8 @@ class BlockCampaign:
             self.lacks = no_answer(self.witness.other.name, "dequantize", outcome).summary
 
     def compare_all(self) -> None:
-        """Compare chunk by chunk; the oracle decodes while the subject does and the next chunk is
-        made."""
+        """Compare the blocks chunk by chunk. While the subject decodes, the oracle decodes too, and
+        the next chunk is made."""
         if self.plan.given:
             raw = np.frombuffer(b"".join(self.plan.given), np.uint8)
             self.compare(0, raw, decoded_by(self.oracle, self.kind, raw))
@@ -108,7 +108,7 @@ class BlockCampaign:
         return self.cases.blocks(numbers.start, numbers.stop)
 
     def compare(self, first: int, raw: Bytes, pending: "Future[F32] | F32") -> None:
-        """Compare cases from `first` on; the oracle's answer may still be on its way."""
+        """Compare the cases from `first` on. The oracle's answer may still be pending."""
         actual = decoded_by(self.subject.other, self.kind, raw)
         expected = pending.result() if isinstance(pending, Future) else pending
         blocks = raw.reshape(-1, self.kind.layout.itemsize)
@@ -125,7 +125,7 @@ class BlockCampaign:
 
     @contextmanager
     def witness_may_fail(self) -> Iterator[None]:
-        """Note a witness without an answer; the subject is not at fault."""
+        """Record if the witness gives no answer, which is no fault of the subject."""
         try:
             yield
         except NoAnswer as error:
@@ -139,7 +139,7 @@ class BlockCampaign:
         expected: F32,
         actual: F32,
     ) -> Differences:
-        """Count what differs, and shrink some of it."""
+        """Count the blocks that differ, and shrink some of them."""
         found = Differences.between(expected.reshape(-1), actual, self.kind.weights)
         pair.blocks += len(blocks)
         pair.differing += len(found.values)
@@ -196,8 +196,8 @@ class BlockCampaign:
         return self.verdict("agreed", text, counts)
 
     def verdict_for_unanswered(self, error: NoAnswer) -> Verdict:
-        """Return the verdict on a failed chunk: a crash or a lie is narrowed down to one block, if
-        one block alone shows it."""
+        """Return the verdict on a chunk without an answer. A crash or a malformed answer is
+        narrowed down to one block if a single block shows it."""
         options = ["--seed", str(self.plan.seed), "--start", str(self.numbers.done)]
         options += ["--cases", str(self.numbers.size)]
         if self.plan.given:
@@ -227,7 +227,7 @@ class BlockCampaign:
         return raw
 
     def divergences(self) -> Iterator[Verdict]:
-        """Yield a verdict for each kind of mistake, with its smallest block."""
+        """Yield a verdict for each kind of mistake, with the smallest block that shows it."""
         for key, same in self.subject.examples.items():
             example = min(same, key=lambda example: example.size)
             alone = self.who_stands_alone(example)
@@ -247,14 +247,15 @@ class BlockCampaign:
         return self.plan.command("quants", self.kind.name, *options)
 
     def who_stands_alone(self, example: Example) -> str:
-        """Say which of three decoders stands alone; most of the time that one is wrong."""
+        """Say which of the other two decoders the witness agrees with. The third decoder is then
+        usually wrong."""
         names = self.oracle.name, self.subject.other.name, self.witness.other.name
         third = None
         if not self.lacks and example.symptom not in ("neighbours", "unsteady"):
             with self.witness_may_fail():
                 third = decoded_by(self.witness.other, self.kind, example.block)
         if third is None:
-            return f"{names[2]} has no opinion"
+            return f"{names[2]} gives no answer"
         with_oracle = symptom_of(example.expected, third) in SAME
         with_subject = symptom_of(example.actual, third) in SAME
         if with_oracle:
@@ -262,8 +263,8 @@ class BlockCampaign:
         return f"{names[2]} agrees with {names[1]}" if with_subject else "all three differ"
 
     def of_the_witness(self) -> Iterator[Verdict]:
-        """Yield excused verdicts that name where it differs from the oracle and the subject does
-        not."""
+        """Yield excused verdicts on the blocks for which the witness differs from the oracle but
+        the subject does not."""
         name = self.witness.other.name
         if self.lacks:
             known = entry_for(self.known, name, self.kind.name, "unsupported")

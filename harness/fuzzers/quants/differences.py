@@ -13,15 +13,15 @@ CLOSE = 4  # units in the last place that are a rounding, not another number
 
 @dataclass(frozen=True, eq=False)
 class Differences:
-    """Numbers of blocks by difference. NaN equals NaN, so blocks whose NaNs differ in sign are only
-    counted apart."""
+    """The numbers of the blocks that differ. NaN equals NaN, so blocks in which only the signs of
+    NaNs differ are listed separately."""
 
     values: Places
     nan_sign: Places
 
     @classmethod
     def between(cls, expected: F32, actual: F32, weights: int) -> "Differences":
-        """Compare two flat arrays of the same length, `weights` of a block."""
+        """Compare two flat arrays of the same length. weights: the number of weights in a block."""
         at = np.flatnonzero(expected.view(np.uint32) != actual.view(np.uint32))
         x, y = expected[at], actual[at]
         nan = np.isnan(x) & np.isnan(y)
@@ -30,8 +30,8 @@ class Differences:
 
 
 def symptom_of(expected: F32, actual: F32) -> str:
-    """Name the difference between two decodings of one block; empty if there is none. Signs of
-    zero, NaN and infinity come first, as mistakes of their own."""
+    """Return the name of the difference between two decodings of a block; empty if there is none.
+    Differences in the sign of zero, in NaN and in infinity have separate names."""
     differ = (expected.view(np.uint32) != actual.view(np.uint32)) & ~(
         np.isnan(expected) & np.isnan(actual)
     )
@@ -71,7 +71,7 @@ FINITE = ("sign", "lost", "order", "rounding", "factor", "offset", "value")
 
 
 def alike(a: str, b: str) -> bool:
-    """Return True if a smaller block with symptom b still shows symptom a."""
+    """Return True if a smaller block with symptom b still counts as showing symptom a."""
     return a == b or (a in FINITE and b in FINITE and "rounding" not in (a, b))
 
 
@@ -92,8 +92,8 @@ WORDS = {
 
 
 def in_words(symptom: str, expected: F32, actual: F32) -> str:
-    """Describe the differences, such as `32 of 256 weights, 64 to 95: all off by the same factor;
-    weight 64 is 3, not 5`."""
+    """Describe the differences, for example `32 of 256 weights, 64 to 95: all off by the same
+    factor; weight 64 is 3, not 5`."""
     if symptom == "nan-sign":
         at = np.flatnonzero(np.isnan(expected) & (np.signbit(expected) != np.signbit(actual)))
     else:

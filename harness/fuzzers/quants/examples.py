@@ -1,4 +1,4 @@
-"""Examples of a block that was decoded differently: alone, or beside another one."""
+"""Examples of blocks that two engines decode differently, alone or next to another block."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ SAME = ("", "nan-sign")
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """A block that two engines decode differently, made as small as possible."""
+    """A block that two engines decode differently, shrunk as far as possible."""
 
     case: int
     original: Bytes
@@ -45,7 +45,7 @@ class Example:
 
 
 def decoded_by(session: Session, kind: type[WeightFormat], raw: Bytes) -> F32:
-    """Return all weights, flat; NoAnswer for anything else."""
+    """Return all weights as a flat array. Raises NoAnswer if the engine gives no such answer."""
     outcome: Outcome = session.ask("dequantize", kind.name, raw)
     if not isinstance(outcome, Answered):
         raise no_answer(session.name, "dequantize", outcome)
@@ -55,14 +55,14 @@ def decoded_by(session: Session, kind: type[WeightFormat], raw: Bytes) -> F32:
 
 @dataclass(frozen=True)
 class Examiner:
-    """Asks an oracle and one other engine about single blocks."""
+    """Asks the oracle and one other engine about single blocks."""
 
     kind: type[WeightFormat]
     oracle: Session
     other: Session
 
     def both(self, blocks: Blocks) -> tuple[F32, F32]:
-        """Return the block as both engines decode it: (blocks, weights)."""
+        """Return the blocks as both engines decode them, each (blocks, weights)."""
         raw, n = blocks.reshape(-1), self.kind.weights
         return (
             decoded_by(self.oracle, self.kind, raw).reshape(-1, n),
@@ -74,7 +74,7 @@ class Examiner:
         return symptom_of(expected[0], actual[0])
 
     def example(self, case: int, blocks: Blocks, i: int) -> Example:
-        """Return the example of block i among those that were decoded together."""
+        """Return an example for block i of the blocks that were decoded together."""
         first = self.symptom(blocks[i])
         if first == "":
             return self.beside(case, blocks, i)
@@ -99,8 +99,8 @@ class Examiner:
         )
 
     def beside(self, case: int, blocks: Blocks, i: int) -> Example:
-        """Return the finding about a block that is decoded right alone: does a neighbour spoil it,
-        even one of zeros?"""
+        """Return an example for a block that both engines decode alike if it is alone. Neighbours
+        are tried, including a block of zeros, to find one that changes the result."""
         block, zeros = blocks[i].copy(), np.zeros_like(blocks[i])
         around = [(zeros, block), (block, zeros)]
         around += [(blocks[j], blocks[j + 1]) for j in (i, i - 1) if 0 <= j < len(blocks) - 1]

@@ -1,4 +1,5 @@
-"""Weight decoders: blocks of any bytes, bit for bit against ggml's, with gguf-py as a witness."""
+"""Weight decoders: blocks of arbitrary bytes, compared bit for bit with ggml's decoders, with
+gguf-py as a witness."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""Known differences between decoders: [[dequant]] of harness/known."""
+"""Known differences between decoders: the [[dequant]] entries of harness/known."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,9 +8,8 @@ from lockstep.harness.known import entries
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """Known difference of decoders. case: a block as hex; symptom: a word of harness.fuzzers, or
-    `unsupported`.
-    """
+    """A known difference between decoders. case: a block as hex; symptom: one of this fuzzer's
+    symptoms, or `unsupported`."""
 
     id: str
     component: str  # an adapter's name

@@ -1,4 +1,4 @@
-"""Shrinking of a block that two engines decode differently to the smallest that still shows it."""
+"""Shrinks a block that two engines decode differently to the smallest one that still shows it."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,10 +16,10 @@ FEW = 12  # non-zero bytes, of which pairs are tried as well
 
 
 def shrink_block(kind: type[WeightFormat], block: Bytes, shows: Shows) -> Bytes:
-    """Leave as few non-zero bytes as possible, then as few bits: no single step makes it
-    smaller.
+    """Return a block with as few nonzero bytes as possible, then as few bits, so that no single
+    step makes it smaller.
 
-    Fields first, then runs of bytes, single ones, pairs and bits; scales become 1.
+    Whole fields are tried first, then runs of bytes, single bytes, pairs and bits. Scales become 1.
     """
     scales = scales_of(kind)
 
@@ -57,7 +57,8 @@ def whole_parts(kind: type[WeightFormat], scales: list[OddScale], block: Bytes) 
 
 
 def runs(block: Bytes) -> Iterator[Bytes]:
-    """Yield the block without half of its used bytes, a quarter, and so on to single ones."""
+    """Yield the block without half of its nonzero bytes, without a quarter, and so on down to
+    single bytes."""
     used = [int(i) for i in np.flatnonzero(block)]
     length = len(used) // 2
     while length:
@@ -88,7 +89,7 @@ def without(block: Bytes, places: slice | list[int]) -> Bytes:
 
 
 def fields_used(kind: type[WeightFormat], block: Bytes) -> list[str]:
-    """Return the fields that hold something, without the scales unless there is nothing else."""
+    """Return the fields that are not zero. Scales are included only if no other field is."""
     scales = {scale.name for scale in scales_of(kind)} if kind.name != "IQ1_M" else set()
     used = [
         name
@@ -99,7 +100,7 @@ def fields_used(kind: type[WeightFormat], block: Bytes) -> list[str]:
 
 
 def block_in_words(kind: type[WeightFormat], block: Bytes) -> str:
-    """Describe the block, such as `d = 1, qs[3] = 0x40, all else zero`."""
+    """Describe the block, for example `d = 1, qs[3] = 0x40, all else zero`."""
     parts = []
     for name, (dtype, at, *_) in (kind.layout.fields or {}).items():
         raw = block[at : at + dtype.itemsize]

@@ -1,1 +1,1 @@
-"""Sampler chains of any engine, held against their definitions on logits that hurt."""
+"""Sampler chains of any engine, compared with their definitions on difficult logits."""

@@ -1,4 +1,5 @@
-"""Numbered questions: a chain with one sampler in it, parameters at their edges, odd logits."""
+"""Numbered questions about samplers: a chain with a certain sampler, extreme parameters, and odd
+logits."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -37,7 +38,7 @@ MAX_BEFORE = 3  # stages besides the one that a case is about
 
 
 def put_odd(values: Sequence[float]) -> Callable[[Generator, int], Rows]:
-    """Return rows in which some candidates have these logits."""
+    """Return a function that draws rows in which some candidates have one of these logits."""
 
     def row(rng: Generator, n: int) -> Rows:
         found = np.asarray(KINDS["random"](rng, n), np.float32)
@@ -49,7 +50,7 @@ def put_odd(values: Sequence[float]) -> Callable[[Generator, int], Rows]:
 
 
 def draw_neighbours(rng: Generator, n: int) -> Rows:
-    """Return logits that are one or two units in the last place apart."""
+    """Return logits that differ by one or two units in the last place."""
     steps = rng.integers(0, 4, n).astype(np.float32)
     return np.asarray(np.float32(3) + steps * np.spacing(np.float32(3)), np.float32)
 
@@ -90,7 +91,7 @@ EDGES: dict[str, tuple[Any, ...]] = {
 
 
 def edge_stage(name: str, rng: Generator, n: int) -> dict[str, Any]:
-    """Return a stage of usual values, or with one of them at its edge."""
+    """Return a stage with usual parameters, in some cases with one extreme value."""
     found = stage_for(name, rng, n)
     fields = [field for field in found if field in EDGES]
     if fields and rng.random() < 0.3:
@@ -101,7 +102,7 @@ def edge_stage(name: str, rng: Generator, n: int) -> dict[str, Any]:
 
 
 def draw_chain(name: str, rng: Generator, n: int, limits: CaseLimits) -> list[dict[str, Any]]:
-    """Return a chain in which the sampler has any place that it may have."""
+    """Return a chain with the sampler in a random valid place."""
     others = random_stages(rng, n, limits)
     last = [each for each in others if each["sampler"] in CHOOSING]
     before = [each for each in others if each not in last and each not in INFILL]
@@ -119,8 +120,8 @@ def draw_chain(name: str, rng: Generator, n: int, limits: CaseLimits) -> list[di
 def make_question(
     seed: int, number: int, name: str, samplers: frozenset[str], words: SamplerVocabulary
 ) -> SampleRequest:
-    """Return a case of a target, which these numbers decide alone. samplers: the engine's. words:
-    the vocabulary of its model."""
+    """Return a case of a target, which the seed and the number determine. samplers: those that the
+    engine has; words: the vocabulary of its model."""
     rng = np.random.default_rng([seed, number, *name.encode()])
     reads = name in OF_WORDS or number % WITH_WORDS == 0
     limits = CaseLimits(samplers=samplers, words=words if reads else None)
@@ -135,7 +136,7 @@ def make_question(
 
 
 def raw_question(chain: Sequence[Any], logits: Rows) -> SampleRequest:
-    """Return a question about one row of which nothing is computed here."""
+    """Return a question with one row for which no sampler is computed here."""
     drawn = make_chain(chain, logits.shape[1], None, LLAMA_CPP).draws()
     return SampleRequest(
         chain=tuple(chain),
@@ -146,13 +147,13 @@ def raw_question(chain: Sequence[Any], logits: Rows) -> SampleRequest:
 
 
 def has_finite_best(request: SampleRequest) -> bool:
-    """Return True if each row has a largest logit and no NaN, so that definitions apply."""
+    """Return True if each row has a finite largest logit and no NaN, so that definitions apply."""
     return bool(np.isfinite(request.logits.max(axis=1)).all())
 
 
 def draw_anew(request: SampleRequest, words: SamplerVocabulary | None) -> SampleRequest:
-    """Return the question with the draws of llama.cpp's seeds on these rows, and without tokens
-    that a grammar in it forbids."""
+    """Return the question with the draws that llama.cpp's seeds give on these rows, and without
+    accepted tokens that its grammar forbids."""
     if not has_finite_best(request):
         return raw_question(request.chain, request.logits[:1])
     chain = make_chain(request.chain, request.logits.shape[1], words, LLAMA_CPP)

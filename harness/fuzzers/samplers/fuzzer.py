@@ -1,4 +1,4 @@
-"""Samplers: chains on logits that hurt, until a stage is not as its definition says."""
+"""Samplers: chains on difficult logits, until a stage differs from its definition."""
 
 import tempfile
 from collections import Counter
@@ -45,7 +45,7 @@ ROW = np.linspace(-2, 2, 5, dtype=np.float32)[None]
 
 
 class SamplersFuzzer(Fuzzer, name="samplers"):
-    """A target is a sampler: every one of its chains has it."""
+    """A fuzzer whose targets are samplers. Every chain of a target contains its sampler."""
 
     def targets(self) -> list[str]:
         return list(TARGETS)
@@ -77,7 +77,7 @@ class SampleFault:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """Return the identity of a fault, by which findings fold."""
+        """Return the identity of a fault, by which equal findings are counted together."""
         found = self.finding
         if found is None:
             return (self.status,)
@@ -88,7 +88,7 @@ class SampleFault:
 
 @dataclass(kw_only=True)
 class SamplerCampaign:
-    """Campaign on one target. It reports a fault once, and counts repetitions."""
+    """A campaign on one target. It reports a fault once, and counts repetitions."""
 
     plan: FuzzPlan
     target: str
@@ -170,7 +170,8 @@ class SamplerCampaign:
         yield self.verdict_for(session, small, last, "subject" if is_subject else "oracle")
 
     def fault_of(self, session: Session, request: SampleRequest) -> SampleFault | None:
-        """Return the first fault; llama.cpp's accidents come last."""
+        """Return the first fault in the answer; None if there is none. Faults come before
+        llama.cpp's known accidents."""
 
         def ask(part: SampleRequest) -> SampleAnswer:
             outcome = session.ask("sample", part)
@@ -255,7 +256,7 @@ class SamplerCampaign:
 
 
 def describe_known(engine: str, accident: Accident) -> str:
-    return f"{engine}: as known of llama.cpp: {describe_accident(accident)}"
+    return f"{engine}: as known for llama.cpp: {describe_accident(accident)}"
 
 
 def find_samplers(session: Session) -> frozenset[str]:

@@ -21,7 +21,7 @@ SPECIAL = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
 def question_text(request: SampleRequest) -> str:
-    """Return it in the protocol's words; numbers that JSON does not have are texts."""
+    """Return the question as JSON, with the protocol's names. Numbers that JSON lacks are texts."""
     body = {
         "chain": [describe_stage(stage) for stage in request.chain],
         "logits": [[plain(value) for value in row] for row in request.logits.tolist()],
@@ -32,12 +32,12 @@ def question_text(request: SampleRequest) -> str:
 
 
 def plain(value: float) -> float | str:
-    """Return the shortest decimal of this float32."""
+    """Return the shortest decimal number for this float32."""
     return repr(value) if not math.isfinite(value) else float(str(np.float32(value)))
 
 
 def read_question(text: bytes) -> SampleRequest:
-    """Return the question without draws. Raises BadInput."""
+    """Return the question, without draws, from its JSON text. Raises BadInput."""
     try:
         body = json.loads(text)
         logits = np.array([[number(x) for x in row] for row in body["logits"]], np.float32)

@@ -1,4 +1,5 @@
-"""Makes a question about samplers small: few rows, stages, candidates, tokens; simple numbers."""
+"""Shrinks a question about samplers: fewer rows, stages, candidates and tokens, and simpler
+numbers."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -18,7 +19,8 @@ SIMPLE: dict[str, Any] = {"seed": 1, "min_keep": 1, "seq_breakers": (), "penalty
 def shrink_question(
     request: SampleRequest, shows: Callable[[SampleRequest], bool], *, budget: int = QUESTIONS
 ) -> SampleRequest:
-    """Return the smallest question found for which `shows` holds, as it does for `request`."""
+    """Return the smallest question found for which `shows` is true. It must be true for
+    `request`."""
     return shrink(
         request,
         MAKERS,
@@ -31,7 +33,7 @@ def shrink_question(
 
 
 def size_of(request: SampleRequest) -> tuple[int, ...]:
-    """Return the sizes that count, the most important first."""
+    """Return the sizes by which questions are ordered, the most important first."""
     finite = int(np.isfinite(request.logits).any(axis=0).sum())
     tokens = [token for told in request.accepted for token in told]
     digits = sum(len(repr(value)) for value in request.logits.reshape(-1).tolist())
@@ -42,7 +44,8 @@ def size_of(request: SampleRequest) -> tuple[int, ...]:
 
 
 def fewer_rows(request: SampleRequest) -> Iterator[SampleRequest]:
-    """Leave rows out; tokens accepted before them are accepted before the next row."""
+    """Yield questions with fewer rows. Tokens accepted before a removed row are then accepted
+    before the next row."""
     n = len(request.logits)
     for at in range(n):
         yield keep_rows(request, [at])
@@ -92,7 +95,8 @@ def smaller_counts(request: SampleRequest) -> Iterator[SampleRequest]:
 
 
 def fewer_candidates(request: SampleRequest) -> Iterator[SampleRequest]:
-    """Leave candidates out, halves first, by fewer ids or by minus infinity."""
+    """Yield questions with fewer candidates, first without half of them. Candidates are removed, or
+    get a logit of minus infinity."""
     n = request.logits.shape[1]
     there = np.flatnonzero(np.isfinite(request.logits).any(axis=0)).tolist()
     if len(there) < n:
@@ -107,7 +111,7 @@ def fewer_candidates(request: SampleRequest) -> Iterator[SampleRequest]:
 
 
 def keep_candidates(request: SampleRequest, kept: Sequence[int]) -> SampleRequest:
-    """Return the question with only these candidates; ids are renumbered everywhere."""
+    """Return the question with only these candidates. All ids are renumbered."""
     if not kept:
         return request
     number = {token: at for at, token in enumerate(kept)}

@@ -1,1 +1,2 @@
-"""`fuzz states`: state files of llama.cpp, whole and damaged, read by ours and by llama.cpp."""
+"""`fuzz states`: whole and damaged state files of llama.cpp, read by our reader and by
+llama.cpp."""

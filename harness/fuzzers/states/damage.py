@@ -1,8 +1,9 @@
-"""Damaged state files: a file that llama.cpp wrote, and edits. The JSON form has a base and a list
-of edits.
+"""Damaged state files: a file that llama.cpp wrote, and edits to it. The JSON form has a base and a
+list of edits.
 
-["cut", n] keeps n bytes; ["set", at, hex] overwrites; ["insert", at, hex]; ["remove", at, n];
-["stranger", name] begins with that file instead (saved.STRANGERS).
+["cut", n] keeps n bytes; ["set", at, hex] overwrites bytes; ["insert", at, hex] inserts bytes;
+["remove", at, n] removes n bytes; ["stranger", name] replaces the file by that other file
+(saved.STRANGERS).
 """
 
 import json
@@ -22,7 +23,7 @@ LARGEST = 1 << 20  # bytes that an edit may add or name
 
 @dataclass(frozen=True)
 class StateCase:
-    """A damaged state. base: of saved.BASES."""
+    """A damaged state. base: a name in saved.BASES."""
 
     number: int
     base: str
@@ -46,7 +47,7 @@ class StateCase:
         return bytes(raw)
 
     def regions(self, base: SavedBase) -> str:
-        """Return names of the damaged parts in order: numbers, `values`, or the edits."""
+        """Return the names of the damaged parts, sorted: numbers, `values`, or names of edits."""
         found = (
             rest[0] if name == "stranger" else base.region(rest[0]) if name == "set" else name
             for name, *rest in self.edits
@@ -95,7 +96,8 @@ def is_hex(text: str) -> bool:
 
 
 def state_case(number: int, base: str, draw: Draw, saved: SavedBase) -> StateCase:
-    """Return a case with one edit, mostly; 1 file in 64 is whole, 1 in 16 is another model's."""
+    """Return a random case. Most have one edit; about 1 file in 64 is whole, and 1 in 16 comes from
+    another model or context."""
     if draw.below(64) == 0:
         return StateCase(number, base, ())
     if draw.below(16) == 0:
@@ -126,7 +128,8 @@ def flip(draw: Draw, saved: SavedBase, at: int) -> Edit:
 
 
 def set_number(draw: Draw, saved: SavedBase) -> Edit:
-    """Return an edge of the integers, a small step, or the same number somewhere else."""
+    """Return an edit that sets a number to an extreme integer, to a value close to its own, or to a
+    value from another place of the same name."""
     place = saved.places[draw.below(len(saved.places))]
     now = int.from_bytes(saved.raw[place.at : place.at + place.size], "little")
     way = draw.below(3)
@@ -140,7 +143,7 @@ def set_number(draw: Draw, saved: SavedBase) -> Edit:
 
 
 def insert_bytes(draw: Draw, saved: SavedBase) -> Edit:
-    """Insert bytes, half of the time after the end."""
+    """Return an edit that inserts bytes, half of the time at the end."""
     at = len(saved.raw) if draw.below(2) else draw.below(len(saved.raw))
     return "insert", at, bytes(draw.below(256) for _ in range(1 + draw.below(8))).hex()
 

@@ -1,4 +1,4 @@
-"""Rules for findings in state files: the symptoms, and known ones."""
+"""Rules for findings about state files: the symptoms, and the known findings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ OWN = (DIES, REFUSES)
 
 @dataclass(frozen=True, slots=True, order=True)
 class StateCause:
-    """Cause of findings, by which they are counted.
+    """The cause by which findings are counted.
 
-    symptom, of the oracle: `crashes`, `hangs`, `accepts` (what ours refuses), `keeps-cells` (of a
-    file that it refuses); of a file that both take: `stuck` (the next tokens are refused) or
-    `changes` (their logits). Symptoms of the subject: `dies`, or `refuses` (a file that the oracle
-    accepts). kind: the assertion, the subject's reason to refuse, or the names of the damage. A
-    file that ends the oracle counts as refused: our reader must refuse it.
+    symptom, of the oracle: `crashes`, `hangs`, `accepts` (a file that our reader refuses),
+    `keeps-cells` (after it refuses a file). If both accept a file: `stuck` (the next tokens are
+    refused) or `changes` (their logits change). Symptoms of the subject: `dies`, or `refuses` (a
+    file that the oracle accepts). kind: the assertion, the subject's reason to refuse, or the names
+    of the damage. A file that makes the oracle die counts as refused: our reader must refuse it.
     """
 
     symptom: str
@@ -60,7 +60,7 @@ def known_states() -> list[KnownState]:
 def entry_for(
     known: Sequence[KnownState], cause: StateCause, way: str, memory: str
 ) -> KnownState | None:
-    """Return the entry of a cause's first kind. All its kinds must be known."""
+    """Return the entry for the cause's first kind; None unless all its kinds are known."""
     found = [
         next((each for each in known if each.explains(cause.symptom, kind, way, memory)), None)
         for kind in cause.kind.split("+")
@@ -69,8 +69,8 @@ def entry_for(
 
 
 def state_cause(mine: Parsed, theirs: Parsed, i: int, right: int, damage: str) -> StateCause | None:
-    """Return the worst oddity of file i; None without any. right: the oracle's digest of the whole
-    file; damage: its names."""
+    """Return the cause of the worst finding about file i; None if there is none. right: the
+    oracle's digest for the undamaged file; damage: the names of the damaged parts."""
     own, other = mine.ending(i), theirs.ending(i)
     digest = int(theirs.digests[i])
     if own in (CRASHED, HUNG):

@@ -1,4 +1,5 @@
-"""State files: whole ones, strangers' and damaged ones, read by ours and by llama.cpp."""
+"""State files that our reader and llama.cpp read: whole files, damaged files, and files of other
+models."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -36,8 +37,8 @@ TRIES = 60  # files tried in shrinking a finding
 
 
 class StateFuzzer(Fuzzer, name="states"):
-    """Fuzzer of state files. A target is a kind of saved data, and a kind of memory with a small
-    model."""
+    """A fuzzer of state files. A target is a kind of saved data together with a kind of memory,
+    which has a small model."""
 
     def targets(self) -> list[str]:
         return [f"{way}-{memory}" for way in WAYS for memory in MEMORIES]
@@ -62,7 +63,7 @@ class StateFuzzer(Fuzzer, name="states"):
 
 
 class StateCampaign:
-    """A campaign on one target. It shrinks and reports a finding once, and counts repetitions."""
+    """A campaign on one target. It reports a finding once, shrunk, and counts repetitions."""
 
     def __init__(self, plan: FuzzPlan, target: str, stack: ExitStack, say: Progress) -> None:
         self.plan, self.target, self.say = plan, target, say
@@ -103,7 +104,8 @@ class StateCampaign:
     def judge(
         self, cases: Sequence[StateCase], *, counted: bool = False
     ) -> list[tuple[StateCase, StateCause]]:
-        """Return the oddities of files of one base."""
+        """Return the findings about cases with the same base. counted: add the cases to the
+        statistics."""
         base = self.saved.base(cases[0].base)
         files = [base.raw, *(case.raw(self.saved) for case in cases)]
         mine, theirs = (self.answers(who, cases[0].base, files) for who in self.both)
@@ -133,7 +135,8 @@ class StateCampaign:
     # --- findings -----------------------------------------------------------------------------
 
     def finding(self, case: StateCase, cause: StateCause) -> Verdict | None:
-        """Return the verdict on a cause that was not seen before."""
+        """Return the verdict on a cause, with a shrunk case; None if the cause was reported
+        before."""
         key = self.name_of(cause)
         if key not in self.seen:
             case = self.small(case, cause)
@@ -169,7 +172,7 @@ class StateCampaign:
 
     def small(self, case: StateCase, cause: StateCause) -> StateCase:
         """Return the smallest case with the same symptom: fewer edits, then a shorter base. Its
-        damage may differ, and the finding is still the same."""
+        damage may differ from the first case's damage."""
 
         def shows(cases: list[StateCase]) -> list[bool]:
             found = [{c.symptom for _, c in self.judge([each])} for each in cases]

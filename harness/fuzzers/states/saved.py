@@ -1,4 +1,4 @@
-"""Undamaged state files: written by llama.cpp of small models, each when it is first needed."""
+"""Undamaged state files. llama.cpp writes each from a small model when it is first needed."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -32,8 +32,8 @@ Names = tuple[str, str]  # a way and a memory, as in the names of targets
 
 @dataclass(frozen=True)
 class SavedBase:
-    """A file that is right. places: the places of its numbers; values: where keys, values and
-    states lie."""
+    """An undamaged file. places: the places of its numbers; values: the ranges of keys, values and
+    states."""
 
     raw: bytes
     state: SavedState
@@ -41,7 +41,7 @@ class SavedBase:
     values: Sequence[range]
 
     def region(self, at: int) -> str:
-        """Return the name of the number, or the rows, in which a byte lies."""
+        """Return the name of the number that contains a byte, or "values" or "name"."""
         for place in self.places:
             if place.at <= at < place.at + place.size:
                 return place.name
@@ -49,7 +49,7 @@ class SavedBase:
 
 
 def base_of(raw: bytes) -> SavedBase:
-    """Read a file that is right, and note where its numbers and values lie."""
+    """Read an undamaged file, and return it with the places of its numbers and values."""
     places: list[StateField] = []
     state = read_state(raw, places=places)
     rows = (r for part in state.parts for stream in part.streams for r in stream.rows)
@@ -68,7 +68,8 @@ def tokens_after(base: str) -> Batch:
 
 
 class SavedStates:
-    """Files of one way and one memory, and of strangers to it."""
+    """The files for one kind of saved data and one memory, and files of other models and
+    contexts."""
 
     def __init__(self, stack: ExitStack, runner: Runner, target: str, settings: Settings) -> None:
         self.stack, self.runner, self.settings = stack, runner, settings
@@ -97,7 +98,7 @@ class SavedStates:
         return self.stack.enter_context(opened)
 
     def raw(self, base: str, stranger: str = "") -> bytes:
-        """Return the bytes of a file. Raises NoAnswer where llama.cpp writes none."""
+        """Return the bytes of a file. Raises NoAnswer if llama.cpp does not write it."""
         way = self.way
         if stranger == OTHER_WAY:
             stranger, way = "", next(each for each in WAYS if each != way)

@@ -1,1 +1,1 @@
-"""Texts and ids, for tokenizers."""
+"""Texts and ids for tokenizers."""

@@ -1,4 +1,4 @@
-"""Asks an engine many texts in one question and still learns which text it cannot stand."""
+"""Asks an engine about many texts in one question, and finds the text that makes it fail."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,12 +13,13 @@ TELLING = ("what():", "GGML_ASSERT", "GGML_ABORT", "terminate called", "error:")
 
 
 class GivenUp(Exception):
-    """Raised when an engine died so often that going on would measure nothing; one sentence."""
+    """Raised if an engine died so often that more questions would be useless. The message is one
+    sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A reason why an input has no answer."""
+    """The reason why an input has no answer."""
 
     status: str  # "diverged" for a refusal, "malformed", "crashed", "timed-out"
     text: str
@@ -30,13 +31,13 @@ class Failure:
 
 @dataclass(kw_only=True)
 class TextAsker:
-    """Tokenizer of one engine with one vocabulary, to ask questions."""
+    """The tokenizer of one engine with one vocabulary."""
 
     session: Session
     deaths: int = 0
 
     def __call__(self, question: str, items: Sequence[Any], **flags: bool) -> list[Any]:
-        """Return an answer or Failure for each item. Raises NoAnswer, GivenUp."""
+        """Return an answer or a Failure for each item. Raises NoAnswer, GivenUp."""
         if not items:
             return []
         outcome = self.session.ask(question, list(items), **flags)

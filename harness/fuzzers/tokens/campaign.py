@@ -1,4 +1,5 @@
-"""A campaign of two tokenizers on one vocabulary: compare many inputs, shrink differences."""
+"""A campaign on two tokenizers with one vocabulary: it compares many inputs, and shrinks
+differences."""
 
 import unicodedata
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ Flags = tuple[bool, bool]
 
 @dataclass(frozen=True, kw_only=True)
 class TextDifference:
-    """Shrunk input on which the engines differ."""
+    """A shrunk input on which the engines differ."""
 
     way: str  # encode or decode
     flags: Flags
@@ -34,8 +35,8 @@ class TextDifference:
 
     @property
     def status(self) -> str:
-        """Return the status. An oracle that fails is no divergence of the subject; a subject that
-        fails is."""
+        """Return the status. If the oracle fails it is the oracle's failure, and otherwise
+        "diverged"."""
         return self.expected.status if isinstance(self.expected, Failure) else "diverged"
 
     @property
@@ -44,8 +45,8 @@ class TextDifference:
 
     @property
     def shape(self) -> str:
-        """Return the kinds of the input's characters, runs as one (`Ll Zs Mn`), or the number of
-        ids. Differences with one shape and direction count as one."""
+        """Return the kinds of the input's characters, with runs as one (`Ll Zs Mn`), or the number
+        of ids. Differences in one direction with the same shape count as one."""
         if isinstance(self.given, tuple):
             return f"{len(self.given)} ids"
         text = self.given.decode("utf-8", "surrogateescape")
@@ -55,7 +56,8 @@ class TextDifference:
 
 @dataclass(kw_only=True)
 class TextCampaign:
-    """Compares and keeps findings. `refuser`: the engine that fails cheaply, if one does."""
+    """Compares inputs, and keeps the findings. `refuser`: the engine whose failures are cheap, if
+    there is one."""
 
     subject: TextAsker
     oracle: TextAsker
@@ -73,7 +75,7 @@ class TextCampaign:
     confirmed: list[tuple[str, Any, Failure, Failure]] = field(default_factory=list)
 
     def encode(self, cases: Sequence[tuple[int, bytes]], flags: Flags) -> list[tuple[int, Any]]:
-        """Compare texts; return the oracle's ids by case, to decode them."""
+        """Compare texts. Return the oracle's ids by case, which are decoded later."""
         if self.utf8_only:
             whole = [row for row in cases if is_utf8(row[1])]
             self.left_out += len(cases) - len(whole)
@@ -92,7 +94,7 @@ class TextCampaign:
     def compare(
         self, way: str, cases: Sequence[tuple[int, Any]], flags: Flags
     ) -> list[tuple[int, Any]]:
-        """Return the oracle's answers by case, if it was asked."""
+        """Compare inputs. Return the oracle's answers by case, except where it was not asked."""
         deadly = [d.given for d in self.found if d.way == way and d.deadly]
         if deadly:
             safe = [row for row in cases if not any(holds(row[1], part) for part in deadly)]
@@ -113,8 +115,9 @@ class TextCampaign:
         return [(at, want) for (at, _), want, _ in rows if want is not None]
 
     def answers(self, way: str, inputs: Sequence[Any], flags: Flags) -> tuple[list[Any], list[Any]]:
-        """Return the answers of oracle and subject. None: not asked, because the refuser refuses
-        the input, and enough inputs have shown that the other engine does too."""
+        """Return the answers of the oracle and the subject. An answer is None if the engine was not
+        asked: the refuser refuses the input, and earlier inputs have confirmed that the other
+        engine does so too."""
         question, names = QUESTIONS[way]
         on = dict(zip(names, flags, strict=True))
         if self.refuser is None:
@@ -131,7 +134,7 @@ class TextCampaign:
         return (first, second) if self.refuser is self.oracle else (second, first)
 
     def note(self, way: str, at: int, given: Any, flags: Flags, *, deadly: bool) -> None:
-        """Shrink a differing input, unless it contains a known one."""
+        """Shrink a differing input and keep it, unless it contains a known one."""
         known = [d for d in self.found if d.way == way]
         enough = len(self.found) >= MOST_FOUND or self.shrinks >= MOST_SHRUNK
         if enough or any(holds(given, d.given) for d in known):
@@ -160,11 +163,13 @@ class TextCampaign:
         return found
 
     def is_foreign(self, way: str, want: Any) -> bool:
-        """Return True if an engine says that it cannot take such a text."""
+        """Return True if the answer is no UTF-8, and an engine has declared that it takes only
+        UTF-8."""
         return self.utf8_only and way == "decode" and type(want) is bytes and not is_utf8(want)
 
     def first_wrong(self, way: str, inputs: Sequence[Any], flags: Flags) -> list[bool]:
-        """Report only the shortest wrong input, because each one may end a process."""
+        """Return True for only the shortest wrong input, because each wrong input may end a
+        process."""
         found = [False] * len(inputs)
         for i in sorted(range(len(inputs)), key=lambda i: order(inputs[i])):
             if self.wrong(way, [inputs[i]], flags)[0]:
@@ -184,6 +189,7 @@ def same(want: Any, got: Any) -> bool:
 
 
 def holds(given: Any, part: Any) -> bool:
-    """Return True if the input contains a smaller differing one, and need not be shrunk."""
+    """Return True if the input contains a smaller differing input, so that it need not be
+    shrunk."""
     n = len(part)
     return n > 0 and any(given[at : at + n] == part for at in range(len(given) - n + 1))

@@ -1,4 +1,4 @@
-"""Tokenizers: texts made from the vocabulary's pieces, and ids, until two engines diverge."""
+"""Tokenizers: texts made from the vocabulary's pieces, and ids, until two engines differ."""
 
 import shlex
 import tempfile
@@ -36,7 +36,7 @@ ORIGINALS = {"tokenizers": FLAGS[:2], "sentencepiece": FLAGS[:1]}
 
 
 class TokensFuzzer(Fuzzer, name="tokens"):
-    """A target is a GGUF file, or a built-in vocabulary of some kind."""
+    """A fuzzer whose targets are GGUF files and built-in vocabularies."""
 
     def targets(self) -> list[str]:
         return [f"{BUILTIN}{kind}" for kind in BUILTIN_VOCABULARIES if kind != "none"]
@@ -61,7 +61,7 @@ class TokensFuzzer(Fuzzer, name="tokens"):
 
 @dataclass(kw_only=True)
 class FuzzedVocabulary:
-    """Vocabulary that is one target of a plan."""
+    """The vocabulary of one target, with the plan."""
 
     plan: FuzzPlan
     target: str  # as the command line names it
@@ -78,7 +78,7 @@ class FuzzedVocabulary:
 
     @property
     def original(self) -> str:
-        """Return the library that an engine's name stands for, or nothing."""
+        """Return the name of the engine that is an original library, or ""."""
         return next((n for n in (self.plan.oracle, self.plan.engine) if n in ORIGINALS), "")
 
     @property
@@ -126,8 +126,8 @@ class FuzzedVocabulary:
             self.say(self.case, self.numbers.pace(numbers.stop, "texts", differ))
 
     def judge_batch(self, campaign: TextCampaign, material: Material, numbers: range) -> None:
-        """Compare texts in the four ways to encode, and their ids and random ids in the ways to
-        decode. Seed and number decide a case, with its flags."""
+        """Compare texts in the four ways to encode, and their ids and random ids in the four ways
+        to decode. The seed and the number determine a case and its flags."""
         runs: dict[int, list[tuple[int, Any]]] = {0: [], 1: [], 2: [], 3: []}
         ways = self.ways
         for way, flags in enumerate(ways):
@@ -225,8 +225,8 @@ def says_utf8_alone(session: Session) -> bool:
 
 
 def campaign_of(oracle: Session, subject: Session) -> TextCampaign:
-    """Return a campaign. An engine in this process refuses inputs at no cost, where an engine of
-    another process may die."""
+    """Return a campaign. An engine in this process can be its refuser: it refuses inputs at no
+    cost, while an engine in another process may die."""
     asked = TextAsker(session=oracle), TextAsker(session=subject)
     local = [asker for asker in asked if isinstance(asker.session, LocalSession)]
     return TextCampaign(oracle=asked[0], subject=asked[1], refuser=local[-1] if local else None)

@@ -1,4 +1,4 @@
-"""Makes an input that shows a difference as short as it can be, asking many questions at once."""
+"""Shrinks an input that shows a difference, with many inputs in one question."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -13,24 +13,25 @@ SIMPLER = (b"a", b" ", b"0", b".")  # in place of a character, the simplest firs
 
 
 def shrink_input(given: Input, wrong: Wrong) -> Input:
-    """Return the smallest input found for which `wrong` holds, as it does for `given`.
+    """Return the smallest input found for which `wrong` is true. It must be true for `given`.
 
     `wrong` judges a list of inputs at once, because an engine in another process answers a list
-    almost as fast as one.
+    almost as fast as one input.
     """
     makers = (without_chunks, simplify_input)
     return shrink(given, makers, wrong, order, budget=ROUNDS, cost=lambda _: 1, at_once=2)
 
 
 def order(given: Input) -> tuple[int, int, Input]:
-    """Order inputs: short before long, then few foreign characters before many."""
+    """Return a measure by which inputs are ordered: short before long, then few foreign characters
+    before many."""
     foreign = sum(byte not in b"a 0." for byte in given) if isinstance(given, bytes) else 0
     return len(given), foreign, given
 
 
 def without_chunks(given: Input) -> Iterator[Input]:
-    """Yield inputs without halves, quarters, ...; in the end without each byte or id, and each
-    pair."""
+    """Yield inputs without a half, a quarter and so on; finally without each byte or id, and
+    without each pair."""
     sizes = {max(len(given) >> shift, 1) for shift in range(1, 16)} | {2, 3, 4}
     for size in sorted(sizes, reverse=True):
         step = size if size > 4 else 1
@@ -39,7 +40,7 @@ def without_chunks(given: Input) -> Iterator[Input]:
 
 
 def simplify_input(given: Input) -> Iterator[Input]:
-    """Yield inputs with one character replaced by a simpler one; ids have no simpler ones."""
+    """Yield inputs in which a character is replaced by a simpler one. Ids have no simpler ones."""
     if not isinstance(given, bytes):
         return
     at = 0

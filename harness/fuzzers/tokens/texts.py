@@ -1,7 +1,7 @@
-"""Texts that tokenizers get wrong, made from the vocabulary's pieces.
+"""Texts that tokenizers are likely to get wrong, made from the vocabulary's pieces.
 
-Every strategy draws only integers, so that a counter-based generator can drive it in a campaign and
-Hypothesis in a test, which then shrinks its findings.
+Every strategy draws only integers. So a counter-based generator can drive it in a campaign, and
+Hypothesis can drive it in a test and then shrink its findings.
 """
 
 from collections import defaultdict
@@ -23,7 +23,7 @@ BUFFER = 4096  # numbers drawn at a time
 
 
 class Counter:
-    """Draws from a counter-based generator: the same numbers on every machine."""
+    """Draws from a counter-based generator, which gives the same numbers on every machine."""
 
     def __init__(self, seed: int, name: str) -> None:
         self.bits = stream(seed, name)
@@ -37,7 +37,7 @@ class Counter:
 
 @dataclass(frozen=True, kw_only=True)
 class Material:
-    """The parts that texts are made of."""
+    """The pieces, texts and merges from which texts are made."""
 
     pieces: tuple[bytes, ...]  # by id: the bytes that a token stands for; some are empty
     shown: tuple[bytes, ...]  # those of ordinary tokens that are not empty
@@ -98,7 +98,7 @@ def of(draw: Draw, items: Sequence[T]) -> T:
 
 
 def few(draw: Draw, most: int) -> int:
-    """Draw a number from 1 to `most`; small numbers are likelier."""
+    """Draw a number from 1 to `most`. Small numbers are more likely."""
     return 1 + min(draw.below(most), draw.below(most))
 
 
@@ -107,7 +107,7 @@ def glue_tokens(draw: Draw, m: Material) -> bytes:
 
 
 def cut(draw: Draw, m: Material) -> bytes:
-    """Return pieces without their beginning or end, wherever that falls in a character."""
+    """Return pieces without their beginning or end. The cut may be inside a character."""
     parts = []
     for _ in range(few(draw, 4)):
         piece = of(draw, m.shown)
@@ -117,7 +117,7 @@ def cut(draw: Draw, m: Material) -> bytes:
 
 
 def overlapping(draw: Draw, m: Material) -> bytes:
-    """Return pieces that share a byte with their neighbour, so that two of them compete for it."""
+    """Return pieces that each share a byte with the next, so that two pieces compete for it."""
     text = of(draw, m.shown)
     for _ in range(few(draw, 5)):
         places = m.starting.get(text[-1])
@@ -127,8 +127,7 @@ def overlapping(draw: Draw, m: Material) -> bytes:
 
 
 def merge_neighbours(draw: Draw, m: Material) -> bytes:
-    """Return the two sides of a merge, where the left one can also merge with something before
-    it."""
+    """Return the two sides of a merge, after bytes with which the left side may also merge."""
     if not m.merges:
         return overlapping(draw, m)
     left, right = of(draw, m.merges)
@@ -139,7 +138,7 @@ def merge_neighbours(draw: Draw, m: Material) -> bytes:
 
 
 def tied_scores(draw: Draw, m: Material) -> bytes:
-    """Return pieces whose scores are equal, side by side, where the order of merges shows."""
+    """Return neighbouring pieces with equal scores, which show the order of merges."""
     if not m.tied:
         return repeat_text(draw, m)
     group = of(draw, m.tied)
@@ -161,7 +160,7 @@ def one_character(draw: Draw, m: Material) -> bytes:
 
 
 def words(draw: Draw, m: Material) -> bytes:
-    """Return prose and code, which pre-tokenizers cut."""
+    """Return prose and code, which pre-tokenizers split."""
     return "".join(of(draw, WORDS) for _ in range(few(draw, 8))).encode()
 
 
@@ -177,14 +176,15 @@ def character(draw: Draw) -> str:
 
 
 def traps(draw: Draw, m: Material) -> bytes:
-    """Make a text that normalisation, lower-casing and accent stripping change, among plain
-    letters."""
+    """Return a text with plain letters, and with characters that normalisation, lower-casing or
+    accent stripping changes."""
     parts = [of(draw, TRAPS) if draw.below(3) else of(draw, PLAIN) for _ in range(few(draw, 8))]
     return "".join(parts).encode()
 
 
 def special_like(draw: Draw, m: Material) -> bytes:
-    """Return texts of special tokens: whole, cut, with spaces, in other letters, one in another."""
+    """Return variants of special tokens' texts: whole, cut, with spaces, in upper case, or one
+    inside another."""
     parts = []
     for _ in range(few(draw, 3)):
         text = of(draw, m.specials)
@@ -197,12 +197,12 @@ def special_like(draw: Draw, m: Material) -> bytes:
 
 
 def stored_text(draw: Draw, m: Material) -> bytes:
-    """Return a text of tokens as the file stores them, with `▁` and byte-level characters."""
+    """Return a text of tokens as the file stores them, with `▁` or byte-level characters."""
     return b"".join(of(draw, (of(draw, m.texts), SPACE, b" ")) for _ in range(few(draw, 6)))
 
 
 def broken_bytes(draw: Draw, m: Material) -> bytes:
-    """Return bytes that are no UTF-8: overlong, cut, stray, surrogates, beyond U+10FFFF."""
+    """Return bytes that are not UTF-8: overlong, cut, stray, surrogates, or beyond U+10FFFF."""
     parts = []
     for _ in range(few(draw, 5)):
         any_bytes = bytes(draw.below(256) for _ in range(few(draw, 4)))
@@ -211,7 +211,7 @@ def broken_bytes(draw: Draw, m: Material) -> bytes:
 
 
 def edit_text(draw: Draw, m: Material) -> bytes:
-    """Return another text with a few bytes put in, left out, doubled or exchanged."""
+    """Return a text in which a few bytes are inserted, removed, doubled or exchanged."""
     text = bytearray(PLAINER[draw.below(len(PLAINER))](draw, m))
     for _ in range(few(draw, 3)):
         at = draw.below(len(text) + 1)
@@ -246,5 +246,5 @@ def text(draw: Draw, m: Material) -> bytes:
 
 
 def id_list(draw: Draw, m: Material) -> list[int]:
-    """Return any tokens, special, unused and byte tokens too."""
+    """Return random ids, including special, unused and byte tokens."""
     return [draw.below(len(m.pieces)) for _ in range(few(draw, 12))]

@@ -1,4 +1,4 @@
-"""Characters, words and bytes that tokenizers stumble over: the data of the strategies."""
+"""Characters, words and bytes that tokenizers often get wrong: the data of the strategies."""
 
 RUNS = " \n\t\r-=_.'\"*#/\\!?0123aeoA,;:()[]{}<>|~`@$%^&+▁\u00a0\u3000é中あ가😀\u200d\u0301\x00"
 WORDS = (

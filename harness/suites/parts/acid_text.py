@@ -1,4 +1,5 @@
-"""The text of an engine at any level after a prompt; its other answers are converted to text."""
+"""The text that an engine writes after a prompt, at any level. Answers other than text are
+converted to text."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,8 +18,8 @@ FLAGS = {"remove_special": True, "unparse_special": False}
 
 @dataclass(frozen=True)
 class WrittenText:
-    """A text from an engine. given_ids: the prompt's ids come from the oracle, because the engine
-    lacks a tokenizer."""
+    """A text that an engine wrote. given_ids: True if the prompt's ids come from the oracle,
+    because the engine has no tokenizer."""
 
     text: str
     given_ids: bool = False
@@ -28,7 +29,7 @@ Way = Callable[[Context, Session, str, int], WrittenText | None]
 
 
 def text_behind(context: Context, session: Session, prompt: str, n: int) -> WrittenText:
-    """Return the text of n greedy tokens. Raises NoAnswer if the engine has no level for it."""
+    """Return the text of n greedy tokens. Raises NoAnswer if the engine offers no level for it."""
     for way in (by_text, by_tokens, by_logits, by_lists):
         if (found := way(context, session, prompt, n)) is not None:
             return found
@@ -42,7 +43,7 @@ def text_behind(context: Context, session: Session, prompt: str, n: int) -> Writ
 def ask_if_offered(
     context: Context, session: Session, question: str, *args: Any, **flags: Any
 ) -> Any:
-    """Return the answer; None where the engine does not have the question."""
+    """Return the answer; None if the engine does not offer the question."""
     outcome = session.ask(question, *args, **flags)
     if isinstance(outcome, Answered):
         return outcome.value
@@ -61,8 +62,8 @@ def by_tokens(context: Context, session: Session, prompt: str, n: int) -> Writte
 
 
 def by_logits(context: Context, session: Session, prompt: str, n: int) -> WrittenText | None:
-    """Return the likeliest token after each of the oracle's: all answers of a test lead to the next
-    test, so a wrong one does not affect the others."""
+    """Return the text of the engine's likeliest tokens, each after the oracle's tokens. All answers
+    of a test lead to the same next test, so a wrong answer does not affect later tests."""
     if not may_have(context, session, "logits"):
         return None
     ids, given = ids_of(context, session, prompt)
@@ -75,7 +76,8 @@ def by_logits(context: Context, session: Session, prompt: str, n: int) -> Writte
 
 
 def by_lists(context: Context, session: Session, prompt: str, n: int) -> WrittenText | None:
-    """Return the first candidate after each of the oracle's tokens: an id, or its text."""
+    """Return the text of the engine's first candidates, each after the oracle's tokens. A candidate
+    is an id or a text."""
     ids, given = ids_of(context, session, prompt)
     new = context.ask(context.oracle, "greedy", ids, n)
     lists = ask_if_offered(context, session, "logprobs", [[*ids, *new[:i]] for i in range(n)], 1)
@@ -97,8 +99,8 @@ def may_have(context: Context, session: Session, level: str) -> bool:
 
 
 def ids_of(context: Context, session: Session, prompt: str) -> tuple[list[int], bool]:
-    """Return the ids by the engine's own tokenizer, if it has one; and whether they come from the
-    oracle instead."""
+    """Return the ids of the prompt, and True if they come from the oracle because the engine has no
+    tokenizer."""
     own = ask_if_offered(context, session, "tokenize", [prompt.encode()])
     found = own or context.ask(context.oracle, "tokenize", [prompt.encode()])
     return found[0], not own

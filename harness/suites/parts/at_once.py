@@ -1,8 +1,9 @@
-"""Concurrent prompts: a server with one cache or buffer for all requests is right only if they come
-one by one.
+"""Concurrent prompts. A server with one cache or buffer for all requests is right only if prompts
+arrive one after the other.
 
-Servers put such prompts in one batch, whose sums may be rounded differently: a text that differs
-from the single one is compared with the oracle like any other, and ties are excused.
+Servers may put concurrent prompts into one batch, whose sums may round differently. So a text that
+differs from the text asked alone is compared with the oracle like any other text, and ties are
+excused.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +31,7 @@ ROUNDS = 3  # which of them meet is a matter of microseconds
 
 @dataclass(frozen=True, kw_only=True)
 class TextByItself:
-    """A text of n tokens after a prompt that was asked alone."""
+    """The text of n tokens after a prompt that was asked alone."""
 
     prompt: bytes
     n: int
@@ -39,9 +40,9 @@ class TextByItself:
 
 
 def asked_at_once(judge: Judge, context: Context) -> Iterator[Verdict]:
-    """Ask a server several questions concurrently. judge: returns verdicts on a text of so many
-    tokens after a prompt. It comes last, since it may end the server. Other engines are not asked.
-    """
+    """Ask a server several questions concurrently, and yield the verdicts. Other engines are not
+    asked. This test comes last, because it may end the server. judge: yields verdicts on a text of
+    n tokens after a prompt."""
     every = list(asked_alone(context)) if context.subject.takes_several else []
     if len(every) < 2:  # why it does not answer the others has been said
         return
@@ -62,9 +63,9 @@ def asked_at_once(judge: Judge, context: Context) -> Iterator[Verdict]:
 
 
 def asked_alone(context: Context) -> Iterator[TextByItself]:
-    """Ask each prompt alone. There are more than the four that many servers take at a time, so that
-    some wait and reuse a slot. Two begin alike, because a server may keep a prefix once. Their
-    lengths differ, because a server may mix up the lengths of requests."""
+    """Ask each prompt alone. Many servers take four prompts at a time. There are more prompts than
+    that, so that some wait and reuse a slot. Two prompts begin alike, because a server may share a
+    prefix. Their lengths differ, because a server may confuse the lengths of requests."""
     room = n_cells(context) - N_OTHERS - 2
     for number, prompt in enumerate((*OTHERS, BEFORE, ALIKE)):
         n = max(1, min(N_OTHERS, context.n_steps) - 2 * (number % 2))
@@ -74,8 +75,8 @@ def asked_alone(context: Context) -> Iterator[TextByItself]:
 
 
 def still_there(context: Context, outcomes: Sequence[Outcome], one: TextByItself) -> None:
-    """Check that the server still answers. A server may serve one request at a time if it refuses
-    the others by a sentence or a status. Raises NoAnswer."""
+    """Check that the server still answers. A server may refuse concurrent requests with a message
+    or a status, and serve one at a time. Raises NoAnswer."""
     for outcome in outcomes:
         if isinstance(outcome, Crashed | TimedOut | Malformed):
             context.answer(context.subject, "generate several times at once", outcome)
@@ -86,7 +87,8 @@ def still_there(context: Context, outcomes: Sequence[Outcome], one: TextByItself
 def held_against(
     judge: Judge, context: Context, one: TextByItself, outcome: Outcome
 ) -> Verdict | None:
-    """Return a verdict if a concurrent answer is wrong; None if it is right or missing."""
+    """Return a verdict if a concurrent answer is wrong or cannot be compared; None if it is right
+    or missing."""
     if not isinstance(outcome, Answered) or outcome.value == one.text:
         return None
     said = outcome.value
@@ -112,7 +114,7 @@ def another(context: Context, one: TextByItself, said: bytes) -> Verdict:
 
 
 def refusals(outcomes: Sequence[Outcome]) -> list[str]:
-    """Return the messages that came instead of answers."""
+    """Return the messages that the engine sent instead of answers."""
     return [each.message for each in outcomes if isinstance(each, Busy | Rejected | Unanswerable)]
 
 

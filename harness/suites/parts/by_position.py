@@ -1,4 +1,4 @@
-"""Logits position by position, for a report: the error, and the margin of each choice."""
+"""Errors of logits by position, and the margins of the choices, for a report."""
 
 from typing import Any
 
@@ -14,11 +14,11 @@ MOST = 512  # figures of each kind; of more positions the worst of so many neigh
 
 
 def by_position(context: Context, expected: F32, actual: F32, what: str) -> dict[str, Any]:
-    """Return errors and margins by position, relative to the largest logit of all. Both arrays are
-    (outputs, vocabulary).
+    """Return errors and margins by position, as a share of the largest logit of all positions. Both
+    arrays are (outputs, vocabulary).
 
-    `margin`: how much larger the oracle's greedy token is than the next one. If it is less than two
-    errors, another token may be chosen. `first_other`: the first place where one is.
+    `margin`: the distance of the oracle's greedy token from the next one. If it is less than two
+    errors, the engines may choose different tokens. `first_other`: the first place where they do.
     """
     if expected.shape != actual.shape or not expected.size:
         return {}
@@ -49,7 +49,7 @@ def margin_of(row: F32) -> float:
 
 
 def choice_of(row: F32) -> int:
-    """Return the index of the first largest number in the row; NaN does not count."""
+    """Return the index of the first largest number in the row. NaN does not count."""
     at = int(row.argmax())
     return int(np.nan_to_num(row, nan=-np.inf).argmax()) if np.isnan(row[at]) else at
 

@@ -1,7 +1,10 @@
-"""Control tokens: does an engine choose one if it is the likeliest? Text seldom ends within a few
-tokens, and some engines exclude these tokens from their choice: all of them, or one that they use
-as a marker, which may be the first or the last id of any type. And does it read other prompts? One
-that keeps the first may take that for theirs, or for their beginning."""
+"""Control tokens: does an engine choose a control token if it is the likeliest?
+
+Text seldom ends within a few tokens. Some engines never choose control tokens, or never choose one
+that they use as a marker, which may be the first or the last id of any type. The same prompts test
+whether an engine reads other prompts: an engine that keeps the first prompt may confuse it with
+another, or with another's beginning.
+"""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -64,9 +67,9 @@ Ids = NDArray[np.intp]
 
 
 def control_token(context: Context, first: int, *, may_refuse: bool = False) -> Iterator[Verdict]:
-    """Yield verdicts on prompts after which a control token is by far the oracle's likeliest, for a
-    few such tokens, and on other prompts. first: the length of the prompt that was asked first;
-    may_refuse: the subject may refuse any of them."""
+    """Yield verdicts on a few prompts after which a control token is by far the oracle's likeliest
+    token, and on other prompts. first: the length of the prompt that was asked first; may_refuse:
+    the subject may refuse any of these prompts."""
     controls = ids_of_control(context)
     ends = lengths_asked(context, first)
     if context.facts.decoder_start is not None or not ends:
@@ -113,7 +116,9 @@ def control_token(context: Context, first: int, *, may_refuse: bool = False) -> 
     parts = [f"{what}: {', '.join(tokens)} seeded tokens" for what, tokens in same.items()]
     chosen = {int(logits[at].argmax()) for at in asked[CONTROL_TOKENS]}
     if chosen and (unseen := sorted({0, logits.shape[1] - 1} - chosen)):
-        parts.append(f"{' and '.join(map(str, unseen))} not asked, as nowhere a clear choice")
+        parts.append(
+            f"{' and '.join(map(str, unseen))} not asked, because they are nowhere a clear choice"
+        )
     parts += [*none, unclear] if unclear else none
     if parts:
         status: Status = "agreed" if same else "not-applicable"
@@ -122,14 +127,16 @@ def control_token(context: Context, first: int, *, may_refuse: bool = False) -> 
 
 
 def shows_logits_behind(context: Context, ids: list[int]) -> bool:
-    """Return True if the engine shows logits after these ids, so that it has room for as many."""
+    """Return True if the engine shows logits after these ids, which proves that its context has
+    room for them."""
     request = Request(batches=(Batch.for_next(ids),))
     return isinstance(context.subject.ask("evaluate", request), Answered)
 
 
 def lengths_asked(context: Context, first: int) -> list[int]:
-    """Return the lengths of the prefixes whose next tokens are searched: all, or for a large
-    vocabulary as many as fit in memory, spread over each asked length and short ones."""
+    """Return the lengths of the prefixes whose next tokens are searched. For a large vocabulary
+    there are only as many lengths as fit in memory: some from `first` on, some from PROMPT on, and
+    then the shortest."""
     n, room = n_cells(context) - 1, ROWS // max(1, context.facts.n_vocab)
     if n <= room:
         return [*range(1, n + 1)]
@@ -147,8 +154,9 @@ def another(
     *,
     is_control: bool,
 ) -> Verdict:
-    """Return the verdict on a token chosen instead of the likeliest. batches: up to it, with the
-    outputs of the oracle's logits; asked: one of the two reasons."""
+    """Return the verdict on a token that the engine chose instead of the likeliest. batches: end
+    with the prompt, and have as many outputs as `logits` has rows; asked: the reason for the
+    prompt."""
     row, n = logits[-1], len(batches[-1])
     what = "control token" if is_control else "token"
     # experts may be nearly alike: this run has noise of its own
@@ -171,7 +179,7 @@ def ids_of_control(context: Context) -> Ids:
 
 
 def firsts_of(logits: F32, wanted: Ids, allowed: float) -> list[int]:
-    """Return for each wanted token the first place where it is the largest by more than
+    """Return for each wanted token the first row in which it is the largest by more than
     `allowed`."""
     best = logits.argmax(axis=1)
     clear = clear_places(logits, allowed)
@@ -182,10 +190,10 @@ def firsts_of(logits: F32, wanted: Ids, allowed: float) -> list[int]:
 def other_prompts(
     clear: Ids, telling: NDArray[np.bool_], ends: Sequence[int], first: int
 ) -> list[int]:
-    """Return the lengths of further prompts. One is as long as the first prompt, to find a cache
-    that is looked up by length. Another has more tokens than a tile or a small ubatch, and a next
-    token that depends on its beginning, if possible; else the next longer clear one, else the
-    longest. ends: as in `lengths_asked`."""
+    """Return the places of other prompts to ask. One prompt is at least as long as the first, to
+    find a cache that is looked up by length. The other has more tokens than a tile or a small
+    ubatch, and if possible a next token that depends on its beginning. If no clear place is long
+    enough, the last clear place is used. ends: as in `lengths_asked`."""
     if not len(clear):
         return []
     long = [at for at in clear.tolist() if ends[at] >= PROMPT]
@@ -195,7 +203,7 @@ def other_prompts(
 
 
 def clear_places(logits: F32, allowed: float) -> Ids:
-    """Return the places after which one token is likelier than any other by more than that."""
+    """Return the places at which one token is likelier than any other by more than `allowed`."""
     if not np.isfinite(logits).all() or logits.shape[1] < 2:
         return np.zeros(0, np.intp)
     first, second = np.partition(logits, (-2, -1), axis=1)[:, :-3:-1].T

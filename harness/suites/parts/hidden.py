@@ -1,6 +1,6 @@
-"""Faults that agreeing logits may hide: tokens with small logits, GELU by erf.
+"""Faults that agreeing logits may hide: tokens with small logits, and erf GELU.
 
-Tokens whose logits are smaller than their allowed error agree with any small ones.
+A token whose logits are smaller than the limit agrees with any small logits.
 """
 
 from collections.abc import Mapping
@@ -25,8 +25,8 @@ HIDDEN = (
 
 
 def hidden_tokens(expected: F32, allowed: float) -> int:
-    """Return the number of tokens whose logits are all below the allowed error because one logit is
-    so much larger. All-zero rows do not count. expected: (outputs, vocabulary)."""
+    """Return the number of tokens whose logits are all below the limit because another logit is
+    much larger. Tokens with only zeros do not count. expected: (outputs, vocabulary)."""
     with np.errstate(invalid="ignore"):
         largest = np.nan_to_num(np.abs(expected), nan=np.inf).max(axis=0, initial=0.0)
     found = int(((largest > 0) & (largest <= allowed)).sum())
@@ -34,8 +34,8 @@ def hidden_tokens(expected: F32, allowed: float) -> int:
 
 
 def most_are_hidden(detail: Mapping[str, Any]) -> bool:
-    """Return True if most tokens are hidden, so that agreement of the others says little. detail: a
-    verdict's detail."""
+    """Return True if most tokens are hidden, so that agreement proves little. detail: a verdict's
+    detail."""
     return 2 * int(detail.get("hidden_tokens", 0)) > int(detail.get("vocabulary", 0))
 
 
@@ -45,8 +45,8 @@ def in_words(detail: Mapping[str, Any]) -> str:
 
 
 def hidden_by_the_table(context: Context) -> list[str]:
-    """Return HIDDEN for a subject without tensors, on a model whose graph has a GELU table.
-    llama.cpp's graph of the usual run is known by now."""
+    """Return a list with the sentence HIDDEN for a subject without tensors, if the model's graph
+    uses a GELU table. llama.cpp's graph of the usual run is already known."""
     along = context.honest
     if shows_tensors(context) or not isinstance(along, AlongLlamaCpp):
         return []

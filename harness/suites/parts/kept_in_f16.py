@@ -1,6 +1,9 @@
-"""Undeclared F16 caches: a note for a program that declares F32 for keys and values, or nothing. It
-is no fault of an op, and is not excused either: llama.cpp is run with the same cache as soon as the
-program says which."""
+"""Undeclared F16 caches: a note for a program that declares F32 for keys and values, or declares
+nothing.
+
+Such a cache is neither a faulty op nor excused. llama.cpp uses the same cache as soon as the
+program declares it.
+"""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -30,8 +33,9 @@ WORDS = (
 def with_f16_cache(
     context: Context, batches: Sequence[Batch], got: F32, detail: Mapping[str, Any], what: str
 ) -> str:
-    """Return a note to add to a difference with this detail. A caller that asks many made models of
-    a wrong engine need not wait for two runs of each."""
+    """Return a note to add to a small difference with this detail; "" if there is none. A large
+    difference gets no note, so that a wrong engine is not delayed by two runs for each probe
+    model."""
     small = detail["worst_relative_to_largest_logit"] <= AT_MOST
     if detail["at_fault"] != "subject" or not small:
         return ""
@@ -40,8 +44,9 @@ def with_f16_cache(
 
 
 def kept_in_f16(context: Context, batches: Sequence[Batch], got: F32, what: str) -> str:
-    """Return a note if the engine seems to keep numbers in F16. got: the subject's logits,
-    (outputs, vocabulary). "" if the engine declares otherwise, or is no nearer to such a run."""
+    """Return a note if the engine seems to keep numbers in F16; "" if the engine declares something
+    else, or if its logits are no nearer to such a run. got: the subject's logits, (outputs,
+    vocabulary)."""
     settings = context.settings
     in_full = (settings.type_k, settings.type_v) == ("F32", "F32")
     if not in_full or not isinstance(context.subject, ProgramSession):

@@ -1,7 +1,7 @@
-"""Lists of candidates: a common scale of wrong values, empty lists, and equal ones.
+"""Lists of candidates: wrong values with a common scale, empty lists, and equal lists.
 
-Values may be probabilities, or other logarithms. A list may be empty at the end of a text;
-elsewhere an empty list would agree with anything.
+Values may be probabilities, or logarithms to another base. A list may be empty at the end of a
+text. Elsewhere an empty list would agree with anything, so it is not compared.
 """
 
 from collections import defaultdict
@@ -31,8 +31,8 @@ class ScaleKind(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class ListScale:
-    """The scale of a list. by: the factor of all values; base: the base of logarithms that are not
-    natural."""
+    """The scale of the values in lists. by: the factor of all values; base: the base of the
+    logarithms, if it is not e."""
 
     kind: ScaleKind
     by: float = 1.0
@@ -47,13 +47,13 @@ class ListScale:
         return f"all values are right except for a factor of {self.by:.4g}, as with {what}"
 
     def facts(self) -> dict[str, str]:
-        """Return the facts that a verdict stores: none for a temperature, which a wrong matrix can
-        also cause."""
+        """Return the facts that a verdict stores. A temperature gives none, because a wrong matrix
+        can have the same effect."""
         return {} if self.kind is ScaleKind.TEMPERATURE else {LOGARITHMS: self.describe()}
 
 
 def first_off(listed: Sequence[Listed], logits: F32, allowed: float) -> tuple[int, Off] | None:
-    """Return the first wrong list, which may cause the later wrong ones."""
+    """Return the first wrong list and its row, which may be the cause of later wrong lists."""
     for row, (each, expected) in enumerate(zip(listed, logits, strict=True)):
         if (off := off_from(each, expected, allowed)) is not None:
             return row, off
@@ -61,7 +61,8 @@ def first_off(listed: Sequence[Listed], logits: F32, allowed: float) -> tuple[in
 
 
 def find_scale(listed: Sequence[Listed], logits: F32, allowed: float) -> ListScale | None:
-    """Return the scale that makes all values right: their logarithms, or one factor."""
+    """Return the scale that makes all values right: the values are probabilities, or all have one
+    factor. Return None if there is no such scale."""
     values = [c.value for each in listed for c in each.candidates]
     if min(values, default=0.0) > 0 and max(values) <= 1:
         logs = [change_list(each, lambda value: ln(value)) for each in listed]
@@ -84,9 +85,9 @@ def change_list(listed: Listed, change: Callable[[float], float]) -> Listed:
 
 
 def ends(context: Context, listed: Sequence[Listed], logits: F32, allowed: float) -> list[int]:
-    """Return the empty lists after prefixes where the oracle's text also ends: its likeliest token
-    ends the text, or ties within the noise (twice a logit's limit) with one that does. Servers that
-    stop there list nothing."""
+    """Return the rows of empty lists at which the oracle's text ends too: its likeliest token ends
+    the text, or ties with such a token. A tie is within the noise, which is twice the limit of one
+    logit. Servers that stop there list nothing."""
     rows = [row for row, each in enumerate(listed) if is_empty(each)]
     try:
         tokens = sorted(context.tokenizer.vocabulary.eog) if rows else []
@@ -109,10 +110,8 @@ def is_empty(listed: Listed) -> bool:
 
 
 def left_open(listed: Sequence[Listed], ended: Sequence[int]) -> str:
-    """Describe lists that could not be compared: empty ones, and texts without a token.
-
-    "" if there are none. ended: the lists that may be empty.
-    """
+    """Describe lists that could not be compared: empty lists, and texts that are no token. Return
+    "" if there are none. ended: the rows of lists that may be empty."""
     empty = sum(map(is_empty, listed)) - len(ended)
     unknown = sum(each.unknown for each in listed)
     found = [f"{empty} of {len(listed)} lists, which are empty"] if empty else []
@@ -121,7 +120,8 @@ def left_open(listed: Sequence[Listed], ended: Sequence[int]) -> str:
 
 
 def alike(allowed: float, a: Sequence[Any], b: Sequence[Any]) -> bool:
-    """Return True if two answers are within the noise of two runs: servers add in any order."""
+    """Return True if two answers differ by no more than the noise of two runs, because servers may
+    add in any order."""
     pairs = list(zip(a, b, strict=True))
     return all(
         len(one) == len(other) and is_in(other, one, allowed) and is_in(one, other, allowed)
@@ -130,8 +130,8 @@ def alike(allowed: float, a: Sequence[Any], b: Sequence[Any]) -> bool:
 
 
 def is_in(whole: Sequence[Any], row: Sequence[Any], allowed: float) -> bool:
-    """Return True if the longer list has each value of the shorter one. Several tokens may have one
-    text, and the last token of one list may have dropped out of the other."""
+    """Return True if the list `whole` has each value of the list `row`. Several tokens may have the
+    same text. The last tokens of one list may be missing in the other."""
     theirs = by_token(whole)
     least = min((value for _, value in whole if not isnan(value)), default=inf)
     for token, values in by_token(row).items():

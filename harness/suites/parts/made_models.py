@@ -1,4 +1,4 @@
-"""Suites on models made of the user's, as in harness.blackbox.in_check."""
+"""Suites on probe models, as in harness.blackbox.in_check."""
 
 from collections.abc import Iterator
 

@@ -1,10 +1,11 @@
-"""Texts made of a vocabulary's own tokens, as opposed to fixed texts.
+"""Texts made of a vocabulary's own tokens, in addition to fixed texts.
 
-Tokens that no merge makes (control, user-defined, byte, unused and unknown ones) in many places: an
-engine that splits `<think>`, or reads the text `<0x41>` as a byte, is right on all other texts. It
-also has pieces with competing merges: the first of two equal merges shows only in a piece that
-overlaps itself (`lll` of `ll`), and the cut of a pre-tokenizer only if the merge across it is a
-token. Both are looked for in the pieces, besides pieces side by side at random.
+Some texts have tokens that no merge makes (control, user-defined, byte, unused and unknown tokens)
+in many places. An engine that splits `<think>`, or reads the text `<0x41>` as a byte, is right on
+all other texts. Other texts have pieces with competing merges. The first of two equal merges shows
+only in a piece that overlaps itself (`lll` of `ll`). The cut of a pre-tokenizer shows only if the
+merge across it is a token. The functions search the vocabulary for both kinds of pieces, and also
+join random pieces.
 """
 
 import itertools
@@ -42,7 +43,8 @@ CONTRACTIONS = ("s", "t", "re", "ve", "m", "ll", "d")
 
 
 def special_texts(tokenizer: Tokenizer, seed: int) -> list[bytes]:
-    """Return distinct UTF-8 texts: tokens of each kind in each place, and side by side."""
+    """Return distinct UTF-8 texts with tokens of each kind: in each place, and next to each
+    other."""
     kinds = {name: tokens_of_kind(tokenizer, kind) for name, kind in KINDS.items()}
     tokens = {name: texts_of(tokenizer, own) for name, own in kinds.items()}
     found = [text for name, own in tokens.items() for text in place_tokens(own, seed, name)]
@@ -54,8 +56,8 @@ def special_texts(tokenizer: Tokenizer, seed: int) -> list[bytes]:
 
 
 def place_tokens(tokens: list[str], seed: int, name: str) -> Iterator[str]:
-    """Yield some tokens in each place, also with their first character doubled and in the other
-    case."""
+    """Yield texts with some tokens in each place. Also yield tokens with their first character
+    doubled, and in upper and lower case."""
     for number, place in enumerate(PLACES):
         chosen = spread(tokens, seed, f"{name} in place {number}")[:TOKENS_PER_PLACE]
         for token in dict.fromkeys((*ends_of(tokens), *chosen)):
@@ -65,7 +67,8 @@ def place_tokens(tokens: list[str], seed: int, name: str) -> Iterator[str]:
 
 
 def every_byte() -> Iterator[bytes]:
-    """Yield texts that hold each byte of UTF-8 between letters, and one that ends with a tab."""
+    """Yield texts that contain each byte of UTF-8 between letters, and one text that ends with a
+    tab."""
     ends = (0x80 + code for code in range(64))  # all bytes that end a character
     begins = (*range(0xC0, 0x800, 64), *range(0x800, 0xD800, 4096), 0xE000, 0xF000)
     longest = (0x10000, *range(0x40000, 0x110000, 0x40000))
@@ -76,7 +79,7 @@ def every_byte() -> Iterator[bytes]:
 
 
 def special_rows(tokenizer: Tokenizer) -> list[list[int]]:
-    """Return lists of ids: an empty one, and lists of tokens in which every two kinds are
+    """Return lists of ids: an empty list, and lists in which each two kinds of tokens are
     neighbours."""
     kinds = (*KINDS.values(), Attr.NORMAL)
     some = [token for kind in kinds for token in ends_of(tokens_of_kind(tokenizer, kind))]
@@ -85,12 +88,12 @@ def special_rows(tokenizer: Tokenizer) -> list[list[int]]:
 
 
 def ends_of(tokens: Sequence[T]) -> list[T]:
-    """Return the first two and the last two tokens."""
+    """Return the first two and the last two of the tokens."""
     return [*tokens[:2], *tokens[2:][-2:]]
 
 
 def special_tokens(tokenizer: Tokenizer) -> list[int]:
-    """Return the tokens of all kinds, of each no more than stand in texts."""
+    """Return tokens of all kinds, no more of each kind than `together` uses."""
     return [
         token for kind in KINDS.values() for token in tokens_of_kind(tokenizer, kind)[:MAX_TOGETHER]
     ]
@@ -101,7 +104,7 @@ def tokens_of_kind(tokenizer: Tokenizer, kind: int) -> list[int]:
 
 
 def texts_of(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
-    """Return the texts of tokens that are UTF-8, as the file has them."""
+    """Return the texts of those tokens whose texts are UTF-8, as in the file."""
     found = []
     for token in tokens:
         try:
@@ -112,13 +115,13 @@ def texts_of(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
 
 
 def together(tokens: list[str]) -> Iterator[str]:
-    """Yield texts that each contain a token once, after a letter."""
+    """Yield texts of several tokens, each once and after a letter."""
     for start in range(0, min(len(tokens), MAX_TOGETHER), TOKENS_PER_TEXT):
         yield "".join(f"a{token}" for token in tokens[start : start + TOKENS_PER_TEXT])
 
 
 def own_texts(tokenizer: Tokenizer, seed: int) -> list[bytes]:
-    """Return texts that are all different, and all UTF-8."""
+    """Return distinct UTF-8 texts made of ordinary pieces."""
     pieces = ordinary(tokenizer)
     if not pieces:
         return []
@@ -132,8 +135,8 @@ def own_texts(tokenizer: Tokenizer, seed: int) -> list[bytes]:
 
 
 def encodes(tokenizer: Tokenizer, text: bytes) -> bool:
-    """Return True if our tokenizer encodes the text. With some vocabularies there are texts that
-    end llama.cpp's process; our tokenizer refuses them."""
+    """Return True if our tokenizer encodes the text. With some vocabularies, some texts end
+    llama.cpp's process, and our tokenizer refuses them."""
     try:
         for parse_special in (False, True):
             tokenizer.encode(text, parse_special=parse_special)
@@ -143,8 +146,8 @@ def encodes(tokenizer: Tokenizer, text: bytes) -> bool:
 
 
 def ordinary(tokenizer: Tokenizer) -> list[str]:
-    """Return the texts of tokens that are no control tokens, no single bytes and whole
-    characters."""
+    """Return the texts of tokens that are neither control tokens nor single bytes, and that have
+    only whole characters."""
     found = []
     for piece, attr in zip(tokenizer.pieces, tokenizer.vocabulary.attrs, strict=True):
         if piece and len(piece) <= LONGEST and not attr & (Attr.SPECIAL | Attr.BYTE):
@@ -156,7 +159,7 @@ def ordinary(tokenizer: Tokenizer) -> list[str]:
 
 
 def overlapping(pieces: Sequence[str]) -> Iterator[str]:
-    """Yield texts of one and a half copies of a piece that consists of equal halves: two merges
+    """Yield texts of one and a half copies of a piece that has two equal halves, so that two merges
     compete."""
     known = set(pieces)
     for piece in pieces:
@@ -166,8 +169,8 @@ def overlapping(pieces: Sequence[str]) -> Iterator[str]:
 
 
 def contracted_pieces(pieces: Sequence[str]) -> Iterator[str]:
-    """Yield pieces that begin with the end of a contraction and continue with letters, in both
-    cases: an engine that splits there cannot merge them."""
+    """Yield texts in which the end of a contraction and the letters after it are one piece, in both
+    cases. An engine that splits after the contraction cannot merge this piece."""
     by_first: dict[str, list[str]] = defaultdict(list)
     for piece in pieces:
         if len(piece) > 1 and piece.isalpha():
@@ -179,14 +182,14 @@ def contracted_pieces(pieces: Sequence[str]) -> Iterator[str]:
 
 
 def glue_pieces(pieces: Sequence[str], seed: int) -> Iterator[str]:
-    """Yield texts of neighbouring pieces."""
+    """Yield texts of random pieces, joined."""
     at = integers(stream(seed, "glued texts"), OF_A_KIND * PIECES, len(pieces))
     for row in at.reshape(OF_A_KIND, PIECES):
         yield "".join(pieces[i] for i in row)
 
 
 def spread(texts: Sequence[str], seed: int, name: str) -> list[str]:
-    """Return all items, or as many as requested, spread over the whole list."""
+    """Return all texts, or OF_A_KIND of them, spread over the whole list."""
     if len(texts) <= OF_A_KIND:
         return list(texts)
     drawn = integers(stream(seed, f"{name} texts"), OF_A_KIND, len(texts))

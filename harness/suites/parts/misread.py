@@ -1,7 +1,7 @@
-"""Prompts that reveal if an engine misreads characters.
+"""Prompts that show if an engine misreads characters.
 
-A misread character changes the next token for only few prompts: for each known misreading one
-prompt is searched for which the oracle's choice changes.
+A misread character changes the next token for only a few prompts. So for each known misreading,
+this module searches for a prompt after which the oracle's choice changes.
 """
 
 import re
@@ -57,8 +57,8 @@ READINGS: tuple[Callable[[str], bytes], ...] = (
 
 
 def misread_prompts(context: Context) -> list[bytes]:
-    """List the prompts: FOREIGN, and others for readings that FOREIGN does not reveal. A reading
-    with characters outside of the vocabulary is left out, as engines may choose."""
+    """Return FOREIGN, and prompts for misreadings that FOREIGN does not reveal. A prompt with
+    characters outside the vocabulary is omitted, because engines may read it differently."""
     behind = Behind(context=context, pieces=Pieces.of(context))
     found = [FOREIGN.decode()] if behind.keeps(FOREIGN.decode()) else []
     usual = [before + characters for before in BEFORE for characters in CHARACTERS]
@@ -76,7 +76,7 @@ def misread_prompts(context: Context) -> list[bytes]:
 
 @dataclass(frozen=True, kw_only=True)
 class Behind:
-    """The oracle's choices of tokens after each prompt."""
+    """The oracle's logits and choices after each prompt."""
 
     context: Context
     pieces: Pieces
@@ -93,7 +93,7 @@ class Behind:
             return ()
 
     def tells(self, text: str, read: Callable[[str], bytes]) -> bool:
-        """Return True if that reading changes the token after the text by more than honest runs
+        """Return True if this misreading changes the token after the text by more than honest runs
         differ."""
         if (as_read := read(text)) == text.encode():
             return False
@@ -107,7 +107,8 @@ class Behind:
         return shown and margin > ROOM * allowed_in(self.context, right)
 
     def row(self, prompt: bytes) -> F32 | None:
-        """Return the oracle's logits; None without an answer, or if they are not finite."""
+        """Return the oracle's logits after the prompt; None if there is no answer, or if they are
+        not finite."""
         if prompt not in self.rows:
             self.rows[prompt] = self.compute(prompt)
         return self.rows[prompt]

@@ -1,9 +1,9 @@
 """The next token after many prefixes, for an engine that shows nothing else, and close calls
 between two tokens.
 
-Greedy tokens of an engine that is a little wrong are right for a long way. But of some thousand
-beginnings a few have a margin hundreds of times smaller than most: of those whose margin is beyond
-what honest runs may differ by, the smallest are asked for.
+The greedy tokens of a slightly wrong engine stay right for a long time. But among some thousand
+beginnings, a few have a margin hundreds of times smaller than most. The engine is asked for the
+beginnings with the smallest margins that still exceed the noise of honest runs.
 """
 
 import heapq
@@ -72,7 +72,7 @@ class Beginning:
 
 
 def seeded_runs(context: Context) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield random ids of the whole vocabulary, and the lengths of the prefixes to ask for."""
+    """Yield random ids of the whole vocabulary, and the lengths of their prefixes to ask for."""
     n = min(TOKENS, n_cells(context) - 1)
     for number in range(RUNS if context.facts.is_small else 1):
         raw = Philox(key=[context.seed, number + 1]).random_raw(n) >> np.uint64(33)
@@ -80,7 +80,7 @@ def seeded_runs(context: Context) -> Iterator[tuple[list[int], list[int]]]:
 
 
 def texts_of(context: Context, text: bytes) -> Iterator[bytes]:
-    """Yield the text with its words in another order, in lengths that are read quickly."""
+    """Yield the text with its words in different orders, cut to a length that is read quickly."""
     words = text.split()
     for number in range(RUNS if context.facts.is_small else 1):
         first = number * len(words) // RUNS
@@ -88,7 +88,8 @@ def texts_of(context: Context, text: bytes) -> Iterator[bytes]:
 
 
 def beginnings_of(context: Context, text: bytes) -> tuple[list[int], dict[int, bytes]]:
-    """Return the prompt's ids, and the prefix lengths whose texts have the same ids."""
+    """Return the text's ids, and the texts of those prefixes whose ids are the first ids of the
+    whole text, by number of ids."""
     every = [text[:n] for n in range(1, len(text) + 1)]
     *rest, ids = context.ask(context.oracle, "tokenize", every)
     lengths = {
@@ -100,7 +101,8 @@ def beginnings_of(context: Context, text: bytes) -> tuple[list[int], dict[int, b
 
 
 def closest(context: Context, runs: Iterable[tuple[list[int], list[int]]]) -> list[Beginning]:
-    """Return the closest calls. runs: ids, and the prefix lengths that can be asked for."""
+    """Return the closest calls, the smallest margin first. runs: ids, with the prefix lengths that
+    can be asked for."""
     found: list[tuple[float, int, Beginning]] = []
     number = count()  # no two beginnings are compared themselves
     for ids, ends in runs:
@@ -120,7 +122,7 @@ def closest(context: Context, runs: Iterable[tuple[list[int], list[int]]]) -> li
 
 
 def margin_of(row: F32) -> float:
-    """Return the margin of the largest logit over the next; 0.0 if some are not finite."""
+    """Return the margin of the largest logit over the next; 0.0 if some logits are not finite."""
     if len(row) < 2 or not np.isfinite(row).all():
         return 0.0
     second, first = np.partition(row, -2)[-2:]
@@ -134,7 +136,8 @@ def allowed_in(context: Context, row: F32) -> float:
 def said_behind(
     context: Context, close: Sequence[Beginning], question: str, given: Callable[[Beginning], Any]
 ) -> tuple[list[tuple[Beginning, Any]], LeftOut | None]:
-    """Return the subject's next token after each prefix, and why longer prefixes have none."""
+    """Return the subject's next token after each prefix, and why longer prefixes have none.
+    question: its name; given: makes the question's argument from a prefix."""
     answers, left = [], None
     for one in close:
         outcome = context.subject.ask(question, given(one), 1)
@@ -149,8 +152,9 @@ def said_behind(
 def said_of(
     context: Context, suite: str, n: int, same: Sequence[Beginning], ties: int
 ) -> Iterator[Verdict]:
-    """Yield the verdict on an engine without a fault. n: answers; those that differ, except for
-    ties, are explained by one honest design."""
+    """Yield the verdict on an engine without a fault. n: the number of answers; same: the
+    beginnings with the same token; ties: the number of ties. One honest design explains all other
+    answers."""
     if not n:
         text = "no two tokens are close and still further apart than the noise of honest runs"
         yield context.verdict(suite, "not-applicable", text)
@@ -175,7 +179,7 @@ def in_words(close: Sequence[Beginning]) -> str:
 
 def next_tokens(context: Context) -> Iterator[Verdict]:
     """Yield verdicts on the next token after each prefix of seeded tokens, for an engine without
-    lists. A greedy text alone stays right despite large errors."""
+    lists. A single greedy text may stay right despite large errors."""
     if context.facts.decoder_start is not None or "logprobs" in (context.subject_info.levels or ()):
         return
     ids = context.tokens[: min(context.n_tokens, MOST_BEGINNINGS)]
@@ -223,15 +227,15 @@ def next_tokens(context: Context) -> Iterator[Verdict]:
 
 
 def of_one_choice(chosen: Sequence[int]) -> str:
-    """Return a note if the model's next token is the same for any input, as with random weights and
-    large biases. Its tokens do not show if prompts are read."""
+    """Return a note if the model's next token is always the same, as with random weights and large
+    biases. Such a model does not show if the engine reads its prompts."""
     if len(chosen) < 2 or len(set(chosen)) > 1:
         return ""
     return f": always {chosen[0]}, whatever the prompt, so this shows little"
 
 
 def close_calls(context: Context) -> Iterator[Verdict]:
-    """Yield verdicts on next tokens whose two largest logits are close, but not within the
+    """Yield verdicts on next tokens whose two largest logits are close, but further apart than the
     noise."""
     if context.facts.decoder_start is not None or "logprobs" in (context.subject_info.levels or ()):
         return

@@ -1,8 +1,8 @@
-"""Verdicts on an engine that writes nothing: is an empty text possible in an honest run?
+"""Verdicts on an engine that writes nothing: can an honest run write an empty text?
 
-After one prompt it may end, or hold back a partial character, so an empty text accuses no engine.
-After several prompts any honest run begins with characters: there the engine has chosen other
-tokens. If logits are NaN, an argmax is often 0, a control token without a text.
+A single empty text accuses no engine: the text may end there, or the engine may hold back a partial
+character. But if every honest run writes characters after several prompts, the engine has chosen
+different tokens. If logits are NaN, argmax often gives 0, a control token without a text.
 """
 
 import numpy as np
@@ -22,8 +22,8 @@ FEWEST = 3
 
 
 def no_text_at_all(context: Context) -> Verdict | None:
-    """Return the verdict on an engine that writes nothing after any prompt, if honest runs write at
-    least FEWEST texts there."""
+    """Return the verdict on an engine that writes nothing after any prompt, if honest runs would
+    write at least FEWEST different texts; else None."""
     n, had_to = min(N_OTHERS, context.n_steps), {}
     for prompt in (context.prompt, *OTHERS):
         try:
@@ -46,8 +46,8 @@ def no_text_at_all(context: Context) -> Verdict | None:
 
 def must_write(context: Context, prompt: bytes) -> bytes:
     """Return the first whole characters that every honest run writes within N_OTHERS tokens; empty
-    if there are none. Up to there no other token is within the noise, and no token is textless or
-    ends a text or a line."""
+    if there are none. Up to these characters the choice of each token is certain. No likely token
+    may be without text, end the text, or end a line."""
     ids = prompt_ids(context, prompt)
     if not ids:
         return b""
@@ -72,6 +72,6 @@ def must_write(context: Context, prompt: bytes) -> bytes:
 
 
 def is_written(piece: bytes) -> bool:
-    """Return True if engines show something of the piece. Spaces may be cut off, and partial
-    characters held back."""
+    """Return True if engines show something of the piece. They may remove spaces, and hold back
+    partial characters."""
     return any(each.isprintable() and not each.isspace() for each in piece.decode(errors="ignore"))

@@ -5,7 +5,7 @@ from lockstep.harness.records import Status, Verdict
 
 
 def not_offered(context: Context, level: str, suite: str) -> list[Verdict] | None:
-    """Return the verdicts on a level that the engine lacks; None: the engine has it."""
+    """Return the verdicts on a level that the engine lacks; None if the engine has the level."""
     levels = context.subject_info.levels
     if levels is not None and level in levels:
         return None
@@ -19,9 +19,9 @@ def not_offered(context: Context, level: str, suite: str) -> list[Verdict] | Non
 def not_asked_of_sessions(
     context: Context, level: str, suite: str, lacks: str
 ) -> list[Verdict] | None:
-    """Return the verdicts that replace questions about sessions; None if they can be asked. An
-    engine that says nothing of its levels is asked only by name. lacks: the part that a model
-    without token memory does not have."""
+    """Return the verdicts that replace questions about sessions; None if the questions can be
+    asked. An engine that declares no levels is asked only if the user names the suite. lacks: the
+    sentence for a model without a memory of tokens."""
     levels = context.subject_info.levels
     lacking = None if levels is None else not_offered(context, level, suite)
     if lacking is not None or not (context.named or levels):

@@ -1,5 +1,5 @@
-"""Differences in several batches that a single batch does not show: in the content of later ones,
-in their size, or in state from earlier calls."""
+"""Differences that show in several batches but not in a single one: in the inputs of later batches,
+in the sizes of batches, or in state from earlier calls."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,8 +27,8 @@ def with_one_batch(
     *,
     usual: bool = False,
 ) -> Verdict:
-    """Add a note to a wrong run whose tokens agree in one batch. usual: other tokens in such
-    batches agree, so the earlier questions matter."""
+    """Add a note to a wrong run if the same tokens agree in one batch. usual: the usual run has the
+    same batches and agrees, so state from earlier calls is likely."""
     if verdict.detail.get("at_fault") != "subject" or len(batches) < 2 or context.given:
         return verdict
     if any(batch.encoder or batch.seq_ids.any() for batch in batches):
@@ -56,8 +56,8 @@ def with_one_batch(
 def by_size_or_place(
     context: Context, batches: Sequence[Batch], wrong: int
 ) -> tuple[str, bool | None]:
-    """Describe a wrong batch, and say whether its size is the reason; None if unknown. wrong: the
-    number of the first such batch."""
+    """Describe what to look at in a wrong batch. Also return True if its size is the reason, False
+    if not, and None if unknown. wrong: the number of the first wrong batch."""
     n, first = len(batches[wrong]), len(batches[0])
     size = "the kernels for this many rows" if n > 1 else "the kernels for a single row"
     place = f"the inputs of a batch after the first {first} tokens: {what_it_keeps(context.file)}"

@@ -1,6 +1,7 @@
-"""Reference logits for tokens and texts: the oracle's, if they are right, and honest runs.
+"""Reference logits for tokens and texts: the oracle's logits if they are right, and honest runs.
 
-One rule for all suites: a design explains an engine if one run of it reproduces all its answers.
+One rule applies to all suites: a design explains an engine if a single run of this design
+reproduces all its answers.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -40,7 +41,7 @@ def oracles_logits(context: Context, batches: Sequence[Batch]) -> F32 | None:
 
 
 def why_any_choice_agrees(context: Context, logits: F32) -> str:
-    """Return why no greedy token after any of these rows can be wrong; "" if one can.
+    """Return why no greedy token after these rows can be wrong; "" if a token can be wrong.
 
     logits: (outputs, vocabulary).
     """
@@ -58,8 +59,8 @@ def whole_truth(context: Context, batches: Sequence[Batch]) -> F32:
 
 
 def in_one(context: Context, batches: Sequence[Batch]) -> tuple[Batch, ...]:
-    """Return the tokens of all batches in one batch, with the same outputs, so that weights are
-    decoded once."""
+    """Return the tokens of all batches in one batch with the same outputs, so that weights are
+    decoded only once."""
     if context.facts.architecture in NOT_IN_ONE:
         return tuple(batches)
     encoded = [batch for batch in batches if batch.encoder]
@@ -69,8 +70,9 @@ def in_one(context: Context, batches: Sequence[Batch]) -> tuple[Batch, ...]:
 def honest_runs(
     context: Context, batches: Sequence[Batch], among: Sequence[int] | None = None
 ) -> Iterator[tuple[int, F32]]:
-    """Yield a run of each design with its number: 0 with llama.cpp's conversions of activations, 1
-    without any, then other formats. among: only these designs are used."""
+    """Yield one run of each design with its number: 0 with llama.cpp's conversions of activations,
+    1 without conversions, and higher numbers with other formats. among: the numbers of the designs
+    to run; None for all."""
     numbers = range(2) if among is None else [n for n in among if n < 2]
     first = context.honest_runs(batches) if numbers else ()
     yield from ((n, first[n]) for n in numbers)
@@ -83,8 +85,8 @@ def honest_runs(
 def designs_that_say(
     context: Context, batches: Sequence[Batch], fits: Fits, among: Sequence[int] | None = None
 ) -> Iterator[int]:
-    """Yield the numbers of the designs whose runs agree with the subject, one after the other. An
-    engine must have the same design in all answers."""
+    """Yield the numbers of the designs whose runs agree with the subject. An engine must have the
+    same design in all answers. fits: returns True if a run agrees."""
     noise = context.noise_on(batches)
     for number, run in honest_runs(context, batches, among):
         if fits(run, between_two_in_rows(noise, run)):
@@ -118,8 +120,8 @@ def is_honest(context: Context, batches: Sequence[Batch], fits: Fits) -> bool:
 def nearly_chosen(
     tokens: Sequence[int], run: F32, allowed: NDArray[np.float64], first: int = 0
 ) -> bool:
-    """Return True if each chosen token nearly has the largest logit. tokens: the next token of each
-    row from `first` on; allowed: the limit of each row."""
+    """Return True if each chosen token has nearly the largest logit. tokens: the chosen token of
+    each row from `first` on; allowed: the limit of each row."""
     rows, limits = run[first:][: len(tokens)], allowed[first:][: len(tokens)]
     return bool((rows.max(axis=1) - rows[np.arange(len(rows)), list(tokens)] <= limits).all())
 
@@ -127,8 +129,8 @@ def nearly_chosen(
 def other_choice(
     row: F32, actual: int, allowed: float, what: str = "token "
 ) -> tuple[str, dict[str, Any]]:
-    """Return the description and the detail of a token chosen instead of the likeliest. what: the
-    likeliest token's kind, followed by a space."""
+    """Return a description and the detail of a token chosen instead of the likeliest. what: the
+    kind of the likeliest token, followed by a space."""
     wanted = int(row.argmax())
     margin = float(row[wanted]) - float(row[actual])
     text = f"the engine chooses token {actual}. The oracle's {what}{wanted} has a logit higher by "

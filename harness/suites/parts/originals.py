@@ -1,8 +1,8 @@
-"""Differences of llama.cpp from the tokenizer that it imitates, and from the file.
+"""Known differences of llama.cpp's tokens: from the tokenizer that it imitates, and from the file.
 
-The first are [[tokens]] of harness/known; our engine follows llama.cpp. The second are tokens that
-llama.cpp takes for control tokens by their text. An engine that goes by the file alone reads them
-out of text, or writes them, otherwise.
+The first kind are [[tokens]] entries of harness/known; our engine follows llama.cpp there. The
+second kind are tokens whose text makes llama.cpp treat them as control tokens, whatever the file
+says. An engine that follows the file reads and writes these tokens differently.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +20,8 @@ SHOWN = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Original:
-    """One [[tokens]] entry: a shrunk text with different ids on the two sides."""
+    """One [[tokens]] entry: a shrunk text that the original tokenizer and llama.cpp encode as
+    different ids."""
 
     id: str
     original: str  # the library, which is the name of its adapter
@@ -42,7 +43,8 @@ class Original:
         return bytes.fromhex(self.case)
 
     def row(self) -> dict[str, Any]:
-        """Return a report's row: what and why. The ids belong to another vocabulary."""
+        """Return the entry's row in a report, without the ids, which belong to another
+        vocabulary."""
         kept = ("id", "original", "case", "sentence", "status", "link")
         return {key: value for key, value in asdict(self).items() if key in kept}
 
@@ -75,8 +77,8 @@ def repaired_tokens(vocabulary: Vocabulary) -> list[int]:
 
 
 def named_among(context: Context, wrong: Iterable[tuple[Any, Sequence[Any], Sequence[Any]]]) -> str:
-    """Return a clause if each difference involves such a token; else "". wrong: the question, and
-    the expected and the given ids."""
+    """Return a clause if every difference involves a token that llama.cpp treats differently than
+    the file; else "". wrong: each question with the expected and the actual ids."""
     try:
         vocabulary = context.tokenizer.vocabulary
     except EngineError:

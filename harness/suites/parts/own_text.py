@@ -1,8 +1,8 @@
 """Consistency of an engine: its greedy tokens must follow from its own logits, also after a tie.
 
-After a tie the texts are two, and the oracle's logits say nothing of the engine's own. An engine
-with logits is asked for those of its own text: a loop with wrong positions, or with another cache,
-has right logits and writes other tokens.
+After a tie the engines write different texts, and the oracle's logits no longer apply. So an engine
+with logits is asked for the logits of its own text. An engine whose generation loop has wrong
+positions or a wrong cache has right logits, but writes other tokens.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ from lockstep.harness.records import Answered, Request, Verdict
 def held_to_its_own(
     context: Context, tie: Verdict, batches: Sequence[Batch], text: Sequence[int]
 ) -> Verdict:
-    """Judge a text by the engine's own logits. tie: the excused tie; batches: the prompt and all
-    but the last token of the text."""
+    """Judge a text by the engine's own logits, and return the verdict. tie: the excused tie;
+    batches: the prompt, and all tokens of the text except the last; text: its tokens."""
     context.progress("the logits of the engine's own text")
     outcome = context.subject.ask("evaluate", Request(batches=tuple(batches)))
     if not isinstance(outcome, Answered):

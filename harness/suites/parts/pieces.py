@@ -12,8 +12,8 @@ MOST_IDS, LONGEST = 200, 80  # ids of one side; characters of a piece: a token m
 
 
 def pieces_of(context: Context, ids: Sequence[int]) -> list[str | None] | None:
-    """Return a text for each id, None for an id that does not exist; None instead of a list if our
-    tokenizer reads no vocabulary."""
+    """Return a text for each id, or None for an id that does not exist. Return None instead of the
+    list if our tokenizer cannot read the vocabulary."""
     if not context.facts.has_vocabulary:
         return None
     try:
@@ -34,8 +34,8 @@ def piece_of(tokenizer: Tokenizer, token: int) -> str | None:
 
 
 def sides(context: Context, expected: Sequence[int], actual: Sequence[int]) -> dict[str, Any]:
-    """Return the ids of both engines with their pieces, from a few before the first that
-    differs."""
+    """Return the ids of both engines with their texts, beginning a few ids before the first
+    difference."""
     pairs = zip(expected, actual, strict=False)
     same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(expected), len(actual)))
     start = max(0, same - MOST_IDS // 4)
@@ -47,10 +47,10 @@ def sides(context: Context, expected: Sequence[int], actual: Sequence[int]) -> d
 
 
 def two_choices(oracle: int, subject: int, margins: Sequence[float]) -> str:
-    """Describe both tokens and their margins below the largest logit of the oracle's run.
+    """Describe both tokens, and their margins below the largest logit of the oracle's run.
 
-    The run takes the whole text at once; the oracle's greedy run, token by token, need not have
-    chosen its largest logit.
+    This run takes the whole text in one batch. The oracle's greedy run takes it token by token, so
+    it need not have chosen the largest logit of this run.
     """
     best = "the oracle's largest logit"
     if oracle == subject:

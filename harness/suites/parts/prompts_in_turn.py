@@ -1,8 +1,8 @@
-"""Prompts in turn: does an engine read each prompt independently and completely?
+"""Prompts one after the other: does an engine read each prompt independently and completely?
 
-The engine gets prompts in turn, whose answers depend on their beginning and differ from each other:
-an engine that truncates a prompt, confuses it with another of the same length or ending, or reuses
-too much of the last one, answers differently.
+The next token of each prompt depends on its beginning, and differs from the token of the prompt
+before. So an engine gives a different answer if it truncates a prompt, confuses it with another
+prompt of the same length or ending, or reuses too much of the last prompt.
 """
 
 from collections import Counter
@@ -33,8 +33,8 @@ SUITE = "decode"
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """A prompt in turn. n: its tokens; begin, end: how many tokens it shares with the beginning and
-    end of the one before."""
+    """The form of one prompt. n: the number of its tokens; begin, end: how many tokens it shares
+    with the beginning and the end of the previous prompt."""
 
     n: int
     begin: int = 0
@@ -42,7 +42,7 @@ class Turn:
 
     @property
     def n_tried(self) -> int:
-        """Return the number of prompts to try: more for rare kinds."""
+        """Return the number of prompts to try, which is larger for rare kinds."""
         few_new = self.n - self.begin <= 2 or self.is_between
         return MORE if self.n > LONG or few_new else TRIED
 
@@ -80,8 +80,8 @@ PLURAL = {BEGINS: "begin like the one before"}
 
 @dataclass(frozen=True, kw_only=True)
 class TellingPrompt:
-    """A prompt that reveals a wrong cache hit. logits: the oracle's after it; like: a description
-    of the part shared with the previous prompt."""
+    """A prompt that reveals a wrong cache hit. logits: the oracle's logits after it; like: what it
+    shares with the previous prompt, in words."""
 
     ids: list[int]
     logits: F32
@@ -93,9 +93,10 @@ class TellingPrompt:
 
 
 def in_turn(outer: Context, context: Context, where: str = "") -> Iterator[Verdict]:
-    """Ask prompts in turn. outer: the context of the user's model, which verdicts name; context: of
-    the model that is asked, which may be another. Fewer than two telling prompts, or a refusal of
-    the first two, end it."""
+    """Ask the prompts one after the other, and yield the verdict. It ends without one if there are
+    fewer than two telling prompts, or if the engine refuses the first questions. outer: the context
+    of the user's model, in which verdicts are made; context: the context of the tested model, which
+    may be different."""
     prompts = telling_prompts(context)
     if len(prompts) < 2 or chosen_behind(context, prompts[0].ids[:1]) is None:
         return
@@ -117,7 +118,7 @@ def in_turn(outer: Context, context: Context, where: str = "") -> Iterator[Verdi
             which = f"prompt {number} of {len(prompts)} in turn, of {len(prompt.ids)} tokens"
             which += f", which {prompt.like}" if prompt.like else ""
             before = asked[-2] if len(asked) > 1 else None
-            yield from differing(context, outer, prompt, found, f"{where}behind {which}", before)
+            yield from differing(context, outer, prompt, found, f"{where}after {which}", before)
             return
         ties += 1
     if len(asked) > max(1, ties):
@@ -136,8 +137,8 @@ def the_same(asked: Sequence[TellingPrompt], ties: int) -> str:
 
 
 def chosen_behind(context: Context, ids: Sequence[int]) -> int | None:
-    """Return the subject's token after the ids; None if it refuses them, as it may for ids without
-    a text, or for many. Raises NoAnswer for a failure."""
+    """Return the subject's next token after the ids. Return None if it refuses them: it may refuse
+    ids without a text, or too many ids. Raises NoAnswer if it fails."""
     outcome = context.subject.ask("greedy", list(ids), 1)
     if isinstance(outcome, Unanswerable | Rejected):
         return None
@@ -153,7 +154,8 @@ def differing(
     where: str,
     before: TellingPrompt | None,
 ) -> Iterator[Verdict]:
-    """Yield the verdict on a differing prompt, also if the engine dies at the next question."""
+    """Yield the verdict on a prompt with a wrong token, even if the engine dies at the next
+    question. found: the wrong token."""
     alone, steady = None, True
     try:
         alone = is_right_alone(context, prompt)
@@ -169,8 +171,8 @@ def differing(
 
 
 def is_right_alone(context: Context, prompt: TellingPrompt) -> bool:
-    """Return True if the answer is right after the prompt's own first token, or after another one,
-    where no other cached data exists."""
+    """Return True if the answer is right directly after a prompt of one token: the prompt's own
+    first token, or a different one. Then the engine has no other cached data."""
     first = prompt.ids[0]
     before = (first, (first + 1) % len(prompt.logits))
     return any(
@@ -199,8 +201,9 @@ def another(
     *,
     steady: bool = True,
 ) -> Verdict:
-    """Return the verdict on another prompt. alone: None without an answer there; steady: wrong
-    again after the previous prompt."""
+    """Return the verdict on a wrong token after a prompt. alone: True if the token is right
+    directly after a prompt of one token, None if there is no answer; steady: the token is wrong
+    again after the same previous prompt."""
     how = {True: "right", False: "wrong as well", None: "not answered"}[alone]
     look = "prompts that are cut, or mistaken for one of the same length"
     if alone:
@@ -225,8 +228,8 @@ def another(
 
 
 def telling_prompts(context: Context) -> list[TellingPrompt]:
-    """Return prompts whose likeliest next token clearly differs from that of the previous prompt,
-    of that prompt with this one's last token, and of a truncated one."""
+    """Return prompts with a clear next token. This token must be different after the previous
+    prompt, after that prompt with this one's last token, and after a truncated prompt."""
     room = n_cells(context) - 1
     found: list[TellingPrompt] = []
     sizes = [turn.n * turn.n_tried for turn in PROMPTS if not turn.is_between]
@@ -252,9 +255,9 @@ def telling_prompts(context: Context) -> list[TellingPrompt]:
 def best_of(
     context: Context, telling: Iterator[TellingPrompt], turn: Turn, before: Sequence[TellingPrompt]
 ) -> list[TellingPrompt]:
-    """Return the best prompts. Prompts that share a beginning with the previous one are best if
-    their token changes when an engine reuses one cached token too many; the first of them is taken.
-    The cache of the prompt before may compensate, so one such prompt is not enough."""
+    """Return the best prompt in a list. Among prompts that share a beginning with the previous one,
+    the best is the first whose token changes if an engine reuses one cached token too many. If
+    there is none, the first prompt of any kind is returned."""
     if not (turn.begin and before):
         return list(islice(telling, 1))
     several: list[TellingPrompt] = []
@@ -278,7 +281,7 @@ def tells_of_one_more(context: Context, one: TellingPrompt, before: TellingPromp
 def candidates(
     context: Context, turn: Turn, before: Sequence[TellingPrompt], ids: Iterator[int]
 ) -> Iterator[TellingPrompt]:
-    """Yield prompts that may reveal a fault; none without the oracle's answer."""
+    """Yield prompts that may reveal a fault. The prompts end if the oracle does not answer."""
     n, last = turn.n, before[0].ids if before else []
     begin, end = last[: turn.begin], last[len(last) - min(turn.end, len(last)) :]
     ends = range(n - ENDS + 1, n + 1) if n > LONG else (n,)
@@ -315,6 +318,7 @@ def tells(context: Context, one: TellingPrompt, before: Sequence[TellingPrompt])
 
 
 def logits_behind(context: Context, ids: Sequence[int], ends: Sequence[int]) -> F32 | None:
-    """Return the logits after each end: (ends, vocabulary); None without the oracle's answer."""
+    """Return the logits after each of these lengths, (ends, vocabulary); None if the oracle does
+    not answer."""
     outcome = context.oracle.ask("evaluate", Request(batches=batches_behind(context, ids, ends)))
     return np.concatenate(outcome.value.logits) if isinstance(outcome, Answered) else None

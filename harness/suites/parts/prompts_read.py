@@ -1,4 +1,4 @@
-"""Changes that an engine makes to a prompt before reading it, and the length of text that it
+"""Changes that an engine makes to a prompt before it reads it, and the length of the text that it
 writes."""
 
 from lockstep.harness.context.further_runs import LeftOut
@@ -15,7 +15,8 @@ READ_OTHERWISE = (
 
 
 def cut_off(context: Context) -> str:
-    """Return a clause if the text is the right one for the prompt without its spaces."""
+    """Return a clause if the text after a prompt with spaces is the same as without its outer
+    spaces; else ""."""
     n = min(N_OTHERS, context.n_steps)
     texts = {}
     for name, prompt in {
@@ -37,8 +38,9 @@ def cut_off(context: Context) -> str:
 
 
 def counted_otherwise(context: Context, prompt: bytes, n: int) -> str:
-    """Return a clause if a server reports another number of prompt tokens than n, which is a likely
-    cause of a wrong text. "": it reports none, or the same number, which proves nothing."""
+    """Return a clause if a server counts a different number of prompt tokens than n, which is a
+    likely cause of a wrong text. Return "" if it reports none, or the same number, which proves
+    nothing."""
     said = context.subject.counted.get(prompt)
     if said is None or said == n:
         return ""
@@ -50,8 +52,8 @@ def counted_otherwise(context: Context, prompt: bytes, n: int) -> str:
 
 def said_in_full(context: Context, prompt: bytes, n: int) -> tuple[int, bytes, LeftOut | None]:
     """Return how many tokens of text the subject writes, the text, and why it writes no more. A
-    server may have a limit or a small context. An engine that refuses to write one token refuses
-    the prompt. Raises NoAnswer."""
+    server may have a limit or a small context. An engine that cannot even write one token refuses
+    the prompt: this raises NoAnswer."""
     first = outcome = context.subject.ask("generate", prompt, n)
     taken = n
     while isinstance(outcome, Unanswerable | Rejected) and taken > 1:

@@ -1,7 +1,8 @@
 """Whole runs of an engine that rounds the factors of its products, as graphics cards do.
 
-Its logits are much farther from those of float32 than honest ones in float32 are. It is known by
-its own numbers: they are near a run of its design, and nearer to it than to any in float32.
+Its logits differ much more from float32 logits than those of honest float32 engines do. Lockstep
+recognises the design by the logits: they are near a run of this design, and nearer to it than to
+any float32 run.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,11 +38,12 @@ def explain_by_factors(
     float32: Sequence[F32],
     rounded: NDArray[np.float64],
 ) -> FactorDesign | None:
-    """Return the design that explains the subject's logits, (outputs, vocabulary).
+    """Return the design that explains the subject's logits, (outputs, vocabulary); None if there is
+    none.
 
-    float32: honest runs in float32, none of which explains them; rounded: the additional error of
-    rounded logits. An engine has one design for all runs: once some gave its logits, others are not
-    tried.
+    float32: honest runs in float32, none of which explains the logits; rounded: the additional
+    error of rounded logits. An engine has the same design in all runs. Once some designs explain
+    its logits, no other designs are tried.
     """
     if context.rounding is None:
         return None
@@ -76,11 +78,11 @@ def gives(
 def nearer_designs(
     context: Context, batches: Sequence[Batch], logits: F32, float32: Sequence[F32]
 ) -> Iterator[Sequence[FactorDesign]]:
-    """Yield designs whose runs are nearer than float32: of one part, or one format throughout, and
-    then of several parts with different formats.
+    """Yield groups of designs whose runs are nearer than float32: designs of one part, designs with
+    one format throughout, and designs of several parts with different formats.
 
-    The nearest design need not be the engine's. If one different rounding changes all later ones, a
-    run without roundings is nearer than one with other roundings.
+    The nearest design need not be the engine's. One different rounding may change all later ones,
+    and then a run without roundings is nearer than a run with different roundings.
     """
     far = min(size_of(run, logits) for run in float32)
     if not far <= FARTHEST * size_of(logits, np.zeros_like(logits)):
@@ -102,14 +104,14 @@ def nearer_designs(
 
 
 def size_of(a: F32, b: F32) -> float:
-    """Return the root of the mean square of the difference."""
+    """Return the root mean square of the difference."""
     with np.errstate(all="ignore"):  # of numbers beyond all bounds it is none, and no limit is kept
         return float(np.sqrt(np.square(a.astype(np.float64) - b).mean()))
 
 
 def designs_for(context: Context) -> Mapping[Part, Sequence[FactorDesign]]:
-    """Return the designs that round this part. Converted activations of quantised weights move
-    logits farther than 16 bits do."""
+    """Return the designs by the part that they round. If weights are quantised, conversions move
+    logits farther than 16-bit rounding does, so only designs with few bits remain."""
     if not is_quantised(context.file):
         return DESIGNS
     return {part: [each for each in designs if each.few_bits] for part, designs in DESIGNS.items()}

@@ -1,4 +1,4 @@
-"""Samplers of a server: tested by the lists after its samplers, and by many draws."""
+"""Samplers of a server, tested by lists after its samplers, and by many draws."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -43,15 +43,15 @@ PATTERN = (0, 1, 2, 0, 3, 0, 1, 2, 4, 0, 1, 2)  # the prompt: its end was there 
 PROMPTS = 12  # that are tried: penalties show best on a repeated token that is likely next
 # results that are not compared, with what is said of their parts
 LEFT_OUT = {
-    Result.UNSAID: "no parameters of this server say",
-    Result.IGNORED: "not promised by this interface, and without effect",
-    Result.UNTOLD: "not shown by any chain on these logits",
-    Result.UNASKED: "not asked of servers",
+    Result.UNSAID: "this server has no parameters for them",
+    Result.IGNORED: "this interface does not promise them, and they have no effect",
+    Result.UNTOLD: "no chain shows them on these logits",
+    Result.UNASKED: "servers are not asked for them",
 }
 
 
 def compare_served(context: Context, suite: str) -> Iterator[Verdict]:
-    """Yield a verdict for each sampler that the server's interface can express."""
+    """Yield verdicts on the samplers that the server's interface can express."""
     run = begin_run(context)
     results = list[ServedPart]()
     for found in run.results():
@@ -62,7 +62,7 @@ def compare_served(context: Context, suite: str) -> Iterator[Verdict]:
             text = f"{found.part}: {count_chains(found)}"
             yield context.verdict(suite, "agreed", text, {PART: found.part, "draws": found.draws})
         for accident in found.accidents:
-            text = f"{found.part} as known of llama.cpp: {describe_accident(accident)}"
+            text = f"{found.part} as known for llama.cpp: {describe_accident(accident)}"
             detail = {"known": accident.name, PART: accident.name}
             yield context.verdict(suite, "excused", text, detail)
     right = any(found.result in (Result.RIGHT, Result.WRONG) for found in results)
@@ -78,7 +78,7 @@ def count_chains(found: ServedPart) -> str:
     ways = [f"{found.lists} lists"] * bool(found.lists) + [f"{found.draws} draws"] * bool(
         found.draws
     )
-    return f"{' and '.join(ways)} are as its definition says"
+    return f"{' and '.join(ways)} match its definition"
 
 
 def wrong_verdict(context: Context, suite: str, found: ServedPart) -> Verdict:
@@ -105,7 +105,7 @@ def wrong_verdict(context: Context, suite: str, found: ServedPart) -> Verdict:
 
 
 def begin_run(context: Context) -> ServedRun:
-    """Begin a run. Raises NoAnswer if nothing can be told of samplers."""
+    """Begin a run. Raises NoAnswer if the samplers cannot be judged."""
     prompt, ids = choose_prompt(context)
     batches = (Batch.for_next(ids),)
     row = context.ask(context.oracle, "evaluate", Request(batches=batches)).logits[0][-1]
@@ -155,7 +155,8 @@ def prompts_of(tokens: Sequence[int]) -> list[list[int]]:
 
 
 def repeated_share(context: Context, ids: Sequence[int]) -> float:
-    """Return the oracle's probability that the prompt's most frequent token comes next."""
+    """Return the oracle's probability that the prompt's first token, which is its most frequent,
+    comes next."""
     run = context.ask(context.oracle, "evaluate", Request(batches=(Batch.for_next(ids),)))
     return float(probabilities_of(run.logits[0][-1]).p[ids[0]])
 
@@ -167,8 +168,9 @@ def row_of_server(
     row: F32,
     allowed: float,
 ) -> F32:
-    """Return the logits that match the server's list: the oracle's, or of an honest run of another
-    design. Raises NoAnswer if none match, because draws would then say nothing of samplers."""
+    """Return the logits that match the server's list: the oracle's logits, or the logits of an
+    honest run of another design. Raises NoAnswer if none match, because draws then prove nothing
+    about samplers."""
     if "logprobs" not in (context.subject_info.levels or ()):
         return row
     prefix = prompt if isinstance(prompt, bytes) else list(prompt)
@@ -191,8 +193,8 @@ def words_of(context: Context) -> TokenizerWords | None:
 
 
 def labels_for(context: Context, n: int, words: TokenizerWords | None) -> Labels:
-    """Return the labels of tokens to test, without control tokens and ends of text, which some
-    servers hide."""
+    """Return the labels of the tokens to test. Control tokens and ends of text are excluded,
+    because some servers hide them."""
     if words is None:
         return Labels.by_id(n, ())
     unseen: Sequence[int] = sorted({*words.ends, *ids_of_control(context).tolist()})

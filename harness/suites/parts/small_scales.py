@@ -1,7 +1,7 @@
-"""Blocks with subnormal scales: some files have them, others none.
+"""Blocks with subnormal scales, which only some files contain.
 
-A reader of half precision that takes them for zero is right on the rest. As weights all of them are
-ordinary floats, so no engine may flush them to zero.
+A half-precision reader that takes such scales for zero is right on all other blocks. As float32
+weights they are all normal numbers, so no engine may flush them to zero.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ def has_half_scales(kind: str) -> bool:
 def with_small_scales(
     kind: str, raw: NDArray[np.uint8], n: int = BLOCKS
 ) -> NDArray[np.uint8] | None:
-    """Return the first n of these blocks with such scales, of all sizes; None for a type without
+    """Return the first n blocks with subnormal scales of all sizes; None for a type without
     half-precision scales."""
     layout = WeightFormat.member(kind).layout
     blocks: NDArray[Any] = raw[: n * layout.itemsize].view(layout).copy()

@@ -1,10 +1,9 @@
-"""The products of two engines on nearly empty inputs: as replaced values in a run, or as single
-ops.
+"""The products of two engines on nearly empty inputs, as replaced values in a run or as single ops.
 
-The part between an input and the next shown node is a segment of llama.cpp's graph. In the same run
-gates get larger inputs than small models have, where they clamp, and norms smaller ones, of which
-epsilon is a part. Engines that compute single ops need no run, and every expert is asked regardless
-of the router.
+The part between an input and the next shown node is a segment of llama.cpp's graph. In the same
+run, gates get larger inputs than small models have, so that clamps show. Norms get smaller inputs,
+so that epsilon shows. Engines that compute single ops need no run, and every expert is tested
+regardless of the router.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -42,7 +41,7 @@ KEPT = 8  # neighbours: within one block of every format, so that they share a s
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SparseRun:
-    """The values of an engine's run with such inputs."""
+    """The values of an engine's run with nearly empty inputs."""
 
     program: Program
     places: Mapping[Site, Place]
@@ -54,7 +53,8 @@ class SparseRun:
 
 
 def sparse_run(context: Context, keep: Keep) -> SparseRun:
-    """Return a run whose products have nearly empty inputs. Raises NoAnswer."""
+    """Return a run whose products have nearly empty inputs. keep: makes such an input from a value.
+    Raises NoAnswer."""
     batches = up_to_one_token(context.batches)
     program = record_program(context, batches)
     wires = wires_of(program)
@@ -88,9 +88,9 @@ def sparse_run(context: Context, keep: Keep) -> SparseRun:
 
 
 def up_to_one_token(batches: tuple[Batch, ...]) -> tuple[Batch, ...]:
-    """Return the prompt and one token after it, because engines have another kernel for a single
-    row. In `trace` a few rows may be off by two activation steps, and a single row is always few.
-    """
+    """Return the batches up to the first with one token, because engines have a separate kernel for
+    a single row. In `trace` a few rows may be off by two activation steps, and a single row always
+    counts as few."""
     alone = (number for number, batch in enumerate(batches, start=1) if len(batch) == 1)
     return batches[: next(alone, 1)]
 
@@ -128,7 +128,7 @@ def judge_sparse_run(context: Context, run: SparseRun) -> Findings:
 
 
 def products_of(program: Program, wires: dict[Place, Wire]) -> dict[Place, Wire]:
-    """Return the products with a weight of the file."""
+    """Return the products in which one factor is a weight of the file."""
     nodes = ((graph, node) for graph in program.graphs for node in graph.nodes)
     return {g.place(node): wires[g.place(node)] for g, node in nodes if product_with(g, node)}
 
@@ -136,7 +136,7 @@ def products_of(program: Program, wires: dict[Place, Wire]) -> dict[Place, Wire]
 def rare_inputs(
     program: Program, wires: dict[Place, Wire], places: dict[Site, Place], values: Values
 ) -> Iterator[tuple[Place, Values]]:
-    """Yield other inputs for each gate and norm that is a single formula of shown values."""
+    """Yield different inputs for each gate and norm that is a single formula of shown values."""
     by_name = {wires[places[site]].site: site for site in values if site in places}
     ops = {graph.place(node): node.op for graph in program.graphs for node in graph.nodes}
     for segment in segments_of(program, wires, {places[site] for site in by_name.values()}):
@@ -199,7 +199,8 @@ def products_along_nodes(context: Context) -> Findings:
 
 
 def on_sparse_inputs(program: Program, seed: int) -> Iterator[Node]:
-    """Yield the first product of the prompt with each weight, without a value yet."""
+    """Yield the first product with each weight in the first step of the run, without a value
+    yet."""
     seen: set[str] = set()
     for graph in program.graphs:
         for planned in graph.nodes if graph.step == 0 else ():
@@ -210,7 +211,7 @@ def on_sparse_inputs(program: Program, seed: int) -> Iterator[Node]:
 
 
 def product_with(graph: Graph, planned: PlannedNode) -> str:
-    """Return the weight that float32 is multiplied by; "" if the product is another kind."""
+    """Return the weight that float32 values are multiplied by; "" for any other op."""
     if planned.op not in PRODUCTS:
         return ""
     first, second = planned.sources[:2]
@@ -258,7 +259,8 @@ def operand(view: TensorView, value: NDArray[np.float32] | NDArray[np.int32]) ->
 
 
 def few(view: TensorView, seed: int) -> NDArray[np.float32]:
-    """Return zeros, with a run of `KEPT` seeded values in each row, spread over the width."""
+    """Return zeros with `KEPT` neighbouring seeded values in each row. The places are spread over
+    the width."""
     out = np.zeros(tuple(reversed(view.ne)), np.float32)
     rows = out.reshape(-1, out.shape[-1])
     raw = stream(seed, f"sparse {view.name}").random_raw(len(rows) * KEPT) >> np.uint64(40)
@@ -271,7 +273,7 @@ def few(view: TensorView, seed: int) -> NDArray[np.float32]:
 
 
 def in_turn(view: TensorView, n_expert: int) -> NDArray[np.int32]:
-    """Return expert ids in cyclic order, so that no token has one twice."""
+    """Return expert ids in cyclic order, so that no token has the same expert twice."""
     shape = tuple(reversed(view.ne))
     rows = np.arange(np.prod(shape[:-1]))[:, None] + np.arange(shape[-1])
     found: NDArray[np.int32] = (rows % n_expert).astype(np.int32).reshape(shape)

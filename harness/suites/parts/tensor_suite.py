@@ -1,7 +1,7 @@
-"""Parts shared by the suites that judge tensors: verdicts on wrong or missing tensors.
+"""Shared parts of the suites that judge tensors: verdicts on wrong or missing tensors.
 
-Tensors that an engine shows of a large model are judged in a fork, while engines are asked other
-things.
+The tensors that an engine shows of a large model are judged in a fork, while engines answer other
+questions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from lockstep.harness.report.text import explain_finding
 
 @dataclass(frozen=True, kw_only=True)
 class NotAnswered:
-    """The result of a fork whose engine crashed or hung. The question is not repeated."""
+    """The result if the engine crashed or hung. The question is not repeated."""
 
     error: NoAnswer
 
@@ -39,12 +39,11 @@ class TensorSuite(Suite):
         raise NotImplementedError
 
     def locate(self, context: Context) -> Findings:
-        """Ask and judge, and ask for more where it takes more to say what is wrong. Raises
-        NoAnswer."""
+        """Ask and judge. Ask for more if that is needed to say what is wrong. Raises NoAnswer."""
         raise NotImplementedError
 
     def verdicts(self, context: Context, found: Findings) -> Iterator[Verdict]:
-        """Yield the verdicts on the right ops."""
+        """Yield the verdicts on the right ops, and on ops that were not compared."""
         raise NotImplementedError
 
     def inapplicable(self, facts: ModelFacts) -> str:
@@ -68,7 +67,7 @@ class TensorSuite(Suite):
     def if_all_agrees(self, context: Context, shown: Any) -> list[Any] | None:
         """Return the verdicts; None if something is wrong.
 
-        The caller then asks more, which a fork cannot do. None also stands for a fork that died.
+        The caller then asks for more, which a fork cannot do. A fork that died gives None as well.
         """
         found = self.judge(context, shown)
         if found.guilty or found.other_graph:
@@ -96,8 +95,8 @@ class TensorSuite(Suite):
 
 
 def left_out(context: Context, suite: str, found: Findings) -> Iterator[Verdict]:
-    """Yield verdicts on tensors that the engine does not show, or shows with inputs that the other
-    engine lacks. They accuse neither engine."""
+    """Yield verdicts on ops that cannot be compared, because one engine does not show the tensor or
+    its inputs. They accuse neither engine."""
     who, oracle = context.subject.name, context.oracle.name
     empty = [f.site for f in found.all if f.mismatch is None and not f.compared]
     # who gave all its tensors names of its own, or another framework's, takes them for compared
@@ -119,7 +118,7 @@ def left_out(context: Context, suite: str, found: Findings) -> Iterator[Verdict]
 
 
 def detail_of(found: Findings, finding: Any) -> dict[str, Any]:
-    """Return a JSON-like detail with everything that a reader needs to act."""
+    """Return a JSON-like detail with everything that a reader needs in order to act."""
     m = finding.mismatch
     return {
         "step": finding.site.step,

@@ -1,7 +1,7 @@
 """Judgement of a text: could greedy tokens of the oracle's model have produced it?
 
-A text does not say where its tokens end, and the same bytes may be several tokens. So nothing is
-accused unless no token that fits the text is within the noise of the oracle's largest logit.
+A text does not show where its tokens end, and the same bytes may be several tokens. So a text is
+wrong only if no token that fits it is within the noise of the oracle's largest logit.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,8 +38,9 @@ def judge_text(
     *,
     whole: bool = False,
 ) -> Iterator[Verdict]:
-    """Judge a text. logits: the oracle's before each of its tokens; free: its tokens with a text;
-    whole: the text must end as an honest run's may."""
+    """Judge a text, and yield the verdicts. logits: the oracle's logits before each of its tokens;
+    free: the oracle's tokens that have a text; said: the subject's text; whole: the text may end
+    only where an honest run's text may end."""
     if why := why_any_choice_agrees(context, logits):
         yield context.verdict("text", "not-compared", why)
         return
@@ -104,8 +105,8 @@ def same(found: Reading) -> str:
 def why_not_compared(
     best: Reading, free: Sequence[int], pieces: Pieces, *, whole: bool = False
 ) -> str:
-    """Describe where the subject's text ends or stops being text; "" if it continues with other
-    text."""
+    """Describe where the subject's text ends, or where incomplete UTF-8 hides it. Return "" if the
+    text continues differently."""
     of = f"of the {len(free)} tokens of the oracle's text"
     piece = pieces[free[best.end]]
     if piece.startswith(best.rest) and not whole:
@@ -116,8 +117,8 @@ def why_not_compared(
 
 
 def lacks_characters(best: Reading, free: Sequence[int], pieces: Pieces) -> bool:
-    """Return True if the text lacks more than a streaming engine holds back: the beginning of a
-    character, or trailing spaces."""
+    """Return True if the text lacks more than a streaming engine holds back, which is the beginning
+    of a character or trailing spaces."""
     if is_replaced(best.rest, pieces[free[best.end]]):
         return False
     left = b"".join(pieces[token] for token in free[best.end :])
@@ -135,8 +136,8 @@ def is_replaced(rest: bytes, piece: bytes) -> bool:
 def first_tie(
     noise: float, logits: F32, free: Sequence[int], best: Reading, pieces: Pieces
 ) -> tuple[int, dict[str, Any]] | None:
-    """Return the first token where another honest engine may choose differently and still write
-    this text."""
+    """Return the first token where an honest engine may choose differently and still write this
+    text; None if there is none."""
     rest = b"".join(pieces[token] for token in free[: best.end]) + best.rest
     for step in range(best.end + 1):
         row, chosen = logits[step], free[step]
@@ -155,7 +156,7 @@ def first_tie(
 
 
 def fits(piece: bytes, rest: bytes, pieces: Pieces) -> bool:
-    """Return True if a text may begin with the token, or end within it."""
+    """Return True if the text may begin with the token, or end within it."""
     if REPLACED in rest and REPLACED in piece.decode("utf-8", "replace").encode():
         return True  # nobody can tell
     if pieces.cleans:  # a space before may be gone
@@ -166,7 +167,7 @@ def fits(piece: bytes, rest: bytes, pieces: Pieces) -> bool:
 def divergence(
     context: Context, logits: F32, free: Sequence[int], best: Reading, pieces: Pieces
 ) -> Verdict:
-    """Return the verdict on a text, with the likeliest of all tokens that fit the text."""
+    """Return the verdict on a wrong text, with the likeliest token that fits it."""
     row, chosen = logits[best.end], free[best.end]
     order = np.argsort(-row, kind="stable").tolist()
     fitting = (t for t in order if pieces[t] and fits(pieces[t], best.rest, pieces))

@@ -1,4 +1,4 @@
-"""An engine's text compared with the oracle's tokens, in each honest way to display them."""
+"""An engine's text compared with the oracle's tokens, in each honest way to display tokens."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -33,8 +33,8 @@ class Pieces:
         return self.tokenizer.piece(token, special=False)
 
     def count_shown(self, ids: Sequence[int]) -> int:
-        """Count the tokens before the first one without a text. There engines may end, or show a
-        name."""
+        """Count the tokens before the first token without a text. At such a token an engine may
+        end, or show a name."""
         return next((i for i, token in enumerate(ids) if not self[token]), len(ids))
 
     @property
@@ -44,9 +44,9 @@ class Pieces:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """The subject's text matched with the oracle's tokens, under one honest reading. end: the
-    number of the oracle's tokens that fit; rest: the subject's text after them; drops: bytes that
-    are no characters are left out."""
+    """The match of the subject's text with the oracle's tokens, under one honest way to display
+    them. end: the number of the oracle's tokens that match; rest: the subject's text after them;
+    drops: the engine drops bytes that are no characters."""
 
     end: int
     rest: bytes
@@ -55,9 +55,9 @@ class Reading:
 
 
 def readings(said: bytes, free: Sequence[int], pieces: Pieces) -> Iterator[Reading]:
-    """Yield the readings of a text: unchanged; with or without leading spaces that some engines
-    drop or add; without the spaces that llama.cpp removes for some vocabularies; as a JSON string;
-    without invalid bytes."""
+    """Yield the readings of a text: unchanged; with the oracle's leading spaces, which some engines
+    drop or add; without the spaces that llama.cpp removes for some vocabularies; with incomplete
+    UTF-8 replaced; and without invalid bytes."""
     yield reading(said, free, pieces, bytes)
     spaces = leading(b"".join(pieces[token] for token in free))
     # of one token with a space, and one without, each may be wrong
@@ -78,9 +78,9 @@ def readings(said: bytes, free: Sequence[int], pieces: Pieces) -> Iterator[Readi
 
 
 def ends_a_character(rest: bytes, free: Sequence[int], pieces: Pieces) -> bool:
-    """Return True if the tokens end within a character, followed by no more tokens than some
-    engines write to complete it: one for each missing byte. llama-cpp-python counts by the last
-    first byte, whatever follows it."""
+    """Return True if the tokens end within a character, and the rest is no longer than what some
+    engines write to complete it: one token for each missing byte. llama-cpp-python counts the
+    missing bytes from the last lead byte, whatever follows it."""
     text = b"".join(pieces[token] for token in free)
     if not whole_characters(text).strip():
         return False  # what is behind it is behind nothing
@@ -103,8 +103,8 @@ def leading(text: bytes) -> bytes:
 
 
 def without_prompt(said: bytes, prompt: bytes, text: bytes) -> bytes:
-    """Return the engine's text without the prompt, if it shows the prompt and the text itself does
-    not."""
+    """Return the engine's text without the prompt. Only a prompt that the engine repeats is
+    removed, not one that begins the text itself."""
     own, shown = said.lstrip(), prompt.strip()
     if not shown or not own.startswith(shown) or text.lstrip().startswith(shown):
         return said
@@ -112,8 +112,8 @@ def without_prompt(said: bytes, prompt: bytes, text: bytes) -> bytes:
 
 
 def in_characters(text: bytes) -> bytes:
-    """Replace each run of U+FFFD by one, because engines show different numbers of them for invalid
-    bytes."""
+    """Replace each run of U+FFFD by a single one, because engines show different numbers of them
+    for invalid bytes."""
     return re.sub("\ufffd+", "\ufffd", text.decode("utf-8", "replace")).encode()
 
 

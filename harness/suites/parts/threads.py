@@ -1,4 +1,4 @@
-"""Answers of several threads, for an engine whose other answers do not reveal their effects."""
+"""Tests with several threads, for an engine whose other answers do not already test them."""
 
 from collections.abc import Collection, Iterator
 
@@ -9,7 +9,8 @@ from lockstep.harness.records import Verdict
 def several_threads(
     context: Context, asked: str, besides: Collection[str] = ()
 ) -> Iterator[Verdict]:
-    """Check several threads on a small model, which answers quickly
-    (harness.blackbox.answers_of_threads). besides: alternative levels, if an engine has one."""
+    """Test several threads on a small model, which answers quickly
+    (harness.blackbox.several_threads). besides: an engine that has one of these levels is not
+    tested here."""
     if context.facts.is_small and not {*besides} & {*(context.subject_info.levels or besides)}:
         yield from context.asked_on_made_models(asked)

@@ -1,4 +1,4 @@
-"""Description of differing logits: their tokens and batches."""
+"""Descriptions of wrong logits: their tokens and batches."""
 
 from collections.abc import Sequence
 
@@ -39,15 +39,16 @@ def wrong_rows(
     got: F32,
     limit: NDArray[np.float64],
 ) -> Sequence[int]:
-    """Return the wrong rows of a subject. Honest engines that round otherwise differ in right rows
-    too, so these are the fewest rows that differ from llama.cpp's, or from any honest run's."""
+    """Return the wrong rows of a subject. Honest engines that round differently differ in right
+    rows too. So these are the rows that differ from llama.cpp's run, or from an honest run if fewer
+    rows differ from it."""
     found = (rows_that_differ(run, got, limit) for run in context.honest_runs(batches))
     return min((rows_that_differ(expected, got, limit), *filter(None, found)), key=len)
 
 
 def ids_that_differ(expected: F32, got: F32, limit: NDArray[np.float64]) -> str:
-    """Describe a range of tokens whose logits are all wrong, if no others are: a wrong offset in
-    the head, or rows that no thread computed."""
+    """Describe the range of token ids whose logits are wrong, if the logits of all other ids are
+    right. Such a range shows a wrong offset in the head, or rows that no thread computed."""
     if expected.shape != got.shape:
         return ""
     wrong = np.zeros(expected.shape[-1], bool)
@@ -66,10 +67,10 @@ def ids_that_differ(expected: F32, got: F32, limit: NDArray[np.float64]) -> str:
 
 
 def tokens_that_differ(batches: Sequence[Batch], rows: Sequence[int], all_rows: int) -> str:
-    """Describe the tokens that differ, if others agree: from the end of a chunk or of a window on,
-    or in later batches.
+    """Describe the tokens with wrong logits, if other tokens are right. They may begin at the end
+    of a chunk or a window, or in a later batch.
 
-    all_rows: pooled embeddings have one row for each sequence of a batch.
+    all_rows: the number of rows; pooled embeddings have one for each sequence of a batch.
     """
     n = sum(int(batch.outputs.sum()) for batch in batches)
     if not rows or len(rows) == all_rows:
@@ -91,15 +92,16 @@ def tokens_that_differ(batches: Sequence[Batch], rows: Sequence[int], all_rows: 
 
 
 def rounding(context: Context, run: Evaluation) -> NDArray[np.float64]:
-    """Return the rounding error of each of the subject's stored logits."""
+    """Return the rounding error of each of the subject's logits, in the type in which the subject
+    stores them."""
     kinds = {site.step: k for site, k in context.subject.stored.items() if site.name in RESULTS}
     steps = (half_step(rows, kinds.get(i, "F32")) for i, rows in enumerate(run.logits))
     return np.concatenate(list(steps)) if kinds else NOTHING
 
 
 def place_of(batches: Sequence[Batch], off: Mismatch, all_rows: int) -> str:
-    """Return the position of the worst row's token. Rows are no positions if some tokens have no
-    outputs, or if there are several sequences. all_rows: as in `tokens_that_differ`."""
+    """Return the position of the worst row's token. A row number is no position if some tokens have
+    no outputs, or if there are several sequences. all_rows: as in `tokens_that_differ`."""
     if off.kind != "value":
         return ""
     row, whole = off.index[0], join_batches(batches)

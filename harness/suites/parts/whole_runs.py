@@ -1,4 +1,4 @@
-"""Whole runs of both engines compared, and the engine at fault."""
+"""Comparison of both engines' whole runs, and the engine at fault."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -59,9 +59,9 @@ def compare_runs(
 ) -> Verdict:
     """Compare every logit of every output of the batches, (outputs, vocabulary) in all.
 
-    truth: the logits of an honest run, with which agreeing engines must agree too. It alone proves
-    no engine wrong: where there is a difference, more runs are made on these batches. rows_differ:
-    a right engine gives another row for each token.
+    truth: the logits of an honest run. If the engines agree, they must agree with this run too. It
+    alone proves no engine wrong: if there is a difference, more honest runs of these batches are
+    made. rows_differ: a right engine gives a different row for each token.
     """
     expected, got = np.concatenate(oracle.logits), np.concatenate(subject.logits)
     if not np.isfinite(expected).any() and not np.isfinite(got).any():
@@ -129,9 +129,10 @@ def who_is_at_fault(
     bound: Bound,
     detail: dict[str, Any],
 ) -> tuple[str, str]:
-    """Return why differing runs may still be right, and the engine at fault: "" if neither.
+    """Return why the runs may still be right although they differ, and the engine at fault: "" if
+    neither is.
 
-    sides: logits of the oracle and of the subject; detail: receives the design.
+    sides: the logits of the oracle and of the subject; detail: receives the design.
     """
     expected, got = sides["oracle"], sides["subject"]
     at_fault = who_is_wrong(context, batches, (expected, got), rounded)
@@ -149,7 +150,8 @@ def who_is_at_fault(
 def difference(
     expected: F32, got: F32, truth: F32, bound: Bound, rounded: NDArray[np.float64]
 ) -> Mismatch | None:
-    """Return the difference between the engines, or between the truth and their common answer."""
+    """Return the difference between the engines; if they agree, the difference between the truth
+    and the oracle."""
     between = mismatch_between(expected, got, bound.allowed + rounded)
     return between or mismatch_between(truth, expected, bound.allowed)
 
@@ -162,12 +164,13 @@ def who_is_wrong(
     *,
     otherwise: bool = True,
 ) -> str:
-    """Return which of oracle and subject agrees with no honest run of the oracle's file; "" if
-    neither.
+    """Return "oracle", "subject" or "both" for engines that agree with no honest run of the
+    oracle's file; "" if each agrees with one.
 
-    An engine need not convert activations as llama.cpp does, so there are several honest runs. They
-    also say how large logits are, as a wrong engine may have none. rounded: the additional error of
-    the subject; otherwise: the subject may have other formats for activations.
+    An engine need not convert activations as llama.cpp does, so there are several honest runs. The
+    honest runs also show how large logits are, because a wrong engine may have no finite ones.
+    rounded: the additional error of the subject; otherwise: the subject may convert activations to
+    other formats.
     """
     runs_of_ours = context.honest_runs(batches)
     noise = noise_beside(context, batches, runs_of_ours, runs)
@@ -195,8 +198,8 @@ def converts_otherwise(
     logits: F32,
     rounded: NDArray[np.float64],
 ) -> bool:
-    """Return True if an engine that converts activations to another format than llama.cpp gives
-    these logits."""
+    """Return True if an honest engine that converts activations to another format than llama.cpp
+    gives these logits."""
     for run in context.converted_runs(batches):
         bound = whole_run(context.noise_on(batches), largest(run))
         if mismatch_between(run, logits, bound.allowed + rounded) is None:
@@ -205,8 +208,8 @@ def converts_otherwise(
 
 
 def is_oracle_wrong(context: Context, batches: Sequence[Batch], logits: F32, truth: F32) -> bool:
-    """Return True if the oracle's logits are too wrong to judge others by. Both: (outputs,
-    vocabulary)."""
+    """Return True if the oracle's logits are too wrong to judge others by. Both arrays are
+    (outputs, vocabulary)."""
     bound = whole_run(context.noise.relative, largest(logits))
     if mismatch_between(truth, logits, bound.allowed) is None:
         return False

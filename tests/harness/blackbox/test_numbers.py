@@ -108,7 +108,7 @@ def test_op_of_a_later_layer_is_named_at_its_place(
     ((layer, (part,)),) = faults(found).items()
     assert layer == 2
     assert part.startswith("FFN: activation, or ")
-    assert part.endswith("or a tensor that is taken wrongly, by its number")
+    assert part.endswith("or a tensor that is read wrongly, by its number")
     assert put_together(found.places) == [
         "blk.2.ffn_up.weight and ffn_gate.weight, or their common product"
     ]
@@ -121,7 +121,7 @@ def test_misnamed_tensor_is_found_in_its_layer(tmp_path: Path) -> None:
     ((layer, (part,)),) = faults(found).items()
     assert layer == 1
     assert part.startswith("attention: ")
-    assert part.endswith(", or a tensor that is taken wrongly, by its number")
+    assert part.endswith(", or a tensor that is read wrongly, by its number")
 
 
 def test_layer_with_another_layers_tensors_is_named(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_unnamed_part_may_be_a_misread_tensor() -> None:
     seen = Part(name="attention: rotation", words="")
     left = Part(name="FFN: activation", words="", left=True)
     assert by_its_number(seen).name == "attention: rotation, by its number"
-    assert " or a tensor that is taken wrongly, by its number" in by_its_number(left).name
+    assert " or a tensor that is read wrongly, by its number" in by_its_number(left).name
 
 
 def test_matrices_of_one_layer_are_named_with_their_product() -> None:

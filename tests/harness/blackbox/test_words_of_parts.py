@@ -43,7 +43,7 @@ def test_report_says_later_batches_are_wrong_where_the_first_agrees(
 # What is wrong in one layer is likely wrong in the next, which one more question shows.
 
 NEXT_EXPERT = "mutant:experts-ids-from-one"
-ALL_ALIKE = "experts that are all alike"
+ALL_ALIKE = "experts that are all equal"
 
 
 def test_router_wrong_in_every_layer_is_asked_about_once(

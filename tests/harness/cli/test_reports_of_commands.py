@@ -16,7 +16,7 @@ from tests.models import builtin
 
 AGREES = SliceAnswer(status="agreed", summary="34 positions agree")
 DIFFERS = SliceAnswer(status="diverged", summary="8 of 34 logits differ", worst=0.4, allowed=1e-5)
-ROTATION = Part(name="attention: rotation", words="they agree with positions that turn nothing")
+ROTATION = Part(name="attention: rotation", words="they agree with positions that rotate nothing")
 
 
 def rows_of(folder: Path) -> list[dict]:

@@ -212,8 +212,8 @@ def test_split_model_is_as_large_as_all_its_parts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "more", "lines"),
     [
-        ("behind prompt 6 of 10 in turn", {}, [LAYER + BY_SLICES, MISTAKE + BY_ANSWERS]),
-        ("behind prompt 6 of 10 in turn", {MADE_MODEL: True}, [LAYER + BY_SLICES]),
+        ("after prompt 6 of 10 in turn", {}, [LAYER + BY_SLICES, MISTAKE + BY_ANSWERS]),
+        ("after prompt 6 of 10 in turn", {MADE_MODEL: True}, [LAYER + BY_SLICES]),
         ("the usual tokens", {"n_threads": 3}, [LAYER + BY_SLICES]),
     ],
 )

@@ -272,7 +272,7 @@ def test_list_engine_that_caches_too_much_is_found_with_a_hint(
 def test_wrong_prompt_is_found_by_text_alone(model: Path) -> None:
     found = diverged(check_engine(model, TextByItsFirstFour, "text", n_steps=8))
     assert found
-    assert found[0].summary.startswith("behind 'Once there was a dog")
+    assert found[0].summary.startswith("after 'Once there was a dog")
     assert "the text is right if the prompt before has a different beginning" in found[0].summary
 
 
@@ -288,7 +288,7 @@ class CutsOff(Quiet, name="text: cuts off the spaces around a prompt"):
 
 def test_engine_that_cuts_off_the_spaces_around_a_prompt_is_reported(model: Path) -> None:
     (found,) = diverged(check_engine(model, CutsOff, "text", n_steps=8))
-    assert found.summary.startswith("behind '\\n The dog said: '")
+    assert found.summary.startswith("after '\\n The dog said: '")
     assert (
         "the text is the same without the spaces around it: does the engine strip them?"
         in found.summary
