@@ -76,6 +76,7 @@ from lockstep.harness.sites import ENDS_OF_HALVES
 from lockstep.harness.suites.decode import PROMPTS, TEXT, THREADS
 from lockstep.harness.suites.logits import FEWER_LAYERS
 from lockstep.harness.suites.logprobs import THREADS as THREADS_OF_LISTS
+from lockstep.harness.suites.text import PROMPTS as PROMPTS_OF_TEXT
 from lockstep.harness.suites.text import THREADS as THREADS_OF_TEXTS
 
 NO_LENS = "weights: lenses need the last norm and the head, which differ"
@@ -223,6 +224,7 @@ def questions_besides(plan: Plan) -> dict[str, Callable[[Context], Iterator[Verd
         CHOICES: partial(own_token.check_own_tokens, plan),
         PROMPTS: partial(own_prompts.check_own_prompts, plan),
         TEXT: partial(own_prompts.text_checked, plan),
+        PROMPTS_OF_TEXT: partial(own_prompts.check_long_prompts, plan),
         LOGITS.suite: partial(several_threads.check_several_threads, plan),
         THREADS: partial(check_threads, TOKENS, plan),
         THREADS_OF_LISTS: partial(check_threads, LISTS, plan),

@@ -25,12 +25,18 @@ from lockstep.harness.blackbox.slices import (
     within,
 )
 from lockstep.harness.check.check import Plan
+from lockstep.harness.context.further_runs import n_cells
 from lockstep.harness.context.suite import Context
 from lockstep.harness.records import MADE_MODEL, Verdict
 from lockstep.harness.suites.decode import LONGER, Decode, greedy_alone, of_the_whole
+from lockstep.harness.suites.parts.made_texts import ordinary, spread
+from lockstep.harness.suites.parts.prompts import N_OTHERS, cut_to_fit
 from lockstep.harness.suites.parts.prompts_in_turn import in_turn
+from lockstep.harness.suites.text import behind
 
 WHERE = "on the model's first layer in F32 "
+LONG_TEXTS = 4  # an engine that drops tokens chooses as an honest one after some
+TEXTS = "text"  # the suite of engines that show text alone
 
 
 def check_own_prompts(plan: Plan, context: Context) -> Iterator[Verdict]:
@@ -42,6 +48,28 @@ def text_checked(plan: Plan, context: Context) -> Iterator[Verdict]:
     limit for the model's own text hides more faults."""
     if holds_quantised(context.file):
         yield from asked_to_choose(plan, context, "a text in F32", first_layer, text_said)
+
+
+def check_long_prompts(plan: Plan, context: Context) -> Iterator[Verdict]:
+    """Ask an engine of text for long prompts."""
+    yield from asked_to_choose(
+        plan, context, "long prompts", first_layer, judge_texts, level="generate", suite=TEXTS
+    )
+
+
+def judge_texts(outer: Context, context: Context) -> Iterator[Verdict]:
+    """Ask for long texts of the vocabulary's own words, which nothing in the prompt repeats."""
+    pieces = [text for text in ordinary(context.tokenizer) if text.isascii() and text.isprintable()]
+    room = n_cells(context) - N_OTHERS - 2
+    for number in range(LONG_TEXTS):
+        whole = "".join(spread(pieces, context.seed, f"prompt {number}")).encode()
+        prompt = cut_to_fit(context, whole * (1 + room // max(1, len(pieces))), room)
+        for verdict in behind(context, prompt, N_OTHERS):
+            text = f"{WHERE}after a prompt of {len(prompt)} bytes: {verdict.summary}"
+            detail, key = {**verdict.detail, MADE_MODEL: True}, verdict.key.split("/")
+            yield outer.verdict(TEXTS, verdict.status, text, detail, key)
+            if verdict.status == "diverged":
+                return
 
 
 def text_said(outer: Context, context: Context) -> Iterator[Verdict]:

@@ -130,13 +130,15 @@ def asked_to_choose(
     said: Callable[[Context, Context], Iterator[Verdict]],
     *,
     every_id: bool = False,
+    level: str = "greedy",
+    suite: str = CHOICES,
 ) -> Iterator[Verdict]:
     """Ask for choices of tokens on a probe model, and yield the verdicts. words: the progress
     message; recipe_of: makes the model; said: yields verdicts, from the user's context and the
     probe model's context; every_id: keep all ids of the user's model if its tables are small
     enough. No engine is judged by its refusal of an untrained model."""
     levels = context.subject_info.levels
-    if (levels is not None and "greedy" not in levels) or context.facts.decoder_start is not None:
+    if (levels is not None and level not in levels) or context.facts.decoder_start is not None:
         return
 
     def work(asker: SliceAsker) -> Iterator[Verdict]:
@@ -161,10 +163,10 @@ def asked_to_choose(
                 yield from said(context, opened.context)
             except NoAnswer as error:
                 text = f"{words}, on a probe model: {error}"
-                yield context.verdict(CHOICES, "not-applicable", text)
+                yield context.verdict(suite, "not-applicable", text)
 
-    if not why_not_asked(context.subject.name, levels, ("greedy",)):
-        yield from on_made_models(plan, context, CHOICES, work)
+    if not why_not_asked(context.subject.name, levels, (level,)):
+        yield from on_made_models(plan, context, suite, work)
 
 
 def size_of_tables(file: GgufFile) -> int:

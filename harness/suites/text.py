@@ -45,6 +45,7 @@ from lockstep.harness.suites.parts.prompts import (
     N_OTHERS,
     OTHERS,
     SPACED,
+    long_prompts,
 )
 from lockstep.harness.suites.parts.prompts_read import (
     READ_OTHERWISE,
@@ -62,6 +63,8 @@ from lockstep.harness.suites.parts.text_readings import (
 from lockstep.harness.suites.parts.threads import several_threads
 
 THREADS = "text: threads"  # what a program of text alone is asked with several
+PROMPTS = "text: prompts"  # long prompts that are asked on a made model
+BESIDES = ("logits", "greedy", "logprobs")  # levels that tell more than text
 
 
 class Text(Suite, name="text"):
@@ -91,8 +94,8 @@ class Text(Suite, name="text"):
             return
         chat = context.subject_info.chat_only  # a prompt of any length is a whole message to it
         calls = () if chat else (close_calls,)
-        threads = partial(several_threads, asked=THREADS, besides=("logits", "greedy", "logprobs"))
-        others = (behind_others, *calls, *(() if nothing else (threads,)))
+        threads = partial(several_threads, asked=THREADS, besides=BESIDES)
+        others = (behind_others, *calls, on_made_model, *(() if nothing else (threads,)))
         for more in (*others, partial(at_once, found)):
             if not found <= {"agreed", "excused", "not-applicable", ENDED}:
                 break
@@ -122,7 +125,7 @@ def behind_others(context: Context) -> Iterator[Verdict]:
     room = n_cells(context) - N_OTHERS - 2  # a token is a byte at least, but for BOS and a space
     alike = [ALIKE] if room > len(BEFORE) else []
     foreign = misread_prompts(context)  # some begin alike, which is not what they ask about
-    for prompt in (*OTHERS, *alike, *foreign, *([LONG[:room]] if room > 0 else [])):
+    for prompt in (*OTHERS, *alike, *foreign, *long_prompts(context, room)):
         try:
             found = list(behind_another(context, prompt))
             early += [verdict for verdict in found if ENDED in verdict.detail]
@@ -150,6 +153,13 @@ def behind_others(context: Context) -> Iterator[Verdict]:
             f"the texts after {same} more prompts are the same, with up to {N_OTHERS} tokens each"
         )
         yield context.verdict("text", "agreed", text)
+
+
+def on_made_model(context: Context) -> Iterator[Verdict]:
+    """Yield verdicts on long prompts of a made model, for an engine that shows text alone."""
+    shown = {*(context.subject_info.levels or BESIDES)}
+    if not shown.intersection(BESIDES):
+        yield from context.asked_on_made_models(PROMPTS)
 
 
 def behind_another(context: Context, prompt: bytes) -> Iterator[Verdict]:
