@@ -388,8 +388,8 @@ def left_unanswered(error: NoAnswer, oracle: str) -> SliceAnswer:
 
 
 def is_nobodys(status: Status, detail: Mapping[str, Any], oracle: str) -> bool:
-    """Return True if the result does not accuse the subject: the oracle is at fault too, or an
-    engine refused an untrained model."""
+    """Return True if the result does not accuse the subject: the oracle is at fault, alone or as
+    well, or an engine refused an untrained model."""
     of_oracle = status != "agreed" and detail.get(ENGINE) == oracle
     refused = status == "diverged" and "question" in detail
     return of_oracle or refused or detail.get("at_fault") in ("oracle", "both")

@@ -8,7 +8,7 @@ bytes. The matrices around them carry their sums straight to the logits.
 
 - eps is so large that norms divide by its root, for any input, so that scales stay visible.
 - Every fourth element of an embedding is +X or -X, and the others are zero. After a norm these are
-  127 * 2**-6 or its negative, which every conversion of activations represents (lenses.py).
+  +-127 * 2**-6, which every conversion of activations represents exactly (lenses.py).
 - A layer adds less than a millionth of X, and only to the other elements, which are all that the
   head reads. So the next layers see the same activations, up to this millionth.
 - Each layer writes to its own elements, through a generated matrix. attn_output and ffn_down write

@@ -91,7 +91,8 @@ class Lens:
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """Return for each column the power of two that scales the uneven inputs of its block."""
+        """Return for each column the exponent of the power of two that scales the uneven inputs of
+        its block."""
         half = self.width // 2
         return np.resize(np.arange(half) // BLOCK % 3, self.width)
 

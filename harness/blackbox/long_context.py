@@ -201,9 +201,9 @@ def bisection_of(
 
 
 def ways_to_make(asker: SliceAsker, n: int) -> Iterator[Way]:
-    """Yield functions that make a model of n layers. The first makes it in F32, with few tokens of
-    a large vocabulary. The next ones are for engines that refuse this model: they keep the stored
-    types, and the last one keeps all tokens."""
+    """Yield functions that make a model of n layers. The first makes it in F32, if that is small
+    enough, with few tokens of a large vocabulary. The next ones are for engines that refuse this
+    model: they keep the stored types, and the last one keeps all tokens."""
 
     def in_types(file: GgufFile, keys: Keys) -> Recipe:
         return asker.with_few_tokens(file, first_layers(file, n, keys))

@@ -231,9 +231,9 @@ def part_of_ffn(asked: Asked, likely: Collection[str]) -> Part:
 
 
 def half_of_the_activation(part: Part) -> Part:
-    """Note that only the first half of the activation was compared, so that the question does not
-    depend on a down matrix with a lost row end. Without this note, the report would blame a norm or
-    a matrix for a gate that overwrites the other factor."""
+    """Note that only the first half of the activation was compared. The question reads only this
+    half, so that a down matrix that loses the end of a row does not matter. Without this note, the
+    report would blame a norm or a matrix for a gate that overwrites the other factor."""
     text = "only the first half of the activation was compared"
     return replace(part, words=f"{part.words}; {text}" if part.words else text)
 

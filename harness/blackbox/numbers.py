@@ -41,8 +41,9 @@ OUTSIDE = Part(
 
 
 def by_number(asker: SliceAsker, n: int) -> list[LayerRow]:
-    """Return the rows of layers whose fault depends on their number. In such a model the whole
-    differs, and no slice does."""
+    """Test the layers at their places, for a fault that depends on a layer's number, and return
+    their rows. If the model differs even with all layers muted, return one row for the parts
+    outside the layers."""
     answer = with_others_muted(asker, ())
     if answer.differs:
         return [LayerRow(layer=None, answer=answer, parts=(OUTSIDE,), what=ALL_MUTED)]
@@ -125,8 +126,9 @@ def name_parts(asker: SliceAsker, layer: int, answer: SliceAnswer) -> LayerRow:
 
 
 def by_its_number(part: Part) -> Part:
-    """Return the part with a note that its fault depends on the layer's number. If even the
-    simplest part differs, the note adds a tensor that is read wrongly."""
+    """Return the part with a note that its fault depends on the layer's number. If the fault
+    remains in the simplest part, the name adds a second cause: a tensor that the engine reads
+    wrongly."""
     name = f"{part.name}, {OR_A_TENSOR}" if part.left else part.name
     return replace(part, name=f"{name}, {BY_NUMBER}")
 
@@ -153,7 +155,7 @@ def are_of_other_numbers(asker: SliceAsker, slices: Sequence[LayerRow], n: int) 
 
 def counted_otherwise(slices: Sequence[LayerRow], placed: Sequence[LayerRow]) -> list[LayerRow]:
     """Return the rows of the layers at their places, with a note on the slices that differ: the
-    engine numbers layers differently."""
+    engine numbers layers differently. placed: the rows of the layers at their places."""
     wrong = ", ".join(str(row.layer) for row in slices if row.answer.differs)
     text = (
         f"as models of one layer, layers {wrong} differ: the engine counts the kinds of "

@@ -7,6 +7,7 @@ from typing import Any
 from lockstep.harness.blackbox.asking import SUITE, SliceAnswer
 from lockstep.harness.blackbox.bisection import BlackBoxBisection
 from lockstep.harness.blackbox.layers import LayerRow
+from lockstep.harness.blackbox.naming import Part
 from lockstep.harness.blackbox.places import put_together
 from lockstep.harness.check.check import Plan
 from lockstep.harness.records import Verdict
@@ -30,7 +31,7 @@ def verdicts_of(plan: Plan, result: BlackBoxBisection, again: str) -> Iterator[V
         )
 
     for row in result.rows:
-        fault = "; ".join(f"part: {part.name}, because {part.words}" for part in row.parts)
+        fault = "; ".join(map(describe_part, row.parts))
         yield verdict(name_of(row), row.answer, fault, slice_row(row), ", its slice in F32")
     for look in result.lenses:
         detail = {**figures_of(look.answer), "tensors": list(look.tensors), "weights": look.weights}
@@ -53,6 +54,11 @@ def verdicts_of(plan: Plan, result: BlackBoxBisection, again: str) -> Iterator[V
 def name_of(row: LayerRow) -> str:
     name = "outside the layers" if row.layer is None else f"layer {row.layer}"
     return f"{name}, {row.what}" if row.what else name
+
+
+def describe_part(part: Part) -> str:
+    """Return the part's name, with the evidence if there is any."""
+    return f"part: {part.name}, because {part.words}" if part.words else f"part: {part.name}"
 
 
 def slice_row(row: LayerRow) -> dict[str, Any]:

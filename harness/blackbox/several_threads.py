@@ -1,6 +1,6 @@
 """Several threads: does a program give the same answers with them?
 
-All other runs use the number of threads in the settings, which is one. Then a shared buffer or
+All other runs use the number of threads in the settings, usually one. Then a shared buffer or
 forgotten remainder rows do no harm. The long prompt of `long_context` already uses several threads,
 so this module tests the other models. A program without logits is asked for its other answers:
 greedy tokens, lists of likely tokens, or text.

@@ -76,7 +76,8 @@ class FuzzPlan:
         return stack.enter_context(self.runner().open(name, model, self.settings))
 
     def command(self, fuzzer: str, target: str, *options: str) -> str:
-        """Return the command that shows a finding again. options: they select the case."""
+        """Return the command that shows a finding again. options: the words that select the
+        case."""
         words = ["lockstep", "fuzz", fuzzer, "--type", target, "--engine", self.engine]
         words += [] if self.oracle == "llama.cpp" else ["--oracle", self.oracle]
         return shlex.join([*words, *options])

@@ -83,7 +83,8 @@ class GraphMemory:
         )
 
     def write(self, view: TensorView, value: NDArray[Any]) -> None:
-        """Write a value to a view. The first write to a root creates its bytes."""
+        """Write a value to a view. The first write to a root that a node computes creates its
+        bytes."""
         root = self.roots[view.root]
         if root.kind == "computed" and view.root not in self.held:
             self.held[view.root] = self.empty(root)

@@ -150,8 +150,8 @@ def silus(found: Computed) -> list[Other]:
 
 
 def sums(found: Computed) -> list[Other]:
-    """Return the design for terms added one after the other. Return none if the nodes do not add up
-    exactly these terms."""
+    """Return the design for terms added one after the other. Return an empty list if the nodes do
+    not add up exactly these terms."""
     inner = {node.index for node in found.nodes}
     sources = [s for node in found.nodes for s in node.sources[:2] if s is not None]
     terms = [s.value for s in sources if s.producer not in inner]

@@ -285,7 +285,7 @@ def with_weights(node: Node, file: GgufFile) -> Node:
 
 def weight_in(file: GgufFile, operand: Operand) -> Operand:
     """Return the operand with the file's weight. If the weight has another type, only a whole
-    weight can be used. Raises Unsupported."""
+    weight can be used. Raises Unsupported if the file has no weight that can be used."""
     if operand.weight not in file.tensors:
         raise Unsupported(f"the weight {operand.weight!r} is not in the file")
     tensor, raw = file.tensors[operand.weight], file.raw(operand.weight)

@@ -48,7 +48,7 @@ class Noise:
         return np.where(self.lost, np.inf, found)
 
     def explains(self, rows: NDArray[np.float64]) -> bool:
-        """Return True if, at each size of error, the shown tensor has about as many wrong rows as
+        """Return True if, at each size of error, the shown tensor has no more wrong rows than
         honest runs, with room for rare ones. rows: the errors from `beyond`."""
         runs = (np.zeros(0), *self.rows)
         far = max(float(run.max(initial=0.0)) for run in runs)

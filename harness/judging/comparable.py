@@ -11,8 +11,9 @@ class Incomparable:
     """The numbers of elements whose agreement proves nothing: those with NaN, and those with an
     infinite bound.
 
-    NaN results from any operand, and an infinite bound allows any value. The bound of an infinite
-    value is infinite too, unless an op gives it a finite bound, as a mask does.
+    A NaN operand gives NaN whatever the other operand is, and an infinite bound allows any value.
+    The bound of an infinite value is infinite too, unless an op gives it a finite bound, as a mask
+    does.
     """
 
     nan: int = 0

@@ -34,9 +34,9 @@ def shown_as(text: bytes) -> set[bytes]:
 def read_alike(
     texts: Sequence[bytes], said: Sequence[Sequence[int]], answer: Sequence[Sequence[int]]
 ) -> Iterator[bool]:
-    """Yield True for each text whose ids are right. The ids of the text with U+FFFD for invalid
-    bytes are right too, if the right answer itself has U+FFFD for an invalid byte. said: the ids to
-    judge; answer: the right ids."""
+    """Yield for each text True if its ids are right, else False. The ids of the text with U+FFFD
+    for invalid bytes are right too, if the right answer itself has U+FFFD for an invalid byte.
+    said: the ids to judge; answer: the right ids."""
     rows = {text: list(ids) for text, ids in zip(texts, answer, strict=True)}
     replaces = rows.get(b"\xff", []) == rows.get("\ufffd".encode())
     for text, ids in zip(texts, said, strict=True):

@@ -99,8 +99,8 @@ def between_two_in_rows(noise: float, logits: F32) -> NDArray[np.float64]:
     Some models, such as Gemma, have a row that is many times larger than the others. It would give
     every token a limit that is too wide. A single logit of such a row may be off by more than the
     noise times the row's largest logit (3.9 times was seen on Gemma), but not relative to another
-    token. On Gemma and SmolLM2, 30 noisy runs and engines of four honest designs needed at most 17
-    % of this limit.
+    token. On Gemma and SmolLM2, 30 noisy runs and engines of four honest designs needed at most
+    17 % of this limit.
     """
     return np.array([between_two(noise, row) for row in logits])
 

@@ -145,8 +145,8 @@ def ask_several_threads(context: Context, found: FurtherAnswers) -> None:
 
 
 def of_all_layers(context: Context) -> Iterator[Run]:
-    """Yield the further runs that a large model makes itself, although its first layers make the
-    others."""
+    """Yield the further runs that need all layers of a large model. Its first layers make the other
+    runs."""
     yield ids_of_narrow_integers(context)
     if "greedy" not in (context.subject_info.levels or ("greedy",)):  # `decode` does not ask it
         yield some_at_once(context)

@@ -103,7 +103,8 @@ class ReadByGgufPy:
         self.awaited = Awaited(lambda: session.ask("metadata"))
 
     def outcome(self) -> Outcome:
-        """Return gguf-py's answer. If it timed out while others ran, it is asked once more."""
+        """Return gguf-py's answer. If it timed out while other engines ran, it is asked once more,
+        alone."""
         outcome = self.awaited.result()
         return self.session.ask("metadata") if isinstance(outcome, TimedOut) else outcome
 
@@ -293,7 +294,8 @@ def entry(
     name: str = "",
     type_: str = "",
 ) -> dict[str, Any]:
-    """Return the facts of a difference. name, type_: of a key of the file."""
+    """Return the facts of a difference. name, type_: the name and the type of the key, if a key
+    differs."""
     a, b = ("absent" if value is ABSENT else cut(repr(value), 200) for value in (expected, actual))
     text = f"{where}: expected {a}, got {b}"
     return {

@@ -224,9 +224,9 @@ def encode_texts(
     broken: dict[bytes, NoAnswer],
 ) -> Iterator[Verdict]:
     """Yield verdicts on texts, including those for which llama.cpp is known to differ from the
-    original tokenizer. said: receives the oracle's ids, which may take a second; answered: receives
-    the flags that were answered; broken: receives texts without an answer, which are not asked
-    again."""
+    original tokenizer. said: receives the oracle's ids if all flags are set, because asking again
+    may take a second; answered: receives the flags that were answered; broken: receives texts
+    without an answer, which are not asked again."""
     if len(answered) >= LONG_TIMES:
         every = [text for text in every if len(text) <= LONG]
     texts = [text for text in every if may_be_asked(way.context, text) and text not in broken]

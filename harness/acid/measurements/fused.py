@@ -13,8 +13,8 @@ BIASED = 2  # a head that has nothing to do but this
 class Heads(Measurement):
     """Heads that each look for one token. Its value is 1 for that head and -1 for the other heads.
 
-    Each head's score for its token is larger than head 1's score for the distance that it looks for
-    in any state.
+    In every state head 1 also finds a token by its distance. Each head's score for its own token is
+    larger than that score.
     """
 
     name = "heads"

@@ -270,8 +270,8 @@ class LlamaCpp(StateFiles, name="llama.cpp"):
         return self._watched
 
     def _looked_at(self) -> AttentionKind:
-        """Return llama.cpp's choice of attention, after a check of it if our code maps this graph
-        to ours.
+        """Return llama.cpp's choice of attention. If our code maps this graph to ours, check first
+        that the choice follows the settings. Raises EngineError if not.
 
         llama.cpp itself decides if flash attention is possible (some layers of T5 and Grok have
         none). It does not report a model without logits, such as BERT, but returns zeros. One token

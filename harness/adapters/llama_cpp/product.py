@@ -67,8 +67,8 @@ def multiply(
 
 
 def rows_of(lib: Library, kind: tuple[str, int], raw: NDArray[np.uint8], columns: int) -> int:
-    """Return the number of rows in the bytes. Raises an error for products that would make ggml
-    abort."""
+    """Return the number of rows in the bytes. Raises Unsupported or EngineError for products that
+    would make ggml abort."""
     behind_from_float = lib.ggml.ggml_get_type_traits_cpu(kind[1]) + ctypes.sizeof(P)
     if not ctypes.c_void_p.from_address(behind_from_float).value:  # vec_dot
         raise Unsupported(f"llama.cpp has no product with {kind[0]}")

@@ -43,7 +43,8 @@ def seconds_each(decode: Callable[[Piece], object], pieces: list[Piece], seconds
 
 
 def repeat_work(work: Callable[[], object], seconds: float) -> Turn:
-    """Repeat the work for some seconds, at least once."""
+    """Repeat the work until `seconds` have passed, at least once. Return the begin, the end, and
+    the number of repetitions."""
     began, count = time.perf_counter(), 0
     while True:
         work()

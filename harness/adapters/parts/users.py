@@ -38,8 +38,8 @@ def is_users(name: str) -> bool:
 
 
 def find_registered(name: str) -> EntryPoint | None:
-    """Return the engine that an installed package registers under that name. It never hides an
-    engine of ours.
+    """Return the engine that an installed package registers under that name; None if there is none,
+    or if the name belongs to an engine of ours.
 
     Raises Unsupported if two packages register the name.
     """

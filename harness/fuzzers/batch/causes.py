@@ -133,8 +133,8 @@ def twice(memory: Memory, batch: Entries) -> bool:
 
 
 def is_parted(memory: Memory, batch: Entries) -> bool:
-    """Return True if sequences that see different cells share a token. The cells may be of the
-    past, or of the same position later in the batch."""
+    """Return True if sequences that see different cells share a token. The cells may come from
+    earlier tokens, or from a later token of the batch at the same position."""
     if broken_rule(memory, batch) is not None:
         return False
     pasts = {s: pasts_of(memory, s) for entry in batch for s in entry.seqs}

@@ -115,8 +115,8 @@ def corners(width: int, exponent: int = 0) -> dict[str, int]:
 
 
 def all_bits(width: int) -> Numbers:
-    """Return every value of one or two bytes. For wider numbers return every upper half with a few
-    lower halves."""
+    """Return every value of one or two bytes. For wider numbers return every value of the upper two
+    bytes, each with a few values of the lower bytes."""
     if width <= 2:
         return np.arange(1 << 8 * width)
     upper = np.arange(1 << 16, dtype=np.uint64) << np.uint64(8 * width - 16)

@@ -168,8 +168,8 @@ class TextCampaign:
         return self.utf8_only and way == "decode" and type(want) is bytes and not is_utf8(want)
 
     def first_wrong(self, way: str, inputs: Sequence[Any], flags: Flags) -> list[bool]:
-        """Return True for only the shortest wrong input, because each wrong input may end a
-        process."""
+        """Return a flag for each input: True only for the shortest wrong input, because each wrong
+        input may end a process."""
         found = [False] * len(inputs)
         for i in sorted(range(len(inputs)), key=lambda i: order(inputs[i])):
             if self.wrong(way, [inputs[i]], flags)[0]:

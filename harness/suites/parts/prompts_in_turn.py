@@ -256,8 +256,9 @@ def best_of(
     context: Context, telling: Iterator[TellingPrompt], turn: Turn, before: Sequence[TellingPrompt]
 ) -> list[TellingPrompt]:
     """Return the best prompt in a list. Among prompts that share a beginning with the previous one,
-    the best is the first whose token changes if an engine reuses one cached token too many. If
-    there is none, the first prompt of any kind is returned."""
+    the best is the first whose token changes if an engine reuses one cached token too many. Several
+    prompts are tried, because the previous prompt's cache may compensate for the wrong token. If
+    none is best, the first prompt is returned."""
     if not (turn.begin and before):
         return list(islice(telling, 1))
     several: list[TellingPrompt] = []

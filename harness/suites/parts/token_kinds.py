@@ -1,4 +1,4 @@
-"""How two answers to a question about a tokenizer differ, as facts."""
+"""Differences between two answers to a question about a tokenizer, as facts."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +12,7 @@ from lockstep.harness.context.suite import Context
 
 
 class Kind(Enum):
-    """The way in which the engine's ids, or bytes, are not the expected ones."""
+    """The kind of difference between the engine's ids, or bytes, and the expected ones."""
 
     BOS = "BOS is missing"
     TOKENS = "the same text in other tokens"
@@ -50,7 +50,7 @@ def kinds_of(tokenizer: Tokenizer, expected: Any, actual: Any) -> Iterator[Found
 def kinds_of_ids(
     tokenizer: Tokenizer, expected: Sequence[int], actual: Sequence[int]
 ) -> Iterator[Found]:
-    """Yield BOS by itself, beside what else differs."""
+    """Yield a missing BOS as a separate kind, and then the kind of any other difference."""
     bos = tokenizer.vocabulary.bos
     rest = expected[1:]
     if expected[:1] == [bos] and (actual[:1] != [bos] or actual == rest):
