@@ -1,4 +1,4 @@
-"""Answers about single computations: decoded weights, products, single ops."""
+"""Checks of answers about single computations: decoded weights, products, single ops."""
 
 from math import inf
 from typing import Any

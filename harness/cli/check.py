@@ -1,4 +1,4 @@
-"""`lockstep check`: every suite that applies, of one model or many."""
+"""`lockstep check`: runs every suite that applies, on one model or many."""
 
 import sys
 from dataclasses import replace
@@ -91,16 +91,17 @@ def check(
     ] = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """Run every suite that applies.
+    """Run every suite that applies to the model and the engine.
 
-    In order: metadata, tokens, dequant, logits, long-context, logprobs, embeddings, states,
-    guidance, decode, text, black-box, acid, trace, products, shadow. logprobs and text are for
-    engines that show no logits. states is for engines that save sessions, guidance for those that
-    guide. black-box is for engines that show no tensors. long-context is for models that need
-    longer texts than the usual run (windows, long factors). acid is for models of `lockstep acid`.
+    The suites run in this order: metadata, tokens, dequant, logits, long-context, logprobs,
+    embeddings, states, guidance, decode, text, black-box, acid, trace, products, shadow. logprobs
+    and text are for engines that show no logits. states is for engines that save sessions, and
+    guidance is for engines with classifier-free guidance. black-box is for engines that show no
+    tensors. long-context is for models with parts that only longer texts use (attention windows,
+    long RoPE factors). acid is for models of `lockstep acid`.
 
     Without MODEL, it checks the built-in seeded models. With --suite acid, it checks the acid
-    models of every type; MODEL acid:ARCH:TYPE is one of them. Examples:
+    models of every type. To check a single acid model, write acid:ARCH:TYPE as MODEL. Examples:
 
     \b
       lockstep check

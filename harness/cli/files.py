@@ -56,9 +56,9 @@ def fuzz_gguf(
     """Parse valid, unusual, broken and mutated files with every parser.
 
     Our parser and llama.cpp's in-memory parser see every file. llama.cpp's file parser (with and
-    without data), vocab-only load and full load see some. gguf-py sees a few, and all odd ones. A
-    crash ends a process, and no file is lost. Findings are shrunk, and folded by stage, symptom and
-    kind. Examples:
+    without data), vocab-only load and full load see some. gguf-py sees a few files, and all unusual
+    ones. A crash ends only the process of one parser, and the file that caused it is reported.
+    Findings are shrunk, and grouped by stage, symptom and kind. Examples:
 
     \b
       lockstep fuzz gguf -j 2
@@ -86,8 +86,8 @@ def fuzz_gguf(
 
 
 def families(given: Sequence[str], corpus: Path | None, keep: Path | None) -> tuple[str, ...]:
-    """Return the families. A guided run has no other family; a corpus without --family is added to
-    all of them."""
+    """Return the families of a campaign. A guided run has only its own family. A corpus without
+    --family is added to all families."""
     if keep is not None:
         from lockstep.harness.check.check import BadInput
 

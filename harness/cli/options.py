@@ -1,4 +1,4 @@
-"""Options that several commands have, worded once."""
+"""Options that several commands share."""
 
 from enum import StrEnum
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`lockstep oracle`: other versions of an engine, each in an environment of its own."""
+"""`lockstep oracle`: other versions of an engine, each in its own environment."""
 
 from typing import Annotated
 
@@ -18,7 +18,8 @@ NameArg = Annotated[
 
 @app.command()
 def add(name: NameArg, quiet: QuietOpt = False) -> None:
-    """Build a version now. `check` and `fuzz` build a version when they first need it.
+    """Build a version now. Without this command, `check` and `fuzz` build it when they first need
+    it.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""`lockstep selftest`: are wrong engines caught, and damaged models located?"""
+"""`lockstep selftest`: checks that wrong engines are caught and damaged models are located."""
 
 import sys
 from pathlib import Path
@@ -87,11 +87,11 @@ def selftest(
     cluster: ClusterOpt = None,
     quiet: QuietOpt = False,
 ) -> None:
-    """Run the wrong engines, and check that all are caught and located.
+    """Run the wrong engines, and check that each is caught and its mistake located.
 
-    With --arch: change one element of a tensor, and check that this tensor is named. With
-    --catalogue: count the wrong engines found if they show all tensors, layers, logits, likely
-    tokens or text. Examples:
+    With --arch, change one element of a tensor, and check that this tensor is named. With
+    --catalogue, count the wrong engines that are found if they show all tensors, layers, logits,
+    likely tokens or only text. Examples:
 
     \b
       lockstep selftest

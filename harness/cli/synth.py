@@ -77,10 +77,10 @@ def synth(
 ) -> None:
     """Write a small seeded model. The same options give the same bytes on every machine.
 
-    The defaults are for llama. For other architectures, llama.cpp says which tensors they have,
-    including biases and factors that published files may lack. Their sizes are tiny and consistent,
-    except the sizes that you give. Their vocabulary is of the kind of published models, if that is
-    known. --tied, --eps, --head-size and --rope-... are only for llama. Examples:
+    The defaults are for llama. For other architectures, llama.cpp's loader determines the tensors,
+    including biases and factors that published files may lack. Sizes are tiny and consistent,
+    except the sizes that you give. The vocabulary is of the same kind as in published models, if
+    this kind is known. --tied, --eps, --head-size and --rope-... are only for llama. Examples:
 
     \b
       lockstep synth -o tiny.gguf --quant Q4_0
@@ -161,7 +161,7 @@ def write_adapter(
 
 
 def sizes_given(context: typer.Context, arch: str) -> dict[str, int]:
-    """Return the sizes of the command line; refuse sizes that only llama models support."""
+    """Return the sizes given on the command line. Refuse sizes that only llama models support."""
     from lockstep.harness.cli.shared import usage
 
     sources = {name: context.get_parameter_source(name) for name in context.params}
@@ -175,8 +175,9 @@ def sizes_given(context: typer.Context, arch: str) -> dict[str, int]:
 def write_any(
     arch: str, output: Path, seed: int, quant: str, sizes: dict[str, int], *, vocabulary: int
 ) -> list[str]:
-    """Write a model of any architecture; return the matrices that have another type. vocabulary:
-    the number of tokens, if its usual kind is known; 0: none."""
+    """Write a model of any architecture. Return the names of matrices that do not have the
+    requested type. `vocabulary` is the number of tokens, used if the architecture's usual kind of
+    vocabulary is known; 0 means no vocabulary."""
     from dataclasses import replace
 
     from lockstep.harness.shadow.models import make_variant, open_for_variants
@@ -189,8 +190,8 @@ def write_any(
 
 
 def besides(path: Path) -> list[str]:
-    """Describe tensors that llama.cpp reads and few published files have. Authors of engines
-    without them would look for a fault in vain."""
+    """Return a warning about tensors that llama.cpp reads but few published files have. Without the
+    warning, authors of engines that ignore them would search for a fault in vain."""
     from lockstep.engine.gguf.file import GgufFile
 
     with GgufFile.open(path) as file:
