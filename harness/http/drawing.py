@@ -1,4 +1,5 @@
-"""Chains of samplers as parameters of servers, as far as their interfaces allow."""
+"""Translates chains of samplers into request parameters of servers, as far as their interfaces
+allow."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -92,8 +93,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # what need not be said
 
 
 def llama_server_options(chain: Sequence[Stage]) -> dict[str, Any]:
-    """Return the parameters of /completion. Raises Unsupported for a chain without such
-    parameters."""
+    """Return the parameters of /completion. Raises Unsupported for a chain that these parameters
+    cannot express."""
     options, order = dict(LLAMA_SERVER_OFF), list[str]()
     for stage in before_draw(chain):
         place, names = LLAMA_SERVER.get(stage["sampler"], ("", {}))
@@ -109,10 +110,10 @@ def llama_server_options(chain: Sequence[Stage]) -> dict[str, Any]:
 
 
 def openai_options(chain: Sequence[Stage], *, beyond: bool) -> dict[str, Any]:
-    """Return the parameters of /v1/completions, whose order of stages cannot be chosen.
+    """Return the parameters of /v1/completions, which cannot set the order of stages.
 
-    beyond: the server takes what others have added. Raises Unsupported for a chain without such
-    parameters.
+    `beyond` is True if the server accepts parameters that OpenAI's own interface lacks. Raises
+    Unsupported for a chain that the parameters cannot express.
     """
     stages = before_draw(chain)
     if len(stages) > 1:
@@ -141,15 +142,16 @@ def openai_options(chain: Sequence[Stage], *, beyond: bool) -> dict[str, Any]:
 
 
 def before_draw(chain: Sequence[Stage]) -> Sequence[Stage]:
-    """Return the stages before the final draw, which every server has."""
+    """Return the stages before the final draw, which every server makes. Raises Unsupported for a
+    chain without a final draw."""
     if not chain or chain[-1]["sampler"] != "dist":
         raise Unsupported("a server draws at the end of a chain")
     return chain[:-1]
 
 
 def rename(stage: Stage, names: Names) -> dict[str, Any]:
-    """Rename the parameters. Raises Unsupported for a required parameter that the interface
-    lacks."""
+    """Rename the parameters of a stage. Raises Unsupported if the interface lacks a required
+    parameter."""
     found = {}
     for name, value in stage.items():
         if name in names:
@@ -162,7 +164,7 @@ def rename(stage: Stage, names: Names) -> dict[str, Any]:
 
 
 def probabilities_shown(said: Any) -> tuple[tuple[int | bytes, float], ...] | None:
-    """Return llama-server's list after its samplers; None without one."""
+    """Return llama-server's list of candidates after its samplers; None if it shows none."""
     rows = said.get("completion_probabilities") if type(said) is dict else None
     if type(rows) is not list or not rows or type(rows[0]) is not dict:
         return None

@@ -1,7 +1,7 @@
-"""A checkpoint of Hugging Face: config.json, files of safetensors, the tokenizer's JSON.
+"""A Hugging Face checkpoint: config.json, safetensors files, the tokenizer's JSON.
 
-Tensors are mapped, not read: numbers become float32 a few rows at a time. Files of pickle
-(pytorch_model.bin) are refused: to read one is to run it.
+Tensors are memory-mapped: a few rows at a time become float32. Pickle files (pytorch_model.bin) are
+refused, because reading them executes their code.
 """
 
 import json
@@ -28,7 +28,7 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 @dataclass(frozen=True, kw_only=True)
 class StoredTensor:
-    """A tensor as it lies in a file of safetensors."""
+    """A tensor as stored in a safetensors file."""
 
     path: Path
     kind: str  # as safetensors calls its type

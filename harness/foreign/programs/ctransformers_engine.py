@@ -1,4 +1,4 @@
-"""ctransformers: a binding of a ggml of 2023, for llama alone: ids, text, logits."""
+"""ctransformers: a binding of a ggml from 2023, for llama models only: ids, text, logits."""
 
 import importlib.metadata
 
@@ -18,7 +18,7 @@ class Model:
             raise Unsupported(str(error)) from error
 
     def decode(self, ids, start):
-        """Decode one by one, because the library keeps only the last token's logits."""
+        """Decode tokens one by one, because the library keeps only the last token's logits."""
         if start == 0:
             self.llm.reset()
         rows = []
