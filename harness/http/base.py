@@ -68,15 +68,13 @@ def text(said: Any, *path: str | int) -> str:
 
 def as_bytes(said: str) -> bytes:
     """Return the text as UTF-8 bytes. A lone half of a surrogate pair is replaced, because it is no
-    character.
-    """
+    character."""
     return said.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
 
 
 def number(said: Any) -> float:
     """Return a number. `null` becomes NaN, because JSON writers put it for NaN and infinities.
-    Raises MalformedAnswer for other values.
-    """
+    Raises MalformedAnswer for other values."""
     if said is None:
         return nan
     if type(said) not in (int, float):

@@ -182,8 +182,7 @@ def captured_values(context: Context, sites: Collection[Site]) -> Values:
 
 def guilty_values(judge: NodeJudge, wires: Mapping[Place, Wire]) -> Values:
     """Return the values that replace the results of wrong ops, and the choices of rows or experts
-    that these ops use.
-    """
+    that these ops use."""
     inputs = {wire.site: wire.inputs for wire in wires.values()}
     found = (f.site for f in judge.findings if f.mismatch is not None)
     guilty = [site for site in found if site in judge.kept]

@@ -37,10 +37,10 @@ class StoredTensor:
 
     @cached_property
     def array(self) -> NDArray[Any]:
-        """Return the numbers as stored, mapped; BF16 as integers. Unsupported: they are of no such
-        type.
+        """Return the numbers as stored, memory-mapped; BF16 numbers as integers. Raises Unsupported
+        for other data types.
 
-        A file that shrinks while it is open is a SIGBUS, as for any mapped file.
+        If the file shrinks while it is open, the process ends by SIGBUS, as with any mapped file.
         """
         if self.kind not in STORED:
             raise Unsupported(f"{self.path}: a tensor of {self.kind}; known: {', '.join(STORED)}")
@@ -50,7 +50,7 @@ class StoredTensor:
         return np.memmap(self.path, dtype, "r", self.offset, self.shape)
 
     def release(self) -> None:
-        """Let go of the map, and of the pages that were read."""
+        """Unmap the file, so that the pages that were read are freed."""
         self.__dict__.pop("array", None)
 
     def values(self, part: NDArray[Any]) -> F32:
@@ -61,7 +61,7 @@ class StoredTensor:
 
 
 class OriginalCheckpoint:
-    """The files of one folder. Raises InvalidModel, OSError."""
+    """The files of one folder. Raises InvalidModel or OSError if they cannot be read."""
 
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
@@ -76,7 +76,7 @@ class OriginalCheckpoint:
             self.add_shard(path)
 
     def shards(self) -> list[Path]:
-        """Return the files of safetensors: those that the index names, or all."""
+        """Return the safetensors files: those that the index names, or all if there is no index."""
         index = self.read_json(INDEX)
         if index is not None:
             names = index.get("weight_map") if isinstance(index, dict) else None
@@ -113,7 +113,7 @@ class OriginalCheckpoint:
             )
 
     def read_json(self, name: str, limit: int = MAX_CONFIG_BYTES) -> Any:
-        """Return a file's value, or None if there is no such file."""
+        """Return a file's value; None if there is no such file."""
         path = self.folder / name
         if not path.exists():
             return None
@@ -123,7 +123,7 @@ class OriginalCheckpoint:
             raise InvalidModel(f"{path} is no JSON: {error}") from None
 
     def read_object(self, name: str, limit: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
-        """Return a file's object; empty if there is no such file."""
+        """Return a file's JSON object; {} if there is no such file."""
         found = self.read_json(name, limit)
         if found is None:
             return {}
@@ -145,5 +145,6 @@ class OriginalCheckpoint:
 
 
 def is_plain_name(name: Any) -> bool:
-    """Return True for the name of a file that can only lie in the folder itself."""
+    """Return True for a file name without a folder, so that the file lies in the checkpoint's
+    folder."""
     return isinstance(name, str) and name not in ("", ".", "..") and Path(name).name == name

@@ -1,5 +1,5 @@
-"""The tokenizer part of `lockstep selftest`: a campaign of `fuzz tokens` catches each wrong one and
-shrinks its text."""
+"""The tokenizer part of `lockstep selftest`: a campaign of `fuzz tokens` must catch each wrong
+tokenizer, and shrink the text that shows it."""
 
 from dataclasses import dataclass
 
@@ -37,7 +37,8 @@ def try_wrong_tokenizer(
 
 
 def size_of(given: str | list[int]) -> int:
-    """Return the size of a text in hexadecimal digits (bytes), or of a list of ids."""
+    """Return the number of bytes in a text written in hexadecimal digits, or the number of ids in a
+    list."""
     return len(bytes.fromhex(given)) if isinstance(given, str) else len(given)
 
 
