@@ -20,7 +20,7 @@ LORA, CONTROL_VECTOR = "lora", "control_vector"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterFile:
-    """A LoRA file or a control vector (engine/adapters/), with its scale."""
+    """A LoRA file or a control vector, with its scale."""
 
     kind: str  # LORA or CONTROL_VECTOR
     path: str
@@ -107,10 +107,10 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SampleRequest:
-    """Rows of logits to which one chain of samplers is applied, one after the other.
+    """Rows of logits for one chain of samplers, which processes them one after the other.
 
     `sampler` names a stage by its constructor in llama.h, without llama_sampler_init_. The other
-    values are the parameters of this constructor.
+    values are the constructor's parameters.
     """
 
     chain: tuple[Mapping[str, Any], ...]
@@ -225,11 +225,9 @@ KEPT, WEIGHTS, COMPUTE = 0, 1, 2  # memory that lives from graph to graph, of th
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Nodes:
-    """Nodes of a graph with their sources, in columns. There is a row for each node, then a row for
-    each of its sources.
+    """Nodes of a graph in columns: a row for each node, then a row for each of its sources.
 
-    `harness.shadow.nodes` makes a Node from these rows. Sizes and strides are ggml's, in ggml's
-    order.
+    `harness.shadow.nodes` makes Nodes from the rows. Sizes and strides are ggml's, in its order.
     """
 
     # what (`op`, the first parameter or ANY_KIND) is called: SILU, not UNARY
@@ -323,9 +321,8 @@ class Busy(Redacted):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Malformed(Redacted):
-    """The answer does not have the form that its question demands (harness.answers). The message
-    holds the expected and the actual value. `said` is True if the answer is an error message
-    instead."""
+    """The answer does not have the form that its question demands (harness.answers). `said` is True
+    if it is an error message instead."""
 
     message: str
     said: bool = False
@@ -338,8 +335,7 @@ Outcome = Answered | Rejected | Unanswerable | Crashed | TimedOut | Busy | Malfo
 
 
 class StageText(str):
-    """A progress text that begins a stage; a pipe shows it at once. `suite` is the suite that
-    begins."""
+    """A progress text that a pipe shows at once. `suite` is the suite that begins with it."""
 
     suite: str = ""
 

@@ -1,5 +1,4 @@
-"""The interface of a suite, and the data that all suites share: sessions, settings and the oracle's
-runs."""
+"""The interface of suites, and their shared data: sessions, settings and the oracle's runs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
@@ -90,7 +89,7 @@ class HonestRuns(Protocol):
         self, batches: Sequence[Batch], design: FactorDesign, *, seed: int, runs: int
     ) -> NoiseFloor:
         """Return the run of an engine that rounds these factors, and the noise of `runs` perturbed
-        runs of this engine."""
+        runs."""
 
     def without(self, batches: Sequence[Batch], tensors: Sequence[str]) -> F32 | None:
         """Return logits, (outputs, vocabulary), computed with zeros for the products of the
@@ -167,8 +166,7 @@ class Context:
 
     @cached_property
     def batches(self) -> tuple[Batch, ...]:
-        """Return the usual run: a prompt, then single tokens. In a model with an encoder, the
-        encoder reads the prompt first."""
+        """Return the usual run: a prompt, which an encoder reads first, then single tokens."""
         if self.given:
             return self.given
         prompt, rest = self.tokens[: self.n_tokens], self.tokens[self.n_tokens :]
@@ -187,8 +185,8 @@ class Context:
         return self.honest.floor(self.batches, seed=self.seed, runs=RUNS)
 
     def noise_on(self, batches: Sequence[Batch]) -> float:
-        """Return the relative noise on these batches, measured in more runs before an engine is
-        blamed. Rare events occur as often in one run of many tokens as in several short runs."""
+        """Return the relative noise on these batches from more runs, measured before an engine is
+        blamed. Rare events occur as often in one long run as in several short ones."""
         if self.noise_measured is None or self.noise_measured[0] is not batches:
             self.progress("a difference: measuring the noise of more honest runs")
             many = sum(map(len, batches)) // max(1, sum(map(len, self.batches)))
@@ -222,8 +220,7 @@ class Context:
         return other
 
     def for_embeddings(self) -> "Context":
-        """Return this context with honest runs of embeddings. Work that this context has begun is
-        not shared with the new one."""
+        """Return this context with honest runs of embeddings, and without begun work."""
         return replace(self, embeddings=True, begun={})
 
     def ask_both(self, question: str, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -243,8 +240,7 @@ class Context:
         return expected, self.answer(self.subject, question, second)
 
     def outcomes(self, question: str, *args: Any, **kwargs: Any) -> tuple[Outcome, Outcome]:
-        """Return the outcomes of oracle and subject. Both are asked at the same time if they are
-        separate processes."""
+        """Return the outcomes of both engines, asked at once if they are separate processes."""
         oracle = partial(self.oracle.ask, question, *args, **kwargs)
         subject = partial(self.subject.ask, question, *args, **kwargs)
         if self.oracle.pid is None or self.oracle in (self.subject, self.subject.asks):
@@ -277,8 +273,7 @@ class Context:
         raise error
 
     def refusal(self, session: Session, question: str, error: NoAnswer) -> NoAnswer:
-        """Return the error for a refused question. It blames an engine that refuses a question or
-        file that our own engine accepts."""
+        """Return the error, with blame for an engine that refuses what our own engine accepts."""
         wrong = "unknown"
         if self.takes(session, question):
             wrong = {self.oracle: "oracle", self.subject: "subject"}.get(session, session.name)
@@ -288,8 +283,7 @@ class Context:
         return NoAnswer(error.status, f"{error.summary}; {why}", error.detail | {"at_fault": wrong})
 
     def takes(self, session: Session, question: str) -> bool:
-        """Return True if our own engine accepts the file, and the refusing engine is not our
-        own."""
+        """Return True if our own engine accepts the file, and did not itself refuse."""
         if session.name == "reference":
             return False
         if session is self.subject and self.subject_model != self.model:
@@ -333,8 +327,7 @@ def lacks(outcome: Outcome) -> bool:
 
 
 def no_answer(engine: str, question: str, outcome: Outcome, called: str = "") -> NoAnswer:
-    """Return the NoAnswer for an outcome without an answer. `called` replaces the question's usual
-    name in the message."""
+    """Return the NoAnswer for this outcome. `called` replaces the question's usual name."""
     asked, question = question, called or in_words(question)
     if isinstance(outcome, Crashed):
         log = {ENGINE: engine, "log": list(outcome.log), "said": outcome.said}
@@ -373,8 +366,7 @@ def line_that_says_why(message: str) -> str:
 
 
 def patient(error: NoAnswer) -> NoAnswer:
-    """Return the error. The message of a timeout also tells the user how to allow more time or ask
-    for fewer tokens."""
+    """Return the error. For a timeout, its message also says how to wait longer or ask for less."""
     if error.status != "timed-out":
         return error
     less = error.detail.get(LESS)

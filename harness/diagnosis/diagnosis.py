@@ -67,8 +67,7 @@ Status = Literal["right", "named", "few", "none", "not-compared"]
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
-    """A known mistake. `left` is the share of the subject's distance from the right engine that
-    remains with this mistake."""
+    """A known mistake. `left` is the share of the subject's distance that remains with it."""
 
     engine: str
     mistake: str
@@ -95,8 +94,8 @@ class Family:
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """The number of compared answers of one kind, and the number on which the right engine and the
-    subject agree. `not_compared` counts answers after ties within the noise."""
+    """The number of compared answers of one kind, and of those where the right engine agrees with
+    the subject. `not_compared` counts answers after ties."""
 
     unit: str
     compared: int
@@ -112,7 +111,7 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """The findings on one aspect of an engine: reading the file, tokenizing, or running the model.
+    """The findings on one aspect of an engine: the file, its tokens, or its runs.
 
     named: mistakes that reproduce the subject's answers, and that these answers cannot distinguish.
     also: mistakes that reproduce them within the noise, but less exactly.
@@ -162,7 +161,7 @@ class DiagnosisBench:
     )
 
     def mistakes_of(self, aspect: str) -> tuple[tuple[KnownMistake, ...], ...]:
-        """Return groups of mistakes, with the most likely group first."""
+        """Return groups of mistakes, the most likely group first."""
         return (self.samplers,) if aspect == SampledLists.aspect else (self.near, self.far)
 
     @classmethod
@@ -209,8 +208,8 @@ def diagnose(context: Context, bench: DiagnosisBench, tell: Tell = lambda said: 
 
 
 def is_needless(context: Context, found: Sequence[Diagnosis]) -> bool:
-    """Return True if samplers need no questions: another aspect is wrong already, and the engine
-    does not state that it samples."""
+    """Return True if samplers need no questions: another aspect is wrong, and the engine does not
+    state that it samples."""
     wrong = any(each.status not in ("right", "not-compared") for each in found)
     return wrong and context.subject_info.levels is None
 
@@ -267,8 +266,7 @@ def without_what_is_off(
 
 
 def status_of(rows: Sequence[Rows]) -> Status:
-    """Return the status if no answer differs: "right", or "not-compared" if nothing could be
-    compared."""
+    """Return "right", or "not-compared" if nothing could be compared."""
     return "not-compared" if rows and all(row.nothing for row in rows) else "right"
 
 
@@ -286,7 +284,7 @@ def closest(found: Sequence[TriedMistake]) -> Match | None:
 
 
 def nearest_family(found: Sequence[TriedMistake]) -> Family | None:
-    """Return the family of mistakes with the nearest effect; None if no family is near."""
+    """Return the family with the nearest effect; None if no family is near."""
     like = [row for row in found if row.alike > 0 or row.explains > row.breaks]
     if not like:
         return None
@@ -301,7 +299,7 @@ def nearest_family(found: Sequence[TriedMistake]) -> Family | None:
 
 
 def first_differences(engines: Engines, of: HeldAnswers) -> tuple[Difference, ...]:
-    """Return a few differences for each kind of answer; for rows of logits only the first."""
+    """Return a few differences for each kind of answer; of rows of logits only the first."""
     found: dict[str, dict[str, Difference]] = {}
     for one, right in zip(of.every, of.right, strict=True):
         if one is of.shortest or right.same.all():
@@ -335,8 +333,7 @@ def name_mistake(
 
 def says_enough(engines: Engines, of: HeldAnswers) -> bool:
     """Return True if the differences are sufficient to name a mistake. Rows with NaN or infinity do
-    not show their cause. If the subject's logits are right, its choice of tokens is wrong, because
-    a small error in logits does not change a token."""
+    not show their cause. If the subject's logits are right, its choice of tokens is wrong."""
     pairs = zip(of.every, of.right, strict=True)
     runs = [bool(c.same.all()) for one, c in pairs if isinstance(one.question, RunQuestion)]
     if runs and all(runs):
@@ -351,8 +348,7 @@ def says_enough(engines: Engines, of: HeldAnswers) -> bool:
 
 
 def choices(engines: Engines, one: AskedQuestion, right: Compared) -> int:
-    """Return for how many tokens of a text the right engine would choose another token; 1 if this
-    is unknown."""
+    """Return for how many tokens of a text the right engine chooses others; 1 if unknown."""
     question = one.question
     if isinstance(question, InTurn):
         return int((~right.same).sum())
@@ -392,8 +388,7 @@ def rows_of(of: HeldAnswers) -> tuple[Rows, ...]:
 
 
 def unsteadiness(context: Context, of: HeldAnswers) -> str:
-    """Return a note if the subject answers the first differing question differently when it is
-    repeated. No known mistake does this."""
+    """Return a note if the subject answers the first differing question differently again."""
     question, said = of.off[0].question, of.off[0].said
     for _ in range(AGAIN):
         outcome = question.ask(context.subject)

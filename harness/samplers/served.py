@@ -281,7 +281,8 @@ class ServedRun:
         off: DrawnDifference | None,
         judge: Callable[[F64], DrawnDifference | None],
     ) -> "JudgedChain":
-        """If there is a difference, look for a known mistake of llama.cpp that explains it."""
+        """Look for a known mistake of llama.cpp that explains a difference; without a difference,
+        do nothing."""
         accident = None
         if off is not None:
             accident = find_accident(lambda ways: judge(self.token.runs(chain, ways)) is None)

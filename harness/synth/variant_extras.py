@@ -57,8 +57,7 @@ SIZES: Mapping[str, Sizes] = MappingProxyType(
 
 
 def mla(s: Sizes) -> Keys:
-    """Return keys of latent attention: 32 + 8 numbers per token in the cache, heads of size 24,
-    values of size 16."""
+    """Return keys of latent attention: 32 + 8 in the cache, heads of size 24, values of size 16."""
     return {
         ".attention.key_length": u32(40),
         ".attention.value_length": u32(32),
@@ -119,8 +118,7 @@ def bert(s: Sizes) -> Keys:
 
 
 def heads(s: Sizes) -> Keys:
-    """Return keys that real files have. Without these keys engines assume heads of size 128 or 256,
-    and no rope base."""
+    """Return keys of real files, without which engines assume other heads and no rope base."""
     return {
         ".attention.key_length": u32(s.head),
         ".attention.value_length": u32(s.head),
@@ -244,8 +242,7 @@ def hrm_text(s: Sizes) -> Keys:
 
 
 def nemotron_h(s: Sizes) -> Keys:
-    """Return keys for three layers: a recurrent layer, an attention layer, and a feed-forward
-    layer."""
+    """Return keys for a recurrent layer, an attention layer and a feed-forward layer."""
     return {
         **heads_by_layer(s),
         ".feed_forward_length": u32(*(0 if il <= 1 else s.n_ff for il in range(s.n_layer))),
