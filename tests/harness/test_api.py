@@ -1,4 +1,5 @@
-"""The public names: light to import, whole, and `check` for scripts."""
+"""The public names of the package: they are complete, importing them is fast, and `check` works in
+scripts."""
 
 import subprocess
 import sys

@@ -137,7 +137,8 @@ def test_known_mistakes_get_their_own_answers(test: Measurement) -> None:
 
 
 def test_a_whole_report_is_right_at_temperature_one(model: Path) -> None:
-    """Two tokens after the prompt have one follower; then every test's own. 1 - p is summed."""
+    """The two tokens after the prompt have one possible next token. Then each test has its own
+    tokens. The test sums 1 - p."""
     engine = Model(model, Mirror(1, 512, ()), n_ctx=512)
     doubt, text = 0.0, []
     ids = engine.tokenizer().encode(PROMPT.encode(), add_special=True, parse_special=False)

@@ -1,4 +1,4 @@
-"""Acid tests of a SentencePiece tokenizer: each wrong one is named, and nothing else."""
+"""Acid tests of a SentencePiece tokenizer: each wrong tokenizer is named, and nothing else."""
 
 from pathlib import Path
 
@@ -74,7 +74,7 @@ def test_spaces_written_as_stored_are_named(model: Path) -> None:
 
 @pytest.mark.parametrize("parsed", [True, False])
 def test_control_token_in_the_prompt_is_ok_as_token_and_as_text(model: Path, parsed: bool) -> None:
-    """A chat parses the token, a completion has it as text."""
+    """In a chat the engine parses the token. In a completion it reads the token as text."""
     with LocalSession(Adapter.member("fast"), model, EXACT) as session:
         ids = session.ask("tokenize", [PROMPT.encode()], parse_special=parsed)
         assert isinstance(ids, Answered)

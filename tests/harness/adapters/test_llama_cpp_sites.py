@@ -1,4 +1,5 @@
-"""Sites of the nodes in llama.cpp's graph, in every version whose graph is recorded."""
+"""Sites of the nodes in llama.cpp's graph, in every version of llama.cpp whose graph is
+recorded."""
 
 import ctypes
 from collections import Counter

@@ -1,4 +1,5 @@
-"""Names of llama.cpp in other versions: a missing one is unanswerable, never a crash."""
+"""Functions of llama.cpp in other versions: a missing function makes a question unanswerable, and
+is never a crash."""
 
 import ctypes
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""A user's Python class is an engine, run in its own process and never trusted."""
+"""A user's Python class is an engine. It runs in its own process and is untrusted."""
 
 import importlib
 import shutil
@@ -206,7 +206,7 @@ def test_engine_output_goes_to_its_log(model: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Provide a package that registers two names, one of which is ours."""
+    """Provide a package that registers two engine names, one of which is ours."""
     written(tmp_path, HONEST, "their_engine.py")
     info = tmp_path / "their_engine-1.dist-info"
     info.mkdir()

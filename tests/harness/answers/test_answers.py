@@ -1,4 +1,5 @@
-"""Every question has a form for its answer, in this process and from another."""
+"""Every question demands a form for its answer, from an engine in this process and from another
+process."""
 
 import re
 from collections.abc import Iterator

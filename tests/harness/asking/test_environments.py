@@ -1,4 +1,5 @@
-"""Other versions of an engine: environments are built completely or not at all, with the reason."""
+"""Other versions of an engine: an environment is built completely or not at all, and a failure has
+a reason."""
 
 import io
 import re
@@ -75,7 +76,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def sdist(tmp_path: Path) -> Sdist:
-    """Put a version where pip finds it."""
+    """Return a function that puts a version where pip finds it."""
 
     def make(version: str, module: str = "", broken: bool = False) -> None:
         backend = BACKEND.replace("VERSION", version).replace("BROKEN", str(broken))
@@ -200,7 +201,8 @@ def test_a_version_is_asked_through_the_same_adapter() -> None:
 
 
 def test_worker_prefers_the_packages_of_its_environment(cache: Path) -> None:
-    """`describe` reports the loaded llama_cpp: a stand-in, though another one is installed."""
+    """`describe` reports the loaded llama_cpp, which is a stand-in, although the real package is
+    installed too."""
     folder = folder_of(NAME)
     make = [sys.executable, "-m", "venv", "--without-pip", str(folder)]
     subprocess.run(make, check=True)

@@ -1,5 +1,5 @@
-"""A model path that is no longer a file is not opened: a pipe would block an engine past any
-limit."""
+"""A model path that is no longer a file is not opened, because a pipe would block an engine beyond
+any time limit."""
 
 import os
 from pathlib import Path

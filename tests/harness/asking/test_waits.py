@@ -1,4 +1,4 @@
-"""Messages about questions that timed out, and the rule for repeating them."""
+"""Messages about questions that timed out, and the rule for asking them again."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,7 +19,7 @@ OTHER = Request(batches=(Batch.of([1, 2, 9]), Batch.of([4], start=3)))
 
 
 class InTurn(LocalSession):
-    """An engine that gives these outcomes one after the other."""
+    """An engine that returns these outcomes one after the other."""
 
     def __init__(self, *outcomes: Outcome) -> None:
         super().__init__(Reference, None, EXACT)
@@ -79,7 +79,7 @@ def test_other_run_and_a_run_late_once_are_asked_again() -> None:
 def beside(
     seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[tuple[Outcome, Outcome], list[str]]:
-    """Ask an oracle that takes so many seconds, and a subject that is late once."""
+    """Ask an oracle that takes this number of seconds, and a subject that is late once."""
     asked: list[str] = []
 
     def ask(who: str, *outcomes: Outcome) -> Callable[[], Outcome]:

@@ -1,4 +1,5 @@
-"""Benchmarks: measured engines, turns and results. Never the speed itself."""
+"""Benchmarks: the engines measured, their turns and their results. No test judges the speed
+itself."""
 
 import json
 import math
@@ -32,7 +33,7 @@ OURS, GGML, GGUF = "reference", "llama.cpp", "gguf-py"
 
 
 class Stopwatch(Session):
-    """A stopwatch that answers with the given seconds in order, and repeats the last."""
+    """A stopwatch that returns the given seconds in order, and repeats the last."""
 
     def __init__(self, name: str, seconds: list[float], log: list[tuple[str, int]]) -> None:
         self.name, self.seconds, self.log = name, seconds, log
@@ -114,7 +115,8 @@ def test_a_mean_of_ratios_is_geometric() -> None:
 
 @pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
 def test_bench_decodes_ordinary_numbers(kind: type[WeightFormat]) -> None:
-    """Random halves would be NaN or infinite now and then, which some code is slow on."""
+    """Random half-precision numbers would sometimes be NaN or infinite, and some code is slow on
+    these."""
     raw = blocks_of(kind, 4096, seed=0)
     assert kind.whole_blocks(raw) * kind.weights == 4096
     if "d" in (kind.layout.names or ()) and kind.layout["d"].kind == "f":
@@ -133,7 +135,8 @@ def test_the_first_call_warms_up_and_another_is_always_timed() -> None:
 
 
 def test_rate_counts_the_calls_of_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time of a call would be wrong, because it is the same with two threads as with one."""
+    """The time of a single call would be wrong, because it is the same with two threads as with
+    one."""
     turns = [(0.0, 1.0, 3), (0.5, 2.0, 5)]
     monkeypatch.setattr(_timing, "repeat_work", lambda work, seconds: turns.pop())
     pieces = pieces_of(np.zeros(8, np.uint8), (1, 1), 2)

@@ -1,4 +1,4 @@
-"""`bench check`: the distribution of a check's time, for our own engine or another."""
+"""`bench check`: how a check spends its time, with our own engine or another."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""`bench run`: its rows and its promises; no time is judged."""
+"""`bench run`: its rows and its promises. No test judges times."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""`bench shadow`: its rows and its promise; no time is judged."""
+"""`bench shadow`: its rows and its promise. No test judges times."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`bench tokens`: its texts, its rows and its promises; no time is judged."""
+"""`bench tokens`: its texts, its rows and its promises. No test judges times."""
 
 from collections import Counter
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Engines that show and replace only some tensors: hidden ones are not compared, and accuse no
+"""Engines that show and replace only some tensors. Hidden tensors are not compared, and accuse no
 engine."""
 
 from collections.abc import Sequence

@@ -1,4 +1,5 @@
-"""Slices of one layer have only the first tokens of a large vocabulary and its special ones."""
+"""Slices with one layer contain only the first tokens of a large vocabulary and its special
+tokens."""
 
 from contextlib import closing
 from dataclasses import replace
@@ -96,7 +97,7 @@ def test_both_engines_take_slices_with_few_tokens_and_name_the_wrong_layer(
 
 
 class KnowsItsVocabulary(Reference, name="test:knows-its-vocabulary"):
-    """An honest engine with its vocabulary's size in its code."""
+    """An honest engine whose code contains the size of its vocabulary."""
 
     def evaluate(self, request: Request) -> Evaluation:
         found = super().evaluate(request)

@@ -1,4 +1,4 @@
-"""Further runs of a large model, on its first layers, with its own types."""
+"""Further runs of a large model use only its first layers, with their own weight types."""
 
 import errno
 from contextlib import closing
@@ -115,7 +115,7 @@ def test_bisect_names_the_op_that_is_wrong_in_the_first_layers(tmp_path: Path) -
 
 
 class Six(Reference, name="fewer layers: knows six alone"):
-    """An engine with the number of layers in its code."""
+    """An engine whose code contains the number of layers."""
 
     def evaluate(self, request: Request) -> Evaluation:
         if "blk.5.attn_q.weight" not in self.loaded.file.tensors:
@@ -166,7 +166,7 @@ class RefusingPipeline(Pipeline, name="fewer layers: four stages, or it refuses"
 
 
 class BySize(Reference, name="fewer layers: has a table by their number"):
-    """An engine that identifies the model's size by its number of layers."""
+    """An engine that recognises the model's size by its number of layers."""
 
     def make_model(self) -> Model:
         model = super().make_model()

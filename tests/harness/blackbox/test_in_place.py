@@ -1,4 +1,5 @@
-"""A fault of one tensor in its place: slices, lenses and the F32 twin do not show it."""
+"""A fault of one tensor that shows only at the tensor's place. Slices, lenses and the F32 twin do
+not show it."""
 
 import sys
 from collections.abc import Iterator
@@ -32,8 +33,8 @@ OFF = np.float32(1.001)
 
 
 class OneTensorOff(Mirror):
-    """A tensor that is off by a thousandth, and only as it is stored: in F32, or by another name,
-    it is right."""
+    """An engine that reads one stored tensor wrongly by a thousandth. In F32, or under another
+    name, it reads this tensor right."""
 
     tensor = ""
 

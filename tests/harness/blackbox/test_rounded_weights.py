@@ -1,5 +1,5 @@
-"""Engines that decode quantised weights to halves, as llama.cpp does on CUDA, and keep those in
-F32, so that no model made in F32 shows it."""
+"""Engines that decode quantised weights to half precision, as llama.cpp does on CUDA. They keep F32
+weights unrounded, so no F32 probe model shows this."""
 
 from collections.abc import Callable
 from dataclasses import replace

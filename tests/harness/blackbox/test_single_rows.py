@@ -1,5 +1,5 @@
-"""A kernel for one row of a quantised matrix, which no slice in F32 and no lens uses. The whole
-model differs, and its runs say which batches do."""
+"""A kernel for one row of a quantised matrix, which no F32 slice and no lens uses. The whole model
+differs, and its runs show which batches are wrong."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-"""A model too large in F32: some layers at a time are tested at their places, and the untested
-parts are named."""
+"""A model that is too large in F32. Some layers at a time are tested at their places, and the
+report names the untested parts."""
 
 from contextlib import closing
 from dataclasses import replace
@@ -50,7 +50,7 @@ def test_layers_in_f32_are_grouped_to_fit_into_a_twin(
 
 @pytest.mark.usefixtures("small_room")
 def test_fault_by_layer_number_is_seen_at_its_place_and_named(tmp_path: Path) -> None:
-    """Conversions of activations may hide the fault in the model as it is stored."""
+    """In the stored model, conversions of activations may hide the fault."""
     fault = OneLayerFault(way=BY_NUMBER, layer=1, where="Qcur_rope", change="not-turned")
     models = KnownModels(folder=tmp_path)
     asker = asker_of(builtin("q4_0", tmp_path), tmp_path / "made")

@@ -1,4 +1,4 @@
-"""Lenses wider than their model: of width 96, in which ffn_down alone has blocks of 256."""
+"""Lenses that are wider than their model, which has width 96 and blocks of 256 only in ffn_down."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Descriptions of a part besides its name: its batches, its bias, and untested parts."""
+"""Descriptions of a part in addition to its name: its batches, its bias, and untested parts."""
 
 from collections.abc import Callable
 from math import exp, log
@@ -49,8 +49,7 @@ ALL_ALIKE = "experts that are all alike"
 def test_router_wrong_in_every_layer_is_asked_about_once(
     tmp_path: Path,
 ) -> None:
-    """Each question rewrites all experts of a layer in F32, which takes seconds for a real
-    model."""
+    """Each question rewrites all experts of a layer in F32, which takes seconds on a real model."""
     path = model_of_arch("qwen3moe", tmp_path, {})
     found = bisected(path, tmp_path / "made", engine=NEXT_EXPERT)
     wrong = faults(found)

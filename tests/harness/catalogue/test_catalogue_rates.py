@@ -1,4 +1,4 @@
-"""The tables of README.md and reports/TRUST.md match the results for the current engines."""
+"""The tables of README.md and reports/TRUST.md match the stored results for the current engines."""
 
 import pytest
 

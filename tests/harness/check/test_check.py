@@ -1,4 +1,4 @@
-"""A check: refusals at the start, the suites that run, and the sum of their verdicts."""
+"""A check: refusals at its start, the suites that run, and the exit code for their verdicts."""
 
 import shlex
 import sys
@@ -50,7 +50,7 @@ NOT_OF_LLAMA = "embeddings"  # not applicable, and said only where it is asked f
 
 
 def plan_for(path: Path, **changes: Any) -> Plan:
-    """Plan our own engine against itself, which needs no llama.cpp."""
+    """Return a plan that compares our own engine with itself, which needs no llama.cpp."""
     known: dict[str, Any] = {"case": path.name, "model": path, "subject_model": path}
     known |= {"oracle": "reference", "settings": EXACT, "n_tokens": 9, "n_steps": 4}
     known |= {"command": str(path)}
@@ -229,7 +229,7 @@ def test_question_without_an_answer_is_a_verdict_and_other_suites_run(
 
 
 class Outgrown(LocalSession):
-    """An engine that accepts everything and computes wrong results."""
+    """An engine that accepts every file and computes wrong results."""
 
     def _ask(self, question: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome:
         outcome = super()._ask(question, args, kwargs)

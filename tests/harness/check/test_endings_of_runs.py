@@ -1,4 +1,4 @@
-"""The last lines of a run: the engines that it is about, and unasked ones."""
+"""The last lines of a run name the engines that were compared, and those that were not."""
 
 import json
 from dataclasses import replace

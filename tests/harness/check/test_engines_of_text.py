@@ -1,5 +1,5 @@
-"""Engines with UTF-8 texts only, and engines without flags: impossible questions are not compared,
-and wrong answers are still found."""
+"""Engines that accept only UTF-8 texts, and engines without flags. Questions that they cannot
+answer are not compared, and wrong answers are still found."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from tests.models import builtin
 
 
 class OfText(Reference, name="test:of-text"):
-    """An engine of text that dies of other bytes, and shows U+FFFD for invalid ones."""
+    """An engine of text that dies on other bytes, and shows U+FFFD for invalid ones."""
 
     def describe(self) -> EngineInfo:
         return replace(super().describe(), utf8_only=True)

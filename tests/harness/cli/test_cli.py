@@ -1,4 +1,4 @@
-"""Results that machines can read."""
+"""Results of commands that programs can read."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from tests.models import builtin, with_changed_weight
 
 
 def one_object(text: str) -> dict[str, Any]:
-    """Return one JSON object without the literals that JSON lacks."""
+    """Return the JSON object in the text, which must not contain literals that JSON lacks."""
     value = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert isinstance(value, dict)
     assert text.count("\n") == 1

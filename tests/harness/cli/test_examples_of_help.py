@@ -1,4 +1,4 @@
-"""The help of every command has an example, and the command line takes every example."""
+"""The help of every command has an example, and the command line accepts every example."""
 
 import re
 import shlex
@@ -47,7 +47,7 @@ def test_example_with_an_unknown_option_is_refused():
 
 
 def parsed(line: str) -> None:
-    """Parse without running anything. Raises UsageError."""
+    """Parse a command line without running it. Raises UsageError."""
     plain = re.sub(r"\$\(.*?\)", "model.gguf", re.split(r" [|>] ", line)[0])
     (_, *words), command = shlex.split(plain, comments=True), get_command(app)
     while hasattr(command, "commands"):

@@ -25,7 +25,7 @@ def test_file_other_than_a_list_is_not_overwritten(lockstep: Lockstep, tmp_path:
 
 
 def test_reasons_stay_in_a_rewritten_list(lockstep: Lockstep, tmp_path: Path) -> None:
-    """The same command runs once more, after somebody wrote down why."""
+    """The same command runs again after a user has written down the reasons."""
     path = tmp_path / "known.json"
     asked = ["check", "builtin:f32", "--engine", "mutant:wrong-eps", "--oracle", "reference"]
     asked += ["--suite", "trace", "--tokens", "4", "--report", str(tmp_path), "-q"]

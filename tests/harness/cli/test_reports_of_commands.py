@@ -1,4 +1,4 @@
-"""Commands that say where and why an engine is wrong leave a report, as `check` does."""
+"""Commands that locate or name a fault write a report, as `check` does."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`lockstep trace -o FOLDER` keeps files of other programs."""
+"""`lockstep trace -o FOLDER` does not overwrite files of other programs."""
 
 import json
 from pathlib import Path

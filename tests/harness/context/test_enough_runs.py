@@ -1,4 +1,4 @@
-"""More honest runs are made before an engine is blamed, unless they cannot matter."""
+"""More honest runs are made before an engine is blamed, unless they cannot change the verdict."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ LIMIT = float(whole_run(FEW, 1.0).allowed)
 
 
 class Judge:
-    """A stand-in for the parts of a context that are used."""
+    """A stand-in for those parts of a context that the tests use."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, jumps: bool = False) -> None:
         monkeypatch.setattr("lockstep.harness.context.enough_runs.may_jump", lambda _: jumps)
@@ -61,7 +61,7 @@ def test_more_runs_are_made_if_either_is_neither_near_nor_far(
 def test_run_without_conversions_counts_for_an_engine_without_any(
     by: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run is far from the run with conversions, and honest: more runs may say so."""
+    """The run is far from the run with conversions, and still honest. More runs may show that."""
     judge: Any = Judge(monkeypatch)
     far = 2 * CLEARLY * LIMIT
     runs = (TRUTH, moved(far + by))

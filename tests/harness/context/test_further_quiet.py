@@ -1,4 +1,4 @@
-"""Engines without logits, tested beyond a usual prompt, and for control tokens."""
+"""Engines without logits, tested with longer prompts than usual, and with control tokens."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ QUIET = {"logprobs": "logprobs", "greedy": "decode", "generate": "text"}
 
 
 def quiet(level: str) -> str:
-    """Return an engine with only this level, which goes wrong after 64 rows."""
+    """Return an engine that offers only this level, and is wrong after 64 rows."""
     changes = {"levels": (level,), "ops": RowsBehind64, "make_ops": Reference.make_ops}
     return made(f"further: {level}", Quiet, **changes)
 
@@ -82,7 +82,7 @@ def test_engine_with_logits_after_many_tokens_must_choose_too(
 
 
 def short_of(question: str, error: type[EngineError] = Unsupported) -> Any:
-    """Return an honest engine with room for 64 tokens, which reports it."""
+    """Return an honest engine with room for 64 tokens, which reports this limit."""
 
     def ask(self: Any, given: Any, n: int) -> Any:
         longest = max(map(len, given)) if question == "logprobs" else len(given)

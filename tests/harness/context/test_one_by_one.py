@@ -1,4 +1,4 @@
-"""One item that breaks an engine costs that item, and not the others of the same question."""
+"""If one item breaks an engine, only that item is lost, not the others of the same question."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ TEXTS = [b"a" * n for n in (3, 1, 70_000, 2, 9, 4, 5)]
 
 
 class Asked:
-    """A question that fails with any item that `is_bad`, and counts."""
+    """A question that fails if any of its items `is_bad`. It counts how often it is asked."""
 
     def __init__(self, *bad: bytes, status: Status = "crashed") -> None:
         self.bad, self.status, self.times = bad, status, 0

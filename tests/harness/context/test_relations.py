@@ -1,6 +1,6 @@
-"""Logits must not depend on the form of the question, and engines that differ are found.
+"""Logits must not depend on how a question is asked. Engines whose logits do are found.
 
-Twice as many tokens take another path of flash attention, which honest runs take as well.
+With twice as many tokens, flash attention uses another code path, in honest runs too.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from tests.models import with_values, written
 
 
 class Right(Reference, name="asked: right"):
-    """A right engine; subclasses are wrong in one way of asking."""
+    """A right engine. Each subclass is wrong in one way of asking."""
 
     def evaluate(self, request: Request) -> Evaluation:
         found = super().evaluate(request)
@@ -33,7 +33,7 @@ class Right(Reference, name="asked: right"):
 
 
 class Watched(Right, name="asked: watched"):
-    """An engine with right logits while no tensor is looked at."""
+    """An engine whose logits are right as long as no tensor is requested."""
 
     def rows(self, request: Request, found: Evaluation) -> Iterator[Any]:
         for rows in found.logits:
@@ -97,7 +97,7 @@ def test_other_sequence_is_given_only_if_the_cache_has_room(model: Path) -> None
 def test_wrong_choice_of_experts_is_found_by_any_relation(
     tmp_path: Path,
 ) -> None:
-    """Honest runs are made if few rows differ, to see if they choose the same experts."""
+    """If only few rows differ, honest runs are made to see if they choose the same experts."""
     model = builtin_model("moe", tmp_path)
     found = logits_of(model, "mutant:experts-of-limited-capacity", n_tokens=32)
     asked = {verdict.detail.get("asked") for verdict in found if verdict.status == "diverged"}

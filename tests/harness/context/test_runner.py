@@ -1,4 +1,4 @@
-"""Each behaviour of an engine is an outcome, and the next question is answered."""
+"""Each behaviour of an engine becomes an outcome, and the next question is answered."""
 
 import os
 import signal
@@ -41,7 +41,7 @@ HASTY = Runner(time_limit=0.5, modules=MODULES)
 
 @pytest.fixture(params=["started", "forked"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Start workers by themselves, or fork them from a template."""
+    """Start workers without a template, or fork them from it."""
     if request.param == "started":
         monkeypatch.setattr(template, "KEPT", [])
         yield request.param
@@ -63,7 +63,7 @@ def does(session: Session, deed: str) -> Outcome:
 
 
 def worker_of(session: Session) -> int:
-    """Return the process that answers, which also proves that one does."""
+    """Return the process id of the worker that answers."""
     outcome = session.ask("greedy", [], 1)
     assert isinstance(outcome, Answered), outcome
     assert session.pid == outcome.value[0]
@@ -71,7 +71,7 @@ def worker_of(session: Session) -> int:
 
 
 def is_running(pid: int) -> bool:
-    """Return True if a process has not ended; a zombie has."""
+    """Return True if a process has not ended. A zombie has ended."""
     status = subprocess.run(
         ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
     ).stdout.strip()
@@ -79,7 +79,7 @@ def is_running(pid: int) -> bool:
 
 
 def comes_true(condition: Callable[[], bool]) -> bool:
-    """Wait until the condition is true; the limit only bounds a failing test."""
+    """Wait until the condition is true. The time limit matters only for a failing test."""
     end = time.monotonic() + 30
     while not condition() and time.monotonic() < end:
         time.sleep(0.01)
@@ -132,7 +132,8 @@ def test_death_is_a_crash_with_last_words_and_the_next_answer_comes(
 def test_engine_may_decode_a_large_model_within_the_machines_memory(
     tmp_path: Path,
 ) -> None:
-    """A gigabyte of four-bit weights is eight in F32: an engine that decodes them all is honest."""
+    """A gigabyte of four-bit weights is eight gigabytes in F32. An engine that decodes all weights
+    is honest."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limits = []
     for size in (1 << 20, 1 << 30, 1 << 40):
@@ -269,7 +270,8 @@ def test_forgotten_session_leaves_no_worker() -> None:
 
 
 def test_independently_started_worker_is_no_fork(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Libraries read some variables when loaded, and a user's class may use any library."""
+    """Some libraries read variables only when they are loaded, and a user's class may use any
+    library."""
     with PATIENT.open("fake", None, EXACT) as session:
         assert isinstance(session, IsolatedSession)
         session.start()

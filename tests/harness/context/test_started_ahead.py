@@ -1,4 +1,4 @@
-"""A user's engine that is opened for several models in turn is started in advance, without an
+"""A user's engine that is opened for several models in sequence is started in advance, without an
 effect on its answers."""
 
 import os
@@ -57,7 +57,7 @@ def program() -> str:
 
 
 def opened(adapter: str, model: Path | None = None) -> Session:
-    """Open an engine that has answered, so its process runs."""
+    """Return a session with an engine that has answered, so that its process runs."""
     session = Runner(time_limit=60).open(adapter, model, EXACT)
     outcome = session.ask("describe")
     assert isinstance(outcome, Answered), outcome
@@ -70,7 +70,7 @@ def pid_of(session: Session) -> int | None:
 
 
 def pids(adapter: str, times: int, model: Path | None = None) -> list[int | None]:
-    """Return the process ids of sessions, opened one after the other."""
+    """Return the process ids of sessions that are opened one after the other."""
     found = []
     for _ in range(times):
         with opened(adapter, model) as session:

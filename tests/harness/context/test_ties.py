@@ -1,4 +1,4 @@
-"""`run` says where a greedy choice was no choice."""
+"""`run` says which greedy choices were ties."""
 
 import json
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ SMALL = {"seed": 1, "n_layer": 1, "n_embd": 16, "n_ff": 16}
 
 
 def flat(folder: Path) -> Path:
-    """Return a model whose logits are all zero, because its output matrix is."""
+    """Write a model whose logits are all zero, because its output matrix is zero."""
     path = written(folder, **SMALL)
     return with_values(path, path, "output.weight", np.zeros_like)
 

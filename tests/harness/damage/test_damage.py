@@ -1,4 +1,4 @@
-"""Changes of one element: the seeded choice, and the criterion of success."""
+"""Changes of one element: how the seed chooses them, and when a change counts as found."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Diagnosis of engines that read parts of a file wrongly, on models that show it."""
+"""Diagnosis of engines that read parts of a file wrongly, on models that show this."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Lists of likely tokens: a mistake is named by the distance of its logits, not by its limit."""
+"""Lists of likely tokens: a mistake is named by the distance of its logits, not by their limit."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +32,8 @@ def compared(said: Listed, row: F32) -> Compared:
 
 
 def wrong_one() -> F32:
-    """Return logits of an engine that exceeds the noise slightly, each by its own share."""
+    """Return logits of an engine that exceeds the noise slightly, with another error for each
+    logit."""
     shares = np.random.default_rng(7).uniform(-1, 1, RIGHT.size)
     off = SHARE * 2 * NOISE * largest(RIGHT) * shares
     return (RIGHT + off).astype(np.float32)

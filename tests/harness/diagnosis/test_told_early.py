@@ -1,6 +1,7 @@
-"""Messages of a diagnosis before its end, and about unknown faults.
+"""Messages that a diagnosis prints before its end, and messages about unknown faults.
 
-Before its end it tells how long it takes, what differs, and the result of each aspect.
+Before its end, a diagnosis prints how long it will take, what differs, and the result of each
+aspect.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from tests.models import builtin, written
 
 
 class NoLineBreaks(Reference):
-    """An engine that loses an id of some texts, unlike any known mistake."""
+    """An engine that loses an id in some texts, unlike any known mistake."""
 
     def tokenize(self, texts: Sequence[bytes], **flags: bool) -> list[list[int]]:
         rows = super().tokenize(texts, **flags)

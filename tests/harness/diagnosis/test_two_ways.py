@@ -1,4 +1,5 @@
-"""Mistakes are tried with ggml's roundings and without; one without an effect is tried once."""
+"""Mistakes are tried with ggml's roundings and without them. A mistake without any effect is tried
+only once."""
 
 from pathlib import Path
 from typing import Any

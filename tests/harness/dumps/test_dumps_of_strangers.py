@@ -1,4 +1,5 @@
-"""A dump from elsewhere is read only within its folder, and refused with one clear error."""
+"""A dump from an untrusted source is read only within its folder, and refused with one clear
+error."""
 
 import json
 import struct
@@ -110,7 +111,7 @@ def test_oversized_map_is_refused_at_once() -> None:
 
 
 def test_text_between_two_stars_is_not_searched_again() -> None:
-    """A name with stars that backtrack for each other takes cubic time."""
+    """Matching a name with several stars takes cubic time if they backtrack."""
     names = parsed("m", b'[nodes]\n"*a*a{layer}z" = "x-{layer}"')
     assert names.find("a0" * 250) is None
     assert "(?>" in names.rules[0].pattern.pattern
@@ -131,8 +132,8 @@ def test_layer_number_includes_all_its_digits() -> None:
 def test_map_applies_only_to_architectures_that_it_lists(
     model: Path, written: Path, tmp_path: Path
 ) -> None:
-    """Modules of another architecture have the same names and other values, which would accuse the
-    dump."""
+    """Modules of another architecture have the same names but other values, so the map would accuse
+    the dump."""
     folder = changed(written, tmp_path / "d", lambda *_: None)
     (folder / "m.toml").write_text(f'architectures = ["qwen2"]\n{EVERYTHING}')
     say(folder, map="m.toml")
@@ -188,7 +189,7 @@ def test_both_half_precision_dumps_match_the_whole_run(
 
 
 def test_dump_that_claims_a_known_engine_is_not_excused(tmp_path: Path) -> None:
-    """Transformers is known to ignore the frequency factors of such a model."""
+    """It is a known fault of transformers to ignore the frequency factors of such a model."""
     model = tmp_path / "m.gguf"
     write_case(finding_named("transformers-rope-freqs"), model)
     folder = tmp_path / "transformers"
@@ -204,7 +205,7 @@ def test_dump_that_claims_a_known_engine_is_not_excused(tmp_path: Path) -> None:
 
 
 def renamed(index: dict[str, Any], tensors: dict[str, Any]) -> None:
-    """Rename tensors as another framework does, except for the logits."""
+    """Rename all tensors except the logits, as another framework names them."""
     for key in [key for key in tensors if not key.endswith("/result_output")]:
         step, _, name = key.partition("/")
         tensors[f"{step}/model.{name}"] = tensors.pop(key)
@@ -229,7 +230,7 @@ def test_dump_without_known_names_does_not_conform_by_its_logits(
 def test_dump_that_claims_too_much_memory_is_refused_unread(
     model: Path, written: Path, tmp_path: Path
 ) -> None:
-    """A sparse file of a terabyte takes no room on the disk."""
+    """A sparse file of a terabyte occupies no disk space."""
     folder = tmp_path / "huge"
     copytree(written, folder)
     read_dump(folder)  # as it is: no word

@@ -1,5 +1,5 @@
-"""Engines from public packages: environments are built completely or not at all, and used by
-name."""
+"""Engines from public packages. An environment is built completely or not at all, and the engine's
+name selects it."""
 
 import ast
 import base64
@@ -60,7 +60,7 @@ Wheel = Callable[[str], None]
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return an empty cache, with a pip that sees only our folder, and one more engine."""
+    """Return an empty cache, with a pip that sees only our folder, and with one more engine."""
     monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
@@ -74,7 +74,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def wheel(tmp_path: Path) -> Wheel:
-    """Put the fake engine's package where pip finds it."""
+    """Return a function that puts the fake engine's package where pip finds it."""
 
     def make(module: str) -> None:
         info = "lockstep_fake-1.0.dist-info"
@@ -217,7 +217,7 @@ def test_every_engine_has_a_pinned_package_and_every_program_an_engine() -> None
 
 @pytest.mark.parametrize("path", sorted(PROGRAMS.glob("*.py")), ids=lambda path: path.name)
 def test_program_knows_nothing_of_lockstep(path: Path) -> None:
-    """The program runs where our packages are missing."""
+    """The program runs in an environment without our packages."""
     for node in ast.walk(ast.parse(path.read_text())):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []

@@ -1,4 +1,4 @@
-"""The command in any finding of a fuzzer reproduces it."""
+"""The command in each finding of a fuzzer reproduces the finding."""
 
 import shlex
 from collections.abc import Callable
@@ -68,7 +68,7 @@ def found(tmp_path: Path) -> Found:
 
 @pytest.fixture
 def again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Again:
-    """Run a finding's command; return its exit code and findings."""
+    """Run the command of a finding. Return its exit code and its findings."""
 
     def run(verdict: Verdict) -> tuple[int | None, set[str]]:
         lockstep, *words = shlex.split(verdict.repro)

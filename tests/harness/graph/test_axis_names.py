@@ -1,4 +1,4 @@
-"""Axis names of an error, for any shape that an engine shows."""
+"""Names of the axes of an error, for any shape in which an engine shows a tensor."""
 
 import pytest
 

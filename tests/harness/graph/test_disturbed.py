@@ -1,4 +1,5 @@
-"""Numbers are moved by a share from -1 to 1 of their allowed error, integers not at all."""
+"""A number is moved by a random share, from -1 to 1, of its allowed error. Integers are not
+moved."""
 
 import numpy as np
 import pytest

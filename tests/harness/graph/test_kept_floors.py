@@ -1,5 +1,5 @@
-"""Noise floors shared by tests. One is reused only if all that it is computed from is the same, or
-a wrong op of a test would be judged by the right op's noise."""
+"""Noise floors that tests share. A noise floor is reused only if all its inputs are the same.
+Otherwise a test's wrong op would be judged by the noise of the right op."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,4 +1,5 @@
-"""Products with activations in another format: one format for a type of weights, or a fault."""
+"""Products with activations in another format are honest if all products of a weight type use one
+format."""
 
 from dataclasses import replace
 from typing import Any
@@ -41,7 +42,8 @@ def shown(given: Node, number: int | None) -> NDArray[Any]:
 
 
 def accepted(numbers: list[int | None], kinds: list[str] | None = None) -> list[bool]:
-    """Return True for each product that is accepted; each is off by its number's format."""
+    """Return for each product True if it is accepted. Each product is off by the format with its
+    number."""
     formats = ProductFormats(build=BUILD)
     sites = [Site(step=0, layer=i, name="x") for i in range(len(numbers))]
     for i, (site, number) in enumerate(zip(sites, numbers, strict=True)):

@@ -1,4 +1,4 @@
-"""Two engines judged on one node after the other: hand-made, without llama.cpp."""
+"""Two engines, judged on one node after the other: hand-made nodes, without llama.cpp."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -49,7 +49,7 @@ def product(result: Any = None) -> Node:
 
 
 def compute(given: Node) -> NDArray[Any]:
-    """Compute as an engine that replays llama.cpp's graph."""
+    """Compute a node as an engine that replays llama.cpp's graph."""
     return Honest().compute(BUILD, given)
 
 
@@ -68,7 +68,7 @@ def judge(folder: Path, subject: NDArray[np.float32] = W, engine: Compute = comp
 
 
 def changed(by: float) -> NDArray[np.float32]:
-    """Return a copy with one element times 1 + by."""
+    """Return a copy in which one element is multiplied by 1 + by."""
     other = W.copy()
     other[3, 7] *= 1 + by
     return other
@@ -158,7 +158,7 @@ def parameters(eps: float) -> NDArray[np.int32]:
 
 
 def test_parameters_come_from_the_subjects_file(tmp_path: Path) -> None:
-    """The oracle's parameters would make every engine agree that replays a graph."""
+    """With the oracle's parameters every engine that replays a graph would agree."""
     found = judge(tmp_path)
     found(normed(1e-5))
     found.parameters = {(0, 0, 5): parameters(1e-2)}
@@ -213,7 +213,7 @@ def test_fractional_ids_are_wrong_and_the_check_continues(tmp_path: Path) -> Non
 
 
 def test_wrong_op_without_inputs_is_found(tmp_path: Path) -> None:
-    """The op has no known design, because no source has a type that names one."""
+    """The op has no known design, because no source has a type that determines the design."""
     found = judge(tmp_path, engine=lambda given: given.value + np.float32(1))
     steps = np.arange(5, dtype=np.float32)
     found(replace(node("ARANGE", steps), params=np.float32([0, 5, 1] + [0] * 13).view(np.int32)))
@@ -303,7 +303,8 @@ def test_operands_without_weights_come_from_the_oracle() -> None:
 
 
 def chain(folder: Path, *, right: bool, limit: int = 1 << 20) -> NodeJudge:
-    """Return three products in a chain, by an engine that is right or wrong."""
+    """Return the judge of three products in a chain, computed by an engine that is right or
+    wrong."""
     names = [replace(SITE, name=name) for name in ("a", "b", "c")]
     reads: list[tuple[Site, ...]] = [(), (names[0],), (names[1],)]
     made = judge(folder, engine=compute if right else lambda node: compute(node) + 1)

@@ -1,4 +1,4 @@
-"""Errors allowed for whole rows of a norm: those of a float32 sum of squares."""
+"""The error allowed for whole rows of a norm, which is that of a sum of squares in float32."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def norm(x: Rows, op: str = "RMS_NORM") -> Node:
 
 
 def massive(x: Rows, times: float) -> Rows:
-    """Make one channel thousands of times larger than others, as in real models."""
+    """Make one channel thousands of times larger than the others, as in real models."""
     x = x.copy()
     x[:, 7] = times
     return x
@@ -43,7 +43,7 @@ def in_double(x: Rows) -> NDArray[np.float64]:
 
 
 def off(x: Rows) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the error of whole rows with squares added up in float32, and the error allowed."""
+    """Return the error of whole rows whose squares are added in float32, and the allowed error."""
     return np.abs(one_by_one(x) / in_double(x) - 1), error_of_rows(norm(x))[0, 0]
 
 
@@ -57,7 +57,8 @@ def test_float32_sum_of_squares_is_off_by_less_than_twice_the_estimate(
 
 
 def test_row_with_one_huge_element_has_a_real_error() -> None:
-    """Runs with the error of a sum in double, and with random roundings, are no measure."""
+    """Runs with the error of a sum in double precision and with random roundings do not show this
+    error."""
     x = massive(normal(1, ROWS, 4096), 5000)
     found, allowed = off(x)
     assert (found > 5 * U * np.sqrt(4096 / 3) / 2).all()

@@ -1,4 +1,4 @@
-"""Results of ggml on other processors: honest, and nothing near them is."""
+"""Results of ggml on other processors are honest, and wrong results near them are not."""
 
 from dataclasses import replace
 from functools import partial

@@ -1,4 +1,4 @@
-"""Noise of honest runs, for each row by its own size."""
+"""Noise of honest runs, scaled for each row by the row's own size."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ HUGE = np.array([[4096.0, 1.0], [2.0, -4.0], [0.0, 1.0]], np.float32)
 
 
 def moved(*errors: float) -> Any:
-    """Move the first number of each row by so much."""
+    """Move the first number of each row by the error for this row."""
     found = HUGE.astype(np.float64)
     found[:, 0] += errors
     return found
@@ -67,14 +67,15 @@ def test_column_with_one_overflow_may_overflow_anywhere() -> None:
 
 
 def test_rows_of_one_number_share_the_scale_of_the_largest() -> None:
-    """One of them may be nearly zero by chance, and no honest run needs to show its error."""
+    """Such a row may be nearly zero by chance, and honest runs need not show its error."""
     column, off = np.array([[4.0], [1e-9]]), np.array([[4.5], [1e-9]])
     assert noise_between(column, off) == Noise(worst=0.5, share=0.125)
     assert noise_between(column, off).room(column).tolist() == [[1.0]]
 
 
 def test_overflowing_row_explains_no_other_wrong_row() -> None:
-    """One honest run has two rows with large errors, fourteen with small ones, and one overflow."""
+    """One honest run has two rows with large errors, fourteen rows with small errors, and one
+    overflow."""
     truth = np.ones((40, 2))
     honest, wrong = truth.copy(), truth.copy()
     honest[0, 0] = np.inf

@@ -1,4 +1,4 @@
-"""Servers with only chats: their text is compared under the model's own template."""
+"""Servers that offer only chats: their text is compared under the model's own template."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""A server is asked over HTTP, and any answer is an outcome of that question alone."""
+"""A server is asked over HTTP. Any answer is an outcome of that question, and does not affect other
+questions."""
 
 import json
 from collections.abc import Callable
@@ -42,7 +43,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def spoilt(path: str, *at: str | int, value: Any = None, by: Any = None) -> Callable[..., Any]:
-    """Return a change of one place in a page's answers."""
+    """Return a function that changes one place in the answers of a page."""
 
     def change(page: str, said: Any) -> Any:
         if page != path:
@@ -107,8 +108,8 @@ def test_newer_object_lists_of_llama_server_are_read(model: Path) -> None:
 
 
 def test_server_without_bias_may_end_the_text() -> None:
-    """The server lists nothing there, and ends with its only end token; two such tokens would be
-    ambiguous."""
+    """The server lists nothing at the end, and the model has only one end token. With two such
+    tokens the end would be ambiguous."""
 
     def ask(method: str, path: str, body: Any = None) -> Any:
         if path == "/tokenize":

@@ -1,4 +1,4 @@
-"""LoRA files that a server has loaded: requests say with which scales it adds them."""
+"""LoRA files that a server has loaded: each request says with which scales to add them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -38,7 +38,7 @@ def added(path: Path, scale: float) -> AdapterFile:
 
 @pytest.mark.parametrize("n_asked", [0, 1, 2])
 def test_server_adds_the_requested_files(n_asked: int, model: Path, loras: list[Path]) -> None:
-    """Ask a server that adds both files fully unless a request says otherwise."""
+    """Ask a server that adds both files with scale 1 unless a request says otherwise."""
     asked = [added(loras[1], -0.7), added(loras[0], 0.4)][:n_asked]
     with serving(model, loras=loras) as url:
         assert {v.status for v in checked(model, url, *asked)} == {"agreed"}

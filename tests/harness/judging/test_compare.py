@@ -122,7 +122,7 @@ def test_agreement_is_symmetric(pair: tuple[np.ndarray, np.ndarray], allowed: fl
 def test_values_outside_the_limit_never_pass(
     pair: tuple[np.ndarray, np.ndarray], allowed: float
 ) -> None:
-    """Each element is judged again by Python's own floats."""
+    """The test judges each element again with Python's own floats."""
     a, b = pair
     within = all(
         x == y or (x != x and y != y) or abs(x - y) <= allowed

@@ -1,6 +1,6 @@
-"""Formulas of honest engines with other designs are known, and wrong ones are found.
+"""The formulas of honest engines with other designs are known, and wrong formulas are found.
 
-Whole engines of these designs: tests/differential/test_designs.py.
+Tests of whole engines with these designs: tests/differential/test_designs.py.
 """
 
 from functools import partial
@@ -68,7 +68,7 @@ def test_angle_designs_are_honest_up_to_positions_of_tens_of_thousands(
 
 @ropes
 def test_tiny_elements_do_not_hide_the_frequency(params: RopeParams) -> None:
-    """The bound of such elements is far below the roundings of their large neighbours."""
+    """The bound of such elements is far smaller than the roundings of their large neighbours."""
     x = normal(1, len(POSITIONS), 4, params.n_rot)
     x[:, ::2, 1::2] = 0
     assert turns_well(rotated_with(InverseFrequency(), x, params), x, params)

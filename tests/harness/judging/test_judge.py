@@ -1,4 +1,4 @@
-"""Judgement of one op: no honest engine is blamed, and one wrong element is located."""
+"""The judgement of one op: it blames no honest engine, and locates a single wrong element."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def test_smallest_visible_scale_error_is_four_bounds_of_the_best_element() -> No
     ],
 )
 def test_wholly_wrong_tokens_and_heads_are_recognised(wrong: Any, alone: Any) -> None:
-    """The finding names axes: 16 tokens and 3 heads."""
+    """The finding names the axes of 16 tokens and 3 heads."""
     truth = np.zeros((16, 3, 4), np.float32)
     shown = truth.copy()
     shown[(*wrong, 1)] = 1
@@ -71,7 +71,8 @@ def test_nan_gives_nan_and_a_possible_overflow_has_no_limit(compute: Any, shown:
 
 
 def test_nan_in_a_hidden_cell_may_reach_the_sum() -> None:
-    """llama.cpp multiplies it by a weight of zero; an engine that skips the cell has a number."""
+    """llama.cpp multiplies the NaN by a weight of zero. An engine that skips the cell has a
+    number."""
     p = np.array([[[0.5, 0.5, 0.0], [0.0, 0.5, 0.5]]], np.float32)
     v = np.array([[[1.0]], [[2.0]], [[np.nan]]], np.float32)
     truth = carry_bound(OPS.kqv(p, v))

@@ -1,4 +1,4 @@
-"""Formats of few bits, held against lists of all their numbers."""
+"""Formats of few bits, compared with lists of all their numbers."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,8 @@ from lockstep.harness.judging.small_floats import in_e4m3, in_e5m2, in_mxfp4, in
 
 
 def numbers(exponent_bits: int, bits: int, largest: float) -> NDArray[np.float64]:
-    """Return all non-negative numbers of a float with so many bits, by their codes."""
+    """Return all non-negative numbers of a float format with these sizes, in order of their
+    codes."""
     bias = (1 << (exponent_bits - 1)) - 1
     codes = np.arange(1 << (exponent_bits + bits))
     exponents, fractions = codes >> bits, (codes & ((1 << bits) - 1)) / (1 << bits)

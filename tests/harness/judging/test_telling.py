@@ -1,4 +1,5 @@
-"""Agreements of an engine that computes nothing: constants, and NaN for everything."""
+"""Agreement with an engine that computes nothing proves nothing: constants, and NaN for
+everything."""
 
 import numpy as np
 

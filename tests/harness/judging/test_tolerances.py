@@ -1,7 +1,7 @@
 """Limits: each covers every honest float32 computation, and none covers a small fault.
 
-An honest way is simulated in float32, in several orders of addition. "Small" is a relative error of
-1e-5: a limit that catches nothing is no limit.
+Honest computations are simulated in float32, with several orders of addition. A small fault is a
+relative error of 1e-5. A limit that never fails would be useless.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,7 @@ def product(
     run: int,
     nonzero: NDArray[Any] | None = None,
 ) -> Bound:
-    """Return the bound of a sum of so many products."""
+    """Return the bound of a sum with this number of products."""
     wide = out.astype(np.float64)
     build = Build(lanes=lanes)
     return limit_overflow(products.summed_products(wide, size, terms, build, run, nonzero))[1]
@@ -62,8 +62,8 @@ def scaled(truth: NDArray[np.float64]) -> F32:
 
 
 def near_alone(found: tuple[F32, Bound], honest: F32, *others: F32) -> bool:
-    """Return True if the limit covers an honest result, and neither a small fault nor the
-    others."""
+    """Return True if the limit covers an honest result, but neither a small fault nor the other
+    results."""
     truth, bound = found[0].astype(np.float64), found[1]
     return covers(bound, truth, honest) and not any(
         covers(bound, truth, wrong) for wrong in (scaled(truth), *others)
@@ -91,7 +91,8 @@ def pairwise(products: F32, lanes: int) -> F32:
 
 
 def in_vectors(products: F32, lanes: int) -> F32:
-    """Add up as ggml's vector code: four registers of lanes, a tree, then the rest in turn."""
+    """Add terms like ggml's vector code: in four registers of lanes, then in a tree, then the
+    remaining terms one by one."""
     step = 4 * lanes
     whole = products.shape[-1] // step * step
     parts = products[..., :whole].reshape(*products.shape[:-1], -1, step)
@@ -157,7 +158,7 @@ def test_a_product_of_64_terms_does_not_cover_a_small_fault(lanes: int, seed: in
 
 
 def blocks_of_integers(seed: int, n: int) -> tuple[NDArray[np.int64], F32]:
-    """Return integer products of 6 rows of n blocks of 32, and the scale of each block."""
+    """Return the integer products of 6 rows with n blocks of 32, and the scale of each block."""
     draw = np.random.default_rng(seed)
     whole = draw.integers(-127, 128, (6, n, 32)) * draw.integers(-127, 128, (6, n, 32))
     return whole, draw.uniform(1e-4, 1e-2, (6, n)).astype(np.float16).astype(np.float32) ** 2

@@ -1,4 +1,5 @@
-"""Known divergences of foreign engines: well formed, shown by a file, excused for them alone."""
+"""Known divergences of foreign engines are well formed, have a file that shows them, and excuse
+only their own engine."""
 
 import re
 from dataclasses import replace
@@ -34,7 +35,7 @@ def verdict(suite: str, summary: str, **detail: object) -> Verdict:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """Return a model with the tensor that a finding is about."""
+    """Return a model with the tensor that the finding is about."""
     write_case(ROPE, tmp_path / "rope.gguf")
     return tmp_path / "rope.gguf"
 

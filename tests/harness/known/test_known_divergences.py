@@ -1,4 +1,4 @@
-"""The list of known divergences is well formed; tests/differential checks its truth."""
+"""The list of known divergences is well formed. tests/differential checks that it is true."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Honest conversions pass: of every architecture, type and layout of the file."""
+"""Honest conversions pass, for every architecture, type and layout of the file."""
 
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ def test_order_and_names_do_not_matter(tmp_path: Path) -> None:
 
 
 def test_padding_of_rows_is_the_same(tmp_path: Path) -> None:
-    """Some converters cut the rows after the last token off, others add some."""
+    """Some converters cut off the rows after the last token, and others add rows."""
     values = ck.write_checkpoint(tmp_path, "llama")
     for size in (270, 288):
         made = convert("llama", values)

@@ -1,4 +1,4 @@
-"""Checkpoints whose tensors are rounded as a file stores them."""
+"""Checkpoints whose tensors are rounded as in a GGUF file."""
 
 from pathlib import Path
 

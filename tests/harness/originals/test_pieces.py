@@ -1,4 +1,4 @@
-"""Vocabularies of tokenizer.model, read by the library that made it."""
+"""Vocabularies of tokenizer.model, read by SentencePiece's own library."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Ways from a text to an embedding: the checkpoint's, and deviations from it."""
+"""Steps from a text to an embedding: the checkpoint's own steps, and deviations from them."""
 
 import json
 from pathlib import Path

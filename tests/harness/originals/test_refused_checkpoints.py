@@ -1,4 +1,4 @@
-"""Checkpoints that cannot be read are one clear error; what no table knows is not compared."""
+"""Checkpoints that cannot be read give one clear error. Parts without a table are not compared."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Limits of types: honest codes pass, whatever quantiser made them, and wrong ones do not."""
+"""Limits of types: honest codes of any quantiser pass, and wrong codes do not."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def draw(rows: int = 8, seed: int = 1) -> np.ndarray:
 
 @pytest.mark.parametrize("weighed", [False, True])
 def test_clipped_weights_are_right_if_errors_are_weighed(weighed: bool) -> None:
-    """A quantiser that weighs errors gives up the largest weight for the others."""
+    """A quantiser that weighs errors clips the largest weight, to be more exact for the others."""
     want = draw()
     want[3, 40] = 40.0
     clipped = np.clip(want, -3, 3)
@@ -33,7 +33,7 @@ def test_codes_of_other_weights_are_wrong(weighed: bool) -> None:
 
 @pytest.mark.parametrize("name", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ2_XXS", "IQ4_XS"])
 def test_random_blocks_are_wrong_in_most_rows(name: str) -> None:
-    """A row of one block may go along with its weights by chance."""
+    """A row with a single block may fit its weights by chance."""
     kind = WeightFormat.member(name)
     want = np.random.default_rng(3).standard_normal((16, 256)).astype(np.float32)
     bits = np.random.default_rng(4).integers(0, 256, 16 * kind.layout.itemsize, np.uint8)

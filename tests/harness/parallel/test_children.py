@@ -1,4 +1,4 @@
-"""A run survives its events: defects, deaths and changing files."""
+"""A run survives defects, deaths and changed files."""
 
 import json
 import os
@@ -164,7 +164,7 @@ def test_parallel_works_report_in_order() -> None:
 def test_ended_process_leaves_nothing_in_the_temporary_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An interrupted bisection would leave a model of a gigabyte there."""
+    """An interrupted bisection would otherwise leave a model of a gigabyte there."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
 

@@ -1,4 +1,4 @@
-"""The interface of processes and clusters: no message is lost or repeated."""
+"""The interface shared by processes and clusters: no message is lost or repeated."""
 
 import os
 from typing import Any

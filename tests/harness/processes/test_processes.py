@@ -1,4 +1,4 @@
-"""Parallel processes leave each other a processor."""
+"""Processes that run in parallel leave each other a processor."""
 
 import os
 import signal
@@ -71,7 +71,7 @@ def test_killed_parent_leaves_no_process_behind(tmp_path: Path) -> None:
 
 @pytest.fixture
 def interrupted() -> Iterator[None]:
-    """Handle interrupts as in a terminal; background processes of a shell ignore them."""
+    """Handle interrupts as in a terminal, because background processes of a shell ignore them."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -1,4 +1,4 @@
-"""Work shared among forks gives the result of one process."""
+"""Work that forks share has the same result as work in one process."""
 
 import os
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Messages survive the crossing unchanged, and bytes that are no message are refused."""
+"""Messages arrive unchanged, and bytes that are no message are refused."""
 
 import json
 import socket
@@ -139,7 +139,7 @@ VALUES: dict[str, Any] = {
 
 @pytest.fixture
 def ends() -> Iterator[tuple[socket.socket, Channel]]:
-    """Provide a raw socket, and the channel at its other end with small limits."""
+    """Provide a raw socket, and a channel with small limits at its other end."""
     raw, other = socket.socketpair()
     channel = Channel(other, MessageLimits(head=10_000, payload=10_000))
     with raw:

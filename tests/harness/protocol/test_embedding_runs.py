@@ -1,6 +1,7 @@
 """A program whose model gives embeddings shows and replaces tensors through `embed`.
 
-It had been asked for tensors by `logits` alone, which it does not have: so none was ever compared.
+An earlier version asked it for tensors only through `logits`, which it does not offer, so no tensor
+was compared.
 """
 
 import json

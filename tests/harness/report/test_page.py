@@ -1,4 +1,4 @@
-"""report.html matches report.jsonl, and escapes all foreign text."""
+"""report.html matches report.jsonl, and escapes all text that does not come from Lockstep."""
 
 import json
 import re
@@ -327,7 +327,8 @@ ON = {
 
 
 def palettes() -> list[dict[str, str]]:
-    """Return the palettes of the style's :root blocks: light, and dark where it says otherwise."""
+    """Return the palettes of the style's :root blocks: the light one, and the dark one with its
+    changes."""
     style = source("page.css")
     blocks = re.findall(r":root \{([^}]*)\}", style)
     light, dark = (dict(re.findall(r"--(\w+): (#[0-9a-f]+);", block)) for block in blocks[:2])

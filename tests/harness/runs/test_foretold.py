@@ -1,4 +1,4 @@
-"""The forecast of a check: printed once, for a slow engine, and never too long."""
+"""The estimated time of a check is printed once, for a slow engine, and is never too long."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The matrix: each engine's worst verdict of each suite and case, as a table and as JSON."""
+"""The matrix: each engine's worst verdict for each suite and case, as a table and as JSON."""
 
 import io
 import json
@@ -156,7 +156,7 @@ def test_files_of_one_name_are_separate_cases(tmp_path: Path) -> None:
 
 
 def test_built_in_model_is_selected_by_name(tmp_path: Path) -> None:
-    """The command names the model twice, and runs it once."""
+    """The command names the model twice, but runs it once."""
     [(name, path)] = named_apart([Path("builtin:f16")] * 2, str(tmp_path))
     assert name == "builtin:f16"
     assert path.exists()

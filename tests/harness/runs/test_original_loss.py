@@ -1,4 +1,4 @@
-"""Figures of the loss by quantisation."""
+"""Figures of the loss by quantisation: divergences and intervals."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A second comparison explains a divergence only by an agreement."""
+"""A second comparison explains a divergence only if it agrees."""
 
 import pytest
 

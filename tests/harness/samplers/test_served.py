@@ -1,4 +1,5 @@
-"""Servers are asked by lists and draws: a wrong sampler is found, an honest one never accused."""
+"""Servers are tested by lists and draws: a wrong sampler is found, and an honest one is never
+accused."""
 
 from functools import cache
 from math import comb, exp, log
@@ -45,7 +46,7 @@ def words_of(path: Path) -> TokenizerWords:
 
 
 def run_of(cls: type[Reference], kind: str, path: Path, seed: int = 0) -> ServedRun:
-    """Return a run on seeded logits, which the server's differ from by the noise."""
+    """Return a run on seeded logits. The server's logits differ from these by the noise."""
     rng, n = np.random.default_rng(seed), len(words_of(path).pieces)
     row = rng.normal(0, 2, n).astype(np.float32)
     likely = np.argsort(-row)[[6, 15, 30, 60, 90]].tolist()

@@ -1,4 +1,5 @@
-"""Every wrong grammar is found, on a vocabulary that cuts characters; no honest one is accused."""
+"""Every wrong grammar is found, on a vocabulary that cuts characters. No honest grammar is
+accused."""
 
 from collections.abc import Iterator
 from functools import cache

@@ -1,4 +1,4 @@
-"""Every wrong sampler is found by its stage, and no honest one is accused of anything."""
+"""Every wrong sampler is found at its stage, and no honest sampler is accused."""
 
 import re
 from collections.abc import Iterator

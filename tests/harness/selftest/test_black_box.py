@@ -1,4 +1,4 @@
-"""Success rate of the black box: its counts, and the truth about an engine's fault."""
+"""The success rate of the black box: its counts, and the true places of a fault."""
 
 import json
 from dataclasses import asdict
@@ -195,7 +195,7 @@ def test_fault_of_one_layer_is_named_for_any_mistake(tmp_path: Path) -> None:
 
 
 def test_unsteady_mistake_is_reported_and_the_trial_continues() -> None:
-    """The mistake takes each fifth norm for the last; a layer of qwen3 has four norms."""
+    """The mistake affects every fifth norm, and a layer of qwen3 has four norms."""
     part = CataloguePart(model="arch:qwen3", engines=("mutant:last-norm-missing",))
     (found,) = tries(part)
     assert found.status.startswith("not bisected: mutant:last-norm-missing is not deterministic")

@@ -1,4 +1,4 @@
-"""Bounds far above the errors get a note; honest ones get none."""
+"""Bounds far above the errors get a note, and right bounds get none."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ def in_float32(op: str) -> Node:
 
 
 class Inflated(ShadowJudge):
-    """A count of a thousand times the roundings."""
+    """A count of roundings that is a thousand times too large."""
 
     def expect(self, node: Node) -> tuple[Expected, Any]:
         expected, actual = super().expect(node)

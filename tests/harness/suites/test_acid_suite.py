@@ -1,4 +1,4 @@
-"""The suite `acid`: reports of engines at any level, with a verdict for each test."""
+"""The suite `acid`: reports of engines at any level, with a verdict for each acid test."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -86,7 +86,7 @@ def test_logits_alone_are_read_along_the_oracles_tokens(model: Path) -> None:
 
 
 class BeginningUnseen(Mirror):
-    """An engine whose first cells are hidden: a wrong mask, and no wrong tokenizer."""
+    """An engine whose first cells are hidden. Its mask is wrong, not its tokenizer."""
 
     def soft_max(self, x: Any, scale: float, visible: Any) -> Any:
         visible = visible.copy()
@@ -189,7 +189,7 @@ def test_engine_without_long_prompts_gets_a_short_one(model: Path) -> None:
 def test_line_missing_after_the_long_prompt_stays_missing(
     model: Path,
 ) -> None:
-    """The engine is wrong only in long prompts, and omits tokens as long as that NO."""
+    """The engine is wrong only in long prompts. It leaves out as many tokens as a NO has."""
 
     def generate(self: Any, prompt: bytes, n: int) -> bytes:
         text = Quiet.generate(self, prompt, n)

@@ -1,4 +1,4 @@
-"""GELU by erf may agree in logits alone, which may hide it; the report says so."""
+"""Logits alone may hide that GELU is computed by erf. The report says so."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,8 @@ class ByErf(Mirror):
 
 
 class ByFormula(Mirror):
-    """An engine without a table of halves, as most are."""
+    """An engine that computes GELU without a table of half-precision numbers, as most engines
+    do."""
 
     def gelu(self, x: F32) -> F32:
         wide = x.astype(np.float64)

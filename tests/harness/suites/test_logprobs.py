@@ -1,4 +1,4 @@
-"""Lists of likely tokens: the freedom of honest engines, and the mistakes of wrong ones."""
+"""Lists of likely tokens: what may differ in honest engines, and the mistakes of wrong engines."""
 
 from collections.abc import Sequence
 from math import exp, log
@@ -192,7 +192,7 @@ def test_empty_lists_are_not_compared(folder: Path) -> None:
 
 
 def test_empty_list_among_others_is_not_compared(folder: Path) -> None:
-    """The engine answers nothing to all prompts but the shortest."""
+    """The engine returns empty lists for all prompts except the shortest."""
 
     def short(self: Any, prefixes: Sequence[Any], k: int) -> list[Row]:
         return [Quiet.logprobs(self, [p], k)[0] if len(p) < 2 else [] for p in prefixes]
@@ -205,7 +205,7 @@ def test_empty_list_among_others_is_not_compared(folder: Path) -> None:
 
 
 def test_list_of_another_position_is_named(folder: Path) -> None:
-    """Prompts are truncated after eight tokens: the matching lengths are named."""
+    """The engine truncates prompts after eight tokens. The report names the lengths that match."""
 
     def cut(self: Any, prefixes: Sequence[Any], k: int) -> list[Row]:
         return Quiet.logprobs(self, [p[:8] for p in prefixes], k)
@@ -225,7 +225,7 @@ def test_list_of_another_position_is_named(folder: Path) -> None:
 
 
 def test_wrong_list_is_asked_for_again(folder: Path) -> None:
-    """The engine continues reading after its earlier question."""
+    """The engine continues reading where its earlier question ended."""
     kept: list[int] = []
 
     def stale(self: Any, prefixes: Sequence[Any], k: int) -> list[Row]:
@@ -267,7 +267,8 @@ def test_answers_match_only_within_the_noise(first: Row, again: Row, same: bool)
     ("of_end", "ended"), [(1.0, [1]), (0.81, [1]), (0.79, [])], ids=["likeliest", "tie", "not"]
 )
 def test_empty_list_at_the_end_of_a_text_is_explained(of_end: float, ended: list[int]) -> None:
-    """A server that stops there has nothing to list; one that stops elsewhere is not excused."""
+    """A server that stops at the end of a text has nothing to list. A server that stops elsewhere
+    is not excused."""
     context: Any = SimpleNamespace(tokenizer=SimpleNamespace(vocabulary=END_IS_2))
     full = Listed(candidates=(Candidate(ids=(0,), value=-1.0),))
     logits = np.array([[0, 0, 5], [1, 0, of_end]], dtype=np.float32)
@@ -278,7 +279,7 @@ def test_empty_list_at_the_end_of_a_text_is_explained(of_end: float, ended: list
 
 
 def test_texts_without_a_token_are_not_compared(folder: Path) -> None:
-    """The server writes a token's space in another vocabulary's form."""
+    """The server writes the space of a token as another vocabulary does."""
 
     def written(engine: Any, row: Row) -> Row:
         named = [(shown(engine, token), value) for token, value in row]

@@ -1,4 +1,4 @@
-"""Texts of a vocabulary's own tokens, and engines that no fixed text reveals."""
+"""Texts made of a vocabulary's own tokens. They find engines that no fixed text finds."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ RECIPES = {
 
 
 def with_special_tokens(folder: Path, kind: str) -> Path:
-    """Return a model whose last tokens are special ones of several types."""
+    """Write a model whose last tokens are special tokens of several types."""
     recipe = {
         "llama": LlamaRecipe(n_layer=1),
         "gpt2": LlamaRecipe(vocab_kind="gpt2", vocab_pre="qwen2", n_vocab=600, n_layer=1),
@@ -192,7 +192,7 @@ def model_of_kind(kind: str, folder: Path) -> Path:
 
 
 def rightmost(tokenizer: LlamaTokenizer, text: bytes) -> list[int]:
-    """Merge the right one of two pairs with equal scores first."""
+    """Merge the right pair first if two pairs have equal scores."""
     vocabulary = tokenizer.vocabulary
     parts = [character.encode() for character in text.decode()]
     while True:
@@ -215,7 +215,8 @@ class MergesTheRightOne(LlamaTokenizer):
 
 
 def wrong_tokenizer(kind: str, file: GgufFile) -> Tokenizer:
-    """Make a wrong tokenizer; gpt2's cuts contractions in lower case alone: it's and not IT'S."""
+    """Return a wrong tokenizer. That of gpt2 splits contractions only in lower case: it's, but not
+    IT'S."""
     if kind == "llama":
         return MergesTheRightOne(file.metadata)
     wrong = Gpt2Tokenizer(file.metadata)

@@ -1,4 +1,5 @@
-"""The metadata suite: differences of two readings, and gaps of gguf-py."""
+"""The suite metadata: differences between two readers of a file, and types that gguf-py does not
+know."""
 
 import shlex
 import sys
@@ -100,7 +101,7 @@ def test_death_of_gguf_py_is_a_verdict(tmp_path: Path, monkeypatch: pytest.Monke
 def test_other_block_size_is_a_known_difference_of_readers(
     tmp_path: Path,
 ) -> None:
-    """The verdict was `malformed` once, as if gguf-py had not answered."""
+    """An earlier version gave the verdict `malformed`, as if gguf-py had not answered."""
     pytest.importorskip("gguf", reason=NO_GGUF_PY)
     path = tmp_path / "m.gguf"
     rows = [(name, (64,), name, bytes(2 * type_by_name(name).bytes)) for name in ("Q8_1", "Q8_0")]
@@ -163,7 +164,7 @@ def test_one_difference_is_found_from_either_side(other: FileSummary, what: str)
 
 
 def test_tensor_listed_otherwise_is_reported_by_its_difference_alone() -> None:
-    """An author of another language reads no representation of ours."""
+    """Authors who use another language do not know Python's notation of our records."""
     moved = replace(SUMMARY, tensors=(replace(TENSOR, offset=32), SUMMARY.tensors[1]))
     (found,) = differences(SUMMARY, moved)
     assert found["text"] == "tensor 'a': expected {'offset': 0}, got {'offset': 32}"
@@ -194,7 +195,8 @@ def test_hidden_field_of_a_reader_is_not_a_difference() -> None:
 
 
 def test_token_inf_stays_a_text_for_an_engine_without_types() -> None:
-    """Most vocabularies have one; an infinity of a float is the same text in the protocol."""
+    """Most vocabularies have the token "inf". In the protocol an infinite float is the same
+    text."""
     keys = {"tokens": ("ARR[STR]", ["a", "inf"]), "low": ("F32", -inf), "row": ("ARR[F64]", [inf])}
     said = {"tokens": [None, ["a", "inf"]], "low": [None, "-inf"], "row": [None, ["inf"]]}
     bare = read_parse(Message(head={"answer": {"metadata": said}}))
@@ -281,7 +283,7 @@ def test_key_is_named_before_the_offset_that_it_moves() -> None:
 
 
 def test_array_too_large_for_a_message_is_not_compared(tmp_path: Path) -> None:
-    """Three readers took minutes for a vocabulary of ten million tokens."""
+    """For a vocabulary of ten million tokens, three readers took minutes."""
     with GgufFile.open(builtin("f32", tmp_path)) as file:
         key = "tokenizer.ggml.token_type"
         held = file.metadata[key]

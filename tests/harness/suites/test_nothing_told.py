@@ -1,4 +1,4 @@
-"""Models on which agreement says little: any computation gives the right answers."""
+"""Models on which agreement proves little, because any computation gives the right answers."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -73,7 +73,7 @@ def zero_output(folder: Path) -> Path:
 
 
 def with_nan_blocks(folder: Path) -> Path:
-    """Return a Q4_K model whose scales are NaN in one matrix of the first layer."""
+    """Write a Q4_K model whose scales are NaN in one matrix of the first layer."""
     path = written(folder, quant="Q4_K", n_embd=256, n_head=4, n_head_kv=2, n_ff=256, n_layer=1)
     with GgufFile.open(path) as file:
         info = file.tensors["blk.0.ffn_down.weight"]
@@ -86,7 +86,7 @@ def with_nan_blocks(folder: Path) -> Path:
 
 
 def scale_in_layers(path: Path, copy: Path, tensor: str, factor: float) -> Path:
-    """Return a copy of a two-layer model with this tensor scaled in each layer."""
+    """Write a copy of a two-layer model with this tensor scaled in each layer."""
     for layer in range(2):
         path = scaled(path, copy, f"blk.{layer}.{tensor}.weight", factor)
     return path
@@ -125,7 +125,7 @@ def test_nan_blocks_conform_in_no_suite(suite: str, tmp_path: Path) -> None:
 
 
 class HalfGreedy(Levels, name="nothing told: greedy of halves"):
-    """An engine with right logits that shows only the likeliest token."""
+    """An engine with right logits that shows only the most likely token."""
 
     levels = ("greedy", "tokenize")
     evaluate, greedy = Reference.evaluate, Reference.greedy
@@ -150,7 +150,7 @@ class HalfLogits(HalfGreedy, name="nothing told: logits of a half"):
 def test_half_without_effect_is_not_compared(
     half: str, tensor: str, engine: type[Levels], suite: str, tmp_path: Path
 ) -> None:
-    """The engine reads a file in which this half gives zeros, so it is wrong for every other
+    """The engine reads a file in which this half gives zeros, so it would be wrong on every other
     model."""
     path = scaled(builtin("f32", tmp_path), tmp_path / "m.gguf", "token_embd.weight", 1e7)
     path = scale_in_layers(path, tmp_path / "quiet.gguf", tensor, 1e-9)
@@ -207,7 +207,7 @@ def test_tokens_that_differ_get_no_remark(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("level", ["greedy", "logprobs"])
 def test_single_token_vocabulary_agrees_in_nothing(level: str, tmp_path: Path) -> None:
-    """No engine could be wrong there."""
+    """With a single token no engine can be wrong."""
     model = written(tmp_path, n_layer=1, n_vocab=1, vocabulary=False)
     engine = made(f"one token: {level}", levels=(level,))
     found = with_made_models(plan_for(model, engine=engine, suites=OF_TOKENS))
@@ -218,7 +218,7 @@ def test_single_token_vocabulary_agrees_in_nothing(level: str, tmp_path: Path) -
 
 
 def test_logits_of_one_token_accuse_a_wrong_engine_and_no_right_one(tmp_path: Path) -> None:
-    """All rows are equal, so an engine that ignores the tokens gives them as well."""
+    """All rows are equal, so an engine that ignores the tokens gives the same rows."""
     model = written(tmp_path, n_layer=1, n_vocab=1, vocabulary=False)
     wrong = "mutant:gate-and-up-exchanged"
     for engine, status in {"fast": "not-compared", wrong: "diverged"}.items():

@@ -1,4 +1,4 @@
-"""Known differences from the original tokenizers: the list, and its use in a report."""
+"""Known differences from the original tokenizers: the list, and how a report uses it."""
 
 from pathlib import Path
 

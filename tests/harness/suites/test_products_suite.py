@@ -1,4 +1,5 @@
-"""`products` of engines that show some or no tensors, or have a special kernel for one token."""
+"""The suite `products`, for engines that show some or no tensors, or have a special kernel for one
+token."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -99,7 +100,8 @@ SHOWN = (
 
 
 class Folded(Reference, name="products: no norm is shown"):
-    """An engine without norms of its own, because it multiplies them into the next matrices."""
+    """An engine without separate norms, because it multiplies their weights into the next
+    matrices."""
 
     def describe(self) -> EngineInfo:
         return replace(super().describe(), shows=SHOWN)
@@ -117,7 +119,8 @@ def test_engine_without_single_products_gets_no_zero_report(tmp_path: Path) -> N
 
 
 def test_hidden_product_is_not_reported_without_input(tmp_path: Path) -> None:
-    """The engine shows `kqv_out` and takes it, but not `attn_out`: that is what to show."""
+    """The engine shows and accepts `kqv_out`, but not `attn_out`. The report says that it should
+    show `attn_out`."""
     hidden, not_given = (
         next(
             v.summary
@@ -136,7 +139,7 @@ def test_hidden_product_is_not_reported_without_input(tmp_path: Path) -> None:
 
 
 class HalfOfEachRow(Reference, name="products: what nobody asks for"):
-    """An engine whose weights and products omit the second half of each row."""
+    """An engine whose weights and products ignore the second half of each row."""
 
     levels: tuple[str, ...] = ("dequantize", "multiply")
 
@@ -157,7 +160,7 @@ class WeightsAlone(HalfOfEachRow, name="products: weights alone"):
 def test_offered_question_that_is_not_asked_is_reported(
     engine: str, offered: list[list[str]], tmp_path: Path
 ) -> None:
-    """A program with wrong products must not be told that all agrees."""
+    """The report must not tell the user of a program with wrong products that all agrees."""
     with context_of(builtin("q4_0", tmp_path), engine=engine) as context:
         found = list(run_suites(context, ("dequant", "products")))
     assert exit_code(found) == 0

@@ -1,4 +1,5 @@
-"""Sessions that continue wrongly are found; honest formats and an engine's own noise are not."""
+"""Sessions that continue wrongly are found. Honest file formats and an engine's own noise are not
+accused."""
 
 import json
 import sys
@@ -26,7 +27,7 @@ ROWS = ("tokens", "positions", "seq_ids", "outputs")
 
 
 class Compressed(Reference, name="test:session-compressed"):
-    """The reference with files in a format of its own."""
+    """The reference with files in its own format."""
 
     def save(self, batches: Any, then: Any, path: str, sequence: int | None = None) -> Any:
         found = super().save(batches, then, path, sequence)
@@ -38,7 +39,7 @@ class Compressed(Reference, name="test:session-compressed"):
 
 
 class Recomputed(Reference, name="test:session-recomputed"):
-    """The reference that saves only tokens, and recomputes them."""
+    """The reference that saves only the tokens, and computes them again."""
 
     def save(
         self,

@@ -1,4 +1,5 @@
-"""Engines with only greedy tokens or text: the first differing token, unless it is a tie."""
+"""Engines that show only greedy tokens or text. The first token that differs counts, unless it is a
+tie."""
 
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Sequence
@@ -39,8 +40,8 @@ def text_engine(
     shown: Callable[[bytes, bytes], bytes] = lambda prompt, text: text,
     n: int | None = None,
 ) -> str:
-    """Return an engine that changes prompts, or shows texts in another form; n: of so many
-    tokens."""
+    """Return an engine that changes prompts, or shows texts in another form. `n` is the number of
+    its tokens."""
 
     def generate(self: Any, prompt: bytes, n_asked: int) -> bytes:
         ids = Reference.greedy(self, self.tokenize([read(prompt)])[0], n or n_asked)
@@ -50,7 +51,7 @@ def text_engine(
 
 
 class FirstOfATie(GreedyAlone, name="greedy: the other of a tie"):
-    """An engine that chooses the twin of our engine's token."""
+    """An engine that chooses the twin of the token that our engine chooses."""
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         ids = list(prompt)
@@ -66,7 +67,7 @@ def third_wrong(self: Any, prompt: Sequence[int], n: int) -> list[int]:
 
 
 def whole_characters(text: bytes) -> bytes:
-    """Cut a text as a stream does, which holds a partial character back."""
+    """Cut off an incomplete last character of a text, as a stream does that holds it back."""
     decoder = getincrementaldecoder("utf-8")("surrogateescape")
     return decoder.decode(text).encode("utf-8", "surrogateescape")
 
@@ -98,8 +99,8 @@ def verdicts(path: Path, engine: str, suite: str, **changes: Any) -> list[Verdic
 
 
 def with_twins(folder: Path) -> Path:
-    """Return a model in which every token has a twin with the same logit, by repeated output
-    rows."""
+    """Write a model in which every token has a twin with the same logit, because output rows are
+    repeated."""
     path = written(folder, "twins.gguf", seed=1, n_layer=1, n_embd=16, n_ff=16)
     return with_values(path, path, "output.weight", lambda rows: np.repeat(rows[::2], 2, axis=0))
 
@@ -117,7 +118,7 @@ def test_greedy_tokens_alone_are_compared_with_the_oracles(folder: Path) -> None
 
 
 def bos_again(self: Any, prompt: Sequence[int], n: int) -> list[int]:
-    """Add a second BOS, which a good model ignores for many prompts."""
+    """Add a second BOS, which a good model ignores in many prompts."""
     known = self.tokenize([b"Once upon a time"])[0]
     given = prompt if prompt[: len(known)] == known else [1, *prompt]
     return Reference.greedy(self, given, n)
@@ -193,7 +194,7 @@ def test_engine_right_for_one_prompt_is_found_by_others(
 
 
 class Words(dict[int, bytes]):
-    """Pieces of a vocabulary made up for a test."""
+    """The pieces of a vocabulary for a test."""
 
     cleans = False
 
@@ -216,8 +217,8 @@ def text_verdicts(
     free: Sequence[int] = GIRL_IS,
     pieces: Any = WORDS,
 ) -> list[Verdict]:
-    """Return verdicts on a text. free: the oracle's text; rows have logits before each token,
-    others are -9. more: the noise of more runs, if they may be asked for."""
+    """Return verdicts on a text. `free` is the oracle's text. `rows` are the logits before each
+    token; missing logits are -9. `more` is the noise of more runs, if they may be made."""
 
     def noise_on(batches: Any) -> float:
         assert more is not None, "more runs were asked for"
@@ -316,9 +317,9 @@ def test_wrong_text_is_asked_for_again(folder: Path) -> None:
 def test_other_prompts_are_compared_if_the_oracle_ends_at_once(
     tmp_path: Path,
 ) -> None:
-    """The first token there is a control token, after which engines may end.
+    """The first token is a control token, after which engines may end.
 
-    It was all that was asked for.
+    An earlier version asked only for this prompt.
     """
     recipe = LlamaRecipe(n_layer=1)
     path = written(tmp_path, n_layer=1)

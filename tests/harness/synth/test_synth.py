@@ -1,4 +1,5 @@
-"""Small models from recipes: the same bytes everywhere, streamed, and refused if they cannot be."""
+"""Small models from recipes have the same bytes everywhere and are written in a stream. Impossible
+recipes are refused."""
 
 import tracemalloc
 from dataclasses import replace
@@ -185,13 +186,13 @@ def test_a_large_model_is_written_in_small_pieces(tmp_path: Path) -> None:
 
 
 def test_chunk_size_does_not_change_the_bytes() -> None:
-    """Drawing 64 weights is drawing 32 and then 32 more."""
+    """Drawing 64 weights gives the same numbers as drawing 32 and then 32 more."""
     whole, bits = uniform(stream(1, "x"), 64, 1.0), stream(1, "x")
     assert np.array_equal(whole, np.concatenate([uniform(bits, 32, 1.0) for _ in range(2)]))
 
 
 def test_every_tensor_has_its_own_stream(tmp_path: Path) -> None:
-    """One more layer changes no weight of the others."""
+    """An additional layer changes no weight of the others."""
     from lockstep.engine.gguf.file import GgufFile
 
     recipe = LlamaRecipe(seed=9)

@@ -1,4 +1,4 @@
-"""Seeded weights of every type: pinned bytes, the size that was asked for, and legal codes only."""
+"""Seeded weights of every type have pinned bytes, the requested size, and only legal codes."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""Seeded vocabularies of every kind: the same bytes everywhere, and every token occurs."""
+"""Seeded vocabularies of every kind have the same bytes everywhere, and every token can occur."""
 
 from pathlib import Path
 
@@ -85,7 +85,7 @@ def test_an_unknown_kind_is_refused_with_the_choices() -> None:
 
 @pytest.mark.parametrize("kind", WITH_TOKENS)
 def test_tokenizer_reads_it_and_every_ordinary_token_can_occur(kind: str, tmp_path: Path) -> None:
-    """Each piece is found alone, after a letter, or in a word of its own."""
+    """Each piece is found alone, after a letter, or as a separate word."""
     tokenizer = opened(BUILTIN_VOCABULARIES[kind], tmp_path)
     assert tokenizer.name == ("llama" if kind == "llama-ties" else kind)
     attrs = tokenizer.vocabulary.attrs
@@ -128,7 +128,8 @@ def test_too_few_letters_for_the_pieces_are_refused() -> None:
 
 
 def test_vocabularies_beyond_two_byte_ids_are_made() -> None:
-    """Sixteen-bit ids fail from there on; the first draws are those of a small one."""
+    """Engines with sixteen-bit ids fail on such a vocabulary. Its first tokens are those of a small
+    one."""
     many = merges_of(ALPHABET, 66_000, seed=0)
     assert len({left + right for left, right in many}) == 66_000
     assert many[:300] == merges_of(ALPHABET, 300, seed=0)

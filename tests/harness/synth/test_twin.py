@@ -1,4 +1,4 @@
-"""`lockstep twin`: the same values and keys without anything quantised, and nothing else."""
+"""`lockstep twin` writes the same values and keys, without quantised tensors."""
 
 import tracemalloc
 from pathlib import Path
@@ -111,7 +111,7 @@ def test_check_compares_a_twin_with_its_model(tmp_path: Path) -> None:
 def test_twin_with_two_exchanged_weights_is_caught_and_the_weight_named(
     tmp_path: Path,
 ) -> None:
-    """A reader that swaps the nibbles would make this exchange."""
+    """A reader that swaps the nibbles would exchange these weights."""
     model, copy = written(tmp_path, quant="Q4_1"), tmp_path / "twin.gguf"
     write_twin(model, copy)
     tensor, row = "blk.1.ffn_down.weight", 5

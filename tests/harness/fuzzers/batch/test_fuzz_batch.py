@@ -1,4 +1,4 @@
-"""`fuzz batch` without llama.cpp: our engine against itself and against wrong memories."""
+"""`fuzz batch` without llama.cpp: our engine is compared with itself and with wrong memories."""
 
 import json
 import shlex
@@ -37,7 +37,7 @@ FIRST = {"shares-states-blind": 41}  # no case before it shows this one
 
 
 class Dies(Reference):
-    """An engine that dies of three sequences."""
+    """An engine that dies on three sequences."""
 
     name = "dies"
 
@@ -62,7 +62,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fuzzed(kind: str, **changes: Any) -> Iterator[Verdict]:
-    """Yield findings lazily, so that nothing runs after the first one."""
+    """Yield findings one by one, so that nothing runs after the first finding."""
     plan = FuzzPlan(
         **{
             "targets": (kind,),
@@ -160,7 +160,7 @@ def test_a_schedule_survives_its_json() -> None:
 
 
 def alone(change: Any, symptom: str, tmp_path: Path) -> bool:
-    """Return True if an engine in both roles contradicts itself in this way."""
+    """Return True if an engine in both roles contradicts itself with this symptom."""
     path = tmp_path / "small.gguf"
     SMALL["attention"](path)
     cls = engine(change)

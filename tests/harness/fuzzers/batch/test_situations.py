@@ -1,4 +1,4 @@
-"""Situations of caches: each is reported exactly when it is reached."""
+"""Situations of caches: each is reported if and only if it is reached."""
 
 import json
 from collections import Counter

@@ -1,4 +1,5 @@
-"""Files of the user: each has verdicts that name it, for any result of the others."""
+"""The user's own files: each gets verdicts that name it, whatever the results of other files
+are."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -40,7 +41,7 @@ SLOW, DEADLY = b"SLOW", b"DEADLY"
 
 
 class Another(Session):
-    """A reader that answers as ours, except about one file."""
+    """A reader that answers like ours, except about one file."""
 
     name = "another"
 
@@ -115,7 +116,7 @@ def test_long_file_is_not_tried_in_large_batches() -> None:
 
 
 def test_gguf_py_may_keep_one_view_per_element() -> None:
-    """One file is honest and costs most, and the header of another claims much."""
+    """One file is honest and needs most memory, and the header of another file claims much."""
     n = 40_000
     numbers = gguf([pair(b"k", ARR, array(U8, n, bytes(n)))])
     with Runner().open("gguf-py", None, EXACT) as session:

@@ -1,5 +1,5 @@
-"""The grammar of GGUF files: made files match their description; our reader's verdict is the
-table's."""
+"""The grammar of GGUF files: generated files match their description, and our reader gives the
+verdicts of the table."""
 
 from itertools import pairwise
 

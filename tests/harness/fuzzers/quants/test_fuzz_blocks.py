@@ -1,4 +1,4 @@
-"""The parts of the fuzzer of decoders: numbered blocks, names for differences, small blocks."""
+"""The parts of the decoder fuzzer: numbered blocks, names for differences, small blocks."""
 
 import numpy as np
 import pytest

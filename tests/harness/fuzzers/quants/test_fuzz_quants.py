@@ -35,7 +35,7 @@ INF, NAN = np.inf, np.nan
 
 
 class Other(Reference):
-    """A decoder that is not registered, and decodes as a test says."""
+    """A decoder that is not registered, and decodes in the way that a test sets."""
 
     name = "other"
     decode: Decode
@@ -62,7 +62,7 @@ def campaign(
     oracle: type[Adapter] = Reference,
     **plan: Any,
 ) -> list[Verdict]:
-    """Run a campaign against our own decoders, which tests the fuzzer without llama.cpp."""
+    """Run a campaign against our own decoders, so that the test needs no llama.cpp."""
     sessions = [LocalSession(cls, None, EXACT) for cls in (engine(decode), oracle)]
     third, numbers = (LocalSession(cls, None, EXACT) for cls in (engine(witness), Ieee754))
     third.name = "witness"

@@ -1,4 +1,4 @@
-"""`fuzz samplers` finds wrong samplers and shrinks questions; it accuses no honest one."""
+"""`fuzz samplers` finds wrong samplers and shrinks the questions. It accuses no honest sampler."""
 
 from pathlib import Path
 from typing import Any

@@ -43,7 +43,7 @@ RIGHT = 77  # the digest of the whole file
 
 
 class Files:
-    """Saved states without an engine."""
+    """Saved states that need no engine."""
 
     def base(self, base: str, stranger: str = "") -> SavedBase:
         return base_of(FILES["window" if stranger else "attention"])

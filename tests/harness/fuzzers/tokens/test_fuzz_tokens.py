@@ -1,4 +1,4 @@
-"""`fuzz tokens` without llama.cpp: our engine against itself and against wrong tokenizers."""
+"""`fuzz tokens` without llama.cpp: our engine is compared with itself and with wrong tokenizers."""
 
 from collections import Counter as Counted
 from contextlib import suppress
@@ -38,7 +38,7 @@ KINDS = [kind for kind in BUILTIN_VOCABULARIES if kind != "none"]
 
 
 class Dies(Reference):
-    """A tokenizer that dies of a tilde, like an engine that ends its process."""
+    """A tokenizer that dies on a tilde, like an engine that ends its process."""
 
     name = "dies"
 
@@ -84,7 +84,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Material]]:
-    """Yield tokenizer and material of each built-in vocabulary."""
+    """Return the tokenizer and the material of each built-in vocabulary."""
     folder = tmp_path_factory.mktemp("vocabularies")
     found: dict[str, tuple[Tokenizer, Material]] = {}
     for kind in KINDS:
@@ -217,7 +217,7 @@ def test_lists_of_ids_contain_any_token(opened: dict[str, tuple[Any, Material]])
 
 
 class Drawn:
-    """Numbers from Hypothesis in place of a generator's."""
+    """Numbers from Hypothesis, in place of random numbers."""
 
     def __init__(self, draw: st.DrawFn) -> None:
         self.draw = draw
@@ -296,7 +296,7 @@ def test_irrelevant_parts_of_a_text_become_simple() -> None:
 
 
 def safe(wrong: Any, texts: Any) -> list[bool]:
-    """Return True for texts that count as right: invalid UTF-8 is never wrong."""
+    """Return for each text True if it counts as right. Invalid UTF-8 always counts as right."""
     found = []
     for each in texts:
         try:
