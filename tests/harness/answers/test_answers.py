@@ -46,7 +46,7 @@ def apart() -> Iterator[Session]:
         ("describe", (), "version must be .*str.*, got a NoneType"),
     ],
 )
-def test_isolated_engine_is_checked_for_lies_too(
+def test_answers_of_an_isolated_engine_are_checked_too(
     question: str, args: Any, text: str, apart: Session
 ) -> None:
     outcome = apart.ask(question, *args)
@@ -206,7 +206,7 @@ ASKED: dict[str, tuple[tuple[Any, ...], Any, list[Any]]] = {  # arguments, an an
 
 
 @pytest.mark.parametrize("question", ASKED)
-def test_question_outside_all_suites_has_a_form(question: str) -> None:
+def test_question_that_no_suite_asks_has_a_form(question: str) -> None:
     args, honest, lies = ASKED[question]
     assert isinstance(Saying(honest).ask(question, *args), Answered)
     for lie in lies:

@@ -142,7 +142,7 @@ def test_version_can_be_built_listed_used_and_removed(sdist: Sdist, cache: Path)
     ],
     ids=["unknown version", "broken build", "broken library"],
 )
-def test_unavailable_version_is_one_sentence_and_leaves_nothing(
+def test_unavailable_version_gives_one_sentence_and_leaves_no_files(
     sdist: Sdist, cache: Path, version: str, module: str, broken: bool, says: str
 ) -> None:
     sdist(version, module, broken)
@@ -179,7 +179,7 @@ def test_published_version_names_are_accepted(version: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["reference@1", "gguf-py@0.18.0", "mutant:wrong-eps@2"])
-def test_single_version_engines_say_so(name: str) -> None:
+def test_engine_with_a_single_version_refuses_another(name: str) -> None:
     with pytest.raises(Unsupported, match="has no other versions"):
         Runner().open(name, None, EXACT)
 
@@ -225,7 +225,7 @@ class Stranger(Session):
         return Answered(value=info, seconds=0.0)
 
 
-def test_environment_with_another_version_is_no_oracle() -> None:
+def test_environment_with_another_version_is_not_used_as_oracle() -> None:
     with pytest.raises(BadInput, match=r"llama\.cpp@0\.3\.8 holds llama-cpp-python 0\.3\.36"):
         describe_engine(Stranger())
 
@@ -241,7 +241,7 @@ def test_environment_with_another_version_is_no_oracle() -> None:
     ],
     ids=" ".join,
 )
-def test_missing_version_is_one_line_and_exit_code_2(
+def test_missing_version_gives_one_line_and_exit_code_2(
     command: tuple[str, ...], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def build(*_: object) -> None:

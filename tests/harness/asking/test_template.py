@@ -57,7 +57,7 @@ def test_workers_are_forks_for_any_number_of_blas_threads(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_workers_start_by_themselves_if_the_template_died_or_hangs(
+def test_workers_start_without_a_dead_or_hanging_template(
     number: signal.Signals, own_template: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(template, "SECONDS", 0.2)

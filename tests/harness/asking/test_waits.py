@@ -45,7 +45,7 @@ LATE = TimedOut(seconds=300.0)
         ("tokenize", ([b"text"],), "SECONDS allows more time)"),
     ],
 )
-def test_timeout_says_for_how_many_tokens_and_how_to_ask_for_fewer(
+def test_timeout_states_the_number_of_tokens_and_the_option_for_fewer(
     question: str, args: tuple[Any, ...], words: str
 ) -> None:
     outcome = InTurn(LATE).ask(question, *args)
@@ -58,14 +58,14 @@ def test_question_states_its_length_once() -> None:
     assert text == "mine did not answer logits for 4 tokens in batches of 3, 1 within 300 s"
 
 
-def test_run_that_was_late_twice_is_not_asked_again_with_tensors() -> None:
+def test_run_that_timed_out_twice_is_not_asked_again_with_tensors() -> None:
     session = InTurn(LATE, LATE)
     for request in (RUN, SHOWN):
         assert AGAIN not in no_answer("mine", "evaluate", session.ask("evaluate", request)).summary
     assert AGAIN in no_answer("mine", "evaluate", session.ask("evaluate", SHOWN)).summary
 
 
-def test_other_run_and_a_run_late_once_are_asked_again() -> None:
+def test_other_run_or_run_that_timed_out_once_is_asked_again() -> None:
     crash = Answered(value=None, seconds=1.0)
     session = InTurn(LATE, crash, LATE, LATE, LATE)
     session.ask("evaluate", RUN)
@@ -99,7 +99,7 @@ def beside(
     return asked_beside(ask("oracle", found), ask("subject", LATE, found)), asked
 
 
-def test_engine_late_beside_slow_oracle_gets_a_second_try_alone(
+def test_engine_late_during_a_slow_oracle_run_is_asked_again_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (_, subject), asked = beside(200.0, monkeypatch)
@@ -107,7 +107,7 @@ def test_engine_late_beside_slow_oracle_gets_a_second_try_alone(
     assert asked.count("subject") == 2
 
 
-def test_engine_late_while_nearly_alone_is_not_waited_for_again(
+def test_engine_late_while_nearly_alone_is_not_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (_, subject), asked = beside(1.0, monkeypatch)

@@ -44,7 +44,7 @@ def test_fault_after_64_cells_is_found_in_a_longer_run_and_confirmed(tmp_path: P
     assert found.patched.confirms
 
 
-def test_op_wrong_only_after_the_prompt_is_in_the_list_of_layers(
+def test_list_of_layers_shows_an_op_that_is_wrong_after_the_prompt(
     tmp_path: Path,
 ) -> None:
     """An earlier version called every layer right in the list, although it named a wrong op
@@ -91,7 +91,7 @@ def test_text_beyond_unicode_is_named_with_its_flags(tmp_path: Path) -> None:
     assert "encode (no flags)" not in words
 
 
-def test_bisect_finds_a_prompt_taken_for_the_one_before(tmp_path: Path) -> None:
+def test_bisect_finds_a_prompt_that_is_mistaken_for_the_previous_one(tmp_path: Path) -> None:
     found, _ = bisected("mutant:state-logits-of-last-call", tmp_path)
     assert found.exit_code in (1, NO_OP)
 

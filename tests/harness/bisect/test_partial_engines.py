@@ -74,7 +74,7 @@ def test_honest_engine_with_few_tensors_is_not_accused(
         assert [v.status for v in found if v.suite == "trace"] == ["agreed"]
 
 
-def test_engine_that_shows_nothing_conforms_in_nothing(tmp_path: Path) -> None:
+def test_engine_that_shows_no_tensor_does_not_conform(tmp_path: Path) -> None:
     found = verdicts_of(builtin("f32", tmp_path), SHOWS_NOTHING)
     assert statuses(found) == {"not-applicable"}
     assert exit_code(found) == 3

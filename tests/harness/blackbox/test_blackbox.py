@@ -196,7 +196,7 @@ ADDS = {
 
 
 @pytest.mark.parametrize("arch", ADDS)
-def test_sum_of_a_layer_is_recognised_by_its_tensors(arch: str) -> None:
+def test_tensors_that_add_to_the_residual_stream_are_recognised(arch: str) -> None:
     stems, expected = (words.split() for words in ADDS[arch])
     assert what_adds(stems) & set(stems) == set(expected)
 
@@ -229,7 +229,7 @@ class KnowsNoOtherHead(Reference, name="test:the-head-is-the-table"):
         return model
 
 
-def test_tied_model_names_no_head(tmp_path: Path) -> None:
+def test_black_box_names_no_head_of_a_tied_model(tmp_path: Path) -> None:
     """An earlier version gave the engine changed embeddings. This also changed its head, so it
     differed."""
     path = written(tmp_path, n_layer=1, tied=True)
@@ -248,7 +248,7 @@ class OtherEachTime(Reference, name="test:other-each-time"):
         return replace(right, logits=tuple(x * factors.astype(np.float32) for x in right.logits))
 
 
-def test_engine_with_runs_that_differ_gets_no_part_named(tmp_path: Path) -> None:
+def test_black_box_names_no_part_if_runs_of_an_engine_differ(tmp_path: Path) -> None:
     """Each bisection of this engine would name another part: eps, the output norm, or the
     embedding."""
     path = written(tmp_path, n_layer=1)
@@ -305,7 +305,7 @@ def test_fault_by_layer_number_is_reported(tmp_path: Path) -> None:
     assert found.exit_code == 1
 
 
-def test_engine_with_lists_is_bisected_by_them(tmp_path: Path) -> None:
+def test_engine_with_lists_is_bisected_by_its_lists(tmp_path: Path) -> None:
     path = builtin("f32", tmp_path)
     found = bisected(path, tmp_path / "made", engine="lists: no scale")
     assert set(faults(found)) == {0, 1}

@@ -92,14 +92,14 @@ def test_engine_wrong_after_the_layers_is_not_accused_of_its_weights(model: Path
     assert any(v.status == "not-applicable" and NO_LENS in v.summary for v in found)
 
 
-def test_large_model_is_asked_in_slices(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_model_is_tested_in_slices(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(whole, "LARGEST_TWIN", 0)
     found = [v for v in verdicts(plan_of(model)) if "slice" in v.summary]
     assert [v.status for v in found] == ["agreed"] * len(found)
     assert len(found) == 5  # twice without layers, and three layers
 
 
-def test_some_of_several_equal_layers_are_asked_and_the_others_named(
+def test_some_of_many_equal_layers_are_tested_and_the_others_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Asking all 32 layers of a model with 8 billion weights took four minutes."""
@@ -126,7 +126,7 @@ def test_asked_layers_range_from_the_first_to_the_last(n: int) -> None:
         ("q8_0", ("logits", "trace"), "shows tensors"),
     ],
 )
-def test_black_box_asks_nothing_if_other_suites_show_as_much(
+def test_black_box_asks_nothing_if_other_suites_compare_as_much(
     name: str, levels: tuple[str, ...], why: str, tmp_path: Path
 ) -> None:
     plan = plan_of(builtin(name, tmp_path))
@@ -188,7 +188,7 @@ def test_listed_weight_excuses_no_other_of_the_same_lens(model: Path, tmp_path: 
     assert [known.excuse(v).status for v in tried] == ["excused", "diverged", "diverged"]
 
 
-def test_made_model_that_llama_cpp_refuses_accuses_no_engine() -> None:
+def test_probe_model_that_llama_cpp_refuses_accuses_no_engine() -> None:
     """Gemma2 has no head of its own, so llama.cpp refuses such a model.
 
     An earlier message blamed the engine, and its user looked for a fault that did not exist.

@@ -204,7 +204,7 @@ def test_fault_larger_than_half_precision_is_found(model: Path) -> None:
     assert of_twin(found).status == "diverged"
 
 
-def test_engine_without_shown_halves_is_not_accused(model: Path) -> None:
+def test_bf16_engine_with_unrounded_logits_is_not_accused(model: Path) -> None:
     found = verdicts(model, LogitsInF32.name)
     assert not [each.summary for each in found if each.status == "diverged"]
     assert of_twin(found).detail["computed_in"] == "BF16"
@@ -256,7 +256,7 @@ def test_far_off_weights_are_found_in_half_precision(model: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("tied", [False, True])
-def test_engine_is_asked_in_its_own_number_format(
+def test_engine_is_tested_in_its_own_number_format(
     engine: str, kept: str, tied: bool, tmp_path: Path
 ) -> None:
     """The engine may use the table of embeddings as its head."""

@@ -117,7 +117,7 @@ def test_twin_does_not_accuse_an_honest_engine(models: dict[str, Path]) -> None:
     assert (found.exit_code, found.culprits, found.asked) == (0, (), "")
 
 
-def test_fault_in_weight_types_is_reported_beside_the_twins(
+def test_fault_in_a_weight_type_is_reported_besides_the_twins_faults(
     models: dict[str, Path],
 ) -> None:
     """The twin has no weights of this type, so a proof on the twin does not cover them."""
@@ -130,14 +130,16 @@ def test_fault_in_weight_types_is_reported_beside_the_twins(
 
 
 @pytest.mark.parametrize("engine", [TwoPercentMore, HalfAsMuchMoreOfQ8])
-def test_single_fault_is_reported_alone(engine: type[Ends], models: dict[str, Path]) -> None:
+def test_fault_that_the_twin_shows_is_reported_once(
+    engine: type[Ends], models: dict[str, Path]
+) -> None:
     found, text = bisected(models["Q8_0"], engine.name)
     assert found.as_stored == ()
     assert "in the stored model" not in text
     assert (found.asked == OF_TWIN) == (engine is TwoPercentMore)
 
 
-def test_check_reports_the_usual_run_without_room_for_a_twin(
+def test_check_reports_the_usual_run_if_there_is_no_room_for_a_twin(
     models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> NoReturn:
@@ -171,7 +173,7 @@ def test_pure_f32_model_is_its_own_twin(models: dict[str, Path]) -> None:
         (Ends.name, "F32", "agreed"),
     ],
 )
-def test_check_asks_for_the_twin_if_tensors_show_only_the_logits(
+def test_check_runs_the_twin_if_tensors_show_only_the_logits(
     engine: str, quant: str, expected: str, models: dict[str, Path]
 ) -> None:
     first, *_ = with_made_models(plan_of(models[quant], engine, "black-box"))
@@ -200,7 +202,7 @@ def test_subject_with_a_file_in_f32_is_its_own_twin(models: dict[str, Path]) -> 
     assert models["F32"].exists()
 
 
-def test_model_without_logits_is_asked_in_f32_too(tmp_path: Path) -> None:
+def test_model_without_logits_is_tested_in_f32_too(tmp_path: Path) -> None:
     path = tmp_path / "bert.gguf"
     with llama_cpp_opened() as session:
         make_variant(variant_named("bert"), path, quant="Q8_0", session=session)

@@ -121,7 +121,7 @@ def wrong(found: list[Verdict]) -> set[str]:
     return {verdict.key for verdict in found if verdict.status == "diverged"}
 
 
-def test_loop_with_other_positions_than_logits_is_found(tmp_path: Path) -> None:
+def test_greedy_loop_with_other_positions_than_the_logits_is_found(tmp_path: Path) -> None:
     """The text diverges from the oracle's at a tie, and contradicts its own logits."""
     found = asked(builtin("q8_0", tmp_path), LoopOfItsOwn.name)
     assert wrong(found) == {"decode/own text"}, text(found)
@@ -142,7 +142,7 @@ def test_first_layer_in_f32_shows_a_loop_hidden_by_the_models_limit(
     assert WHERE in text(found)
 
 
-def test_ties_on_the_first_layer_are_no_gap_in_a_small_model(
+def test_ties_on_the_first_layer_do_not_make_a_small_model_incomplete(
     tmp_path: Path,
 ) -> None:
     """Otherwise the report would tell the user of an honest engine that a comparison is missing."""
@@ -163,7 +163,7 @@ def test_honest_engine_continues_as_llama_cpp(engine: str, tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("large")
-def test_fault_beyond_the_whole_models_run_is_found(tmp_path: Path) -> None:
+def test_fault_after_the_length_of_the_whole_models_run_is_found(tmp_path: Path) -> None:
     found = asked(builtin("q4_0", tmp_path), WrongLater.name)
     assert wrong(found) == {LONGER}
     assert f"{FEW} greedy tokens are the same" in text(found)
@@ -171,7 +171,7 @@ def test_fault_beyond_the_whole_models_run_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("large")
-def test_engine_without_other_models_is_asked_for_all_tokens_of_this_one(tmp_path: Path) -> None:
+def test_engine_that_runs_one_model_is_asked_for_all_tokens_of_it(tmp_path: Path) -> None:
     found = asked(builtin("q4_0", tmp_path), OneModelAlone.name)
     assert not wrong(found)
     assert f"{FEW} greedy tokens are the same" in text(found)

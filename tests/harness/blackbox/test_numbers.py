@@ -76,7 +76,7 @@ def test_fault_of_the_last_layer_is_not_blamed_on_other_slices(quant: str, tmp_p
     assert faults(found) == {2: ["attention: rotation, by its number"]}
 
 
-def test_miscounted_layers_are_named_and_not_those_of_other_slices(
+def test_miscounted_layers_are_named_without_those_of_other_slices(
     tmp_path: Path,
 ) -> None:
     """The engine gives full attention to the first of six layers instead of the last.

@@ -39,7 +39,9 @@ class WithNoFifthLogit(Reference, name="test:one-token-has-no-logit"):
         ("test:one-token-has-no-logit", BOTH_ENDS),
     ],
 )
-def test_model_refused_by_llama_cpp_is_no_agreement(engine: str, part: str, tmp_path: Path) -> None:
+def test_model_that_llama_cpp_refuses_does_not_count_as_agreement(
+    engine: str, part: str, tmp_path: Path
+) -> None:
     path = one_layer_of("gemma2", tmp_path)
     found = bisected(path, tmp_path / "made", engine=engine, oracle="llama.cpp")
     assert faults(found) == {None: [part]}
@@ -69,7 +71,7 @@ class WithWrongForEightRows(Reference, name="test:wrong-for-eight-rows"):
     ops = WrongForEightRows
 
 
-def test_wrong_kernel_for_few_rows_is_among_the_suspects(tmp_path: Path) -> None:
+def test_wrong_kernel_for_few_rows_is_named_as_a_possible_cause(tmp_path: Path) -> None:
     path = builtin("f32", tmp_path)
     found = bisected(path, tmp_path / "made", engine="test:wrong-for-eight-rows")
     assert faults(found) == {None: [SOME + FEW_ROWS]}

@@ -45,7 +45,7 @@ def of_own_tokens(found: list[Verdict]) -> list[Verdict]:
 
 @pytest.mark.parametrize("levels", [("greedy",), ("logits", "greedy")])
 @pytest.mark.parametrize(("first", "last", "id"), [(0, 1, VOCABULARY - 1), (1, 0, 0)])
-def test_greedy_search_that_loses_an_id_is_found_though_id_is_never_top(
+def test_greedy_search_that_loses_a_never_likeliest_id_is_found(
     first: int, last: int, id: int, levels: tuple[str, ...], tmp_path: Path
 ) -> None:
     """No tested prefix ends with this id, so all other answers agree."""
@@ -112,7 +112,7 @@ def test_a_right_engine_chooses_the_first_and_the_last_id(arch: str, tmp_path: P
     assert " the engine chooses 0, " in found[0].summary
 
 
-def test_token_that_was_never_likeliest_is_not_reported_as_equal(tmp_path: Path) -> None:
+def test_token_that_was_never_the_likeliest_is_not_reported_as_equal(tmp_path: Path) -> None:
     model = written(tmp_path, n_layer=1, n_vocab=VOCABULARY)
     said = "; ".join(verdict.summary for verdict in decoded(model, Reference.name))
     assert "as nowhere a clear choice" in said or "a clear choice after any" in said

@@ -94,7 +94,7 @@ def test_muted_layers_add_nothing(tmp_path: Path) -> None:
                 assert weights.any() == (layer == 1)
 
 
-def test_change_gets_row_numbers_for_any_reading_order(
+def test_change_gets_the_row_numbers_in_any_order_of_reading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rewriting, "CHUNK", 100)
@@ -122,7 +122,7 @@ def test_change_gets_row_numbers_for_any_reading_order(
     assert not np.isin(found[:, 0], reads_first(key=1)(rows, 0)[:, 0]).any()
 
 
-def test_one_bit_norms_still_have_an_effect() -> None:
+def test_norms_of_sparse_signs_still_have_an_effect() -> None:
     rows = np.ones((6, 64), np.float32)
     found = sparse_signs(8.0, centred=False)(rows, 0)
     normed = found / np.sqrt(np.mean(found**2, axis=1, keepdims=True))

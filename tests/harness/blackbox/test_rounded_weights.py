@@ -95,5 +95,7 @@ def test_engine_that_decodes_to_halves_is_not_accused(
 
 
 @pytest.mark.parametrize("engine", [LogitsOfCutWeights, LogitsOfOneRow])
-def test_fault_beside_halves_is_found(engine: type[LogitsAlone], tmp_path: Path) -> None:
+def test_fault_in_an_engine_that_decodes_to_halves_is_found(
+    engine: type[LogitsAlone], tmp_path: Path
+) -> None:
     assert [each for each in diverged(tmp_path, engine.name) if each.detail.get("tensors")]

@@ -68,7 +68,7 @@ def test_right_engine_agrees_with_several_threads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", ['{"n_threads": 1}', '{"n_threads": 2}'])
-def test_engine_that_reports_its_threads_is_not_said_to_have_three(
+def test_report_states_no_thread_count_against_the_engines_own(
     settings: str, tmp_path: Path
 ) -> None:
     old = '"can": can, "shows": SHOWS}'

@@ -55,7 +55,9 @@ def test_wrong_branch_of_softplus_shows_on_a_model_with_large_steps(
 
 
 @pytest.mark.parametrize("shows", [("l_out", "result_output"), None])
-def test_engine_with_tensors_is_asked_too(model: Path, shows: tuple[str, ...] | None) -> None:
+def test_engine_with_tensors_is_tested_on_large_steps_too(
+    model: Path, shows: tuple[str, ...] | None
+) -> None:
     """The engine's usual runs of the model itself have no such steps."""
     wrong = plan_of(model, engine=StepsEnd.name)
     found = list(verdicts(wrong, ("logits", "trace"), shows=shows))
@@ -83,6 +85,6 @@ def test_layers_with_the_wrong_branch_are_named(
     assert faults(found) == {layer: ["softplus of the time step"] for layer in layers}
 
 
-def test_model_without_time_steps_is_not_asked_with_large_ones(tmp_path: Path) -> None:
+def test_model_without_time_steps_is_not_tested_with_large_ones(tmp_path: Path) -> None:
     write_window(tmp_path / "m.gguf")
     assert not [v for v in verdicts(plan_of(tmp_path / "m.gguf")) if STEPS in v.summary]

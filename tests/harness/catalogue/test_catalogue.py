@@ -197,7 +197,7 @@ def test_honest_engines_run_on_models_that_exercise_them(
     assert run_honest(Lines(), 1, file=None, executor=None) == 0
 
 
-def test_runs_are_made_once_on_demand() -> None:
+def test_each_run_is_made_once_and_only_when_needed() -> None:
     made: list[int] = []
 
     def runs(batches: object) -> Iterator[int]:

@@ -81,7 +81,7 @@ def verdicts(
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("name", MODELS)
-def test_honest_engine_is_not_accused_and_nothing_is_claimed(
+def test_honest_engine_is_not_accused_and_no_agreement_is_claimed(
     name: str, preset: str, tmp_path: Path
 ) -> None:
     found, code = verdicts(model(name, tmp_path), "reference", preset)

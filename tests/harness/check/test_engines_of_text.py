@@ -77,7 +77,7 @@ def test_wrong_answer_of_a_text_engine_is_found(tmp_path: Path) -> None:
     assert first["differences"][0]["text"].startswith("b' ' gives [1], expected [1, ")
 
 
-def test_missing_flags_of_an_engine_cost_only_their_questions(tmp_path: Path) -> None:
+def test_missing_flags_of_an_engine_affect_only_questions_with_flags(tmp_path: Path) -> None:
     found = verdicts("test:adds-nothing", tmp_path)
     lacking = [v.summary for v in found if v.status == "not-compared"]
     assert len(lacking) == 3  # one of them of a code point that is none

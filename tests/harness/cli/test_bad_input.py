@@ -189,7 +189,9 @@ def test_model_without_our_graph_is_checked_in_other_suites(
 
 
 @pytest.mark.parametrize("bad", [missing, text_file, partial_block])
-def test_a_process_ends_as_the_command_does(bad: Callable[[Path], Path], tmp_path: Path) -> None:
+def test_process_has_the_exit_code_of_its_command(
+    bad: Callable[[Path], Path], tmp_path: Path
+) -> None:
     """The tests in this process omit the interpreter's own ending, which a shell sees."""
     ending = in_a_process("check", str(bad(tmp_path)), *OURSELVES, "--quiet")
     assert_refused(ending)

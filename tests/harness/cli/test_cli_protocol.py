@@ -91,7 +91,7 @@ def test_answer_time_limit_also_applies_to_the_start(lockstep: Lockstep) -> None
 
 
 @pytest.mark.parametrize("word", ["adapter:mine.py", "mine.py", "dump:folder"])
-def test_mistyped_program_is_referred_to_check(lockstep: Lockstep, word: str) -> None:
+def test_message_on_a_mistyped_program_mentions_check(lockstep: Lockstep, word: str) -> None:
     code, _, err = lockstep("smoke", word)
     assert code == 2
     assert "lockstep check MODEL --adapter FILE" in " ".join(err.split())

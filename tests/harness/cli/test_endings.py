@@ -81,7 +81,7 @@ os.execv(sys.executable, [sys.executable, "-P", "-m", "lockstep.harness.cli", *s
 """
 
 
-def test_a_folder_that_has_been_deleted_is_no_divergence(tmp_path: Path) -> None:
+def test_deleted_working_folder_is_not_reported_as_a_divergence(tmp_path: Path) -> None:
     """A traceback with exit code 1 would read as a divergence in a CI."""
     folder = tmp_path / "gone"
     folder.mkdir()
@@ -107,7 +107,7 @@ lockstep.harness.cli.main()
 """
 
 
-def test_workers_start_by_themselves_if_no_template_can_be_started(tmp_path: Path) -> None:
+def test_workers_start_without_a_template_if_none_can_be_started(tmp_path: Path) -> None:
     variables = {**os.environ, "PYTHONPATH": PYTHONPATH}
     command = [sys.executable, "-c", NO_TEMPLATE, "check", "builtin:f32", "--suite", "dequant"]
     done = subprocess.run(

@@ -37,7 +37,7 @@ def test_the_help_of_every_command_has_an_example(name):
 
 
 @pytest.mark.parametrize("line", [line for _, line in EXAMPLES])
-def test_the_command_line_takes_every_example(line):
+def test_command_line_accepts_every_example(line):
     parsed(line)
 
 

@@ -82,7 +82,7 @@ def test_check_writes_no_report_into_a_closed_stream(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "ending"), [(BROKEN, ""), (NOT_LOADED, "2>/dev/full"), (BROKEN, "2>&-")]
 )
-def test_defect_ends_with_2(code: str, ending: str, tmp_path: Path) -> None:
+def test_defect_of_lockstep_ends_with_exit_code_2(code: str, ending: str, tmp_path: Path) -> None:
     found, words = run_in_shell(ending, tmp_path, code=code)
     assert found == 2
     assert ending or "Traceback" in words

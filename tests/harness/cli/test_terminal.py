@@ -89,7 +89,7 @@ lockstep.harness.cli.main()
 """
 
 
-def test_closed_pipe_is_no_divergence() -> None:
+def test_closed_pipe_is_not_reported_as_a_divergence() -> None:
     """rich would end the process with exit code 1."""
     ours, theirs = os.pipe()
     os.close(ours)

@@ -24,7 +24,7 @@ def quiet(level: str) -> str:
 
 
 @pytest.mark.parametrize(("level", "suite"), QUIET.items())
-def test_engine_without_logits_is_asked_further(level: str, suite: str, model: Path) -> None:
+def test_engine_without_logits_gets_longer_prompts(level: str, suite: str, model: Path) -> None:
     *_, wrong = check_engine(model, quiet(level), suite, n_tokens=32)
     assert wrong.status == "diverged", wrong.summary
     assert wrong.detail["at_fault"] == "subject"
@@ -72,7 +72,7 @@ class ShortGreedy(Reference, name="further: greedy behind 64 tokens"):
         return super().greedy(prompt, n)
 
 
-def test_engine_with_logits_after_many_tokens_must_choose_too(
+def test_engine_with_logits_is_also_tested_by_its_choices(
     model: Path,
 ) -> None:
     found = check_engine(model, ShortGreedy, "decode", n_tokens=32)

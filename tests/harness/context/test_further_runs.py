@@ -276,7 +276,7 @@ def test_place_is_a_batch_and_its_token(model: Path) -> None:
     assert wrong.detail["token_of_batch"] in (1, 3)
 
 
-def test_missing_answer_is_named_and_accuses_nobody(model: Path) -> None:
+def test_missing_answer_is_named_and_accuses_no_engine(model: Path) -> None:
     (verdict,) = logits_of(model, "further: one batch of several")
     assert verdict.status == "agreed"
     for words in (LONG, JOINED):
@@ -312,7 +312,7 @@ def test_undeclared_refusal_of_an_engine_is_a_gap(model: Path) -> None:
 
 
 @pytest.mark.parametrize(("error", "code"), [(EngineError, 1), (Unsupported, 3)])
-def test_engine_that_refuses_another_token_sets_the_exit_code(
+def test_refusal_of_another_token_sets_the_exit_code(
     error: type[EngineError], code: int, model: Path
 ) -> None:
     def evaluate(self: Reference, request: Request) -> Evaluation:

@@ -109,7 +109,7 @@ def test_type_that_breaks_the_engine_costs_only_that_type(tmp_path: Path) -> Non
     assert exit_code(found) == 3
 
 
-def test_suite_finds_a_wrong_text_beside_one_that_breaks_the_engine(tmp_path: Path) -> None:
+def test_suite_finds_a_wrong_text_though_another_breaks_the_engine(tmp_path: Path) -> None:
     found = check_engine(builtin("f32", tmp_path), TooLong, "tokens")
     crashed = [v for v in found if v.status == "crashed"]
     assert len(crashed) == 5  # one text, which is asked once, and one row of ids with each flag

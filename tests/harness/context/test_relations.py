@@ -87,14 +87,14 @@ def test_an_engine_that_contradicts_itself_is_found(engine: str, way: str, model
     assert wrong[0].summary.endswith(twice) is (way == "beside another sequence")
 
 
-def test_other_sequence_is_given_only_if_the_cache_has_room(model: Path) -> None:
+def test_run_with_another_sequence_needs_room_in_the_cache(model: Path) -> None:
     with context_of(model, engine="asked: right", n_tokens=12) as context:
         context.settings = replace(context.settings, n_ctx=20)
         (verdict,) = run_suites(context, ("logits",))
     assert "beside another sequence" not in verdict.detail["same"]
 
 
-def test_wrong_choice_of_experts_is_found_by_any_relation(
+def test_wrong_choice_of_experts_is_found_by_each_way_of_asking(
     tmp_path: Path,
 ) -> None:
     """If only few rows differ, honest runs are made to see if they choose the same experts."""

@@ -142,14 +142,16 @@ def test_race_is_a_verdict_with_its_rate_and_place(model: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", [UNCLEARED, NEARLY_UNCLEARED])
-def test_state_left_by_an_earlier_run_is_told_from_a_race(engine: str, model: Path) -> None:
+def test_state_left_by_an_earlier_run_is_distinguished_from_a_race(
+    engine: str, model: Path
+) -> None:
     _, shaky, _ = verdicts_of(model, engine, "logits")
     assert shaky.detail["first_alone"]
     _, race, _ = verdicts_of(model, OFTEN, "logits")
     assert not race.detail["first_alone"]
 
 
-def test_restart_tells_lasting_state_from_a_race(model: Path) -> None:
+def test_restart_distinguishes_lasting_state_from_a_race(model: Path) -> None:
     _, shaky, _ = verdicts_of(model, LONG_UNCLEARED, "logits")
     assert (shaky.detail["first_alone"], shaky.detail["by_history"]) == (False, True)
     _, race, _ = verdicts_of(model, Always.name, "logits")
@@ -169,7 +171,7 @@ def test_difference_without_a_repeat_has_no_place(model: Path) -> None:
     assert first.status == "diverged"
 
 
-def test_sampled_tokens_are_told_from_wrong_ones(model: Path) -> None:
+def test_sampled_tokens_are_distinguished_from_wrong_ones(model: Path) -> None:
     _, wrong, shaky = verdicts_of(model, Dice.name, "decode")
     assert wrong.key == "decode/token"
     assert shaky.key == "decode/not-deterministic"

@@ -157,7 +157,7 @@ def test_hang_is_a_timeout_and_the_next_question_is_answered(deed: str) -> None:
         worker_of(session)
 
 
-def test_outside_kill_is_one_crash_of_the_current_question(
+def test_worker_killed_from_outside_is_one_crash_of_its_question(
     session: Session,
 ) -> None:
     pid = worker_of(session)
@@ -228,7 +228,7 @@ def test_answer_of_a_forbidden_type_is_malformed() -> None:
         assert "a object may not cross" in outcome.message
 
 
-def test_an_engine_in_this_process_has_no_worker() -> None:
+def test_engine_in_this_process_has_no_worker() -> None:
     with PATIENT.open("fake-local", None, EXACT) as session:
         outcome = session.ask("greedy", [], 1)
         assert isinstance(outcome, Answered)
@@ -241,7 +241,7 @@ def test_an_engine_that_refuses_its_model_rejects_the_question() -> None:
         assert session.ask("metadata") == Rejected(message="EngineError: there is no such model")
 
 
-def test_unknown_question_is_a_mistake_of_the_caller(session: Session) -> None:
+def test_unknown_question_is_an_error_of_the_caller(session: Session) -> None:
     with pytest.raises(ValueError, match="no question named 'close'"):
         session.ask("close")
 
@@ -269,7 +269,9 @@ def test_forgotten_session_leaves_no_worker() -> None:
     assert comes_true(lambda: not is_running(pid))
 
 
-def test_independently_started_worker_is_no_fork(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_with_other_variables_at_start_is_not_forked(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Some libraries read variables only when they are loaded, and a user's class may use any
     library."""
     with PATIENT.open("fake", None, EXACT) as session:
@@ -383,7 +385,7 @@ def test_consumer_that_fails_ends_the_stream_and_the_next_answer_comes(
     worker_of(session)
 
 
-def test_only_a_stream_can_be_streamed(session: Session) -> None:
+def test_question_without_pieces_cannot_be_streamed(session: Session) -> None:
     with pytest.raises(ValueError, match="no stream named 'greedy'"):
         session.stream("greedy", lambda _: None)
 

@@ -181,7 +181,7 @@ def test_mistake_is_named_by_its_text_alone(mistake: str, tmp_path: Path) -> Non
         ("mutant:greedy-with-penalty", "few"),  # a choice or two, which a small error may tip
     ],
 )
-def test_mistake_in_choosing_is_told_from_mistakes_in_logits(
+def test_mistake_in_choosing_is_distinguished_from_one_in_logits(
     mistake: str, by_text: str, tmp_path: Path
 ) -> None:
     """If the logits are right, no error in them changes a token beyond the noise."""
@@ -329,7 +329,7 @@ def test_promise_counts_only_visible_mistakes() -> None:
     assert not is_kept([*fine * 9, row("c", "named", "a")])
 
 
-def test_engine_without_any_ability_is_incomplete_and_reported(tmp_path: Path) -> None:
+def test_diagnosis_of_an_engine_without_levels_is_incomplete(tmp_path: Path) -> None:
     found = diagnosed(Offers, tmp_path)
     assert found.exit_code == 3
     _, line = diagnosis_lines(plan_for(tmp_path / "m.gguf"), found)
@@ -353,7 +353,7 @@ def test_shared_failure_is_reported_once_by_its_last_line(tmp_path: Path) -> Non
     assert "the logits of a prompt and of tokens after it, the logits of the same" in text
 
 
-def test_engine_is_not_wrong_without_a_limit(tmp_path: Path) -> None:
+def test_diagnosis_accuses_no_engine_if_there_is_no_limit(tmp_path: Path) -> None:
     found = diagnosed(HALVES, tmp_path, noise=inf)
     assert {each.aspect: each.status for each in found.of}["runs"] == "not-compared"
     assert found.exit_code == 3

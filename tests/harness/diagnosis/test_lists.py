@@ -53,7 +53,7 @@ def test_log_probability_units_do_not_enlarge_the_limit_of_lists() -> None:
     assert left(said, own) > 0.99 > LEFT
 
 
-def test_engine_that_makes_the_list_explains_all_of_it() -> None:
+def test_engine_that_gives_the_same_list_explains_all_of_it() -> None:
     said = listed(wrong_one())
     assert left(said, compared(said, wrong_one())) < 1e-3
 

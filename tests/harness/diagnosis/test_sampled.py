@@ -52,7 +52,7 @@ STAGES = sorted({cls.stage for cls in WRONG_SAMPLERS.values()} - {*READING})
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_wrong_samplers_of_a_stage_are_told_apart(stage: str) -> None:
+def test_wrong_samplers_of_a_stage_are_distinguished(stage: str) -> None:
     classes = [cls for cls in WRONG_SAMPLERS.values() if cls.stage == stage]
     for cls in classes:
         assert not makes_the_same(cls, Reference, stage), cls.name

@@ -36,7 +36,7 @@ def lines_of(found: Diagnosed, folder: Path) -> str:
     return "\n".join(diagnosis_lines(plan_for(builtin("f32", folder)), found))
 
 
-def test_diagnosis_tells_each_aspect_before_it_asks_for_the_next(tmp_path: Path) -> None:
+def test_diagnosis_reports_each_aspect_before_it_asks_about_the_next(tmp_path: Path) -> None:
     told: list[Any] = []
     found = diagnosed(HALVES, tmp_path, tell=told.append)
     assert [one for one in told if isinstance(one, Diagnosis)] == list(found.of)

@@ -30,12 +30,12 @@ def test_engine_with_the_right_choices_is_not_named_by_ties(tmp_path: Path) -> N
     assert found.tried == 1
 
 
-def test_mistake_that_reproduces_the_text_is_named_beside_it(tmp_path: Path) -> None:
+def test_mistake_that_reproduces_the_text_is_named(tmp_path: Path) -> None:
     known = (LOGARITHMS, HALVES)
     found = runs(diagnosed(HALVES, tmp_path, view=TEXT, noise=NOISE, known=known))
     assert names(found) == [HALVES]
 
 
 @pytest.mark.parametrize(("ties", "chosen"), [(0, 3), (2, 1)])
-def test_tied_token_is_no_engines_choice(ties: int, chosen: int) -> None:
+def test_token_in_a_tie_does_not_count_as_a_choice(ties: int, chosen: int) -> None:
     assert Compared.exactly([True, True, False, True], ties=ties).chosen == chosen

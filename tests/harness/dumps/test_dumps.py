@@ -179,7 +179,7 @@ def test_both_engines_run_with_the_settings_of_the_dump(
     assert (found.type_k, found.type_v, found.flash_attn) == ("F16", "F16", False)
 
 
-def test_pipe_among_the_files_is_not_waited_for(written: Path, tmp_path: Path) -> None:
+def test_pipe_among_the_files_does_not_block_a_check(written: Path, tmp_path: Path) -> None:
     folder = changed(written, tmp_path / "d", lambda *_: None)
     os.mkfifo(folder / "x.safetensors")
     with pytest.raises(InvalidModel, match=r"x\.safetensors: a pipe; expected a regular file"):

@@ -179,7 +179,7 @@ def test_text_finding_is_reproduced(name: str, found: Found, again: Again) -> No
     shows(again, verdict)
 
 
-def test_users_text_is_decoded_again(
+def test_finding_in_a_users_text_is_reproduced(
     found: Found, again: Again, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = Reference.detokenize

@@ -111,7 +111,7 @@ def test_view_is_read_and_written_through_its_strides(file: GgufFile, way: Hones
 
 
 @pytest.mark.parametrize("way", [Honest(), Wide()])
-def test_set_op_writes_at_its_byte_offsets_in_float32(file: GgufFile, way: Honest) -> None:
+def test_set_op_writes_float32_at_its_byte_offsets(file: GgufFile, way: Honest) -> None:
     part = view(X, (2, 1), offset=4)
     put = planned(0, "SET", view(TWICE), view(X), part, held=params(12, 24, 24, 12))
     found = replay(program(graph(0, put)), file, BUILD, way)
@@ -238,7 +238,7 @@ def test_inputs_are_kept_and_values_are_dropped() -> None:
     assert list(found.inputs) == [0]
 
 
-def test_initial_memory_is_copied_and_never_written() -> None:
+def test_initial_memory_is_copied_and_never_changed() -> None:
     x = normal(1, 2, 3)
     shown = piece(node("SQR", x * x, x))
     shown.root_home[1] = KEPT

@@ -86,7 +86,7 @@ def accused_of(ids: Any, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("moved", "accused"), [(0, []), (1, ["ffn_moe_topk-0"])])
-def test_wrong_looked_up_ids_are_located(moved: int, accused: list[str], tmp_path: Path) -> None:
+def test_wrong_ids_from_a_table_are_located(moved: int, accused: list[str], tmp_path: Path) -> None:
     """All later values are right for the wrong ids."""
     assert accused_of(TABLE[(TOKENS + moved) % 10], tmp_path) == accused
 

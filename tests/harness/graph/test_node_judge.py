@@ -115,7 +115,7 @@ def test_weight_that_changes_no_bit_is_not_named(tmp_path: Path) -> None:
     assert [f.mismatch for f in found.findings] == [None]
 
 
-def test_wrong_oracle_is_told_from_the_subject(tmp_path: Path) -> None:
+def test_wrong_oracle_is_distinguished_from_a_wrong_subject(tmp_path: Path) -> None:
     found = judge(tmp_path)
     found(product(np.float32(1.01) * (X @ W.T)))
     assert [f.at_fault for f in found.findings] == ["oracle"]
@@ -128,7 +128,7 @@ def test_unknown_op_does_not_count_as_agreed(tmp_path: Path) -> None:
     assert found.unknown == {"no semantics of WISH": [SITE]}
 
 
-def test_missing_op_of_the_subject_is_hidden_unless_the_oracle_is_wrong(tmp_path: Path) -> None:
+def test_op_that_the_subject_lacks_is_hidden_if_the_oracle_is_right(tmp_path: Path) -> None:
     found = judge(tmp_path, engine=lambda _: None)
     found(product())
     assert (found.findings, found.hidden) == ([], [SITE])
@@ -220,7 +220,7 @@ def test_wrong_op_without_inputs_is_found(tmp_path: Path) -> None:
     assert [f.at_fault for f in found.findings] == ["subject"]
 
 
-def test_a_node_without_elements_is_nothing_to_compare(tmp_path: Path) -> None:
+def test_node_without_elements_is_not_compared(tmp_path: Path) -> None:
     found = judge(tmp_path)
     found(node("SCALE", np.zeros((0, 4), np.float32), np.zeros((0, 4), np.float32)))
     assert (found.findings, found.unknown) == ([], {})
@@ -323,7 +323,7 @@ def test_value_is_dropped_after_its_last_reader(tmp_path: Path) -> None:
     assert found.kept == {}
 
 
-def test_kept_guilty_values_are_limited_and_all_are_found(tmp_path: Path) -> None:
+def test_all_wrong_nodes_are_found_although_few_values_are_kept(tmp_path: Path) -> None:
     one = product().value.nbytes
     found = chain(tmp_path, right=False, limit=2 * one)
     for i in range(3):
@@ -340,7 +340,7 @@ def program(*nodes: PlannedNode) -> Program:
     return Program(graphs=(graph,), caches=(), orders=(None,))
 
 
-def test_graphs_of_two_files_diverge_in_parameters_of_equal_names() -> None:
+def test_graphs_of_two_files_differ_in_parameters_of_equal_names() -> None:
     before, one = planned(0, "inserted", 0, 3, 0), planned(0, "Qcur-0", 0, 2, 0)
     other = replace(one, index=1, params=parameters(1e-3).tobytes())
     found = other_parameters(program(one), program(before, other))
@@ -350,7 +350,7 @@ def test_graphs_of_two_files_diverge_in_parameters_of_equal_names() -> None:
     assert other_parameters(program(one), program(one)) == {}
 
 
-def test_graphs_of_two_files_diverge_at_a_missing_or_resized_node() -> None:
+def test_graphs_of_two_files_differ_at_a_missing_or_resized_node() -> None:
     one, two = planned(0, "Qcur-0", 0, 2, 0), planned(1, "cap-0", 0, 3, 2)
     wide = replace(one, result=replace(one.result, ne=(4, 2, 1, 1)))
     assert first_other_node(program(one, two), program(one, two)) == ""

@@ -56,7 +56,7 @@ def test_float32_sum_of_squares_is_off_by_less_than_twice_the_estimate(
     assert (found < 2 * allowed).all()
 
 
-def test_row_with_one_huge_element_has_a_real_error() -> None:
+def test_row_with_one_huge_element_has_a_large_error() -> None:
     """Runs with the error of a sum in double precision and with random roundings do not show this
     error."""
     x = massive(normal(1, ROWS, 4096), 5000)
@@ -65,7 +65,7 @@ def test_row_with_one_huge_element_has_a_real_error() -> None:
     assert (allowed < 2 * found).all()
 
 
-def test_error_of_other_rows_is_a_few_last_bits() -> None:
+def test_ordinary_rows_are_off_by_a_few_last_bits() -> None:
     _, allowed = off(normal(1, ROWS, 1024))
     assert (allowed < U * np.sqrt(1024 / 3)).all()  # twice what roundings up and down come to
 
@@ -85,7 +85,7 @@ def test_zero_and_nan_rows_have_no_error(op: str) -> None:
     assert not error_of_rows(norm(x, op)).any()
 
 
-def test_layer_norm_error_is_that_of_squares_without_the_mean() -> None:
+def test_layer_norm_error_comes_from_squares_without_the_mean() -> None:
     x = massive(normal(1, ROWS, 4096), 5000)
     plain = error_of_rows(norm(x, "NORM"))
     assert np.allclose(plain, error_of_rows(norm(x - x.mean(axis=-1, keepdims=True))), rtol=0.2)

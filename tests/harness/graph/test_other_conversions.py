@@ -21,7 +21,7 @@ def own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("n_weights", [1, 2, 3, 8, 9])
-def test_omitted_segments_have_at_most_half_of_the_weights(
+def test_segments_tried_later_have_at_most_half_of_the_weights(
     n_weights: int,
 ) -> None:
     """A true format agrees with more than half of the weights, so one of these is among the

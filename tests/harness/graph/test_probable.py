@@ -73,7 +73,7 @@ def test_sum_with_far_larger_partial_sums_is_within_its_probable_error(
     assert np.abs(off).max() < 2.5
 
 
-def test_file_order_adds_no_error_to_terms_in_random_order() -> None:
+def test_order_in_the_file_adds_no_error_if_terms_are_random() -> None:
     weights, x = normal(1, ROWS, 1024), normal(2, TOKENS, 1024)
     value, error, _ = of(product(weights, x))
     squares = np.square(x, dtype=np.float64) @ np.square(weights, dtype=np.float64).mean(axis=0)
@@ -168,7 +168,7 @@ def test_infinite_input_changes_no_other_row() -> None:
 
 @pytest.mark.parametrize("wrong", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("row", [0, 5])  # the first is one of the sample
-def test_infinite_weight_does_not_measure_other_rows(wrong: float, row: int) -> None:
+def test_infinite_weight_does_not_change_the_error_of_other_rows(wrong: float, row: int) -> None:
     """The limit of the row with the weight stays zero. Otherwise honest runs would seem to
     overflow."""
     weights, x = normal(1, ROWS, 32), normal(2, TOKENS, 32)

@@ -77,7 +77,7 @@ def test_row_found_in_a_late_run_is_right() -> None:
     assert len(judge.asked) == 51
 
 
-def test_two_choices_may_occur_in_two_runs() -> None:
+def test_two_rows_may_be_explained_by_two_runs() -> None:
     judge = Runs(
         engine=with_rows(r1=2.0, r2=1.0), runs=[with_rows(r1=2.0), with_rows(r2=1.0, r1=9.0)]
     )
@@ -132,7 +132,7 @@ def test_large_model_gets_fewer_runs() -> None:
     assert len(judge.asked) == MORE_RUNS
 
 
-def test_runs_differ_in_errors_and_alternate_in_format() -> None:
+def test_noisy_runs_have_different_errors_and_alternating_formats() -> None:
     judge = Runs(engine=with_rows(r2=1.0), runs=[])
     is_explained(judge, small=False)
     seeds, builds = zip(*judge.asked, strict=True)

@@ -148,7 +148,7 @@ def test_answers_are_compared_though_other_requests_are_refused(model: Path) -> 
     assert (found.status, found.key) == ("diverged", "text/at once")
 
 
-def test_server_with_broken_json_at_once_gives_no_proper_answer(model: Path) -> None:
+def test_broken_json_in_parallel_answers_is_malformed(model: Path) -> None:
     with serving(model, Together(lambda said: b'{"content": "{"content": "')) as address:
         found = verdicts_of(plan_for(model, engine=address, suites=("text",), n_steps=6))
     assert found[-1].status == "malformed", found[-1]
@@ -201,7 +201,7 @@ def test_program_gets_one_question_at_a_time(model: Path) -> None:
         ("dies", "crashed", "exited with status 3 while it was asked to generate several times"),
     ],
 )
-def test_server_started_for_the_model_is_asked_too(
+def test_server_that_lockstep_starts_is_asked_in_parallel_too(
     how: str, status: str, words: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", PYTHONPATH)

@@ -175,7 +175,7 @@ def test_an_answer_of_another_form_is_malformed(
         assert '; asked: POST /completion {"temperature": 0' in found.summary
 
 
-def test_null_value_is_not_finite(model: Path) -> None:
+def test_null_value_counts_as_not_finite(model: Path) -> None:
     with serving(model, spoilt("/completion", *LISTED, 0, "logprob", value=None)) as url:
         (found,) = checked(model, url, "logprobs")
     assert (found.status, found.detail["kind"]) == ("diverged", "not finite")
@@ -191,7 +191,7 @@ def test_server_with_another_model_is_refused_before_the_comparison(
         checked(model, url, "logprobs")
 
 
-def test_servers_file_of_another_size_is_refused(model: Path, other: Path) -> None:
+def test_server_with_a_file_of_another_size_is_refused(model: Path, other: Path) -> None:
     def change(path: str, said: Any) -> Any:
         return said | {"model_path": str(other)} if path == "/props" else said
 
@@ -199,7 +199,7 @@ def test_servers_file_of_another_size_is_refused(model: Path, other: Path) -> No
         checked(model, url, "logprobs")
 
 
-def test_refused_connection_is_reported(model: Path) -> None:
+def test_refused_connection_gives_one_clear_message(model: Path) -> None:
     with sending() as url:
         pass
     with pytest.raises(BadInput, match="no server listens there; start the server"):

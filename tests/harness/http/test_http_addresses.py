@@ -196,7 +196,7 @@ def test_invalid_address_is_refused(url: str) -> None:
         address_of(url)
 
 
-def test_native_server_gets_only_native_requests() -> None:
+def test_native_and_openai_requests_are_disjoint() -> None:
     assert NATIVE.isdisjoint(OPENAI - {"/v1/models"})
 
 

@@ -65,7 +65,7 @@ def test_server_without_the_lora_file_is_not_compared(
         checked(model, url, added(loras[1], 1.0))
 
 
-def test_files_of_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
+def test_files_of_one_name_are_distinguished_by_their_paths(tmp_path: Path) -> None:
     here, there = tmp_path / "a" / "x.gguf", tmp_path / "b" / "x.gguf"
     loaded = [str(there), str(here), "C:\\y.gguf"]
     said = scales_of([(here, 0.5), (there, 2.0), (Path("y.gguf"), 3.0)], loaded)

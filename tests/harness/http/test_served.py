@@ -160,7 +160,7 @@ def test_connection_to_itself_counts_as_no_listener() -> None:
         assert not listens(port)
 
 
-def test_taken_port_is_not_a_death_of_the_server(
+def test_port_that_is_taken_does_not_count_as_a_death_of_the_server(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A port may be in use without a listener, for example by the other end of a connection."""
@@ -176,7 +176,7 @@ def test_taken_port_is_not_a_death_of_the_server(
             assert session.port != taken
 
 
-def test_server_without_a_port_is_reported_dead_with_a_reason(
+def test_death_of_a_server_without_a_free_port_has_a_reason(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.socket() as other:

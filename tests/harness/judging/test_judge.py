@@ -59,7 +59,7 @@ TWOS = np.full(4, 2.0, np.float32)
     ],
     ids=["norm", "product", "gate"],
 )
-def test_nan_gives_nan_and_a_possible_overflow_has_no_limit(compute: Any, shown: float) -> None:
+def test_nan_input_gives_nan_and_possible_overflow_has_no_limit(compute: Any, shown: float) -> None:
     truth = compute(OPS)
     wrong = truth.copy()
     wrong[..., 1, 0] = shown
@@ -164,7 +164,7 @@ def test_nan_bound_allows_only_nan_and_infinity() -> None:
     np.testing.assert_array_equal(held, [1.0, 7.0, np.inf, 5.0, 2.0])
 
 
-def test_engine_without_hidden_cells_may_have_numbers_for_nan() -> None:
+def test_engine_that_skips_hidden_cells_may_have_numbers_for_nan() -> None:
     scores = np.array([[1.0, np.inf], [1.0, np.nan]], np.float32)
     mask = np.array([[0.0, -np.inf], [0.0, 0.0]], np.float32)
     found = expected("SOFT_MAX", scores, scores, mask, held=params(1.0, 0.0))

@@ -22,7 +22,7 @@ def numbers(exponent_bits: int, bits: int, largest: float) -> NDArray[np.float64
 @pytest.mark.parametrize(
     ("convert", "shape"), [(in_e4m3, (4, 3, 448.0)), (in_e5m2, (5, 2, 57344.0))]
 )
-def test_float8_takes_the_nearest_of_all_its_numbers(
+def test_float8_rounds_to_the_nearest_of_all_its_numbers(
     convert: object, shape: tuple[int, int, float]
 ) -> None:
     assert callable(convert)
@@ -50,7 +50,7 @@ def test_fp4_blocks_share_a_scale() -> None:
     assert in_mxfp4(np.zeros((0, 32), np.float32)).shape == (0, 32)
 
 
-def test_designs_change_only_their_part() -> None:
+def test_each_design_changes_only_its_own_part() -> None:
     for part, designs in DESIGNS.items():
         assert all(design.names and design.names <= part for design in designs)
     for parts in designs_throughout():

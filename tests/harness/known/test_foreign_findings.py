@@ -70,7 +70,7 @@ def test_finding_has_a_small_file_that_shows_it(finding: Finding, tmp_path: Path
     assert path.stat().st_size < 2 << 20
 
 
-def test_known_finding_is_excused_for_that_engine_and_version_alone(model: Path) -> None:
+def test_finding_is_excused_only_for_its_engine_and_version(model: Path) -> None:
     said = verdict("logits", "3 of 9 logits differ; worst at position 2")
     excused = excused_if_foreign(said, "tinygrad", "tinygrad 0.14.0", model)
     assert excused.status == "excused"
@@ -113,7 +113,7 @@ def test_every_difference_of_a_verdict_must_be_known(model: Path) -> None:
     assert after(latin, total=2) == "diverged"  # the second was not told
 
 
-def test_limit_keeps_larger_errors_from_being_excused(tmp_path: Path) -> None:
+def test_error_larger_than_the_findings_limit_is_not_excused(tmp_path: Path) -> None:
     finding = finding_named("mlx-half-precision")
     write_case(finding, tmp_path / "case.gguf")
 
@@ -196,7 +196,7 @@ def test_missing_folder_is_named_before_anything_is_written(
         ("[1, 415, 9]", "[1, 415, 10]", "diverged"),
     ],
 )
-def test_only_a_missing_bos_is_excused_as_one(
+def test_finding_of_a_missing_bos_excuses_no_other_difference(
     got: str, expected: str, status: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "case.gguf"
@@ -210,7 +210,7 @@ def test_only_a_missing_bos_is_excused_as_one(
     assert excused_if_foreign(said, "mistralrs", "mistralrs 0.9.5", bpe).status == status
 
 
-def test_gemma_3_with_256_wide_heads_is_not_excused_for_its_scale(tmp_path: Path) -> None:
+def test_gemma_3_with_heads_of_256_is_not_excused_for_its_scale(tmp_path: Path) -> None:
     finding, path = finding_named("transformers-gemma3-scale"), tmp_path / "case.gguf"
     write_case(finding, path)
     said = verdict("logits", "3 of 9 logits differ")
@@ -223,7 +223,7 @@ def test_gemma_3_with_256_wide_heads_is_not_excused_for_its_scale(tmp_path: Path
     assert excused_if_foreign(said, "transformers", "transformers 5.23.0", usual) is said
 
 
-def test_known_default_is_not_excused_if_the_file_contradicts_it(tmp_path: Path) -> None:
+def test_finding_about_a_default_needs_a_file_without_the_key(tmp_path: Path) -> None:
     finding, path = finding_named("mistralrs-no-bos"), tmp_path / "case.gguf"
     write_case(finding, path)
     with GgufFile.open(path) as file:

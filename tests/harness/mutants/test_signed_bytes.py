@@ -83,7 +83,7 @@ def blocks(kind: str) -> NDArray[Any]:
         (WRONG["mutant:q6-k-high-nibbles-sign-extended"], q6_k),
     ],
 )
-def test_wrong_engine_reads_as_a_signed_byte_loop_does(
+def test_wrong_engine_reads_like_a_loop_with_signed_bytes(
     mutant: type[WrongFormat], loop: Any
 ) -> None:
     raw = blocks(mutant.kind)

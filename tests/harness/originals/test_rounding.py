@@ -45,7 +45,7 @@ def test_random_blocks_are_wrong_in_most_rows(name: str) -> None:
     assert wrong.any(axis=1).sum() > 8
 
 
-def test_zeros_are_zeros() -> None:
+def test_zero_weights_must_be_stored_as_zeros() -> None:
     want = np.zeros((2, 64), np.float32)
     judged = judge_rows(Q4_0, want, np.frombuffer(encode_q4_0(want), np.uint8))
     assert not judged.wrong.any()
@@ -54,7 +54,7 @@ def test_zeros_are_zeros() -> None:
 
 
 @pytest.mark.parametrize(("name", "bits"), [("F16", np.uint16), ("BF16", np.uint16)])
-def test_next_number_is_wrong(name: str, bits: type[np.generic]) -> None:
+def test_neighbour_of_the_nearest_number_is_wrong(name: str, bits: type[np.generic]) -> None:
     kind, want = WeightFormat.member(name), draw()
     halves = want.astype(np.float16).view(bits) if name == "F16" else None
     raw = (want.view(np.uint32) + 0x8000 >> 16).astype(np.uint16) if halves is None else halves

@@ -258,7 +258,7 @@ class Elsewhere:
         ({"files": ((__file__, 3),)}, "expected 3"),
     ],
 )
-def test_missing_requirement_of_a_machine_is_one_sentence(
+def test_missing_requirement_of_a_machine_gives_one_sentence(
     change: dict[str, Any], says: str
 ) -> None:
     needs = Needs.here([Path(__file__)])
@@ -272,7 +272,7 @@ def test_missing_dask_message_says_how_to_install(monkeypatch: pytest.MonkeyPatc
         executor_for(1, "tcp://127.0.0.1:1").__enter__()
 
 
-def test_missing_scheduler_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_scheduler_gives_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed", reason="no Dask: no address was tried")
     monkeypatch.setattr("lockstep.harness.parallel.cluster.CONNECT", 0.5)
     with pytest.raises(BadInput, match="no Dask scheduler answers there"):
@@ -296,7 +296,7 @@ def test_server_with_another_protocol_is_given_up(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("scheme", ["tls", "nonsense"])
-def test_unusable_scheme_is_one_sentence(scheme: str) -> None:
+def test_unusable_scheme_gives_one_sentence(scheme: str) -> None:
     pytest.importorskip("distributed", reason="no Dask: no address was tried")
     with pytest.raises(BadInput, match="no Dask scheduler answers there"):
         executor_for(1, f"{scheme}://127.0.0.1:1").__enter__()
@@ -323,7 +323,7 @@ def test_workers_use_the_llama_cpp_build_of_the_run(
 @pytest.mark.parametrize(
     ("name", "is_other"), [("known.toml", True), ("a.py", True), ("__pycache__/a.pyc", False)]
 )
-def test_other_known_divergences_are_another_version(
+def test_other_known_divergences_count_as_another_version(
     name: str, is_other: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """These lists excuse differences, so they belong to the version. Files that each machine

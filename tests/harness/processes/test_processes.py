@@ -78,7 +78,7 @@ def interrupted() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("interrupted")
-def test_interrupt_waits_until_a_process_is_started_and_never_reaches_it() -> None:
+def test_interrupt_during_a_start_waits_and_never_reaches_the_process() -> None:
     ask = "import signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, []))"
     said: list[str] = []
 

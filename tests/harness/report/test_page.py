@@ -48,7 +48,7 @@ def page() -> Page:
     return Page(drawn(rich_rows()))
 
 
-def test_drawn_rows_are_in_the_schema() -> None:
+def test_rows_of_the_page_tests_are_valid() -> None:
     validator = Draft202012Validator(json.loads(SCHEMA.read_text()))
     for row in json.loads(json.dumps(plain(rich_rows()))):
         validator.validate(row)
@@ -230,7 +230,7 @@ def test_run_leaves_its_page_beside_its_report(tmp_path: Path) -> None:
     assert "Conform: 1 comparison of 1 model agree" in text
 
 
-def test_defect_of_the_page_is_shown_and_costs_no_run(
+def test_defect_of_the_page_is_shown_and_the_run_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(run: RowsOfRun) -> str:
@@ -268,7 +268,7 @@ def test_fifty_thousand_nodes_stay_below_five_megabytes() -> None:
     assert page.count("data-model=") == 159
 
 
-def test_page_draws_the_runs_nearest_to_their_limit() -> None:
+def test_page_draws_charts_of_runs_nearest_to_their_limit() -> None:
     rows = rich_rows()
     usual = next(row for row in rows[1:] if (row["suite"], row["status"]) == ("logits", "agreed"))
     near = {"allowed_relative": 1.0}

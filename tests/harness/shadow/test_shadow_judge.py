@@ -156,7 +156,7 @@ def test_elements_that_are_nan_in_both_are_counted_separately(judge: ShadowJudge
     assert verdict.detail["elements"] == X.size - 5
 
 
-def test_nan_in_one_engine_is_wrong_beside_other_nan(judge: ShadowJudge) -> None:
+def test_nan_in_one_engine_is_wrong_though_others_are_in_both(judge: ShadowJudge) -> None:
     wrong = NOTHING.copy()
     wrong[1, 1] = 0.0
     judge(node("SILU", wrong, NOTHING))

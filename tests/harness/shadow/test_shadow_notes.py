@@ -80,7 +80,7 @@ def test_bit_exact_op_gets_no_note(file: GgufFile) -> None:
     assert reach_of(X, X[:1], 1.0, 2.0**-24) == (0, 0.0)
 
 
-def test_share_is_a_geometric_mean() -> None:
+def test_reach_is_relative_to_a_geometric_mean() -> None:
     ones = np.ones((1, 1, 1, 8))
     free, reach = reach_of(ones, ones + 6 * 2.0**-24, 36 * 2.0**-24, 2.0**-24)
     assert (free, reach) == (8, pytest.approx(1.0))

@@ -73,7 +73,7 @@ def test_margins_are_small_and_beyond_the_noise(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("row", [[1.0], [1.0, np.nan], [np.inf, 0.0], [2.0, 2.0]])
-def test_tied_or_nan_row_has_no_margin(row: list[float]) -> None:
+def test_row_with_a_tie_or_nan_has_no_margin(row: list[float]) -> None:
     assert margin_of(np.array(row, np.float32)) == 0
 
 
@@ -132,7 +132,7 @@ def test_choice_of_an_honest_run_is_not_a_fault(
 
 
 @pytest.mark.parametrize("coarse", [False, True])
-def test_engine_with_right_logits_may_choose_wrongly(coarse: bool, tmp_path: Path) -> None:
+def test_wrong_choice_despite_right_logits_is_found(coarse: bool, tmp_path: Path) -> None:
     def greedy(self: Quiet, prompt: Sequence[int], n: int) -> list[int]:
         ids = list(prompt)
         for _ in range(n):

@@ -82,7 +82,7 @@ def test_engine_with_fewer_positions_gets_shorter_prompts(
 
 
 @pytest.mark.parametrize("engine", ["prompt-keeps-last-32", "prompt-of-the-same-length"])
-def test_prompts_are_as_long_for_a_vocabulary_with_room_for_few_logits(
+def test_vocabulary_with_room_for_few_logits_gets_long_prompts_too(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is room for 12 rows, and none of the first 12 prompts had 67 tokens."""
@@ -105,7 +105,7 @@ def test_summary_says_other_prompts_are_unknown_without_a_clear_token(
     )
 
 
-def test_lengths_cover_the_first_prompts_and_67_upwards(
+def test_prompt_lengths_cover_the_first_and_those_from_67_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def asked(n_vocab: int, cells: int = 128) -> list[int]:

@@ -128,7 +128,7 @@ def test_engine_that_flushes_small_scales_is_found_on_a_file_without_them(
     assert statuses(right) == {"agreed"}
 
 
-def test_every_half_of_a_block_is_made_small_and_the_rest_stays() -> None:
+def test_half_precision_scales_become_small_and_other_bytes_stay() -> None:
     kind = WeightFormat.member("Q4_K")
     raw = np.arange(40 * kind.layout.itemsize, dtype=np.uint8)
     found = with_small_scales("Q4_K", raw)

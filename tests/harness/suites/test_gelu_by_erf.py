@@ -68,7 +68,7 @@ def said(model: Path, engine: type[Reference], suite: str) -> list[Verdict]:
 
 
 @pytest.mark.parametrize("engine", [Hidden, LogitsAlone, FormulaAlone])
-def test_summary_says_agreeing_logits_alone_may_not_show_erf(
+def test_summary_says_that_agreeing_logits_may_hide_erf(
     engine: type[Reference], gpt2: Path
 ) -> None:
     found, *others = said(gpt2, engine, "logits")

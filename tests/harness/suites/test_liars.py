@@ -117,7 +117,7 @@ def outcome_of(name: str, model: Path) -> Outcome:
         return session.ask(question, *ASKED[question], **FLAGS.get(question, {}))
 
 
-def test_every_lie_is_malformed_with_expected_and_actual_value(model: Path) -> None:
+def test_every_malformed_answer_gets_expected_and_actual_value(model: Path) -> None:
     """A well-formed wrong answer is compared instead."""
     passed = []
     for name in LIES:
@@ -138,7 +138,7 @@ def test_honest_engine_passes_every_suite(model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("role", ["oracle", "engine"])
 @pytest.mark.parametrize("question", EVERYWHERE)
-def test_lie_is_a_verdict_of_the_asking_suites_and_all_others_run(
+def test_malformed_answer_is_a_verdict_and_other_suites_run(
     question: str, role: str, model: Path, tmp_path: Path
 ) -> None:
     liar = f"fake-liar: {question} answers None"
@@ -180,7 +180,7 @@ def test_unknown_node_is_named_and_a_wrong_one_diverges(name: str, model: Path) 
         *((name, "engine", None) for name in ("logits: None", "site: twice", "trace: None")),
     ],
 )
-def test_bisect_of_a_liar_ends_with_a_status_and_a_sentence(
+def test_bisect_after_a_malformed_answer_ends_with_a_sentence(
     name: str, role: str, culprits: list[str] | None, model: Path
 ) -> None:
     """After a malformed answer there are no wrong ops. Otherwise the first wrong op is named."""
@@ -232,7 +232,7 @@ def test_failed_consumer_is_not_blamed_on_a_local_engine(model: Path) -> None:
         session.stream("capture", fails, (Batch.of([1]),), None)
 
 
-def test_equally_lying_tokenizers_do_not_agree(model: Path) -> None:
+def test_two_tokenizers_with_equal_malformed_answers_do_not_agree(model: Path) -> None:
     plan = FuzzPlan(targets=(str(model),), engine="fake-liar: ids: True", cases=8)
     plan = replace(plan, oracle=plan.engine)
     found = list(TokensFuzzer().run(plan, lambda *_: None))

@@ -114,14 +114,14 @@ def test_wrong_row_is_named_with_the_expected_one(
     assert {key: getattr(found, key) for key in expected} == expected
 
 
-def test_text_without_a_token_is_unknown() -> None:
+def test_text_that_is_no_token_is_unknown() -> None:
     unknown = read_list([(b"?", -1.0), (b"a", -2.0)], NAMES)
     assert (unknown.unknown, len(unknown.candidates)) == (1, 1)
     assert NAMES[b"bytes:\\xff"] == (3,)
 
 
 @pytest.mark.parametrize("shown", ["\ufffd", "\ufffd\ufffd", "\ufffd\ufffd\ufffd"])
-def test_number_of_replacement_signs_for_invalid_bytes_is_free(shown: str) -> None:
+def test_any_number_of_replacement_signs_for_bytes_is_accepted(shown: str) -> None:
     # the beginnings of two characters; Go's JSON has a sign for each of the three bytes
     names = names_of([b"a", b"\xe5\xbd\xe5", b"\xe5\xbd"], [b"a", b"?", b"??"])
     assert 1 in names[shown.encode()]
@@ -130,7 +130,7 @@ def test_number_of_replacement_signs_for_invalid_bytes_is_free(shown: str) -> No
     assert off_from(read_list(said, names), logits, 0.01) is None
 
 
-def test_names_of_tokens_shown_as_nothing_or_as_signs() -> None:
+def test_tokens_shown_as_nothing_or_as_signs_are_resolved() -> None:
     # a sign that is a token of its own is no other number of them
     names = names_of(["\ufffd\ufffd".encode(), b"a\xff"], [b"?", b"??"])
     assert (names["\ufffd\ufffd".encode()], REPLACED in names) == ((0,), False)
@@ -224,7 +224,7 @@ def test_list_of_another_position_is_named(folder: Path) -> None:
         assert found.detail["right_after"] == [right]
 
 
-def test_wrong_list_is_asked_for_again(folder: Path) -> None:
+def test_question_with_a_wrong_list_is_repeated(folder: Path) -> None:
     """The engine continues reading where its earlier question ended."""
     kept: list[int] = []
 
@@ -278,7 +278,7 @@ def test_empty_list_at_the_end_of_a_text_is_explained(of_end: float, ended: list
     assert left == ("" if ended else "not compared: 1 of 2 lists, which are empty")
 
 
-def test_texts_without_a_token_are_not_compared(folder: Path) -> None:
+def test_list_of_texts_that_are_no_tokens_is_not_compared(folder: Path) -> None:
     """The server writes the space of a token as another vocabulary does."""
 
     def written(engine: Any, row: Row) -> Row:

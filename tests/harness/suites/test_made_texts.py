@@ -115,9 +115,7 @@ PLACES: dict[str, Change] = {  # what an engine reads in place of a text
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_suite_finds_special_tokens_and_bytes_read_wrongly_in_one_place(
-    place: str, tmp_path: Path
-) -> None:
+def test_suite_finds_tokens_and_bytes_misread_in_one_place(place: str, tmp_path: Path) -> None:
     path = with_special_tokens(tmp_path, "llama")
     found = check_engine(path, rewriting(f"special: {place}", PLACES[place]), "tokens")
     assert exit_code(found) == 1
@@ -174,7 +172,7 @@ VOCABULARY = SimpleNamespace(
 CONTEXT: Any = SimpleNamespace(tokenizer=SimpleNamespace(vocabulary=VOCABULARY))
 
 
-def test_token_that_llama_cpp_hides_against_the_file_is_named() -> None:
+def test_token_that_llama_cpp_hides_despite_the_file_is_named() -> None:
     wrong = [([1], b"", b"</s>"), ([0, 1], b"a", b"a</s>")]
     text = named_among(CONTEXT, wrong)
     assert "1 '</s>' as a control token" in text
@@ -247,7 +245,7 @@ def test_texts_are_few_and_follow_from_vocabulary_and_seed(kind: str, tmp_path: 
     assert all(map(is_utf8, texts))
 
 
-def test_suite_asks_the_made_texts(tmp_path: Path) -> None:
+def test_suite_asks_for_texts_made_of_the_vocabulary(tmp_path: Path) -> None:
     path = model_of_kind("llama", tmp_path)
     with GgufFile.open(path) as file:
         tokenizer = tokenizer_of(file.metadata)

@@ -157,13 +157,13 @@ def test_other_answers_of_gguf_py_are_not_excused(outcome: Outcome, lacking: str
         (replace(SUMMARY, tensors=SUMMARY.tensors[::-1]), "order"),
     ],
 )
-def test_one_difference_is_found_from_either_side(other: FileSummary, what: str) -> None:
+def test_difference_is_found_in_either_order_of_readers(other: FileSummary, what: str) -> None:
     assert differences(SUMMARY, SUMMARY) == []
     assert [found["what"] for found in differences(SUMMARY, other)] == [what]
     assert [found["what"] for found in differences(other, SUMMARY)] == [what]
 
 
-def test_tensor_listed_otherwise_is_reported_by_its_difference_alone() -> None:
+def test_report_on_a_tensor_shows_only_the_values_that_differ() -> None:
     """Authors who use another language do not know Python's notation of our records."""
     moved = replace(SUMMARY, tensors=(replace(TENSOR, offset=32), SUMMARY.tensors[1]))
     (found,) = differences(SUMMARY, moved)
@@ -257,9 +257,7 @@ for line in sys.stdin:
 
 
 @pytest.mark.parametrize(("texts", "status"), [("utf8", "agreed"), ("bytes", "diverged")])
-def test_suite_believes_an_engines_utf8_declaration(
-    tmp_path: Path, texts: str, status: str
-) -> None:
+def test_suite_uses_an_engines_utf8_declaration(tmp_path: Path, texts: str, status: str) -> None:
     (tmp_path / "lossy.py").write_text(LOSSY)
     keys = {"general.architecture": ("STR", "llama"), "general.name": ("STR", "caf\udce9")}
     (tmp_path / "m.gguf").write_bytes(gguf_bytes(keys, []))

@@ -106,19 +106,21 @@ def said(path: Path, engine: str, *suites: str) -> list[Verdict]:
         (TEXT_ALONE, "text"),
     ],
 )
-def test_zero_logits_conform_in_no_suite(engine: str, suite: str, tmp_path: Path) -> None:
+def test_model_with_zero_logits_conforms_in_no_suite(
+    engine: str, suite: str, tmp_path: Path
+) -> None:
     found = said(zero_output(tmp_path), engine, suite)
     assert exit_code(found) == 3, [(v.status, v.summary) for v in found]
     assert not {"agreed", "diverged"} & statuses(found)
 
 
-def test_zero_logits_conform_in_no_bisection(tmp_path: Path) -> None:
+def test_model_with_zero_logits_conforms_in_no_bisection(tmp_path: Path) -> None:
     with context_of(zero_output(tmp_path), engine="reference", n_tokens=6) as context:
         assert bisect(context).exit_code == 3
 
 
 @pytest.mark.parametrize("suite", ["logits", "decode"])
-def test_nan_blocks_conform_in_no_suite(suite: str, tmp_path: Path) -> None:
+def test_model_with_nan_blocks_conforms_in_no_suite(suite: str, tmp_path: Path) -> None:
     found = said(with_nan_blocks(tmp_path), NO_NUMBER, suite)
     assert exit_code(found) == 3, [(v.status, v.summary) for v in found]
     assert "agreed" not in statuses(found)
@@ -201,12 +203,12 @@ def test_engine_that_ignores_the_prompt_is_found_if_tokens_differ(
         assert (found.status, LITTLE in found.summary) == ("agreed", True), found.summary
 
 
-def test_tokens_that_differ_get_no_remark(tmp_path: Path) -> None:
+def test_summary_has_no_remark_if_tokens_differ(tmp_path: Path) -> None:
     assert LITTLE not in behind_beginnings(builtin("f32", tmp_path), ChoosesAlone.name).summary
 
 
 @pytest.mark.parametrize("level", ["greedy", "logprobs"])
-def test_single_token_vocabulary_agrees_in_nothing(level: str, tmp_path: Path) -> None:
+def test_vocabulary_with_a_single_token_gives_no_agreement(level: str, tmp_path: Path) -> None:
     """With a single token no engine can be wrong."""
     model = written(tmp_path, n_layer=1, n_vocab=1, vocabulary=False)
     engine = made(f"one token: {level}", levels=(level,))
@@ -227,19 +229,19 @@ def test_logits_of_one_token_accuse_a_wrong_engine_and_no_right_one(tmp_path: Pa
         assert not any("with another first token" in verdict.summary for verdict in found)
 
 
-def test_tokens_with_logits_beyond_the_limit_are_visible() -> None:
+def test_token_whose_logits_exceed_the_limit_is_not_hidden() -> None:
     logits = np.ones((3, 200), np.float32)
     logits[1:] = 1e-9
     assert hidden_tokens(logits, 1e-6) == 0
 
 
-def test_tokens_without_visible_logits_are_hidden() -> None:
+def test_token_whose_logits_are_within_the_limit_is_hidden() -> None:
     logits = np.full((3, 200), 1e-9, np.float32)
     logits[:, 5], logits[0, 6], logits[0, 7] = 1.0, np.nan, np.inf
     assert hidden_tokens(logits, 1e-6) == 197
 
 
-def test_zeros_and_few_small_values_are_told_apart() -> None:
+def test_zeros_are_distinguished_from_few_small_values() -> None:
     logits = np.ones((3, 200), np.float32)
     logits[:, :50], logits[:, 60] = 0.0, 1e-9
     assert hidden_tokens(logits, 1e-6) == 0

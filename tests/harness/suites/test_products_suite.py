@@ -52,7 +52,7 @@ class OneRowInBlocks(Reference, name="products: one token is converted in other 
             return super().linear(x, weight) if len(x) == 1 else Mirror().linear(x, weight)
 
 
-def test_single_token_fault_shows_though_trace_takes_it_for_a_step(
+def test_products_find_a_single_token_fault_that_trace_excuses(
     tmp_path: Path,
 ) -> None:
     model = builtin("q8_0", tmp_path)
@@ -78,7 +78,7 @@ def test_run_ends_with_the_first_single_token() -> None:
     assert up_to_one_token((prompt,)) == (prompt,)
 
 
-def test_weight_shows_no_more_for_a_token_with_fewer_inputs_left(
+def test_sparse_single_token_makes_no_weight_more_visible(
     tmp_path: Path,
 ) -> None:
     with context_of(builtin("q8_0", tmp_path)) as context:
@@ -110,7 +110,7 @@ class Folded(Reference, name="products: no norm is shown"):
         return showing(super().evaluate(request), SHOWN)
 
 
-def test_engine_without_single_products_gets_no_zero_report(tmp_path: Path) -> None:
+def test_engine_without_single_products_is_not_accused_of_zeros(tmp_path: Path) -> None:
     first, *found = check_engine(builtin("f32", tmp_path), Folded, "logits", "products")
     assert (first.suite, first.status) == ("logits", "agreed")
     assert statuses(found) == {"not-applicable"}, [v.summary for v in found]

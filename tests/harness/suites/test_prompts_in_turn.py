@@ -94,7 +94,7 @@ def decoded(engine: str, model: Path) -> list[Verdict]:
         *((look, "q8_0") for look in ENGINES if look != ONE_KEPT),  # no prompt tells of it there
     ],
 )
-def test_engine_that_cuts_a_prompt_or_keeps_one_by_its_start_is_found(
+def test_engine_that_truncates_or_wrongly_reuses_prompts_is_found(
     look: str, model: str, tmp_path: Path
 ) -> None:
     found = decoded(ENGINES[look], builtin(model, tmp_path))
@@ -154,7 +154,7 @@ def test_continued_prompt_suggests_no_extra_token(
         assert not tells_of_one_more(context, long, short)
 
 
-def test_text_engine_that_caches_a_common_prefix_is_right(tmp_path: Path) -> None:
+def test_text_engine_that_reuses_a_common_prefix_agrees(tmp_path: Path) -> None:
     *_, last = decoded(Reads.name, builtin("f32", tmp_path))
     assert last.status == "agreed"
     assert "tokens, of which 1 repeats the one before" in last.summary

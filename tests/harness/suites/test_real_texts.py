@@ -144,7 +144,9 @@ def test_right_engine_needs_no_excuse(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kept", "same"), [([1], True), ([9], False)])
-def test_diagnosis_skips_real_texts_only_with_replaced_bytes(kept: list[int], same: bool) -> None:
+def test_diagnosis_skips_an_overlong_text_only_if_bytes_were_replaced(
+    kept: list[int], same: bool
+) -> None:
     texts = (OVERLONG, "\ufffd\ufffd overlong".encode(), b"\xff", "\ufffd".encode())
     question = Ids(words="the ids of texts", texts=texts, flags=())
     answer = [[7], [1, 1], kept, [1]]

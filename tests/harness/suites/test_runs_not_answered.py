@@ -80,7 +80,7 @@ def test_slow_engines_fault_in_a_shorter_run_is_found(model: Path) -> None:
     assert exit_code(found) == 1
 
 
-def test_silent_engine_costs_two_waits_and_skipped_runs_are_named(
+def test_silent_engine_is_waited_for_twice_and_skipped_runs_are_named(
     model: Path,
 ) -> None:
     usual = iter(range(4))  # the run, the same again, with tensors, with some outputs
@@ -111,7 +111,7 @@ def test_run_longer_than_a_timed_out_one_is_not_asked(model: Path) -> None:
     assert asked[-1] == 1
 
 
-def test_engine_that_dies_of_a_second_sequence_is_asked_all_else(
+def test_engine_that_dies_on_a_second_sequence_gets_all_other_runs(
     model: Path,
 ) -> None:
     """A second sequence doubles the usual number of tokens. With two sequences that join later
@@ -129,7 +129,7 @@ def test_death_does_not_limit_longer_runs(model: Path) -> None:
     assert N in asked
 
 
-def test_engine_that_dies_of_a_repeated_run_is_not_asked_more(model: Path) -> None:
+def test_engine_that_dies_in_a_repeated_run_gets_no_more_runs(model: Path) -> None:
     usual = iter(range(1))
     late = lambda n: n == USUAL and next(usual, None) is None  # noqa: E731
     found, _ = logits_of(model, "reference", late, DEAD)

@@ -101,7 +101,7 @@ def test_honest_format_is_not_accused(engine: str, model: Callable[[str], Path])
     assert {verdict.status for verdict in judged(model("attention"), engine)} == {"agreed"}
 
 
-def test_f16_file_is_right_for_an_f16_cache(model: Callable[[str], Path]) -> None:
+def test_session_file_in_f16_is_right_for_an_f16_cache(model: Callable[[str], Path]) -> None:
     found = judged(model("attention"), "mutant:session-rounded-to-f16", settings=DEFAULT)
     assert {verdict.status for verdict in found} == {"agreed"}
 

@@ -124,7 +124,7 @@ def bos_again(self: Any, prompt: Sequence[int], n: int) -> list[int]:
     return Reference.greedy(self, given, n)
 
 
-def test_engine_right_for_one_prompt_is_found_by_single_tokens(
+def test_engine_right_only_for_one_prompt_is_found_by_single_tokens(
     folder: Path,
 ) -> None:
     made("greedy: BOS again", GreedyAlone, greedy=bos_again)
@@ -179,13 +179,13 @@ def test_wrong_text_diverges_at_its_first_wrong_token(engine: str, folder: Path)
     assert found[0].detail["step"] == (0 if "rope" in engine else 2)
 
 
-def test_engine_with_only_empty_texts_is_wrong(folder: Path) -> None:
+def test_engine_that_writes_only_empty_texts_diverges(folder: Path) -> None:
     made("text: none", TextAlone, write=lambda _, p: b"")
     empty = verdicts(builtin("f32", folder), "text: none", "text")
     assert ([v.status for v in empty], exit_code(empty)) == (["not-compared", "diverged"], 1)
 
 
-def test_engine_right_for_one_prompt_is_found_by_others(
+def test_engine_right_only_for_one_prompt_is_found_by_other_prompts(
     folder: Path,
 ) -> None:
     engine = text_engine("BOS again", read=lambda text: text if text == PROMPT else b"<s>" + text)
@@ -268,7 +268,7 @@ GIRL, IS = CLEAR
         (b" boy", ({2: float("nan")}, {5: 1.0}), {}, ["not-compared"]),
     ],
 )
-def test_possible_greedy_text_is_told_from_an_impossible_one(
+def test_possible_greedy_text_is_distinguished_from_an_impossible_one(
     said: bytes, rows: Sequence[dict[int, float]], limits: dict[str, Any], expected: list[str]
 ) -> None:
     """The expected values are statuses, and the step and the token that differ."""
@@ -302,7 +302,7 @@ def test_replacement_characters_for_invalid_bytes_are_recognised() -> None:
     assert not is_replaced("ä".encode(), "ü".encode())
 
 
-def test_wrong_text_is_asked_for_again(folder: Path) -> None:
+def test_question_with_a_wrong_text_is_repeated(folder: Path) -> None:
     """The engine samples at a temperature above 0, and shows only the drawn text."""
     drawn = iter(range(1000))
 

@@ -214,5 +214,7 @@ def test_engine_that_reads_characters_correctly_is_not_accused(model: Path) -> N
 
 
 @pytest.mark.parametrize("read", READINGS)
-def test_every_reading_leaves_plain_words_unchanged(read: Callable[[str], bytes]) -> None:
+def test_every_way_to_read_characters_leaves_plain_words_unchanged(
+    read: Callable[[str], bytes],
+) -> None:
     assert read("The cat, 2 + 2") == b"The cat, 2 + 2"

@@ -182,7 +182,7 @@ def test_model_without_experts_has_no_choices() -> None:
     assert not by_chance(context([TWO], n_expert=0), (), TRUTH, [TWO], ALLOWED)
 
 
-def test_oracle_wrong_in_a_usual_run_is_not_the_truth(tmp_path: Path) -> None:
+def test_oracle_that_is_wrong_in_a_usual_run_is_at_fault(tmp_path: Path) -> None:
     """Compared with the oracle's own logits no row would be wrong, and no honest run would explain
     a wrong row."""
     with context_of(builtin("moe", tmp_path)) as context:

@@ -65,7 +65,7 @@ def test_wrong_oracle_is_a_divergence_and_at_fault(name: str, suite: str, tmp_pa
         (WRONG, False),
     ],
 )
-def test_fault_of_a_second_batch_alone_is_reported_as_right_in_one(
+def test_report_says_if_a_wrong_second_batch_is_right_in_one_batch(
     engine: str, agrees: bool, model: Path
 ) -> None:
     wrong = diverged(verdicts_of(model, "logits", engine=engine))
@@ -118,7 +118,7 @@ def test_wrong_kernel_for_few_rows_is_not_blamed_on_the_prefix(
     assert "positions, mask, cache" not in texts[0]
 
 
-def test_fault_of_the_first_run_is_not_blamed_on_batches(model: Path) -> None:
+def test_fault_only_in_the_first_run_is_not_blamed_on_batches(model: Path) -> None:
     class OnceWrong(Reference, name="test:once wrong"):
         asked = 0
 
@@ -134,7 +134,7 @@ def test_fault_of_the_first_run_is_not_blamed_on_batches(model: Path) -> None:
     assert again.key == "logits/not-deterministic"
 
 
-def test_size_may_explain_the_first_wrong_batch_beside_a_sequence(
+def test_report_names_batch_size_as_a_cause_beside_a_sequence(
     model: Path,
 ) -> None:
     found = verdicts_of(model, "logits", engine="mutant:rope-second-prompt-late")

@@ -57,7 +57,7 @@ def test_variant_exceeds_positions_of_a_byte_and_a_bfloat16(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mamba2", "falcon-h1", "granitehybrid", "nemotron_h"])
-def test_state_groups_have_several_heads_each(name: str) -> None:
+def test_each_group_of_states_has_several_heads(name: str) -> None:
     keys = metadata(variant_named(name))
     heads, groups = (keys[f"{name}.ssm.{k}"][1] for k in ("time_step_rank", "group_count"))
     assert heads >= 2 * groups >= 4

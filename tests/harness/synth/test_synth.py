@@ -51,7 +51,7 @@ def test_every_pinned_hash_is_of_a_built_in_model() -> None:
 
 
 @pytest.mark.parametrize("quant", MAKERS)
-def test_recipe_decides_the_bytes_and_every_seed_gives_others(quant: str, tmp_path: Path) -> None:
+def test_recipe_determines_the_bytes_and_each_seed_gives_others(quant: str, tmp_path: Path) -> None:
     def made(seed: int) -> bytes:
         recipe = {"quant": quant, "n_layer": 1, "n_embd": 256, "n_ff": 256}
         return written(tmp_path, f"{seed}.gguf", seed=seed, **recipe).read_bytes()
@@ -80,7 +80,7 @@ def test_random_recipes_are_small_legal_and_of_every_type_with_a_product() -> No
     assert {(r.n_head, r.head_size) for r in recipes if r.quant == "Q6_K"} >= {(1, 256), (16, 16)}
 
 
-def test_command_line_names_every_type_that_can_be_made() -> None:
+def test_command_line_names_every_type_that_can_be_written() -> None:
     assert set(SYNTH_TYPES.split()) == MAKERS.keys()
 
 

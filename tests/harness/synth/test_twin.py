@@ -108,7 +108,7 @@ def test_check_compares_a_twin_with_its_model(tmp_path: Path) -> None:
     assert any(said.startswith("Q4_1 as F32: ") for _, said in found)
 
 
-def test_twin_with_two_exchanged_weights_is_caught_and_the_weight_named(
+def test_twin_with_two_exchanged_weights_is_caught_with_their_name(
     tmp_path: Path,
 ) -> None:
     """A reader that swaps the nibbles would exchange these weights."""

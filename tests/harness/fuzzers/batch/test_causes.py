@@ -92,7 +92,7 @@ def test_fault_without_a_known_cause_is_not_excused(known: KnownSchedule) -> Non
     assert entry_for(KNOWN, (known.component,), kind, found, case) is None
 
 
-def test_fault_before_the_step_with_the_cause_is_not_excused() -> None:
+def test_fault_before_the_step_of_its_cause_is_not_excused() -> None:
     case = made(STREAMS, text(1), text(1, 1), ["keep", 0])
     found = [ScheduleDifference(symptom="pos", step=step, name="", text="") for step in range(3)]
     told = [entry_for(KNOWN, ("llama.cpp",), "attention", one, case) for one in found]

@@ -179,7 +179,7 @@ def test_engine_that_mixes_sequences_contradicts_itself(tmp_path: Path) -> None:
     assert alone(mixes_sequences, "neighbours", tmp_path)
 
 
-def test_engine_that_depends_on_the_split_of_batches_contradicts_itself(
+def test_engine_that_depends_on_batch_splits_contradicts_itself(
     tmp_path: Path,
 ) -> None:
     assert alone(reorders_outputs, "splitting", tmp_path)
@@ -244,7 +244,7 @@ def test_malformed_schedule_is_refused(text: str, says: str) -> None:
     assert says in str(refused.value)
 
 
-def test_users_schedule_needs_its_kind() -> None:
+def test_users_schedule_needs_the_option_type() -> None:
     plan = FuzzPlan(given=(schedule(0, 0, "attention").text().encode(),))
     with pytest.raises(BadInput, match="--type"):
         fuzzer_named("batch").check(plan)

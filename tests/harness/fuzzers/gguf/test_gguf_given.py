@@ -88,7 +88,7 @@ def test_slow_file_is_a_verdict_that_names_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("word", "ending"), [(SLOW, HUNG), (DEADLY, CRASHED)])
-def test_unanswered_question_costs_no_other_file_its_answer(word: bytes, ending: str) -> None:
+def test_unanswered_question_affects_no_other_file(word: bytes, ending: str) -> None:
     good = alone("every-type")
     files = [good] * 7
     files.insert(4, word)
@@ -98,7 +98,7 @@ def test_unanswered_question_costs_no_other_file_its_answer(word: bytes, ending:
     assert len(set(found.digests.tolist())) == 2
 
 
-def test_engine_that_answers_about_no_file_is_not_asked_file_by_file() -> None:
+def test_engine_without_any_answer_is_not_asked_file_by_file() -> None:
     with pytest.raises(NoAnswer, match="it parses nothing"):
         answer_about(Mute(), "buffer", [b"GGUF", b"GGUF"])
 

@@ -100,7 +100,7 @@ def test_report_states_how_a_round_ended() -> None:
 # --- the reader under guidance ----------------------------------------------------------------
 
 
-def test_guided_reader_may_only_refuse(
+def test_guided_reader_may_raise_nothing_but_refusals(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     right = guard_reader(GgufFile.from_bytes, lambda seconds: None)

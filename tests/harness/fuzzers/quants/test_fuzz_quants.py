@@ -193,7 +193,7 @@ def test_refusing_engine_is_reported(error: Exception, status: str, code: int) -
     assert str(error) in found[0].summary
 
 
-def test_too_few_weights_are_no_answer_and_one_block_shows_it() -> None:
+def test_too_few_weights_are_no_answer_and_shrink_to_one_block() -> None:
     (verdict,) = campaign(WeightFormat.member("Q4_0"), lambda kind, raw: kind.dequantize(raw)[:-1])
     assert verdict.status == "malformed"
     assert verdict.key
@@ -220,7 +220,7 @@ def test_plain_numbers_that_the_oracle_cannot_decode_follow_the_standard() -> No
 # --- the witness ----------------------------------------------------------------------------
 
 
-def test_isolated_witness_is_excused_by_name() -> None:
+def test_witness_that_differs_alone_is_excused_by_name() -> None:
     def negative(kind: type[WeightFormat], raw: Bytes) -> F32:
         return -kind.dequantize(raw)
 
@@ -231,7 +231,7 @@ def test_isolated_witness_is_excused_by_name() -> None:
     assert exit_code(found) == 0
 
 
-def test_witness_with_the_same_mistake_isolates_the_oracle() -> None:
+def test_oracle_is_at_fault_if_the_witness_agrees_with_the_subject() -> None:
     def doubled(kind: type[WeightFormat], raw: Bytes) -> F32:
         return 2 * kind.dequantize(raw)
 

@@ -141,7 +141,7 @@ def test_crash_of_one_engine_is_reported_with_a_small_text() -> None:
     assert exit_code(verdicts) == 3
 
 
-def test_text_that_neither_engine_takes_is_excused_and_counted() -> None:
+def test_text_that_both_engines_refuse_is_excused_and_counted() -> None:
     verdicts = fuzzed("builtin:gpt2", cases=4000)
     agreed, excused = verdicts
     assert (agreed.status, excused.status) == ("agreed", "excused")
@@ -284,7 +284,7 @@ def test_text_is_shrunk_to_its_cause(given_text: bytes, needle: bytes) -> None:
     assert questions <= 60
 
 
-def test_irrelevant_parts_of_a_text_become_simple() -> None:
+def test_shrinking_simplifies_irrelevant_parts_of_a_text() -> None:
     def wrong(texts: Any) -> list[bool]:
         return [len(each.decode()) >= 3 and "é" in each.decode() for each in texts]
 
