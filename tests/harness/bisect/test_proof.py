@@ -1,5 +1,5 @@
-"""If the oracle's tensors replace the results of wrong ops, the rest must be right: it must agree
-with the oracle, or with an honest engine of another design."""
+"""The rest of an engine is right if it agrees, once the oracle's tensors replace the results of
+wrong ops, with the oracle or with an honest engine of another design."""
 
 from dataclasses import replace
 from pathlib import Path

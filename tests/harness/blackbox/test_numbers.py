@@ -1,5 +1,5 @@
-"""Faults that depend on a layer's number. A slice of one layer has only the layer number 0, so no
-slice shows them."""
+"""Faults that depend on a layer's number. Each slice of one layer has only the layer number 0, so
+slices may hide such a fault or show it in another layer."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -70,7 +70,8 @@ class LastLayer(Reference, name="numbers: the last layer does not turn queries")
 
 @pytest.mark.parametrize("quant", ["F32", "Q8_0"])
 def test_fault_of_the_last_layer_is_not_blamed_on_other_slices(quant: str, tmp_path: Path) -> None:
-    """In each slice of another layer, this layer is the last of its model."""
+    """The engine changes the last layer of each model, and each slice of one layer ends with that
+    layer."""
     path = written(tmp_path, n_layer=3, quant=quant)
     found = bisected(path, tmp_path / "made", engine=LastLayer.name)
     assert faults(found) == {2: ["attention: rotation, by its number"]}

@@ -72,7 +72,7 @@ def by_text(self: Any, prompt: Sequence[int], n: int) -> list[int]:
 def test_greedy_search_on_rounded_logits_is_found_at_two_digits(
     tmp_path: Path,
 ) -> None:
-    """If all logits are below ten, the largest logit is also the last in the order of texts."""
+    """The largest logit is also the last in the order of texts if all logits are below ten."""
     model = written(tmp_path, n_layer=1, n_vocab=VOCABULARY)
     name = made("own token: by text", Quiet, levels=("greedy",), greedy=by_text)
     *fine, wrong = decoded(model, name)
@@ -83,7 +83,7 @@ def test_greedy_search_on_rounded_logits_is_found_at_two_digits(
 def test_greedy_search_with_16_bit_ids_is_found_on_a_larger_vocabulary(
     tmp_path: Path,
 ) -> None:
-    """Of a smaller vocabulary, only the first thousand tokens would be tested."""
+    """The suite tests only the first thousand tokens of a smaller vocabulary."""
     model = written(tmp_path, n_layer=1, n_vocab=32770)
     greedy = without(0, 2)
     name = made("own token: of 16 bits", Quiet, levels=("greedy",), greedy=greedy)

@@ -50,7 +50,7 @@ def test_layers_in_f32_are_grouped_to_fit_into_a_twin(
 
 @pytest.mark.usefixtures("small_room")
 def test_fault_by_layer_number_is_seen_at_its_place_and_named(tmp_path: Path) -> None:
-    """In the stored model, conversions of activations may hide the fault."""
+    """Conversions of activations may hide the fault in the stored model."""
     fault = OneLayerFault(way=BY_NUMBER, layer=1, where="Qcur_rope", change="not-turned")
     models = KnownModels(folder=tmp_path)
     asker = asker_of(builtin("q4_0", tmp_path), tmp_path / "made")

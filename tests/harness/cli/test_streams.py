@@ -1,4 +1,4 @@
-"""If a stream fails, a command does not end with exit code 1, which means a divergence."""
+"""A failing stream does not end a command with exit code 1, which means a divergence."""
 
 import os
 import subprocess

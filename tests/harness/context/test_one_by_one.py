@@ -1,4 +1,4 @@
-"""If one item breaks an engine, only that item is lost, not the others of the same question."""
+"""An item that breaks an engine is lost alone, not together with the others of its question."""
 
 from collections.abc import Sequence
 from pathlib import Path

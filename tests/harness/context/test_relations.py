@@ -97,7 +97,7 @@ def test_run_with_another_sequence_needs_room_in_the_cache(model: Path) -> None:
 def test_wrong_choice_of_experts_is_found_by_each_way_of_asking(
     tmp_path: Path,
 ) -> None:
-    """If only few rows differ, honest runs are made to see if they choose the same experts."""
+    """Honest runs are made if only few rows differ, to see whether they choose the same experts."""
     model = builtin_model("moe", tmp_path)
     found = logits_of(model, "mutant:experts-of-limited-capacity", n_tokens=32)
     asked = {verdict.detail.get("asked") for verdict in found if verdict.status == "diverged"}

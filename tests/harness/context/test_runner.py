@@ -132,8 +132,7 @@ def test_death_is_a_crash_with_last_words_and_the_next_answer_comes(
 def test_engine_may_decode_a_large_model_within_the_machines_memory(
     tmp_path: Path,
 ) -> None:
-    """A gigabyte of four-bit weights is eight gigabytes in F32. An engine that decodes all weights
-    is honest."""
+    """A gigabyte of four-bit weights has eight gigabytes in F32, and an engine may decode them."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limits = []
     for size in (1 << 20, 1 << 30, 1 << 40):
@@ -272,8 +271,7 @@ def test_forgotten_session_leaves_no_worker() -> None:
 def test_worker_with_other_variables_at_start_is_not_forked(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some libraries read variables only when they are loaded, and a user's class may use any
-    library."""
+    """Some libraries read variables only when they are loaded, and so may a user's class."""
     with PATIENT.open("fake", None, EXACT) as session:
         assert isinstance(session, IsolatedSession)
         session.start()

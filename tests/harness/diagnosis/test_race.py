@@ -41,7 +41,7 @@ def test_other_mistakes_are_tested_only_on_the_first_differing_tokens(
 
 @pytest.mark.parametrize("mistake", [NO_MASK, *LATER])
 def test_effect_of_later_tokens_on_the_first_is_named(mistake: str, tmp_path: Path) -> None:
-    """Without later tokens the first tokens are right, so a shorter question does not show the
+    """The first tokens are right without later tokens, so a shorter question does not show the
     effect."""
     found = runs(diagnosed(mistake, tmp_path, view=LOGITS, known=(*CATALOGUE, *OTHERS)))
     assert (found.status, names(found)) == ("named", [mistake])

@@ -189,7 +189,7 @@ def test_stored_type_is_recognised_for_bf16_and_not_for_f32(
 
 
 def test_dump_that_claims_a_known_engine_is_not_excused(tmp_path: Path) -> None:
-    """It is a known fault of transformers to ignore the frequency factors of such a model."""
+    """Transformers is known to ignore the frequency factors of this model."""
     model = tmp_path / "m.gguf"
     write_case(finding_named("transformers-rope-freqs"), model)
     folder = tmp_path / "transformers"

@@ -158,7 +158,7 @@ def test_map_is_only_for_dumps(model: Path, capfd: pytest.CaptureFixture[str]) -
 def test_tensor_without_a_pattern_in_the_map_is_named(
     model: Path, written: Path, tmp_path: Path
 ) -> None:
-    """If a pattern is misspelt, the tensor is not compared, and the report says so."""
+    """A tensor with a misspelt pattern is not compared, and the report says so."""
     folder = renamed(written, tmp_path / "d", as_transformers)
     own = tmp_path / "own.toml"
     text = '[nodes]\n"lm_head" = "result_output"\n"model.layers.{layer}" = "l_out-{layer}"\n'

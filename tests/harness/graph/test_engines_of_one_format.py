@@ -81,7 +81,7 @@ class WrongRowOfNumbers(Reference, name="one format: none, a wrong row"):
 def test_one_wrong_row_does_not_accuse_the_others_for_their_format(
     engine: type[Reference], tmp_path: Path
 ) -> None:
-    """With llama.cpp's conversions, nearly all elements of this product would be off."""
+    """Nearly all elements of this product would be off with llama.cpp's conversions."""
     path = written(tmp_path, n_embd=256, n_ff=256, quant="Q4_K")
     found = [v for v in verdicts_of(plan_for(path, engine=engine.name, suites=("trace",)))]
     wrong = [v for v in found if v.status == "diverged"]

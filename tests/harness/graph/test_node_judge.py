@@ -158,7 +158,7 @@ def parameters(eps: float) -> NDArray[np.int32]:
 
 
 def test_parameters_come_from_the_subjects_file(tmp_path: Path) -> None:
-    """With the oracle's parameters every engine that replays a graph would agree."""
+    """Every engine that replays a graph would agree with the oracle's parameters."""
     found = judge(tmp_path)
     found(normed(1e-5))
     found.parameters = {(0, 0, 5): parameters(1e-2)}

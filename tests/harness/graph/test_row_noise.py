@@ -67,7 +67,8 @@ def test_column_with_one_overflow_may_overflow_anywhere() -> None:
 
 
 def test_rows_with_one_number_share_the_scale_of_the_largest() -> None:
-    """Such a row may be nearly zero by chance, and honest runs need not show its error."""
+    """A row with one number may be nearly zero by chance, and honest runs need not show its
+    error."""
     column, off = np.array([[4.0], [1e-9]]), np.array([[4.5], [1e-9]])
     assert noise_between(column, off) == Noise(worst=0.5, share=0.125)
     assert noise_between(column, off).room(column).tolist() == [[1.0]]

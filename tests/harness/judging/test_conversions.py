@@ -126,7 +126,7 @@ def test_last_block_may_be_shorter() -> None:
 
 
 def test_only_activations_that_meet_blocks_are_converted() -> None:
-    """For F32 and half-precision weights, activations are converted as in llama.cpp, or not at
+    """Activations beside F32 and half-precision weights are converted as in llama.cpp, or not at
     all."""
     x = normal(3, 256)
     build = next(builds(Build(lanes=16)))

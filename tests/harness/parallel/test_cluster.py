@@ -326,8 +326,8 @@ def test_workers_use_the_llama_cpp_build_of_the_run(
 def test_other_known_divergences_count_as_another_version(
     name: str, is_other: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """These lists excuse differences, so they belong to the version. Files that each machine
-    compiles do not."""
+    """Lists of known divergences excuse differences, so they belong to the version. Files that each
+    machine compiles do not."""
     here = str(tmp_path / "harness" / "parallel" / "cluster_worker.py")
     monkeypatch.setattr("lockstep.harness.parallel.cluster_worker.__file__", here)
     found = []

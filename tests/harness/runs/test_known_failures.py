@@ -271,7 +271,7 @@ def test_unchecked_failures_stay_in_a_rewritten_list(tmp_path: Path) -> None:
 
 
 def test_entry_of_an_unknown_suite_is_refused(tmp_path: Path) -> None:
-    """Such an entry would never be excused, and would never count as gone."""
+    """An entry of an unknown suite would never be excused, and would never count as gone."""
     listed = KnownFailures(reasons={("f32", "tarce", "rope"): "issue 12"})
     with pytest.raises(BadInput, match="rope: no suite 'tarce'"):
         run(tmp_path, "reference", listed)

@@ -26,7 +26,7 @@ from tests.quiet_engines import made, never_choosing
 
 
 def test_every_token_that_is_likeliest_somewhere_is_asked_for(tmp_path: Path) -> None:
-    """With this seed, token 2 comes first and token 0 second. 311 is the last id."""
+    """Token 2 comes first and token 0 second with this seed. 311 is the last id."""
     model = written(tmp_path, n_layer=1, n_vocab=312, seed=6)
     found: list[int] = []
     for never in (0, 2, 311):

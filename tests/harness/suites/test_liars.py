@@ -214,7 +214,7 @@ def test_unlisted_tensors_are_not_compared_and_named(
 def test_engine_without_a_description_is_refused(
     name: str, role: str, ends: type[Exception], model: Path
 ) -> None:
-    """For the engine under test this is a verdict, like any fault at its start."""
+    """A missing description is a verdict for the engine under test, like any fault at its start."""
     spoil: Spoil = (lambda _: None) if name == "None" else (lambda i: replace(i, version=None))
     lying(f"fake-nobody: {name}, {role}", "describe", spoil)
     with pytest.raises(ends, match=r"expected .*, got None"):

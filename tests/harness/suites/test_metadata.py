@@ -281,7 +281,7 @@ def test_key_is_named_before_the_offset_that_it_moves() -> None:
 
 
 def test_array_too_large_for_a_message_is_not_compared(tmp_path: Path) -> None:
-    """For a vocabulary of ten million tokens, three readers took minutes."""
+    """Three readers took minutes for a vocabulary of ten million tokens."""
     with GgufFile.open(builtin("f32", tmp_path)) as file:
         key = "tokenizer.ggml.token_type"
         held = file.metadata[key]

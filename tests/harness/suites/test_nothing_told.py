@@ -209,7 +209,7 @@ def test_summary_has_no_remark_if_tokens_differ(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("level", ["greedy", "logprobs"])
 def test_vocabulary_with_a_single_token_gives_no_agreement(level: str, tmp_path: Path) -> None:
-    """With a single token no engine can be wrong."""
+    """No engine can choose a wrong token from a vocabulary of one."""
     model = written(tmp_path, n_layer=1, n_vocab=1, vocabulary=False)
     engine = made(f"one token: {level}", levels=(level,))
     found = with_made_models(plan_for(model, engine=engine, suites=OF_TOKENS))
@@ -229,13 +229,13 @@ def test_logits_of_one_token_accuse_a_wrong_engine_and_no_right_one(tmp_path: Pa
         assert not any("with another first token" in verdict.summary for verdict in found)
 
 
-def test_token_whose_logits_exceed_the_limit_is_not_hidden() -> None:
+def test_token_with_a_logit_above_the_limit_is_not_hidden() -> None:
     logits = np.ones((3, 200), np.float32)
     logits[1:] = 1e-9
     assert hidden_tokens(logits, 1e-6) == 0
 
 
-def test_token_whose_logits_are_within_the_limit_is_hidden() -> None:
+def test_token_with_all_logits_within_the_limit_is_hidden() -> None:
     logits = np.full((3, 200), 1e-9, np.float32)
     logits[:, 5], logits[0, 6], logits[0, 7] = 1.0, np.nan, np.inf
     assert hidden_tokens(logits, 1e-6) == 197

@@ -109,7 +109,7 @@ class WrongInRowsOf(Reference, name="test:wrong in so many rows"):
 def test_wrong_kernel_for_few_rows_is_not_blamed_on_the_prefix(
     n: int, said: str, model: Path
 ) -> None:
-    """In a single batch there are more rows, and the engine is right too."""
+    """A single batch has more rows, and there the engine is right too."""
     WrongInRowsOf.n_rows = n
     found = verdicts_of(model, "logits", engine=WrongInRowsOf.name, n_tokens=8)
     texts = [v.summary for v in found if v.detail.get("in_one_batch")]
@@ -228,8 +228,7 @@ class NoNumbers(Reference, name="test:no-numbers"):
 
 
 def test_honest_engine_is_not_accused_beside_an_oracle_of_nan(model: Path) -> None:
-    """In an earlier version the limit was a share of the oracle's largest logit, which is NaN
-    here."""
+    """The limit was once a share of the oracle's largest logit, which is NaN here."""
     found = verdicts_of(model, "logits", "decode", oracle=NoNumbers.name, engine="fast")
     wrong = [v.detail["at_fault"] for v in found if v.status == "diverged"]
     assert wrong == ["oracle", "oracle"]
@@ -247,8 +246,7 @@ class SaysThatThereAreNone(Reference, name="test:says-that-there-are-none"):
 
 @pytest.mark.parametrize("role", ["oracle", "engine"])
 def test_engine_may_not_declare_parts_that_a_model_lacks(role: str, model: Path) -> None:
-    """In an earlier version the engine passed, because logits, decode, trace and products were not
-    applicable."""
+    """The engine once passed, because logits, decode, trace and products were not applicable."""
     found = verdicts_of(model, **{role: SaysThatThereAreNone.name})
     asked = {"logits", "decode"} | ({"trace", "products"} if role == "engine" else set())
     assert {v.suite for v in found if v.status == "not-compared"} == asked

@@ -164,7 +164,7 @@ def test_frequency_divisor_makes_no_angle_larger(name: str, tmp_path: Path) -> N
 
 
 def test_recurrent_layer_starts_as_published(tmp_path: Path) -> None:
-    """In Mamba 2 each head has a decay from -16 to -1. Time steps are from 0.001 to 0.1."""
+    """Each head of Mamba 2 has a decay from -16 to -1. Time steps are from 0.001 to 0.1."""
     heads = drawn(tmp_path, "blk.0.ssm_a", 1, 400)
     assert heads.min() >= -16
     assert heads.max() <= -1
