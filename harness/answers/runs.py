@@ -85,7 +85,7 @@ def check_embed(value: Any, facts: Facts, batches: Sequence[Batch]) -> None:
 def expect_batches(value: Any, batches: Sequence[Batch], where: str) -> None:
     expect_type(value, tuple, where)
     if len(value) != len(batches):
-        raise MalformedAnswer(where, f"those of {len(batches)} batches", value)
+        raise MalformedAnswer(where, f"answers for {len(batches)} batches", value)
 
 
 def check_sites(trace: Trace, steps: int) -> None:

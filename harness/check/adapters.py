@@ -47,6 +47,6 @@ def check_used(llama_cpp: Session, settings: Settings, path: Path) -> None:
         some = ", ".join(unused[:NAMED]) + (" ..." if len(unused) > NAMED else "")
         text = (
             f"llama.cpp loads the LoRA file and does not use its pairs for {len(unused)} tensors: "
-            f"{some}. Nothing can be compared with them; leave them out of the file"
+            f"{some}. Nothing can be compared with them; remove them from the file"
         )
         raise NoAnswer("not-compared", text, {"unused_pairs": unused})

@@ -39,7 +39,7 @@ def check_folder_of(path: Path) -> None:
     from lockstep.harness.check.check import BadInput
 
     if not path.absolute().parent.is_dir():
-        raise BadInput(f"{path}: cannot be written: {path.absolute().parent} is no folder")
+        raise BadInput(f"{path}: cannot be written: {path.absolute().parent} is not a folder")
 
 
 def check_is_no_model(path: Path) -> None:

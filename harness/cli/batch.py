@@ -22,7 +22,7 @@ def fuzz_batch(
     ] = None,
     cases: Annotated[int, typer.Option(help="Schedules for each kind of memory.", min=1)] = 1000,
     schedule: Annotated[
-        list[str] | None, typer.Option(help="This schedule, as JSON, instead (repeatable).")
+        list[str] | None, typer.Option(help="Run only this schedule, given as JSON (repeatable).")
     ] = None,
     engine: Annotated[
         str,

@@ -59,8 +59,8 @@ def check(
     steps: Annotated[
         int | None,
         typer.Option(
-            help="Tokens to generate. Models above 256 MB generate some with the first layer "
-            "alone. Default: 64, or 16 with --arch.",
+            help="Tokens to generate. Models above 256 MB generate some of them with only "
+            "the first layer. Default: 64, or 16 with --arch.",
             min=1,
             max=4096,
         ),
@@ -71,7 +71,10 @@ def check(
     seed: SeedOpt = 0,
     known: Annotated[
         Path | None,
-        typer.Option(help="Excuse the divergences in this file. One that is gone is an error."),
+        typer.Option(
+            help="Excuse the divergences in this file. A listed divergence that no longer occurs "
+            "is an error."
+        ),
     ] = None,
     write_known: Annotated[
         Path | None,
@@ -84,7 +87,9 @@ def check(
     report: ReportOpt = Path("reports"),
     formats: FormatOpt = None,
     as_json: JsonOpt = False,
-    jobs: Annotated[int, typer.Option("-j", help="Models checked side by side.", min=1)] = 1,
+    jobs: Annotated[
+        int, typer.Option("-j", help="Number of models to check in parallel.", min=1)
+    ] = 1,
     cluster: ClusterOpt = None,
     diagnose: Annotated[
         bool, typer.Option("--diagnose", help="If something diverges, try known mistakes.")

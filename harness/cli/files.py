@@ -25,7 +25,9 @@ def fuzz_gguf(
             min=1,
         ),
     ] = None,
-    file: Annotated[list[Path] | None, typer.Option(help="This file instead (repeatable).")] = None,
+    file: Annotated[
+        list[Path] | None, typer.Option(help="Test only this file (repeatable).")
+    ] = None,
     hex_: HexOpt = None,
     corpus: Annotated[
         Path | None, typer.Option(help="A folder of files to mutate, for the family `corpus`.")

@@ -103,7 +103,7 @@ def fuzz_quants(
     ] = None,
     cases: Annotated[int, typer.Option(help="Blocks of each type.", min=1)] = 1_000_000,
     block: Annotated[
-        list[str] | None, typer.Option(help="This block, as hex, instead (repeatable).")
+        list[str] | None, typer.Option(help="Test only this block, given as hex (repeatable).")
     ] = None,
     engine: Annotated[
         str,

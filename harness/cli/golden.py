@@ -20,7 +20,7 @@ OWN_FOLDER = Path("goldens")  # of a user's models, if no other is named
 @app.command()
 def regen(
     model: Annotated[
-        list[Path] | None, typer.Argument(help="Models of yours. Their vectors go to --out.")
+        list[Path] | None, typer.Argument(help="Your own models. Their vectors go to --out.")
     ] = None,
     out: Annotated[
         Path | None,
@@ -36,7 +36,7 @@ def regen(
     vectors: Annotated[
         Path | None,
         typer.Option(
-            help="The folder for the vectors that ship, instead of their own.", hidden=True
+            help="The folder for the shipped vectors. Default: the package's own.", hidden=True
         ),
     ] = None,
     quiet: QuietOpt = False,
@@ -91,7 +91,7 @@ def verify(
     model: Annotated[
         list[Path] | None,
         typer.Option(
-            help="A model that the vectors are for. Models in the folder are found without this "
+            help="A model to which the vectors belong. Models in the folder are found without this "
             "(repeatable)."
         ),
     ] = None,

@@ -57,11 +57,13 @@ def matrix(
         typer.Option(
             metavar="DIR",
             help="Write a static site: an index, a page for each engine and each finding. "
-            "An interrupted run goes on where it stopped.",
+            "An interrupted run continues where it stopped.",
         ),
     ] = None,
     as_json: JsonOpt = False,
-    jobs: Annotated[int, typer.Option("-j", help="Models checked side by side.", min=1)] = 1,
+    jobs: Annotated[
+        int, typer.Option("-j", help="Number of models to check in parallel.", min=1)
+    ] = 1,
     quiet: QuietOpt = False,
 ) -> None:
     """Show in one table, or as JSON, what each engine can answer and where it diverges.

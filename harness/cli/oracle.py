@@ -33,7 +33,7 @@ def add(name: NameArg, quiet: QuietOpt = False) -> None:
     with Terminal(quiet=quiet) as out:
         folder = provide(name, lambda text: out.progress(name, text))
         if folder is None:
-            raise BadInput(f"{name} is no version; expected one such as llama.cpp@0.3.8")
+            raise BadInput(f"{name} is not a version; expected one such as llama.cpp@0.3.8")
         out.line(f"{name} is ready: {folder}")
 
 

@@ -34,7 +34,7 @@ def original(
     ] = "llama.cpp",
     run: Annotated[
         bool,
-        typer.Option("--run/--no-run", help="Also run both, or compare the files alone."),
+        typer.Option("--run/--no-run", help="Also run both, or compare only the files."),
     ] = True,
     embeddings: Annotated[
         Path | None,

@@ -22,7 +22,7 @@ def fuzz_samplers(
     cases: Annotated[int, typer.Option(help="Chains with each sampler.", min=1)] = 1000,
     question: Annotated[
         list[str] | None,
-        typer.Option(help="This question, as JSON from a report, instead (repeatable)."),
+        typer.Option(help="Ask only this question, given as JSON from a report (repeatable)."),
     ] = None,
     engine: Annotated[
         str,

@@ -67,7 +67,7 @@ def selftest(
         ),
     ] = False,
     sample: Annotated[
-        int | None, typer.Option(help="Run this many of them, chosen by --seed.", min=1)
+        int | None, typer.Option(help="Number of wrong engines to run, chosen by --seed.", min=1)
     ] = None,
     honest: Annotated[
         int,
@@ -144,7 +144,9 @@ def check_options(context: typer.Context) -> None:
     }
     ways = [name for name in WAYS if name in given]
     if len(ways) > 1:
-        raise typer.BadParameter(f"{' and '.join(given[name] for name in ways)}: name one of them")
+        raise typer.BadParameter(
+            f"{' and '.join(given[name] for name in ways)}: give only one of them"
+        )
     known = {*ways, *ALWAYS, *(WAYS[ways[0]] if ways else BY_ITSELF)}
     if left := [option for name, option in given.items() if name not in known]:
         beside = f"beside {given[ways[0]]}" if ways else "without another option"

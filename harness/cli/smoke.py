@@ -31,7 +31,7 @@ def smoke(
         ),
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(help="The same in one string, as for `check`.")
+        str | None, typer.Option(help="The program or address in one string, as for `check`.")
     ] = None,
     model: Annotated[
         Path | None, typer.Option(help="A GGUF file. Default: our tiny llama model.")

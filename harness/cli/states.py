@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def state(
     file: Annotated[Path, typer.Argument(help="A state file of llama.cpp.", metavar="FILE")],
     model: Annotated[
-        Path | None, typer.Option(help="A GGUF file: say what does not fit this model.")
+        Path | None, typer.Option(help="A GGUF file. List what does not fit this model.")
     ] = None,
     as_json: JsonOpt = False,
 ) -> None:
@@ -41,7 +41,7 @@ def state(
         if as_json:
             out.json(found)
         else:
-            name = found["architecture"] or "a model that it does not name"
+            name = found["architecture"] or "an unnamed model"
             out.line(
                 f"{file}: {found['kind']} file, version {found['version']}, of {name}: "
                 f"{found['tokens']:,} tokens, {found['bytes']:,} bytes"
@@ -93,7 +93,8 @@ def fuzz_states(
     ] = None,
     cases: Annotated[int, typer.Option(help="Files of each type.", min=1)] = 1280,
     case: Annotated[
-        list[str] | None, typer.Option(help="This damaged file, as JSON, instead (repeatable).")
+        list[str] | None,
+        typer.Option(help="Test only this damaged file, given as JSON (repeatable)."),
     ] = None,
     engine: Annotated[
         str, typer.Option(help="The reader under test: reference, llama.cpp@VERSION.")

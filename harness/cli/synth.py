@@ -37,7 +37,9 @@ def synth(
     quant: Annotated[
         str, typer.Option(help=f"Type of the matrices, any of: {SYNTH_TYPES}.")
     ] = "F32",
-    seed: Annotated[int, typer.Option(help="Seed of everything random.", min=0, max=2**63 - 1)] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of all random numbers.", min=0, max=2**63 - 1)
+    ] = 0,
     layers: Annotated[int, typer.Option(min=1, max=512)] = 2,
     width: Annotated[int, typer.Option(help="n_embd", min=2, max=65536)] = 64,
     heads: Annotated[int, typer.Option(min=1, max=1024)] = 4,
@@ -65,13 +67,14 @@ def synth(
     ] = None,
     rank: Annotated[int, typer.Option(help="Rank of --lora.", min=1, max=4096)] = 4,
     alpha: Annotated[
-        float, typer.Option(help="adapter.lora.alpha of --lora; 0: the scale alone counts.")
+        float, typer.Option(help="adapter.lora.alpha of --lora; 0: only the scale counts.")
     ] = 8.0,
     control_vector: Annotated[
         Path | None, typer.Option(help="Write a control vector for this model instead.")
     ] = None,
     list_only: Annotated[
-        bool, typer.Option("--list", help="List the architectures, and those left out.")
+        bool,
+        typer.Option("--list", help="List the architectures, and those that synth cannot make."),
     ] = False,
     quiet: QuietOpt = False,
 ) -> None:
@@ -112,7 +115,7 @@ def synth(
             out.line(f"{output}: {output.stat().st_size:,} bytes, sha256 {sha256_of(output)}")
             if left:
                 out.line(
-                    f"stored as F32, as their rows are not a multiple of the {quant} block: "
+                    f"stored as F32, because their rows are not a multiple of the {quant} block: "
                     f"{', '.join(left)}"
                 )
             for line in besides(output):

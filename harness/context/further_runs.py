@@ -79,7 +79,7 @@ def on_the_edge(context: Context) -> Run:
     prompt = Batch.of(ids[:first])
     prompt.outputs[:-1] = False
     behind = (Batch.of(ids[at : at + 1], start=at) for at in range(first, first + len(alone)))
-    words = f"for {len(alone)} tokens one by one behind {first}"
+    words = f"for {len(alone)} tokens one by one after {first}"
     return Run(words=words, batches=(prompt, *behind), known=True)
 
 

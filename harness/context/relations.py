@@ -108,7 +108,7 @@ def compare_way(
     far = worst_distance(before, after) / (largest(before) or 1.0)
     allowed /= largest(before) or 1.0
     text = (
-        f"{context.subject.name} gives other logits {way.words}: {off.mismatched} of "
+        f"{context.subject.name} gives different logits {way.words}: {off.mismatched} of "
         f"{off.total} changed, by up to {far:.1e} of the largest (allowed {allowed:.1e}); "
         "at fault: the engine under test"
     )

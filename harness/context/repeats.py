@@ -42,7 +42,7 @@ class Unsteady:
 
     def __str__(self) -> str:
         text = (
-            f"{self.differ} of {self.runs} repeated runs give other bits, from "
+            f"{self.differ} of {self.runs} repeated runs give different bits, from "
             f"{self.place} on; logits differ by up to {self.apart:.1e} of the largest"
         )
         if self.first_alone:
@@ -77,7 +77,7 @@ def unsteady(
     while runs < (MORE if doubt or places else 1):
         outcome, again = again or session.ask("evaluate", request), None
         if not isinstance(outcome, Answered):
-            raise no_answer(session.name, "evaluate the same again", outcome)
+            raise no_answer(session.name, "evaluate the same batches again", outcome)
         runs += 1
         second = second or outcome.value
         spread = max(spread, farthest(second, outcome.value))

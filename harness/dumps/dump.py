@@ -106,7 +106,7 @@ def read_dump(folder: Path, map_name: str = "") -> Dump:
         text = f"{path}: {error.strerror or error}; lockstep trace writes an example of a dump"
         raise InvalidModel(text) from error
     except (ValueError, RecursionError) as error:
-        raise InvalidModel(f"{path}: no JSON: {error}") from error
+        raise InvalidModel(f"{path}: not JSON:  {error}") from error
     if type(index) is not dict:
         raise InvalidModel(f"{path}: expected an object, got a {type(index).__name__}")
     batches = batches_of(path, index.get("tokens"))
@@ -350,7 +350,7 @@ class DumpSession(Session):
 
     def evaluate(self, dump: Dump, request: Request) -> Outcome:
         if not same(request.batches, dump.batches):
-            text = "a dump holds one run, and this question needs another one"
+            text = "a dump holds one run, and this question needs a different run"
             return Unanswerable(message=text, declared=True)
         if request.replace:
             return Unanswerable(message="Lockstep cannot put values into a dump", declared=True)

@@ -102,7 +102,7 @@ ENGINES: dict[str, Foreign] = {
             packages=("gpt4all==2.8.2", "numpy>=1.26"),
             module="gpt4all",
             program="gpt4all_engine.py",
-            can="what text follows a text",
+            can="the text that follows a prompt",
             size="130 MB",
         ),
         Foreign(
@@ -120,7 +120,7 @@ ENGINES: dict[str, Foreign] = {
             packages=("mistralrs==0.9.5", "numpy>=1.26", "gguf==0.19.0"),
             module="mistralrs, gguf",
             program="mistralrs_engine.py",
-            can="text, what text follows a text, LoRA",
+            can="text, the text that follows a prompt, LoRA",
             size="45 MB",
         ),
         Foreign(

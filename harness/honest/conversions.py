@@ -53,7 +53,7 @@ class InInt8Blocks(Mirror):
 # What llama2.c and its many ports do with groups of 64.
 Int8Blocks = HonestEngine.add_design(
     "activations-int8-blocks",
-    "activations in bytes, a float32 scale for each 64",
+    "activations in bytes, a float32 scale for every 64",
     ops=InInt8Blocks,
     shows_on="q8_0",
 )

@@ -59,10 +59,10 @@ def without_controls(sampler: Any) -> Any:
 
 add = HonestGrammar.add_grammar
 
-add("grammar-leaves-out", "forbidden candidates are taken out of the list", apply=leave_out)
+add("grammar-leaves-out", "forbidden candidates are removed from the list", apply=leave_out)
 add(
     "grammar-without-controls",
-    "control tokens are no text, and allowed by literals alone",
+    "control tokens are not text, and only literals allow them",
     find_allowed=without_controls,
 )
 add(

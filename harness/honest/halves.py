@@ -223,5 +223,5 @@ def toward_zero(x: NDArray[np.float64]) -> F32:
 
 # Volta and later: additions inside a tile truncate.
 HonestEngine.add_design(
-    "sums-truncated", "float32 sums of four products at a time, cut off", ops=TensorCore
+    "sums-truncated", "float32 sums of four products at a time, truncated", ops=TensorCore
 )

@@ -118,21 +118,21 @@ FLOAT = Ways(sums=SumPrecision.IN_TURN, functions=LLAMA_CPP.functions)
 LIBRARY = Ways(order=EqualsOrder.LIBSTDCXX, functions=LLAMA_CPP.functions)
 add = HonestSampler.add_design
 
-add("last-of-equals", "of equal logits the last id comes first", LastFirst())
+add("last-of-equals", "the last id comes first among equal logits", LastFirst())
 add("floats-in-turn", "float32 sums, one after the other, and libm's functions", FLOAT)
 add("libstdcxx", "the order of libstdc++'s sorts", LIBRARY)
 add("log-space", "probabilities by logarithms", LogSpace())
 add("pairwise-sums", "float32 sums by pairs", Pairwise())
-add("list-by-id", "lists in the order of ids behind every stage", show=by_id)
-add("list-by-logit", "lists are sorted behind every stage", show=by_logit)
-add("p-of-the-rest", "probabilities of what is left", show=share_out)
-add("p-not-shown", "no probabilities but where a token is chosen", show=show_no_p)
+add("list-by-id", "lists in the order of ids after every stage", show=by_id)
+add("list-by-logit", "lists are sorted after every stage", show=by_logit)
+add("p-of-the-rest", "probabilities of the candidates that are left", show=share_out)
+add("p-not-shown", "probabilities only where a token is chosen", show=show_no_p)
 
 
 class TiesKept(HonestSampler, name="honest:ties-kept"):
     """Top-k that keeps every candidate not below the k-th logit, as transformers does."""
 
-    design = "top_k keeps all that are equal to the last"
+    design = "top_k keeps all candidates that are equal to the last"
     ways = Ways()
 
     def make(self, stages: Any, n_vocab: int, words: SamplerVocabulary | None, ways: Ways) -> Chain:

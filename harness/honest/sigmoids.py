@@ -34,4 +34,4 @@ class ByTanh(Mirror):
 
 
 # Compilers that have a fast tanh and no fast sigmoid, such as XLA.
-SiluTanh = HonestEngine.add_design("silu-tanh", "sigmoid by way of tanh", ops=ByTanh)
+SiluTanh = HonestEngine.add_design("silu-tanh", "sigmoid computed from tanh", ops=ByTanh)

@@ -93,7 +93,7 @@ class CodesAndOffsets(Mirror):
 # Metal's kernels of llama.cpp: d * (sum of q * x - 8 * sum of x).
 HonestEngine.add_design(
     "offsets-apart",
-    "codes and offsets of weights added up apart, activations as they are",
+    "codes and offsets of weights added up separately, activations as they are",
     ops=CodesAndOffsets,
     shows_on="q4_0",
 )

@@ -99,7 +99,9 @@ def llama_server_options(chain: Sequence[Stage]) -> dict[str, Any]:
     for stage in before_draw(chain):
         place, names = LLAMA_SERVER.get(stage["sampler"], ("", {}))
         if not names or place in order or (not place and order):
-            raise Unsupported(f"llama-server has no parameters for {stage['sampler']} there")
+            raise Unsupported(
+                f"llama-server has no parameters for {stage['sampler']} at this place"
+            )
         order += [place] if place else []
         options |= rename(stage, names)
     if "logit_bias" in options:
@@ -117,7 +119,7 @@ def openai_options(chain: Sequence[Stage], *, beyond: bool) -> dict[str, Any]:
     """
     stages = before_draw(chain)
     if len(stages) > 1:
-        raise Unsupported("the interface has no order of stages")
+        raise Unsupported("the interface cannot set the order of stages")
     options = {**OPENAI_OFF, **(BEYOND_OFF if beyond else {})}
     for stage in stages:
         name = stage["sampler"]
@@ -131,11 +133,11 @@ def openai_options(chain: Sequence[Stage], *, beyond: bool) -> dict[str, Any]:
     if "logit_bias" in options:
         biases = options["logit_bias"]
         if len(dict(biases)) < len(biases) or any(abs(b) > MOST_BIAS for _, b in biases):
-            raise Unsupported("a token has one bias there, of at most 100")
+            raise Unsupported("the interface allows one bias for each token, of at most 100")
         options["logit_bias"] = {str(token): bias for token, bias in biases}
     for name in ("frequency_penalty", "presence_penalty"):
         if abs(options.get(name, 0.0)) > MOST_PENALTY:
-            raise Unsupported(f"{name} is at most {MOST_PENALTY:g} there")
+            raise Unsupported(f"the interface allows a {name} of at most {MOST_PENALTY:g}")
     if "repeat_penalty" in options:
         options["repetition_penalty"] = options["repeat_penalty"]
     return options

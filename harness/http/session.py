@@ -240,10 +240,12 @@ class HttpSession(Session):
     def check_adapters(self) -> None:
         """Raise Unsupported for adapters if the server does not report which adapters it adds."""
         if self.settings.files_of(CONTROL_VECTOR):
-            raise Unsupported("no server says which control vectors it adds")
+            raise Unsupported("no server reports which control vectors it adds")
         loras = self.settings.files_of(LORA)
         if loras and not isinstance(self.server, LlamaServer) and not self.starts_with(loras):
-            raise Unsupported("only llama-server says which LoRA files it adds, and takes scales")
+            raise Unsupported(
+                "only llama-server reports its LoRA files and accepts scales for them"
+            )
 
     def starts_with(self, loras: Sequence[tuple[Path, float]]) -> bool:
         """Return True if the server was started with these files and scales."""

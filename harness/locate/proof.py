@@ -65,7 +65,7 @@ def patch(context: Context, found: Findings) -> Patched:
     faults do. Therefore the outputs are also compared with honest runs of other designs.
     """
     values = replaceable(context, found.values)
-    context.progress(f"putting the oracle's tensor in at {len(values)} sites")
+    context.progress(f"putting in the oracle's tensor at {len(values)} sites")
     own, healed = (
         np.concatenate(outputs_of(context, context.subject, found, put_in))
         for put_in in (None, values)

@@ -217,7 +217,7 @@ def of_no_use(context: Context, run: OwnRun, judge: SegmentJudge) -> dict[str, t
         unknown[UNJUDGED_IDS] = judge.unjudged_ids
     if nowhere := shown_nowhere(context, run.places, run.values):
         who = context.subject.name
-        unknown[f"{who} says that it shows these, and does not"] = nowhere
+        unknown[f"{who} offers these nodes and does not show them"] = nowhere
     return unknown
 
 

@@ -65,7 +65,7 @@ class OriginalCheckpoint:
 
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
-            raise InvalidModel(f"{folder} is no folder; expected config.json and *.safetensors")
+            raise InvalidModel(f"{folder} is not a folder; expected config.json and *.safetensors")
         self.folder = folder
         config = self.read_json("config.json")
         if not isinstance(config, dict):
@@ -97,7 +97,7 @@ class OriginalCheckpoint:
             with safe_open(path, framework="numpy"):  # checks header, sizes and offsets
                 pass
         except SafetensorError as error:
-            raise InvalidModel(f"{path} is no file of safetensors: {error}") from None
+            raise InvalidModel(f"{path} is not a safetensors file: {error}") from None
         with path.open("rb") as file:
             (size,) = struct.unpack("<Q", file.read(8))
             header = json.loads(file.read(size))
@@ -120,7 +120,7 @@ class OriginalCheckpoint:
         try:
             return json.loads(read_regular(path, limit))
         except (ValueError, RecursionError) as error:
-            raise InvalidModel(f"{path} is no JSON: {error}") from None
+            raise InvalidModel(f"{path} is not JSON: {error}") from None
 
     def read_object(self, name: str, limit: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
         """Return a file's JSON object; {} if there is no such file."""

@@ -142,7 +142,7 @@ def expect(
     elif recipe in (OF_QUERIES, OF_KEYS):
         changes |= {"heads": heads[recipe == OF_KEYS], "turns": 1}
         if shape[0] % (2 * changes["heads"]):
-            text = f"{shape[0]} rows are no {changes['heads']} heads of pairs"
+            text = f"{shape[0]} rows cannot be split into {changes['heads']} heads of pairs"
             raise InvalidModel(f"{originals[0]}: {text}")
     if stacked:
         shape = (len(stored), *shape)

@@ -118,7 +118,7 @@ def read_pieces(checkpoint: OriginalCheckpoint, found: OriginalVocabulary) -> No
     try:
         pieces.LoadFromFile(str(path))
     except (OSError, RuntimeError) as error:
-        raise InvalidModel(f"{path} is no model of SentencePiece: {error!s:.200}") from None
+        raise InvalidModel(f"{path} is not a SentencePiece model: {error!s:.200}") from None
     for number in range(pieces.GetPieceSize()):
         kinds = (
             (pieces.IsUnknown, UNKNOWN),

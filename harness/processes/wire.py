@@ -241,7 +241,7 @@ def encode(value: Any, arrays: list[NDArray[Any]]) -> Any:
     if isinstance(value, np.ndarray):
         if value.dtype.name not in DTYPES:
             raise WireError(
-                f"an array of {value.dtype} may not cross (known: {list_known(DTYPES)})"
+                f"an array of {value.dtype} cannot be sent (known: {list_known(DTYPES)})"
             )
         arrays.append(np.asarray(value, DTYPES[value.dtype.name], order="C"))
         return {"$": "array", "v": len(arrays) - 1}
@@ -272,7 +272,7 @@ def encode_list(value: list[Any], arrays: list[NDArray[Any]]) -> Any:
 def encode_record(value: Any, arrays: list[NDArray[Any]]) -> Any:
     name = type(value).__name__
     if not is_dataclass(value) or RECORDS.get(name) is not type(value):
-        raise WireError(f"a {name} may not cross (known records: {list_known(RECORDS)})")
+        raise WireError(f"a {name} cannot be sent (known records: {list_known(RECORDS)})")
     held = {field.name: encode(getattr(value, field.name), arrays) for field in fields(value)}
     return {"$": name, "v": held}
 
@@ -334,7 +334,7 @@ def words_of(hint: Any) -> str:
         (scalar,) = typing.get_args(arguments[1]) or (Any,)
         return "an array" if scalar is Any else f"an array of {np.dtype(scalar)}"
     if origin is tuple and arguments[1:] == (...,):
-        return f"a tuple, each of it {words_of(arguments[0])}"
+        return f"a tuple, each item {words_of(arguments[0])}"
     return str(hint)
 
 

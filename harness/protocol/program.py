@@ -91,7 +91,7 @@ class EngineProgram(EngineProcess):
         self.announced = sum(array.nbytes for array in answer.arrays.values())
         head = answer.head
         if type(head.get("id")) is not int or head["id"] != self.asked:
-            twice = "; did the engine answer the question before twice?"
+            twice = "; did the engine answer the previous question twice?"
             raise WireError(
                 f'expected "id":{self.asked}, got {head.get("id")!r:.60}, as answer to '
                 f"{message.head['ask']}: {json.dumps(head)[:SHOWN]}"
@@ -105,7 +105,7 @@ class EngineProgram(EngineProcess):
         """Return a note that a line without JSON may be the end of the previous answer."""
         if self.announced is None:
             return ""
-        return f"; did the answer before send more than its {self.announced} bytes of arrays?"
+        return f"; did the previous answer send more than its {self.announced} bytes of arrays?"
 
     def who_else(self) -> str:
         """Return a note that a library may have printed the text, if answers go to standard

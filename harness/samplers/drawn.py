@@ -48,7 +48,7 @@ class Unlikely(Enum):
     KEPT = "a candidate that the chain forbids"
     DROPPED = "a candidate is missing"
     P = "another probability"
-    COUNT = "drawn too often or too seldom"
+    COUNT = "drawn too often or too rarely"
 
 
 @dataclass(frozen=True, kw_only=True)

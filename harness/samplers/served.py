@@ -114,7 +114,7 @@ class ServedRun:
         yield plain
         if plain.result is Result.UNSAID or (plain.result is not Result.RIGHT and self.no_list):
             yield from (
-                ServedPart(part=name, result=Result.UNASKED, why="the draw itself is not right")
+                ServedPart(part=name, result=Result.UNASKED, why="the draw itself is wrong")
                 for name in (*self.stages, ORDER, SEED)
             )
             return
@@ -178,7 +178,9 @@ class ServedRun:
     def judge_stage(self, part: str, chains: list[tuple[Stage, ...]]) -> ServedPart:
         """Choose chains that the server accepts, and judge the server's answers to them."""
         if not chains:
-            return ServedPart(part=part, result=Result.UNASKED, why="its stages are wrong alone")
+            return ServedPart(
+                part=part, result=Result.UNASKED, why="single stages are already wrong"
+            )
         if self.requests >= MAX_REQUESTS:
             return ServedPart(part=part, result=Result.UNASKED, why="too many requests")
         by_list = self.has_lists and part != "grammar"  # a list there may be of all candidates

@@ -50,6 +50,6 @@ def in_words(result: TokenResult) -> str:
     if not result.caught:
         return "MISSED"
     if result.size is None:
-        return "caught, NOT IN THE DIRECTION EXPECTED"
+        return "caught, NOT IN THE EXPECTED DIRECTION"
     size = f"a case of {result.size} bytes or ids" if result.size else "the empty text or no ids"
     return f"caught, {size}" if result.located else f"caught, {size}, EXPECTED {result.most}"

@@ -97,7 +97,7 @@ def steps(batches):
         if batch["encoder"] or len({*batch["sequences"]}) > 1:
             raise Unsupported("an encoder, or several sequences")
         if batch["positions"] != list(range(done, done + len(batch["tokens"]))):
-            raise Unsupported("positions that do not follow one another")
+            raise Unsupported("positions that are not consecutive")
         yield batch["tokens"], done, np.array(batch["outputs"], bool)
         done += len(batch["tokens"])
 

@@ -92,9 +92,11 @@ def modules_behind(folder):
     rows = json.loads(path.read_text())
     for row in rows:
         if not row["type"].startswith(OWN_MODULES):
-            raise Unsupported(f"{MODULES}: {row['type']} is none of sentence-transformers' own")
+            raise Unsupported(
+                f"{MODULES}: {row['type']} is not a module of sentence-transformers itself"
+            )
         if any(path.parent.joinpath(row["path"]).glob("*.bin")):
-            raise Unsupported(f"{row['path']} has weights that are no safetensors")
+            raise Unsupported(f"{row['path']} has weights that are not safetensors")
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(

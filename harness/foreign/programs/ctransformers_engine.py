@@ -43,7 +43,7 @@ class Model:
 
     def detokenize(self, question, _):
         if question["remove_special"] or not question["unparse_special"]:
-            raise Unsupported("special tokens are shown as their text, always")
+            raise Unsupported("special tokens are always shown as their text")
         return encode_answer(self.llm.detokenize(ids, decode=False) for ids in question["ids"])
 
 

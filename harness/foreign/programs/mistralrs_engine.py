@@ -34,7 +34,7 @@ def load(path, adapters):
 class Model:
     def __init__(self, path, loras):
         if len(loras) > 1:
-            raise Unsupported("it adds one LoRA file to a request")
+            raise Unsupported("it adds only one LoRA file to a request")
         self.adapter = ADDED if loras else None
         if not loras:
             self.runner = load(path, None)

@@ -114,7 +114,7 @@ def lines(
                 "actual": actual.at(b + i) if b + i < b_end else None,
             }
         if n > DIFFERING + AROUND:
-            what = "more step behind it" if in_step else "more place that differs"
+            what = "more step after it" if in_step else "more place that differs"
             yield {"kind": "skipped", "what": what, "count": n - DIFFERING}
 
 

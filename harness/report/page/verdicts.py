@@ -14,7 +14,7 @@ Row = Mapping[str, Any]  # a verdict of report.jsonl
 QUIET = ("agreed", "excused", "not-applicable")
 LOUD = ("diverged", "internal", "crashed", "timed-out", "malformed", "not-compared")
 PLURALS = {"more place that differs": "more places that differ"}
-PLURALS["more step behind it"] = "more steps behind it"
+PLURALS["more step after it"] = "more steps after it"
 IN_SENTENCE = 60  # characters of a name
 PLACES = 24  # of one cause that are named
 

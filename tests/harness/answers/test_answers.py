@@ -40,9 +40,9 @@ def apart() -> Iterator[Session]:
 @pytest.mark.parametrize(
     ("question", "args", "text"),
     [
-        ("evaluate", (Request(batches=(Batch.of([1, 2]),)),), "those of 1 batches, got a tuple"),
+        ("evaluate", (Request(batches=(Batch.of([1, 2]),)),), "answers for 1 batches, got a tuple"),
         ("dequantize", ("I8", np.zeros(4, np.uint8)), r"shape \(4,\), got float32 of shape \(3,\)"),
-        ("greedy", ([1, 2], 2), "a generator may not cross"),
+        ("greedy", ([1, 2], 2), "a generator cannot be sent"),
         ("describe", (), "version must be .*str.*, got a NoneType"),
     ],
 )

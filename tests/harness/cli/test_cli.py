@@ -160,7 +160,7 @@ def test_selftest_lists_every_wrong_engine_with_its_mistake(lockstep: Lockstep) 
         (("--only", "norms"), "--only: says nothing without another option"),
         (("--honest", "1", "--only", "norms"), "--only: says nothing beside --honest"),
         (("--sample", "3", "--catalogue"), "--sample: says nothing beside --catalogue"),
-        (("--catalogue", "--diagnosis"), "--catalogue and --diagnosis: name one of them"),
+        (("--catalogue", "--diagnosis"), "--catalogue and --diagnosis: give only one of them"),
         (("--catalogue", "--only", "norm"), "no family 'norm' of wrong engines (near: norms"),
         (("--black-box", "--only", "qwen"), "no family or model 'qwen' of wrong engines"),
         (("--diagnosis", "--only", "norm"), "no family 'norm' of wrong engines (near: norms"),

@@ -10,7 +10,11 @@ from tests.command_line import Lockstep, assert_refused
 def test_unwritable_list_is_reported_before_the_run(lockstep: Lockstep, tmp_path: Path) -> None:
     model = builtin_model("f32", tmp_path)
     missing = tmp_path / "no" / "k.json"
-    for path, words in ((tmp_path, "is a folder"), (missing, "is no folder"), (model, "a model")):
+    for path, words in (
+        (tmp_path, "is a folder"),
+        (missing, "is not a folder"),
+        (model, "a model"),
+    ):
         asked = ("check", "builtin:f32", "--write-known", path, "--report", tmp_path)
         assert_refused(lockstep(*asked), words)
     assert not list(tmp_path.glob("*-check"))

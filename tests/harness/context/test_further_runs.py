@@ -29,7 +29,7 @@ from tests.models import written
 Bools = NDArray[np.bool_]
 N = 330  # cells of which the models are
 LONG, JOINED = f"for {N} tokens in batches of", "with two sequences that come later"
-EDGE = "for 3 tokens one by one behind 255"
+EDGE = "for 3 tokens one by one after 255"
 FIRST, MIDDLE, LAST = (f"with another {place} token" for place in ("first", "middle", "last"))
 ALONE = "for the first token alone"
 ASKED = (LONG, EDGE, JOINED, FIRST, MIDDLE, LAST, ALONE)

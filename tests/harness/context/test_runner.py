@@ -224,7 +224,7 @@ def test_answer_of_a_forbidden_type_is_malformed() -> None:
     with PATIENT.open("fake-wrong-type", None, EXACT) as session:
         outcome = session.ask("greedy", [], 1)
         assert isinstance(outcome, Malformed)
-        assert "a object may not cross" in outcome.message
+        assert "a object cannot be sent" in outcome.message
 
 
 def test_engine_in_this_process_has_no_worker() -> None:

@@ -124,7 +124,7 @@ def test_missing_tensor_and_one_of_another_shape_are_mismatches() -> None:
     missing, short = found_of(TRUTH, None), found_of(TRUTH[:1], TRUTH)
     assert missing.mismatch is not None
     assert missing.mismatch.kind == "missing"
-    assert explain_finding(missing).endswith("missing, though the engine says that it shows it")
+    assert explain_finding(missing).endswith("missing, although the engine offers this tensor")
     assert short.mismatch is not None
     assert (short.mismatch.kind, short.at_fault) == ("shape", "oracle")
 

@@ -182,7 +182,7 @@ def test_missing_folder_is_named_before_anything_is_written(
     with pytest.raises(SystemExit) as end:
         app(["finding", LATIN.id, "-o", str(tmp_path / "no" / "case.gguf")])
     assert end.value.code == 2
-    assert f"{tmp_path / 'no'} is no folder" in capsys.readouterr().err
+    assert f"{tmp_path / 'no'} is not a folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

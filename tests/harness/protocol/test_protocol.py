@@ -114,7 +114,7 @@ def test_undeclared_ability_of_an_engine_is_not_asked() -> None:
         ("announces ten gigabytes", "and at most"),
         ("counts badly", '"bytes" is 3'),
         ("miscounts", 'expected "id":2, got 99'),
-        ("answers the one before twice", "did the engine answer the question before twice?"),
+        ("answers the one before twice", "did the engine answer the previous question twice?"),
         ("sends no JSON", "expected a line of JSON"),
         ("sends a list", "expected a JSON object"),
         ("sends NaN", "NaN is not JSON"),

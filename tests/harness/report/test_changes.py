@@ -277,7 +277,7 @@ def test_page_replaces_no_model_no_input_report_and_no_device(
         ("a/report.jsonl", "is an input, and would be overwritten"),
         ("link", "is an input, and would be overwritten"),
         ("pipe", "a pipe; expected a regular file"),
-        ("nowhere/d.html", "is no folder"),
+        ("nowhere/d.html", "is not a folder"),
     ):
         assert code_of(a, a, "-o", str(tmp_path / name)) == 2
         assert why in capsys.readouterr().err

@@ -69,7 +69,7 @@ def test_report_says_if_a_wrong_second_batch_is_right_in_one_batch(
     engine: str, agrees: bool, model: Path
 ) -> None:
     wrong = diverged(verdicts_of(model, "logits", engine=engine))
-    (found,) = (v for v in wrong if "other logits" not in v.summary)
+    (found,) = (v for v in wrong if "different logits" not in v.summary)
     assert found.detail["at_fault"] == "subject"
     assert found.detail.get("in_one_batch") == ("agreed" if agrees else None)
 
