@@ -81,8 +81,8 @@ class Session:
         return None
 
     def another(self) -> "Session | None":
-        """Return a second session with the same engine and model; None if the engine is no process
-        that can be restarted.
+        """Return a second session with the same engine and model. Return None if the engine is not
+        a process that can be restarted.
 
         A question to the second session does not delay other users of the first.
         """

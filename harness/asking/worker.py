@@ -132,7 +132,7 @@ class ReportedRefusal(EngineError):
 
 class Crash(Exception):
     """Error: a program that an engine relies on has crashed. Its message is a sentence that says
-    how."""
+    how it crashed."""
 
 
 def failure(error: Exception) -> dict[str, Any]:

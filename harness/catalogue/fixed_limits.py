@@ -17,7 +17,7 @@ squares.
 
 top-1: the most likely token at each position of the same short prompt.
 
-cosine 0.999: on the same prompt; no known project has a stricter limit. semantic_check.py takes
+cosine 0.999: on the same prompt; no known project has a stricter limit. semantic_check.py uses
 0.95.
 """
 

@@ -18,8 +18,8 @@ UNQUANTISED = ("F32", "F16", "BF16")  # values that llama.cpp attends to without
 
 
 def check_heads(settings: Settings, path: Path) -> None:
-    """Raise InvalidModel if the size of a head is no multiple of the cache type's block. Heads of
-    unknown size pass."""
+    """Raise InvalidModel if the size of a head is not a multiple of the cache type's block. Heads
+    of unknown size pass."""
     kinds = {"key_length": settings.type_k, "value_length": settings.type_v}
     coded = {key: kind for key, kind in kinds.items() if kind in STORED}
     if not coded:

@@ -17,7 +17,7 @@ STREAMS = (0, 1, 2)  # descriptors of standard input, output and error
 
 
 class OutputFailed(Exception):
-    """Error: standard output cannot be written. It is no subclass of OSError, because click ends
+    """Error: standard output cannot be written. It is not a subclass of OSError, because click ends
     with exit code 1 for some of those."""
 
     def __init__(self, code: int) -> None:

@@ -99,7 +99,7 @@ class HttpSession(Session):
         self.last.request = ""
 
     def to(self, engine: str) -> None:
-        """Use the server at that address from now on. Forget all facts about the previous
+        """Use the server at this address from now on. Forget all facts about the previous
         server."""
         url, _, self.chosen = engine.removeprefix(OPENAI).partition("#")
         self.address = address_of(url)

@@ -1,5 +1,5 @@
-"""Known differences of oracles and other engines, listed in `divergences.toml`; its header explains
-the format."""
+"""Known differences of oracles and other engines, listed in `divergences.toml`. The header of that
+file explains the format."""
 
 import tomllib
 from functools import cache

@@ -27,7 +27,7 @@ class OriginalConfig:
         return None
 
     def size(self, *names: str) -> int:
-        """Return a positive integer. Raises InvalidModel if the value is none."""
+        """Return a positive integer. Raises InvalidModel for any other value."""
         found = self.get(*names)
         if type(found) is not int or found <= 0:
             raise InvalidModel(f"config.json: {names[0]} is {found!r:.80}; expected a positive int")

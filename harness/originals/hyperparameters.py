@@ -91,7 +91,7 @@ def relative_positions(config: OriginalConfig) -> bool:
 
 
 def other_scale(config: OriginalConfig) -> bool:
-    """Return True if the config's scale of queries is none of those that engines use."""
+    """Return True if the config's scale of queries differs from every scale that engines use."""
     usual = (None, config.head_dim, config.n_embd / config.n_head)
     return config.get("query_pre_attn_scalar") not in usual
 

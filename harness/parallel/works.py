@@ -4,7 +4,7 @@
 
 The last event of a work is any event except `Said` (children.py). If a process is killed while it
 works, the last event is `Died`, on this machine and on a cluster. The loss of a cluster's machine
-is no event: another machine repeats the work, without repeated messages.
+is not an event: another machine repeats the work, without repeated messages.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -87,7 +87,7 @@ MANY = 1000  # whole numbers in a list: as text they take three times as long as
 
 
 class WireError(Exception):
-    """Error: the bytes are no message, or a value has a forbidden type."""
+    """Error: the bytes are not a message, or a value has a forbidden type."""
 
 
 class WrongField(WireError):
@@ -127,7 +127,7 @@ class Channel:
                 raise Closed("the other side closed the connection") from error
 
     def receive(self, deadline: float | None = None) -> Any:
-        """Receive a message. Raises WireError for bytes that are no message, Closed, or
+        """Receive a message. Raises WireError for bytes that are not a message, Closed, or
         TimeoutError."""
         prefix = bytearray(PREFIX.size)
         self._fill(memoryview(prefix), deadline)

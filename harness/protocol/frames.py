@@ -142,7 +142,8 @@ def wait_for(
 
 
 class NoJson(WireError):
-    """Error: a line is no message. Another program may have written it to the same descriptor."""
+    """Error: a line is not a message. Another program may have written it to the same
+    descriptor."""
 
 
 def head_of(line: bytes) -> dict[str, Any]:

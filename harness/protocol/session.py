@@ -52,8 +52,8 @@ UNASKED = {
 
 
 def command_of(engine: str) -> list[str] | None:
-    """Return the words of a command; None if the engine is none. A command is a path, a program
-    with arguments, or an engine of harness.foreign.
+    """Return the words of a command; None if the engine is not a command. A command is a path, a
+    program with arguments, or an engine of harness.foreign.
 
     Raises Unsupported if there is no such program. No shell interprets it.
     """

@@ -1,4 +1,5 @@
-"""Changes from one run to another: of an engine, of llama.cpp, or of Lockstep.
+"""Changes between two runs, for example with two versions of an engine, of llama.cpp or of
+Lockstep.
 
 Two verdicts belong together if suite, model, key and place are equal. If only one run compared a
 suite of a model, this is a change too: a comparison that is missing in B counts as worse. A

@@ -64,7 +64,7 @@ def library_row() -> Row:
 
 
 def oracle_rows() -> list[Row]:
-    """Return rows on the oracle's build, as llama.cpp reports it."""
+    """Return rows about the oracle's build, as llama.cpp reports it."""
     with Runner(time_limit=60).open("llama.cpp", None, EXACT) as session:
         outcome = session.ask("describe")
     if not isinstance(outcome, Answered):

@@ -71,8 +71,8 @@ def dump_trace(plan: Plan, folder: Path, prompt: str | None, say: Say) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Check the output folder before a long run. Raises BadInput if the path is no folder, or if it
-    holds another program's dump with the same file names."""
+    """Check the output folder before a long run. Raises BadInput if the path is not a folder, or if
+    it holds another program's dump with the same file names."""
     if folder.exists() and not folder.is_dir():
         raise BadInput(f"{folder} is not a folder: name one for the tensors")
     there = [name for name in (INDEX, TENSORS) if (folder / name).exists()]

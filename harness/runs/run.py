@@ -364,7 +364,7 @@ def ending(plan: Plan, event: Event, suite: str) -> Verdict:
 
 
 def model_rows(plan: Plan, files: Mapping[Path, FileState]) -> Iterator[dict[str, Any]]:
-    """Yield rows on the checked files; a built-in model's row has its recipe."""
+    """Yield rows about the checked files. The row of a built-in model has its recipe."""
     name = plan.case.removeprefix(BUILTIN_PREFIX)
     builtin = plan.case.startswith(BUILTIN_PREFIX) and name in BUILTIN
     recipe = {"recipe": asdict(BUILTIN[name])} if builtin else {}

@@ -1,11 +1,12 @@
 """Notes on ops whose errors are far below their bound.
 
 Such an op may round less often than we count (with a wider accumulator), or the bound may hide
-faults. k roundings with random signs add up to about sqrt(k) of one. Honest errors can be smaller
-by small factors: a rounding is uniform below its bound (sqrt(3)), a mantissa lies anywhere between
-one and two (1.4), partial sums are smaller than the whole (2), and the last roundings of a tree
-count more than the first. If errors of a thousand elements stay below an eighth of the expected
-size, this is no chance: the count of roundings is wrong. A note is no failure.
+faults. k roundings with random signs add up to about sqrt(k) times one rounding. Honest errors can
+be smaller by small factors: a rounding is uniform below its bound (sqrt(3)), a mantissa lies
+anywhere between one and two (1.4), partial sums are smaller than the whole (2), and the last
+roundings of a tree count more than the first. If errors of a thousand elements stay below an eighth
+of the expected size, this is not by chance: the count of roundings is wrong. A note is not a
+failure.
 """
 
 ELEMENTS = 1000  # the worst of so many is no accident

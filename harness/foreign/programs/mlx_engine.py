@@ -158,7 +158,8 @@ def weights_of(tensors):
 
 
 def load(path):
-    """Load the file. A tensor type that the reader lacks is no fault of the file or the reader."""
+    """Load the file. A tensor type that the reader lacks is not a fault of the file or the
+    reader."""
     try:
         return mx.load(str(path), return_metadata=True)
     except RuntimeError as error:

@@ -100,7 +100,7 @@ class Model:
 
 
 def load(work, *given, **options):
-    """Load the file. A tensor type that the reader lacks is no fault of the file."""
+    """Load the file. A tensor type that the reader lacks is not a fault of the file."""
     try:
         return work(*given, **options)
     except ValueError as error:

@@ -261,5 +261,5 @@ def by_case(verdicts: Sequence[Row]) -> Iterator[tuple[str, list[Row], str]]:
 
 
 def command_of(run: RowsOfRun) -> str:
-    """Return the command of the run, which repeats it."""
+    """Return the command that repeats the run."""
     return str(run.header["command"])

@@ -104,7 +104,7 @@ def of_real_model(of_llama: Sequence[str], seed: int) -> Iterator[Pair]:
 
 def chosen_of(pairs: Sequence[Pair], only: str) -> list[Pair]:
     """Return the pairs that `only` selects. Raises Unsupported if there are none, because a run
-    without trials is no success."""
+    without trials is not a success."""
     found = [pair for pair in pairs if only in ("", pair[0], family_of(pair[1]))]
     if not found:
         known = dict.fromkeys(n for model, name in pairs for n in (family_of(name), model))

@@ -46,7 +46,7 @@ def own_template(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 def test_workers_are_forks_for_any_number_of_blas_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A user's tests do not set the variable."""
+    """A user's tests do not set the variable for the number of BLAS threads."""
     monkeypatch.delenv(BLAS, raising=False)
     monkeypatch.setattr(template, "KEPT", [])
     with template.keep_template(), PATIENT.open("fake", None, EXACT) as session:

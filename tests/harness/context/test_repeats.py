@@ -206,8 +206,8 @@ def test_outputs_of_another_shape_are_a_difference_and_the_run_continues(
 
 
 def test_nan_with_another_sign_is_the_same_answer() -> None:
-    """Compiled code of a JVM gives NaN another sign than its interpreter does. This is no race. It
-    is a race if any other number of the answer changes too."""
+    """Compiled code of a JVM gives NaN another sign than its interpreter does. This is not a race.
+    It is a race if any other number of the answer changes too."""
     nan = np.array([[0.5, np.nan, 1.0]], np.float32)
     signed = np.array([[0.5, np.nan, 1.0]], np.float32)
     signed.view(np.uint32)[0, 1] |= 1 << 31

@@ -41,7 +41,7 @@ HASTY = Runner(time_limit=0.5, modules=MODULES)
 
 @pytest.fixture(params=["started", "forked"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Start workers without a template, or fork them from it."""
+    """Start workers as new processes, or fork them from a template."""
     if request.param == "started":
         monkeypatch.setattr(template, "KEPT", [])
         yield request.param
@@ -271,7 +271,7 @@ def test_forgotten_session_leaves_no_worker() -> None:
 def test_worker_with_other_variables_at_start_is_not_forked(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some libraries read variables only when they are loaded, and so may a user's class."""
+    """A user's class may load libraries that read variables only when they are loaded."""
     with PATIENT.open("fake", None, EXACT) as session:
         assert isinstance(session, IsolatedSession)
         session.start()

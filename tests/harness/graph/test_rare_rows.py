@@ -1,4 +1,4 @@
-"""A row is no fault if few honest runs choose the experts that give it."""
+"""A row is not a fault if few honest runs choose the experts that give it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

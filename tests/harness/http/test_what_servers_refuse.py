@@ -1,4 +1,4 @@
-"""Refusals by servers are no wrong answers, and their token counts are compared."""
+"""Refusals by servers are not wrong answers, and their token counts are compared."""
 
 from functools import partial
 from pathlib import Path

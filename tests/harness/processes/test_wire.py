@@ -1,4 +1,4 @@
-"""Messages arrive unchanged, and bytes that are no message are refused."""
+"""Messages arrive unchanged, and bytes that are not a message are refused."""
 
 import json
 import socket

@@ -278,7 +278,7 @@ def test_possible_greedy_text_is_distinguished_from_an_impossible_one(
 
 
 def test_json_escaped_text_is_compared_by_characters(folder: Path) -> None:
-    """Random models write many bytes that are no characters."""
+    """Random models write many bytes that are not characters."""
     made("text: in JSON", TextAlone, write=lambda _, p: in_json(p))
     made("text: in JSON, wrong", TextAlone, write=lambda _, p: in_json([*p[:2], b"~~", *p[3:]]))
     for name in ("q4_0", "bf16"):

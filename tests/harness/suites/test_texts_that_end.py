@@ -90,7 +90,7 @@ def test_text_without_its_last_token_is_compared_except_for_its_end(
 def test_extra_byte_of_a_tie_is_not_called_an_early_end(
     said: str, margin: float, expected: list[str]
 ) -> None:
-    """The oracle's text is m, a byte that is no character, and h6.
+    """The oracle's text is m, a byte that is not a character, and h6.
 
     At the third token, the same byte again is the second most likely.
     """

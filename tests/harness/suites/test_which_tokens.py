@@ -1,4 +1,4 @@
-"""Tokens with differing logits are named, and a rare choice of experts is no fault."""
+"""Tokens with differing logits are named, and a rare choice of experts is not a fault."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
