@@ -360,8 +360,7 @@ def no_answer(engine: str, question: str, outcome: Outcome, called: str = "") ->
 
 
 def line_that_says_why(message: str) -> str:
-    """Return the line that states the reason: the first line, or the last line of a Python
-    traceback."""
+    """Return the line with the reason: the first line, or the last of a traceback."""
     lines = message.splitlines() or [""]
     return lines[-1 if "Traceback (most recent call last)" in lines[0] else 0]
 

@@ -348,7 +348,7 @@ def says_enough(engines: Engines, of: HeldAnswers) -> bool:
 
 
 def choices(engines: Engines, one: AskedQuestion, right: Compared) -> int:
-    """Return for how many tokens of a text the right engine chooses others; 1 if unknown."""
+    """Return the number of a text's tokens that the right engine does not choose; 1 if unknown."""
     question = one.question
     if isinstance(question, InTurn):
         return int((~right.same).sum())

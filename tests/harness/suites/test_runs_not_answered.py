@@ -25,7 +25,7 @@ DEAD = Crashed(message="aborted (SIGABRT)")
 
 
 class Late(LocalSession):
-    """An engine that does not answer runs for whose number of tokens `late` returns True."""
+    """An engine that does not answer a run if `late` is True for its number of tokens."""
 
     late: Callable[[int], bool]
     instead: Outcome = NOTHING
