@@ -106,7 +106,7 @@ def read_dump(folder: Path, map_name: str = "") -> Dump:
         text = f"{path}: {error.strerror or error}; lockstep trace writes an example of a dump"
         raise InvalidModel(text) from error
     except (ValueError, RecursionError) as error:
-        raise InvalidModel(f"{path}: not JSON:  {error}") from error
+        raise InvalidModel(f"{path}: not JSON: {error}") from error
     if type(index) is not dict:
         raise InvalidModel(f"{path}: expected an object, got a {type(index).__name__}")
     batches = batches_of(path, index.get("tokens"))

@@ -198,7 +198,7 @@ def read_known(path: Path) -> KnownFailures:
     except OSError as error:
         raise InvalidModel(f"{path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise InvalidModel(f"{path}: not JSON:  {error}") from error
+        raise InvalidModel(f"{path}: not JSON: {error}") from error
     rows = document.get("known") if type(document) is dict else None
     if type(rows) is not list:
         raise InvalidModel(f'{path}: expected {{"known": [...]}}; see lockstep check --write-known')

@@ -128,7 +128,7 @@ def map_of(name: str, raw: bytes) -> NodeMap:
     try:
         said = tomllib.loads(raw.decode())
     except (ValueError, RecursionError) as error:
-        raise InvalidModel(f"{name}: not TOML:  {error}") from error
+        raise InvalidModel(f"{name}: not TOML: {error}") from error
     nodes, of = said.get("nodes"), said.get("architectures", [])
     good = {"nodes"} <= said.keys() <= {"nodes", "architectures"}
     if not good or type(nodes) is not dict or not nodes:

@@ -186,7 +186,7 @@ def plain(value):
 def dequantize(question, arrays):
     """Decode a file that holds this single tensor, because mx.load reads only files."""
     if question["type"] not in TYPES:
-        raise Unsupported(f"a file with {question['type']}, which was never tested")
+        raise Unsupported(f"a file with {question['type']}, which was not tested")
     kind, weights, size = TYPES[question["type"]]
     raw = arrays["raw"].tobytes()
     rows = len(raw) // size  # of one block each
