@@ -1,5 +1,5 @@
-"""The command `lockstep`: an interrupt during imports prints no traceback, and a defect there never
-ends with exit code 1, which means a divergence."""
+"""The command `lockstep`. An interrupt during imports prints no traceback. A defect during imports
+never ends with exit code 1, which means a divergence."""
 
 import os
 import signal

@@ -6,12 +6,13 @@ from lockstep.harness.records import BOTH, REFUSED, Verdict
 
 
 class BadInput(Exception):
-    """The request cannot be carried out: a usage or configuration error, exit code 2."""
+    """Error: the request cannot be carried out because of a usage or configuration error. Exit code
+    2."""
 
 
 def exit_code_of_run(verdicts: Sequence[Verdict]) -> int:
-    """Return the worst of the models' exit codes. A model of which nothing was compared counts too,
-    unless the engine need not take it."""
+    """Return the worst of the models' exit codes. A model for which nothing was compared counts
+    too, unless the engine may refuse it."""
     cases: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
         cases.setdefault(verdict.case, []).append(verdict)
@@ -21,9 +22,9 @@ def exit_code_of_run(verdicts: Sequence[Verdict]) -> int:
 
 
 def exit_code(verdicts: Sequence[Verdict]) -> int:
-    """Return 0 conform, 1 divergence, 2 a defect of Lockstep, 3 incomplete. Nothing compared is
-    incomplete, never conform. A right oracle does not make the engine under test conform, unless
-    only the oracle was asked."""
+    """Return 0 for conform, 1 for divergence, 2 for a defect of Lockstep, 3 for incomplete. If
+    nothing was compared, the run is incomplete. If both engines were asked, a right oracle alone
+    does not make the run conform."""
     found = {v.status for v in verdicts}
     of_subject = [v for v in verdicts if v.about == BOTH] or verdicts
     if "diverged" in found:
@@ -37,7 +38,7 @@ def exit_code(verdicts: Sequence[Verdict]) -> int:
 
 def is_compared(verdict: Verdict) -> bool:
     """Return True if the verdict is evidence about the engine. A divergence that the user lists as
-    known counts as compared, unless the engine refused; a tie tells nothing."""
+    known counts as compared, unless the engine refused. A tie is no evidence."""
     listed = verdict.status == "excused" and "listed" in verdict.detail
     listed = listed and verdict.detail.get("kind") != REFUSED
     return listed or verdict.status == "agreed"

@@ -1,4 +1,4 @@
-"""The values that flow through the harness. No behaviour to speak of, no I/O."""
+"""The values that the parts of the harness exchange. They have almost no behaviour and no I/O."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ LORA, CONTROL_VECTOR = "lora", "control_vector"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterFile:
-    """A file of engine/adapters/ with its scale."""
+    """A LoRA file or a control vector, with its scale."""
 
     kind: str  # LORA or CONTROL_VECTOR
     path: str
@@ -29,7 +29,7 @@ class AdapterFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """The numeric knobs of a run. They are part of a trace's identity."""
+    """The numeric settings of a run, which are part of a trace's identity."""
 
     name: str
     type_k: str = "F32"  # storage of the KV cache, one of CACHE_TYPES
@@ -107,10 +107,10 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SampleRequest:
-    """Rows of logits that one chain of samplers works on, one after the other.
+    """Rows of logits for one chain of samplers, which processes them one after the other.
 
-    Stages are described by `sampler`, llama.h's name of the constructor behind
-    llama_sampler_init_, and by that one's parameters.
+    `sampler` names a stage by its constructor in llama.h, without llama_sampler_init_. The other
+    values are the constructor's parameters.
     """
 
     chain: tuple[Mapping[str, Any], ...]
@@ -122,9 +122,10 @@ class SampleRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SampleAnswer:
-    """Candidates that each stage left of each row. An engine that shows only the end has one stage.
+    """The candidates that each stage leaves of each row. An engine that shows only the final list
+    has one stage.
 
-    Lists follow each other: all stages of the first row, then those of the next.
+    All lists of the first row come first, then those of the next row.
     """
 
     sizes: NDArray[np.int32]  # (rows, stages) or (rows, 1)
@@ -137,7 +138,7 @@ class SampleAnswer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrawRequest:
-    """One next token, drawn by a chain that a server gets as its own parameters."""
+    """A request for one token, drawn by a chain that a server gets as its own parameters."""
 
     chain: tuple[Mapping[str, Any], ...]  # as in SampleRequest; `dist` is its end
     prompt: tuple[int, ...] | bytes
@@ -148,7 +149,7 @@ class DrawRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrawAnswer:
-    """A drawn token: an id or a text; None without one, as at the end of a text."""
+    """A drawn token: an id or a text; None if there is none, as at the end of a text."""
 
     token: int | bytes | None
     listed: tuple[tuple[int | bytes, float], ...] | None = None  # probabilities; None: not shown
@@ -158,7 +159,8 @@ class DrawAnswer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineInfo:
-    """The engine that answered: enough facts to decide if a golden or a verdict still applies."""
+    """The engine that answered, with the facts that decide if a golden or a verdict still
+    applies."""
 
     engine: str
     version: str
@@ -205,7 +207,7 @@ class FileSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """A wrong result to be put into one node of an engine's graph."""
+    """A wrong result to write into one node of an engine's graph."""
 
     step: int
     ubatch: int
@@ -223,9 +225,9 @@ KEPT, WEIGHTS, COMPUTE = 0, 1, 2  # memory that lives from graph to graph, of th
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Nodes:
-    """Nodes of a graph with their sources, in columns: a row for each node, then its sources.
+    """Nodes of a graph in columns: a row for each node, then a row for each of its sources.
 
-    `harness.shadow.nodes` makes a Node of each. Sizes and strides are ggml's, in its order.
+    `harness.shadow.nodes` makes Nodes from the rows. Sizes and strides are ggml's, in its order.
     """
 
     # what (`op`, the first parameter or ANY_KIND) is called: SILU, not UNARY
@@ -257,7 +259,7 @@ class Nodes:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Captured:
-    """A summary of a capture, besides the nodes themselves."""
+    """A summary of a capture, in addition to the nodes themselves."""
 
     nodes: int  # that compute something
     views: int  # that compute nothing
@@ -286,7 +288,7 @@ class Rejected(Redacted):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unanswerable(Redacted):
-    """Outcome of a question that the engine does not offer (`Unsupported` in a report)."""
+    """The engine does not offer this question (`Unsupported` in a report)."""
 
     message: str
     of_model: bool = False  # nobody can answer: the model has no such thing
@@ -320,8 +322,8 @@ class Busy(Redacted):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Malformed(Redacted):
-    """The answer does not have the form of its question (harness.answers): expected and actual
-    value. said: it says in its place why it gives none."""
+    """The answer does not have the form that its question demands (harness.answers). `said` is True
+    if it is an error message instead."""
 
     message: str
     said: bool = False
@@ -334,7 +336,7 @@ Outcome = Answered | Rejected | Unanswerable | Crashed | TimedOut | Busy | Malfo
 
 
 class StageText(str):
-    """A progress text that begins a step: a pipe shows it at once. suite: the suite that begins."""
+    """A progress text that a pipe shows at once. `suite` is the suite that begins with it."""
 
     suite: str = ""
 
@@ -350,7 +352,7 @@ class StageText(str):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Mismatch:
-    """The reason why two tensors differ, and the worst element if their shapes agree."""
+    """The reason why two tensors differ, and the worst element if their shapes are equal."""
 
     kind: Literal["missing", "shape", "value"]
     index: tuple[int, ...] = ()

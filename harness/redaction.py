@@ -1,4 +1,4 @@
-"""Secrets, and their removal from text: keys of the environment, headers, options, and
+"""Finds secrets and removes them from texts: keys in the environment, headers, options, and
 addresses."""
 
 import base64
@@ -55,7 +55,7 @@ SUSPECT = ("@", "://", "bearer", "authorization", "cookie", "key", "token", "sec
 
 
 def redact(text: str) -> str:
-    """Return the text with each secret replaced by REDACTED; the operation is idempotent."""
+    """Return the text with each secret replaced by REDACTED. A second call changes nothing."""
     keys = os.environ.get(API_KEY, "").split("\n")
     text = hide(text, spellings((*map(str.strip, keys), *values_of_others(), *GIVEN)))
     folded = text.casefold()
@@ -69,7 +69,7 @@ GIVEN: dict[str, None] = {}  # secrets of the command line, in the order of thei
 
 
 def keep_secret_options(words: Iterable[str]) -> None:
-    """Note the values of options that hold secrets: an engine may repeat them alone."""
+    """Remember the values of options that hold secrets, because an engine may print them alone."""
     for _, value in re.findall(rf"({OPTION})({VALUE})", " ".join(words), re.IGNORECASE):
         if len(value) >= SHORTEST_PART_CHARACTERS:
             GIVEN[value] = None
@@ -77,7 +77,7 @@ def keep_secret_options(words: Iterable[str]) -> None:
 
 @cache
 def values_of_others() -> Sequence[str]:
-    """Return secrets in this process's initial environment, apart from the API key."""
+    """Return the secrets in this process's initial environment, without the API key."""
     others = {name: value.strip() for name, value in os.environ.items() if name != API_KEY}
     secret = [value for name, value in others.items() if SECRET_VARIABLE.search(name)]
     in_addresses = [p for value in others.values() for p in PASSWORD_IN_ADDRESS.findall(value)]
@@ -87,8 +87,8 @@ def values_of_others() -> Sequence[str]:
 
 @lru_cache(maxsize=16)
 def spellings(values: Sequence[str]) -> Sequence[tuple[str, int]]:
-    """Return the spellings of the values, and how many characters of each identify it. The longest
-    come first, as one may contain another."""
+    """Return the spellings of the values, and the number of characters that identifies each. The
+    longest come first, because one may contain another."""
     long = (value for value in values if len(value) >= SHORTEST_KEY_CHARACTERS)
     found = {
         (each, -(-SHORTEST_PART_CHARACTERS * len(each) // len(value)))
@@ -99,7 +99,8 @@ def spellings(values: Sequence[str]) -> Sequence[tuple[str, int]]:
 
 
 def spellings_of(value: str) -> Iterator[str]:
-    """Yield the value as JSON, Python, HTML, a URL and a header for a password spell it."""
+    """Yield the value as it is written in JSON, Python, HTML, a URL, and a header with a
+    password."""
     raw = value.encode("utf-8", "surrogateescape")
     yield value
     yield repr(value)[1:-1]
@@ -120,9 +121,9 @@ def spellings_of(value: str) -> Iterator[str]:
 
 
 def hide(text: str, secrets: Sequence[tuple[str, int]]) -> str:
-    """Return the text without the secrets, and without their truncated beginnings or ends.
+    """Return the text without the secrets, and without truncated beginnings or ends of secrets.
 
-    secrets: each with how many of its characters are enough to know it.
+    `secrets` holds each secret with the number of its characters that identifies it.
     """
     found: list[tuple[int, int]] = []
     for secret, _ in secrets:
@@ -142,7 +143,8 @@ def hide(text: str, secrets: Sequence[tuple[str, int]]) -> str:
 
 
 def beginnings_in(text: str, secret: str, part: int) -> Iterator[tuple[int, int]]:
-    """Yield the places of beginnings of a secret, as start and end."""
+    """Yield the start and the end of each place where the text contains a beginning of the
+    secret."""
     start = text.find(secret[:part])
     while start >= 0:
         same = takewhile(lambda pair: pair[0] == pair[1], zip(secret, text[start:], strict=False))
@@ -152,7 +154,7 @@ def beginnings_in(text: str, secret: str, part: int) -> Iterator[tuple[int, int]
 
 
 class Redacted:
-    """A dataclass with an engine's texts, none of which shows a secret."""
+    """A dataclass with an engine's texts, from which secrets are removed."""
 
     __slots__ = ()
 

@@ -1,7 +1,7 @@
-"""Names in traces for the nodes of graphs such as llama's, in every version of llama.cpp.
+"""Names of nodes in traces, for graphs like llama's, in every version of llama.cpp.
 
-If one name is shared by several nodes of llama.cpp's graph (`Qcur-0` is a product, a view and a
-rotation), the later one has a suffix here. Traces may have any other name that llama.cpp has.
+If several nodes of llama.cpp's graph share a name (`Qcur-0` is a product, a view and a rotation),
+the later ones have a suffix here. Traces may also contain any other name from llama.cpp's graph.
 """
 
 import re
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SiteInfo:
-    """The op of ggml that computes a site and, for products, the tensor it multiplies by."""
+    """The ggml op that computes a site and, for products, the weight tensor."""
 
     op: str
     weight: str | None = None  # without "blk.N." and ".weight"
@@ -71,12 +71,13 @@ ENDS_OF_HALVES = ATTENTION_OUT + FFN_OUT
 
 
 def is_one_of(name: str, parts: Sequence[str]) -> bool:
-    """Return True if the name is one of these tensors. name: without its layer, such as
+    """Return True if the tensor belongs to one of these parts. `name` has no layer, such as
     attn_output.bias."""
     return name.rsplit(".", 1)[0] in parts
 
 
 def is_matrix_of(tensor: str, parts: Sequence[str]) -> bool:
-    """Return True for a layer's matrix (`blk.0.attn_output.weight`) with one of these names."""
+    """Return True for a layer's matrix (`blk.0.attn_output.weight`) with one of these part
+    names."""
     inside = IN_A_LAYER.fullmatch(tensor)
     return bool(inside and inside[2].endswith(".weight") and is_one_of(inside[2], parts))

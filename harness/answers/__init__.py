@@ -1,8 +1,8 @@
-"""Checks that an answer has the form that its question demands. One form for each question, held
-before anybody compares.
+"""Checks that an answer has the form that its question demands, before the answer is compared.
 
-A form takes the answer, the facts of the session's file, and the arguments that it needs, in the
-order of the adapter's method. It costs no copy and looks at no tensor's values.
+Each question has one check. A check takes the answer, the facts of the session's file, and the
+arguments that it needs, in the order of the adapter's method. It copies no data and reads no tensor
+values.
 """
 
 from collections.abc import Callable, Mapping, Sequence

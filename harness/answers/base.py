@@ -1,5 +1,4 @@
-"""Parts that every check of an answer needs: the error, a short name for a value, facts of the
-file."""
+"""Parts that every check of an answer needs: an error, short descriptions, facts of the file."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -19,7 +18,8 @@ ARRAYS = (np.ndarray, np.memmap)  # not masked arrays or matrices, whose operato
 
 
 class MalformedAnswer(Exception):
-    """An answer without the form of its question: where, the expected and the actual value."""
+    """Error: an answer lacks the form that its question demands. The message names the place, the
+    expected value and the actual value."""
 
     def __init__(self, where: str, expected: str, got: Any) -> None:
         super().__init__(f"{where}: expected {expected}, got {short(got)}")
@@ -43,7 +43,7 @@ def short(value: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Facts about the file of a session, from our own reader; None: unknown."""
+    """Facts about a session's file, from our own reader. None means unknown."""
 
     n_bytes: int | None = None  # of the file
     n_vocab: int | None = None
@@ -52,7 +52,8 @@ class Facts:
 
 
 def facts_of(path: Path | None) -> Facts:
-    """Return facts of a model's file; none if it is missing, as its engine answers for itself."""
+    """Return the facts of a model's file. They are empty if the file is missing, because then the
+    engine reports the error itself."""
     if path is None or not path.is_file():
         return Facts()
     now = path.stat()
@@ -72,7 +73,7 @@ def facts_in(file: GgufFile, n_bytes: int) -> Facts:
     arch = file.metadata.get("general.architecture")
 
     def number(key: str, default: int | None = None) -> int | None:
-        """Return the number of a key; lists of one value per layer do not count."""
+        """Return the number of a key; None if the key holds a list with one value per layer."""
         found = file.metadata.get(f"{arch.data}.{key}") if arch else None
         if found is None:
             return default
@@ -139,7 +140,8 @@ def in_words(hint: Any) -> str:
 
 
 def expect_array(value: Any, dtype: type | None, shape: Sequence[int | None], where: str) -> None:
-    """Check an array. `dtype`: None stands for any numbers; None in the shape is any size."""
+    """Check the type and shape of an array. A `dtype` of None accepts all types of numbers, and
+    None in the shape accepts any size."""
     known = type(value) in ARRAYS and value.dtype.name in DTYPES
     if known and dtype is not None:
         known = value.dtype == dtype
@@ -169,7 +171,8 @@ def expect_ids(value: Any, facts: Facts, where: str) -> None:
 
 
 def expect_plain(value: Any, where: str, others: Collection[type] = ()) -> None:
-    """Check nested lists and tuples of JSON values and of `others`."""
+    """Check that a value, or a nested list or tuple, holds only JSON values and values of the types
+    in `others`."""
     waiting = [value]
     while waiting:
         held = waiting.pop()

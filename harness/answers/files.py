@@ -1,4 +1,4 @@
-"""Answers about files: the content of one, and the endings of many."""
+"""Checks of answers about files: the content of one file, and the endings of many."""
 
 from collections.abc import Collection
 from math import prod
@@ -71,8 +71,8 @@ def check_tensors(tensors: Collection[TensorSummary]) -> None:
 
 
 def check_size(tensor: TensorSummary, where: str) -> None:
-    """Check that the blocks are whole and equal in size. The size itself is compared, as readers
-    differ in it."""
+    """Check that a tensor consists of whole blocks of equal size. The suites compare the size
+    itself, because readers differ in it."""
     if not 1 <= len(tensor.ne) <= MOST_DIMENSIONS:
         raise MalformedAnswer(f"{where}.ne", f"1 to {MOST_DIMENSIONS} sizes", tensor.ne)
     numbers = {"offset": (tensor.offset,), "n_bytes": (tensor.n_bytes,), "ne": tensor.ne}

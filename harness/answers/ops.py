@@ -1,4 +1,4 @@
-"""Answers about single computations: decoded weights, products, single ops."""
+"""Checks of answers about single computations: decoded weights, products, single ops."""
 
 from math import inf
 from typing import Any
@@ -42,7 +42,7 @@ def check_time_dequantize(value: Any, *_: Any) -> None:
 def check_time_capture(value: Any, *_: Any) -> None:
     expect_type(value, dict, "the times")
     if not value.keys() >= WAYS:
-        raise MalformedAnswer("the times", f"those of {', '.join(sorted(WAYS))}", value)
+        raise MalformedAnswer("the times", f"times of {', '.join(sorted(WAYS))}", value)
     for name in sorted(WAYS):
         check_seconds(value[name], name)
 

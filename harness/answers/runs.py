@@ -1,4 +1,4 @@
-"""Answers about runs of a model: logits, traces, nodes of a graph, schedules."""
+"""Checks of answers about runs of a model: logits, traces, nodes of a graph, schedules."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -45,7 +45,7 @@ def check_evaluate(value: Any, facts: Facts, request: Request) -> None:
 
 
 def check_logits(value: Any, facts: Facts, batches: Sequence[Batch]) -> None:
-    """Check the logits: (outputs, vocabulary) for each batch. NaN is a number like any other."""
+    """Check that each batch's logits have the shape (outputs, vocabulary). NaN is allowed."""
     expect_batches(value, batches, "the logits")
     n_vocab = facts.n_vocab
     for i, (logits, batch) in enumerate(zip(value, batches, strict=True)):
@@ -69,7 +69,8 @@ def check_guide(value: Any, facts: Facts, batches: Sequence[Batch], *_: Any) -> 
 
 
 def check_embed(value: Any, facts: Facts, batches: Sequence[Batch]) -> None:
-    """Check the embeddings: a row for each token, or for each sequence, all of one width."""
+    """Check that there is one row for each token, or for each sequence, and that all rows have the
+    same width."""
     expect_batches(value, batches, "the embeddings")
     width = None
     for i, (rows, batch) in enumerate(zip(value, batches, strict=True)):
@@ -84,12 +85,12 @@ def check_embed(value: Any, facts: Facts, batches: Sequence[Batch]) -> None:
 def expect_batches(value: Any, batches: Sequence[Batch], where: str) -> None:
     expect_type(value, tuple, where)
     if len(value) != len(batches):
-        raise MalformedAnswer(where, f"those of {len(batches)} batches", value)
+        raise MalformedAnswer(where, f"answers for {len(batches)} batches", value)
 
 
 def check_sites(trace: Trace, steps: int) -> None:
-    """Raise MalformedAnswer if a record, its step or its array is wrong, or a site comes twice. The
-    comparison with the model's graph shows whether sites are its nodes, with its shapes."""
+    """Raise MalformedAnswer if a record, its step or its array is wrong, or if a site appears
+    twice. A later comparison with the model's graph checks names and shapes."""
     seen: set[Site] = set()
     for record in trace.records:
         expect_record(record, TensorRecord, "a record of the trace")
@@ -119,7 +120,8 @@ def check_capture(value: Any, *_: Any, **__: Any) -> None:
 
 
 def check_nodes(value: Any, facts: Facts, batches: Sequence[Batch], *_: Any, **__: Any) -> None:
-    """Check a piece of a capture: columns of one length. harness.shadow.nodes checks each row."""
+    """Check that all columns of a piece of a capture have the same length. harness.shadow.nodes
+    checks each row."""
     expect_record(value, Nodes, "a piece of the graph")
     rows = len(value.place)
     for name in Nodes.__slots__:

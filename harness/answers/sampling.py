@@ -1,4 +1,4 @@
-"""Answers about samplers: lists of candidates after each stage of a chain."""
+"""Checks of answers about samplers: lists of candidates after each stage of a chain."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ NEARLY_ONE = 1e-5  # what float32 sums may be beyond 1
 
 
 def check_sample(value: Any, facts: Facts, request: SampleRequest) -> None:
-    """Check the lists: candidates of the vocabulary, each once."""
+    """Check that each list holds tokens of the vocabulary, each at most once."""
     expect_record(value, SampleAnswer, "what was sampled")
     rows, n_vocab = request.logits.shape
     stages = value.sizes.shape[1] if value.sizes.ndim == 2 else 0
@@ -41,7 +41,8 @@ def check_sample(value: Any, facts: Facts, request: SampleRequest) -> None:
 
 
 def check_draw(value: Any, facts: Facts, request: DrawRequest) -> None:
-    """Check one token, and a list of candidates with numbers from 0 to 1, each once."""
+    """Check the drawn tokens and the listed candidates: known tokens, each listed once, with
+    probabilities from 0 to 1."""
     expect_record(value, DrawAnswer, "what was drawn")
     listed = value.listed or ()
     tokens = [token for token, _ in listed]

@@ -1,4 +1,4 @@
-"""Answers about text: ids for texts, texts for ids, and continuations."""
+"""Checks of answers about text: ids for texts, texts for ids, and continuations."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -40,7 +40,8 @@ def check_generate(value: Any, facts: Facts, prompt: bytes, n: int) -> None:
 def check_logprobs(
     value: Any, facts: Facts, prefixes: Sequence[Sequence[int] | bytes], k: int
 ) -> None:
-    """Check the lists, one for each prefix. Ids may come once; several tokens may share a text."""
+    """Check that there is one list for each prefix. A list may hold an id only once; several tokens
+    may have the same text."""
     expect_many(value, len(prefixes), "lists of candidates", "the candidates")
     for i, listed in enumerate(value):
         where = f"the candidates of prefix {i}"

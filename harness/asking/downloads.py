@@ -17,7 +17,7 @@ SMALL_TALK = ("[notice]", "[end of output]", "note: ", "hint: ", "\N{MULTIPLICAT
 
 
 class NotDownloaded(EngineError):
-    """Error of a download by pip; one sentence that says why."""
+    """Error: pip could not download a file. Its message is one sentence with the reason."""
 
 
 def cache_folder() -> Path:
@@ -30,7 +30,8 @@ def cache_folder() -> Path:
 
 @contextmanager
 def hold_lock(path: Path) -> Iterator[None]:
-    """Let in one process at a time; the others wait, and then find its work done."""
+    """Hold a lock on this file, so that only one process at a time does the work. The other
+    processes wait, and then find the work done."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -40,7 +41,8 @@ def hold_lock(path: Path) -> Iterator[None]:
 def download(package: str, version: str, sha256: str, folder: Path, *, source: bool) -> Path:
     """Download an archive of PyPI, source distribution or wheel. Raises NotDownloaded.
 
-    `--require-hashes` makes pip refuse another file before it opens it or runs code of it.
+    `--require-hashes` makes pip refuse a file with another hash before it opens the file or runs
+    its code.
     """
     wanted = folder / "wanted.txt"
     wanted.write_text(f"{package}=={version} --hash=sha256:{sha256}\n")

@@ -1,7 +1,7 @@
-"""Other versions of an engine, each in a Python environment of its own: `llama.cpp@0.3.8`.
+"""Other versions of an engine, each in its own Python environment, such as `llama.cpp@0.3.8`.
 
 pip builds them from their source distribution, into the user's cache folder. A worker runs there
-with that environment's interpreter and packages, and with our own code after those.
+with that environment's interpreter and packages. Our own code comes last in its path.
 """
 
 import os
@@ -37,11 +37,13 @@ LOCK, UNFINISHED = "build.lock", ".building-"
 
 
 class NotBuilt(EngineError):
-    """An engine's version is not there or could not be had; one sentence that says why."""
+    """Error: an engine's version is not built, or could not be built. Its message is one sentence
+    with the reason."""
 
 
 def package_of(name: str) -> tuple[str, str, str]:
-    """Return (distribution, module, version) of `NAME@VERSION`. Raises Unsupported for nonsense."""
+    """Return (distribution, module, version) of `NAME@VERSION`. Raises Unsupported for a name that
+    is not of this form."""
     engine, version = split_version(name)
     package = adapter_class(engine).package
     if package is None:
@@ -55,7 +57,8 @@ def package_of(name: str) -> tuple[str, str, str]:
 
 
 def folder_of(name: str) -> Path:
-    """Return the folder of the environment, built or not; one per Python version."""
+    """Return the folder of the version's environment, which may not exist yet. Each Python version
+    has its own folder."""
     distribution, _, version = package_of(name)
     return environments() / f"{distribution}-{version}-{sys.implementation.cache_tag}"
 
@@ -65,7 +68,8 @@ def environments() -> Path:
 
 
 def python_of(name: str) -> Path:
-    """Return the interpreter that answers for this version. Raises NotBuilt; nothing is built."""
+    """Return the interpreter of this version's environment. Raises NotBuilt if it is not built; it
+    builds nothing."""
     folder = folder_of(name)
     if not folder.is_dir():
         raise NotBuilt(f"{name} is not built yet; build it: lockstep oracle add {name}")
@@ -77,19 +81,19 @@ def interpreter(folder: Path) -> Path:
 
 
 def variables() -> dict[str, str]:
-    """Return the user's variables, without those for the installed version."""
+    """Return the user's environment variables, without the variable for the installed version."""
     return {name: value for name, value in os.environ.items() if name != LIBRARIES}
 
 
 def has_amx() -> bool:
-    """Return True if this processor has AMX. Linux alone reports it here, and llama.cpp uses AMX
-    only there."""
+    """Return True if /proc/cpuinfo reports AMX. Only Linux has this file, and llama.cpp uses AMX
+    only on Linux."""
     return CPU.is_file() and "amx_tile" in CPU.read_text().split()
 
 
 def for_builds() -> dict[str, str]:
-    """Return `variables` with flags that disable AMX in compilers. pip's cache does not record
-    them."""
+    """Return `variables`, with flags that disable AMX if this processor has it. pip's cache is off
+    then, because it does not record the flags."""
     if not has_amx():
         return variables()
     flags = {
@@ -99,9 +103,10 @@ def for_builds() -> dict[str, str]:
 
 
 def provide(name: str, progress: Progress = lambda _: None) -> Path | None:
-    """Build the environment of `NAME@VERSION` if it is not there; None if it needs none.
+    """Build the environment of `NAME@VERSION` if it does not exist, and return its folder. Return
+    None for a name without a version, which needs no environment.
 
-    Raises NotBuilt, and then nothing is left behind.
+    Raises NotBuilt after a failure, and leaves no files.
     """
     if not split_version(name)[1]:
         return None
@@ -112,8 +117,8 @@ def provide(name: str, progress: Progress = lambda _: None) -> Path | None:
 
 
 def built_once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """Build a folder once. It is made beside the final place, then renamed, so a folder of that
-    name is whole. Raises NotBuilt, and then leaves nothing behind."""
+    """Build a folder once, and return it. It is built under a temporary name and then renamed, so a
+    folder with the final name is complete. Raises NotBuilt after a failure, and leaves no files."""
     try:
         with hold_lock(environments() / LOCK):
             for old in environments().glob(f"{UNFINISHED}*"):  # of a process that was killed
@@ -170,14 +175,14 @@ def build(name: str, new: Path, progress: Progress) -> None:
 
 
 def remove(name: str) -> Path:
-    """Remove an environment, and return its folder. Raises NotBuilt if there is none."""
+    """Remove an environment, and return its former folder. Raises NotBuilt if there is none."""
     folder = python_of(name).parents[1]
     take_away(folder)
     return folder
 
 
 def built_versions(engine: str) -> Iterator[tuple[str, Path]]:
-    """Yield name and folder of every version of an engine that this Python can run."""
+    """Yield the name and the folder of each built version that this Python can run."""
     package = adapter_class(engine).package
     if package is None or not environments().is_dir():
         return
@@ -192,8 +197,8 @@ def after(seconds: float) -> str:
 
 
 def run_command(command: list[str], problem: str, waiting: Callable[[float], None]) -> str:
-    """Return the output of a command. Raises NotBuilt with the problem and the command's last
-    lines. waiting: called now and then with the seconds passed so far."""
+    """Run a command, and return its output. Raises NotBuilt with the problem and the command's last
+    lines. `waiting` is called now and then with the seconds passed so far."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

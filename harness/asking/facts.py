@@ -48,13 +48,14 @@ class ModelFacts:
 
     @property
     def no_choice(self) -> str:
-        """Return why no engine can choose a wrong token; "": it can."""
+        """Return why no engine can choose a wrong token; "" if an engine can."""
         one = "its vocabulary has only one token, so there is no choice"
         return self.no_run or (one if self.n_vocab == 1 else "")
 
 
 def facts_of_model(path: Path) -> ModelFacts:
-    """Return facts of a model. Raises EngineError or OSError if the file is broken or no GGUF."""
+    """Return the facts of a model. Raises EngineError or OSError if the file is broken or is not a
+    GGUF file."""
     with open_model(path) as file:
         architecture, kind = what_it_is(file)
         ours = our_graph(file, architecture, kind)
@@ -77,12 +78,12 @@ def is_small(file: GgufFile) -> bool:
 
 
 def size_of(file: GgufFile) -> int:
-    """Return the bytes of its weights."""
+    """Return the size of the file's weights in bytes."""
     return sum(tensor.n_bytes for tensor in file.tensors.values())
 
 
 def what_it_is(file: GgufFile) -> tuple[str, str]:
-    """Return the architecture, which may be missing, and the type of the file."""
+    """Return the architecture, "" if the file names none, and the type of the file."""
     architecture, kind = (
         str(file.metadata[key].data) if key in file.metadata else default
         for key, default in (("general.architecture", ""), ("general.type", "model"))
@@ -91,7 +92,7 @@ def what_it_is(file: GgufFile) -> tuple[str, str]:
 
 
 def why_no_run(architecture: str, kind: str, n_tensors: int) -> str:
-    """Return why no engine can run such a file; "" if llama.cpp may."""
+    """Return why no engine can run this file; "" if llama.cpp may be able to."""
     if not architecture:
         return "the file has no general.architecture, so it is not a model"
     if kind != "model":
@@ -100,8 +101,8 @@ def why_no_run(architecture: str, kind: str, n_tensors: int) -> str:
 
 
 def decoder_start(file: GgufFile, architecture: str) -> int | None:
-    """Return the id that the decoder begins with, as llama.cpp's tools choose it; None if the file
-    has no encoder beside a decoder."""
+    """Return the id that the decoder begins with, chosen as llama.cpp's tools choose it. Return
+    None if the file does not have both an encoder and a decoder."""
     if not has_both(file.tensors):
         return None
     for key in (f"{architecture}.decoder_start_token_id", "tokenizer.ggml.bos_token_id"):
@@ -111,20 +112,21 @@ def decoder_start(file: GgufFile, architecture: str) -> int | None:
 
 
 def has_both(tensors: Collection[str]) -> bool:
-    """Return True if the file has an encoder and a decoder, by llama.cpp's names of their
-    tensors."""
+    """Return True if the file has tensors of an encoder and of a decoder, by llama.cpp's tensor
+    names."""
     return all(any(name.startswith(part) for name in tensors) for part in ("enc.", "dec."))
 
 
 def vocabulary_of(file: GgufFile) -> bool:
-    """Return True if there is a vocabulary. Tokens without a type are refused by their key."""
+    """Return True if the file has a vocabulary, or tokens without a type of vocabulary, which are
+    refused later by the missing key."""
     if VOCABULARY not in file.metadata:
         return TOKENS in file.metadata
     return str(file.metadata[VOCABULARY].data) not in NO_VOCABULARY
 
 
 def size_of_vocabulary(file: GgufFile) -> int:
-    """Return the size in the metadata, or else the rows of the embedding matrix."""
+    """Return the size in the metadata, else the number of rows of the embedding matrix."""
     known = facts_in(file, file.size).n_vocab
     embeddings = file.tensors.get("token_embd.weight")
     return known or (embeddings.shape[0] if embeddings is not None else 0)
@@ -136,7 +138,7 @@ def size_of_positions(file: GgufFile) -> int:
 
 
 def too_long(n_positions: int, needed: int) -> str:
-    """Return why so many tokens are not decoded; "" if they can be."""
+    """Return why the model cannot decode this many tokens; "" if it can."""
     if not 0 < n_positions < needed:
         return ""
     return (
@@ -146,8 +148,8 @@ def too_long(n_positions: int, needed: int) -> str:
 
 
 def our_graph(file: GgufFile, arch: str, kind: str) -> Architecture | str:
-    """Return our graph, or the reason that there is none. Raises InvalidModel for a broken model of
-    an architecture that is ours."""
+    """Return our graph of the architecture, or the reason why we have none. Raises InvalidModel for
+    a broken model of an architecture that we support."""
     import_members("lockstep.engine.architectures")
     if arch not in Architecture.family:
         ours = ", ".join(sorted(Architecture.family))
@@ -163,8 +165,8 @@ def our_graph(file: GgufFile, arch: str, kind: str) -> Architecture | str:
 
 
 def what_it_keeps(file: GgufFile) -> str:
-    """Describe which data the model keeps of earlier tokens, where a fault that needs them must
-    be."""
+    """Describe the data that the model keeps of earlier tokens. A fault that appears only with
+    earlier tokens must be in this data."""
     stems = [name.split(".", 2)[2] for name in file.tensors if name.startswith("blk.")]
     keys, states = (any(s.startswith(of) for s in stems) for of in (OF_KEYS, OF_STATES))
     state = "the state that each sequence carries on (of a scan, of a convolution)"

@@ -1,5 +1,5 @@
-"""Checks that an engine uses replaced values. A user's class may ignore them; values after them
-would accuse an honest engine."""
+"""Checks that an engine uses replaced values. A user's class may ignore them; then an honest engine
+would look wrong in the values that follow."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,7 +9,7 @@ from lockstep.harness.records import Evaluation, Request
 
 
 class PutIn(dict[Any, Any]):
-    """Replacement values by site. Engines may expect a dict."""
+    """Replacement values by site; a dict, because engines may expect one."""
 
     read = False
 
@@ -63,8 +63,8 @@ class PutIn(dict[Any, Any]):
 
 
 def watch_values(args: tuple[Any, ...]) -> tuple[PutIn, tuple[Any, ...]]:
-    """Return the replacement values of a question about a run in a PutIn, and the question with
-    that PutIn in their place."""
+    """Return the replacement values of a run's request in a PutIn, and the arguments with this
+    PutIn in the request."""
     if not args or not isinstance(args[0], Request):
         return PutIn(), args
     given = PutIn(args[0].replace)
@@ -72,13 +72,13 @@ def watch_values(args: tuple[Any, ...]) -> tuple[PutIn, tuple[Any, ...]]:
 
 
 def comes_to_the_same(request: Request, found: Evaluation, own: Evaluation) -> bool:
-    """Return True if two runs agree bit for bit, in outputs and shown values, despite replaced
-    values. own: the answer without replacement."""
+    """Return True if two runs agree bit for bit in outputs and shown values, although a replaced
+    value differs. `own` is the answer without replacement."""
     return is_same(found, own) and is_other(request, own)
 
 
 def is_same(a: Evaluation, b: Evaluation) -> bool:
-    """Return True if outputs and shown values agree bit for bit."""
+    """Return True if the outputs and the shown values agree bit for bit."""
     first, second = (
         {**dict(enumerate(e.logits)), **(e.trace.values() if e.trace else {})} for e in (a, b)
     )
@@ -88,8 +88,8 @@ def is_same(a: Evaluation, b: Evaluation) -> bool:
 
 
 def is_other(request: Request, own: Evaluation) -> bool:
-    """Return True if a replaced value differs from the engine's own, or if the engine hides its
-    own."""
+    """Return True if a replaced value differs from the engine's own value, or if the engine does
+    not show its own value."""
     shown = own.trace.values() if own.trace else {}
     return any(
         site not in shown or shown[site].tobytes() != value.tobytes()

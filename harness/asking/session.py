@@ -1,4 +1,4 @@
-"""Session with one engine, one model and one preset, and every outcome of asking it."""
+"""A session with one engine, one model and one preset; every question ends in an outcome."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +45,8 @@ class Session:
     @cached_property
     def facts(self) -> Facts:
         """Return the facts for checking answers. Our own reader reads the file once, at the first
-        answer."""
+        answer.
+        """
         return facts_of(self.model)
 
     @cached_property
@@ -55,50 +56,51 @@ class Session:
 
     @cached_property
     def counted(self) -> dict[bytes, int]:
-        """Return the text prompts so far, with the engine's own token counts."""
+        """Return the number of tokens of each text prompt so far, as the engine counted them."""
         return {}
 
     @cached_property
     def in_vain(self) -> InVain:
-        """Return the questions that timed out."""
+        """Return the runs that timed out."""
         return InVain()
 
     @property
     def stored(self) -> Mapping[Site, str]:
-        """Return the stored type of a shown value, if it differs from the computed type."""
+        """Return the stored type of each shown value whose stored type differs from its computed
+        type."""
         return {}
 
     @property
     def pid(self) -> int | None:
-        """Return the worker's process id, while there is one."""
+        """Return the worker's process id; None if there is no worker."""
         return None
 
     @property
     def asks(self) -> "Session | None":
-        """Return the other session that this session relies on for its answers, if any."""
+        """Return the session that this session relies on for its answers; None if there is none."""
         return None
 
     def another(self) -> "Session | None":
-        """Return a second session of the engine and model, if it is a process that can be
-        restarted.
+        """Return a second session with the same engine and model. Return None if the engine is not
+        a process that can be restarted.
 
-        Its owner makes no other user of the engine wait.
+        A question to the second session does not delay other users of the first.
         """
         return None
 
     def ask_at_once(
         self, question: str, every: Sequence[tuple[Any, ...]], *, more_seconds: float
     ) -> list[Outcome]:
-        """Ask all questions before any is answered, if the engine takes several at a time. Each
-        gets so many extra seconds to wait for the others."""
+        """Send all questions before the first answer comes, if the engine takes several at a time.
+        Each question gets `more_seconds` in addition, because it may wait for the others."""
         raise NotImplementedError
 
     def start(self) -> None:
-        """Start another process early, so that the first question waits less."""
+        """Start the engine's process early, so that the first question waits less."""
 
     def check_model(self) -> None:
-        """Refuse a model path that is no longer a file, because opening a pipe blocks. Raises
-        InvalidModel."""
+        """Refuse a model path that is not a regular file any more, because opening a pipe blocks.
+        Raises InvalidModel."""
         try:
             if self.model is not None:
                 check_regular(self.model)
@@ -108,7 +110,7 @@ class Session:
             raise InvalidModel(f"{self.model}: {error.strerror or error}") from error
 
     def ask(self, question: str, *args: Any, **kwargs: Any) -> Outcome:
-        """Call the adapter's method of that name, and return the outcome. Raises InvalidModel."""
+        """Call the adapter's method `question`, and return the outcome. Raises InvalidModel."""
         self.check_model()
         if question not in QUESTIONS:
             raise ValueError(f"no question named {question!r} (known: {', '.join(QUESTIONS)})")
@@ -119,9 +121,9 @@ class Session:
     def stream(
         self, question: str, consume: Callable[[Any], None], *args: Any, **kwargs: Any
     ) -> Outcome:
-        """Ask like `ask`, for an answer that comes in pieces, each consumed before the next comes.
-        The time limit is for the silence before a piece, because the consumer takes its time too.
-        """
+        """Ask like `ask`, for an answer that comes in pieces. `consume` gets each piece before the
+        next piece comes. The time limit applies to the wait for each piece, because `consume` takes
+        time too."""
         if question not in STREAMS:
             raise ValueError(f"no stream named {question!r} (known: {', '.join(STREAMS)})")
         self.check_model()
@@ -147,7 +149,8 @@ class Session:
     def _checked(
         self, question: str, args: tuple[Any, ...], kwargs: dict[str, Any], outcome: Outcome
     ) -> Outcome:
-        """Check the answer, so that no suite sees a malformed one."""
+        """Return the outcome after a check of its answer, so that no suite sees a malformed
+        answer."""
         if isinstance(outcome, Answered):
             try:
                 check_answer(question, outcome.value, self.facts, args, kwargs)
@@ -167,7 +170,7 @@ class Session:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Release the engine's resources; a worker has ended when this returns."""
+        """Release the engine's resources. A worker has ended when this returns."""
 
     def __enter__(self) -> Self:
         return self
@@ -177,7 +180,7 @@ class Session:
 
 
 class LocalSession(Session):
-    """An engine in this process: trusted, and without limits."""
+    """A session with a trusted engine in this process, without limits."""
 
     def __init__(self, cls: type[Adapter], model: Path | None, settings: Settings) -> None:
         self.cls = cls
@@ -202,7 +205,7 @@ class LocalSession(Session):
         return self.attempt(lambda engine: getattr(engine, question)(*args, **kwargs, **extra))
 
     def attempt(self, work: Callable[[Adapter], Any]) -> Outcome:
-        """Return the outcome of `work` on the engine, as for a question."""
+        """Run `work` on the engine, and return the outcome, as for a question."""
         started = time.perf_counter()
         try:
             self.adapter = self.adapter or self.cls(self.model, self.settings)

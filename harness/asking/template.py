@@ -1,9 +1,9 @@
-"""The client side of a process that has loaded the workers' modules, and forks workers on request.
+"""Our side of a process that has loaded the workers' modules, and forks workers on request.
 
-A worker that starts by itself loads numpy, llama.cpp and compiled callbacks for most of a second of
-processor time; a fork of the template has them, and has seen no model. A caller that starts many
-workers keeps a template (`keep_template`), which its forks share. It is started before this process
-imports much, so that both load at once.
+A worker that starts alone needs most of a second of processor time to load numpy, llama.cpp and
+compiled callbacks. A fork of the template has them loaded, and has seen no model. A caller that
+starts many workers keeps a template (`keep_template`), which all its forks share. The template
+starts before this process imports much, so that both load at the same time.
 """
 
 import json
@@ -47,10 +47,10 @@ class Template:
         self.close = weakref.finalize(self, end, self.orders, process, os.getpid())
 
     def fork(self, channel: socket.socket, log: int) -> ForkedProcess | None:
-        """Return a forked worker; None if it has to start by itself.
+        """Return a forked worker; None if the worker has to start without the template.
 
-        Raises OSError if no worker can be forked any more: the template has ended or does not
-        answer.
+        Raises OSError if no worker can be forked any more, because the template has ended or does
+        not answer.
         """
         order = {"environ": dict(os.environ), "path": absolute_path(), "folder": os.getcwd()}
         raw = json.dumps(order).encode()
@@ -74,9 +74,8 @@ def end(orders: socket.socket, process: subprocess.Popen[bytes], pid: int) -> No
 
 
 def read_at_start(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that llama.cpp reads when it is loaded, which may have happened
-    already.
-    """
+    """Return the variables that llama.cpp reads when it is loaded. The template may have loaded it
+    already."""
     every = {**ENVIRONMENT, **variables}
     return {name: value for name, value in every.items() if name.startswith(READ_AT_START)}
 
@@ -89,7 +88,7 @@ KEPT: list[Template] = []  # at most one
 
 
 def forked_worker(channel: socket.socket) -> tuple[ForkedProcess, IO[bytes]] | None:
-    """Return a forked worker with its log; None if it has to start by itself."""
+    """Return a forked worker with its log; None if it has to start without the template."""
     if not KEPT:
         return None
     log, theirs = os.pipe()
@@ -108,8 +107,8 @@ def forked_worker(channel: socket.socket) -> tuple[ForkedProcess, IO[bytes]] | N
 
 @contextmanager
 def keep_template(*, ahead: bool = True) -> Iterator[None]:
-    """Start workers as forks of one process within this context. Without such a process they start
-    by themselves. ahead: start users' engines before they are needed."""
+    """Fork all workers from one process within this context. Without this process each worker loads
+    its modules itself. `ahead` starts users' engines before they are needed."""
     template = None if KEPT else new_template()
     with SPARE.keep() if ahead else nullcontext():
         if template is None:

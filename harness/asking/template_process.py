@@ -54,7 +54,8 @@ def main() -> None:
 
 
 def load() -> None:
-    """Load modules. A worker reports by itself which module is missing or does not load."""
+    """Load the modules. Errors are ignored here: each worker reports the module that is missing or
+    does not load."""
     with suppress(Exception):
         from lockstep.harness.adapters.llama_cpp.lib import library
 
@@ -72,7 +73,8 @@ def load_modules(names: Sequence[str]) -> None:
 
 
 def find_conversions() -> None:
-    """Find the conversions once: it would take each worker a tenth of a second."""
+    """Find llama.cpp's conversions once, because the search would take a tenth of a second in each
+    worker."""
     with suppress(Exception):
         from lockstep.harness.adapters.llama_cpp.activations import generic_formats
         from lockstep.harness.adapters.llama_cpp.lib import library
@@ -88,7 +90,8 @@ class ForkedWorkers:
         self.held: dict[int, tuple[socket.socket, int]] = {}  # by process: who ordered it, pidfd
 
     def next_order(self, orders: socket.socket) -> Order | None:
-        """Return a fork's order in the fork; None in the template when the other end is closed."""
+        """Wait for orders and fork a worker for each. Return the order in the fork, and None in the
+        template when the other side closes the socket."""
         self.waiting.register(orders, selectors.EVENT_READ)
         missing: tuple[str, ...] = LOADED_THEN  # while llama.cpp's worker opens its model
         while True:
@@ -124,7 +127,8 @@ class ForkedWorkers:
             self.waiting.register(end, selectors.EVENT_READ, pid)
 
     def look_after(self, pid: int, descriptor: int) -> None:
-        """Report the end of a worker, or release it."""
+        """Report a worker's end to its client, or end the worker if the client closed its
+        socket."""
         if pid not in self.held:
             return  # two events at once, and the first was the last
         orderer, ended = self.held[pid]
@@ -150,8 +154,8 @@ class ForkedWorkers:
 
 
 def receive_order(orders: socket.socket) -> Order | None:
-    """Return the next order; None if its descriptors were cut off, as too many files are open.
-    Raises EOFError when the other end is closed."""
+    """Return the next order; None if its descriptors were lost because too many files are open.
+    Raises EOFError when the other side has closed the socket."""
     raw, descriptors, _, _ = socket.recv_fds(orders, ORDER_BYTES, 3)
     if not raw:
         raise EOFError
@@ -165,8 +169,8 @@ def receive_order(orders: socket.socket) -> Order | None:
 
 
 def fork_worker() -> tuple[int, int] | None:
-    """Fork a worker. Return its id, 0 in the fork, and a descriptor that reports its end. None: no
-    more forks are possible."""
+    """Fork a worker. Return its process id (0 in the fork) and a descriptor that reports its end.
+    Return None if no more forks are possible."""
     pid = 0
     try:
         if not (pid := os.fork()):
@@ -192,15 +196,15 @@ def tell(orderer: socket.socket, number: int) -> None:
 
 
 def status_of(pid: int) -> int:
-    """Return the status of a process that has ended and is not reaped yet, as subprocess gives
-    it."""
+    """Return the exit status of a process that has ended and is not reaped yet, in the form that
+    subprocess uses."""
     found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert found is not None
     return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
 
 def become(order: Order, template: int) -> None:
-    """Become a worker, as if it had been started by itself."""
+    """Turn this process into a worker, as if it had been started alone."""
     die_with(parent=template)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     for descriptor in (1, 2):

@@ -1,5 +1,5 @@
-"""Questions that an engine does not answer in time: their length, the option for a smaller one, and
-which ones are not repeated."""
+"""Questions that an engine does not answer in time: their length, the option that makes them
+smaller, and the runs that are not repeated."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +16,8 @@ Run = tuple[bytes, ...]
 
 
 def n_tokens(question: str, args: Sequence[Any]) -> int:
-    """Return the number of tokens that an engine computes for the answer; 0: none, or not known."""
+    """Return the number of tokens that an engine computes for the answer; 0 if it computes none, or
+    if the number is unknown."""
     if question == "evaluate":
         return sum(map(len, args[0].batches))
     if question == "greedy":
@@ -25,7 +26,8 @@ def n_tokens(question: str, args: Sequence[Any]) -> int:
 
 
 def option_for_less(question: str, tokens: int) -> str:
-    """Return the command's option for a smaller question; "": none. question: with its details."""
+    """Return the command-line option that makes the question smaller; "" if there is none.
+    `question` includes its details."""
     name = question.split(" ")[0]
     if name in OF_TEXT and tokens:
         return "--steps"
@@ -34,17 +36,19 @@ def option_for_less(question: str, tokens: int) -> str:
 
 @dataclass
 class InVain:
-    """Runs of one engine and model that timed out. Showing tensors does not change the work."""
+    """The runs of one engine and model that timed out. A request for tensors counts as the same
+    run."""
 
     late: dict[Run, list[TimedOut]] = field(default_factory=dict)
 
     def known_wait(self, question: str, args: Sequence[Any]) -> TimedOut | None:
-        """Return the likely outcome of the next wait; None: unknown."""
+        """Return the expected timeout of this question, if the same run has timed out often enough;
+        else None."""
         found = self.late.get(run_of(args[0].batches), []) if question == "evaluate" else []
         return replace(found[-1], note=AGAIN) if len(found) >= MOST else None
 
     def add(self, question: str, args: Sequence[Any], outcome: TimedOut) -> TimedOut:
-        """Return the outcome with its length, and remember it."""
+        """Add the question's length to the outcome, remember it, and return it."""
         found = replace(outcome, tokens=n_tokens(question, args))
         if question == "evaluate":
             self.late.setdefault(run_of(args[0].batches), []).append(found)

@@ -1,9 +1,9 @@
 """The process in which an untrusted engine answers: `python -m ...asking.worker SOCKET [PARENT]`.
 
-PARENT is given if no keeper (limits.py) ends it with its parent. SOCKET is the number of an
-inherited socket, so that whatever C code prints goes to the log (file descriptors 1 and 2) and
-never into an answer. The first message says which adapter to load, the second for which model and
-settings; every later one is a question. The adapter lives as long as the process.
+PARENT is given if no keeper (limits.py) ends the worker together with its parent. SOCKET is the
+number of an inherited socket, so that whatever C code prints goes to the log (file descriptors 1
+and 2) and never into an answer. The first message names the adapter to load. The second names the
+model and the settings. Every later message is a question. The adapter lives as long as the process.
 """
 
 import contextlib
@@ -92,14 +92,14 @@ def serve(channel: Channel) -> None:
 
 
 def refuse_ignored_values(cls: type[Adapter]) -> dict[str, Any]:
-    """Return a refusal for an engine that ignores replaced values, so that its values accuse no
-    engine."""
+    """Return a refusal for an engine that ignores replaced values, because its answer would accuse
+    an honest engine."""
     text = f"{cls.name} ignores values that are put in: request.replace"
     return {"kind": "unanswerable", "message": text, "of_model": False, "declared": True}
 
 
 def make_adapter(cls: type[Adapter], model: Path | None, settings: Any) -> Adapter:
-    """Make an adapter, even if the user's own __init__ leaves ours out."""
+    """Make an adapter. Set `model` and `settings` if the user's own __init__ does not call ours."""
     adapter = cls(model, settings)
     for name, value in (("model", model), ("settings", settings)):
         if not hasattr(adapter, name):
@@ -113,7 +113,8 @@ def not_offered(cls: type[Adapter], question: str) -> dict[str, Any]:
 
 
 def piece_by_piece(channel: Channel) -> Callable[[Any], None]:
-    """Send pieces as they come; wait while the other side is busy with earlier ones."""
+    """Return a function that sends each piece at once. It waits while the receiver is busy with
+    earlier pieces."""
     return lambda value: channel.send({"kind": "piece", "value": value})
 
 
@@ -125,11 +126,13 @@ def deliver(channel: Channel, answer: Mapping[str, Any]) -> None:
 
 
 class ReportedRefusal(EngineError):
-    """A refusal by another engine that this one relies on, with its message."""
+    """Error: another engine, which this engine relies on, refused. It carries the other engine's
+    message."""
 
 
 class Crash(Exception):
-    """The crash of something that an engine relies on; a sentence that says how."""
+    """Error: a program that an engine relies on has crashed. Its message is a sentence that says
+    how it crashed."""
 
 
 def failure(error: Exception) -> dict[str, Any]:

@@ -1,1 +1,2 @@
-"""Benchmarks: ours, llama.cpp's and its peers' speed, side by side in one run."""
+"""Benchmarks: the speed of our engine, of llama.cpp and of other programs, side by side in one
+run."""

@@ -16,13 +16,13 @@ Progress = Callable[[str, str], None]  # (what is measured, text)
 
 @dataclass(frozen=True, kw_only=True)
 class BenchPlan:
-    """The plan of a benchmark. `targets`: members of its list, all if empty; `seconds`: for each
-    engine and round.
+    """The plan of a benchmark. `targets` names members of the benchmark's list; empty means all.
+    `seconds` is the time for each engine and round.
 
-    `size` is the number of units per call: for weights, by default the number that our engine
-    decodes at a time (engine.weights.CHUNK). Their floats stay in the cache, where a product wants
-    them; many more would measure the speed of the memory, which one of our threads already
-    saturates. `engine` and `settings`: which engine a check is of, and how.
+    `size` is the number of units per call. For weights the default is the number that our engine
+    decodes at a time (engine.weights.CHUNK). Their floats fit into the cache, where a product needs
+    them. A much larger size would measure the speed of the memory, which one of our threads already
+    saturates. `engine` and `settings` are for the benchmark of a check.
     """
 
     targets: tuple[str, ...] = ()
@@ -35,8 +35,8 @@ class BenchPlan:
 
 
 def why_unmeasured(engine: str, question: str, outcome: Outcome) -> BadInput:
-    """Return the error for a benchmark that measures nothing. No other engine was asked the
-    same."""
+    """Return the error for an engine that does not answer, so that nothing can be measured. Other
+    engines were not asked this question."""
     if isinstance(outcome, Rejected):
         return BadInput(f"{engine} refuses: {outcome.message}")
     return BadInput(no_answer(engine, question, outcome).summary)
@@ -44,7 +44,8 @@ def why_unmeasured(engine: str, question: str, outcome: Outcome) -> BadInput:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchRow:
-    """Rates of one target: units a second, by engine and threads; absent if it has none."""
+    """Rates of one target: units per second, by engine and number of threads. An engine without a
+    rate is absent."""
 
     target: str
     rates: dict[tuple[str, int], float]
@@ -57,7 +58,7 @@ class BenchRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Promise:
-    """A ratio that the project promises, and the measured one."""
+    """A ratio that the project promises, and the measured ratio."""
 
     text: str
     least: float
@@ -82,7 +83,7 @@ class Bench(Registered):
         raise NotImplementedError
 
     def promises(self, rows: Sequence[BenchRow]) -> list[Promise]:
-        """Return the promises on speed, compared with these rows."""
+        """Return the promises on speed, each with the ratio measured in these rows."""
         return []
 
 

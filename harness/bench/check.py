@@ -1,4 +1,4 @@
-"""The time of a check, suite by suite: seconds, and processor seconds of our process."""
+"""Measures the time of a check, suite by suite: seconds, and processor seconds of our process."""
 
 import re
 import tempfile
@@ -64,8 +64,8 @@ def check(path: Path, asked: BenchPlan, clock: "PhaseClock") -> None:
 
 @dataclass(kw_only=True)
 class PhaseClock:
-    """Measures the time between messages. Texts that differ only in a number or a tensor count as
-    one."""
+    """Measures the time between messages. Messages that differ only in a number or in a tensor's
+    name count as one phase."""
 
     say: Callable[[str], None]
     times: dict[str, tuple[float, float]] = field(default_factory=dict)  # (seconds, our processor)
@@ -74,7 +74,7 @@ class PhaseClock:
     since: tuple[float, float] = field(default_factory=lambda: clocks())
 
     def phase(self, text: str) -> None:
-        """Note the work that a Context reports."""
+        """Begin a phase with the text that a Context reports."""
         self.say(text)
         self.stop()
         if isinstance(text, StageText) and text.suite:
@@ -95,7 +95,7 @@ class PhaseClock:
         self.times[name] = wall + self.since[0] - began[0], own + self.since[1] - began[1]
 
     def rows(self, model: str) -> Iterator[BenchRow]:
-        """Yield the rows in the order of the run, and the sum of all."""
+        """Yield a row for each phase, in the order of the run, and a row with the sum."""
         total = tuple(map(sum, zip(*self.times.values(), strict=True)))
         for name, spent in (*self.times.items(), (WHOLE, total)):
             rates = {what: 1 / max(s, SHORTEST) for what, s in zip((WALL, OWN), spent, strict=True)}

@@ -1,4 +1,5 @@
-"""Text for tokenizer benchmarks: seeded, with the repetition of real prose, and one long word."""
+"""Text for tokenizer benchmarks: seeded text with the repetition of real prose, and one long
+word."""
 
 from lockstep.harness.synth.draws import stream
 
@@ -50,8 +51,8 @@ def prose(n_bytes: int, seed: int) -> bytes:
 
 
 def part_of(kind: int, share: float) -> str:
-    """Return the next part of speech. kind: 0..255, what comes next; share: 0..1, which one of
-    them."""
+    """Return the next part of the text: a word, punctuation, a number, another script or code.
+    `kind` (0..255) selects the kind, and `share` (0..1) the member of this kind."""
     if kind < 216:
         return " " + word(int(DISTINCT**share) - 1)
     if kind < 236:

@@ -1,4 +1,5 @@
-"""Weights a second of every decoder: ours, ggml's `to_float` and gguf-py, one thread and two."""
+"""Weights per second of each decoder: ours, ggml's `to_float` and gguf-py, with one thread and with
+two."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -93,8 +94,8 @@ class QuantsBench(Bench, name="quants"):
 
 
 def blocks_of(kind: type[WeightFormat], weights: int, seed: int) -> Bytes:
-    """Return random bytes in which every float of a block is ordinary, as NaN may be slow to
-    multiply."""
+    """Return random blocks in which every float is ordinary, because products with NaN may be
+    slow."""
     n = max(1, weights // kind.weights)
     blocks = octets(stream(seed, f"bench.{kind.name}"), n * kind.layout.itemsize)
     rows = blocks.view(kind.layout)

@@ -1,4 +1,4 @@
-"""Tokens a second of our compiled engine, beside llama.cpp's: a prompt, and single tokens."""
+"""Tokens per second of our compiled engine and of llama.cpp, for a prompt and for single tokens."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ LIMIT = 3600  # seconds, of a turn
 
 class RunBench(Bench, name="run"):
     """Benchmark of runs. A target is a GGUF file or a built-in model. Each turn opens the model
-    anew, so that no idle engine's threads spin."""
+    again, so that the other engine's idle threads do not spin."""
 
     unit = "tokens"
     engines: ClassVar[dict[str, str]] = {OURS: "fast", THEIRS: "llama.cpp"}
@@ -74,8 +74,8 @@ def rows(path: Path, plan: BenchPlan, progress: Progress) -> Iterator[BenchRow]:
 
 
 def turn(engine: str, path: Path, seed: int) -> dict[str, float]:
-    """Return the rates of an engine that was just opened. It runs each batch once before it is
-    timed."""
+    """Return the rates of an engine that was just opened. The engine runs each batch once before
+    the measurement."""
     ids = integers(stream(seed, "bench.run"), PROMPT, SMALLEST_VOCABULARY).tolist()
     prompt = replace(Batch.of(ids), outputs=np.arange(PROMPT) == PROMPT - 1)
     steps = tuple(Batch.of([token], start=at) for at, token in enumerate(ids[:STEPS]))

@@ -1,4 +1,5 @@
-"""The cost of watching llama.cpp: decodes a second, plain, with a callback, and with a capture."""
+"""The cost of watching llama.cpp: decodes per second without a callback, with an empty callback,
+and with a capture."""
 
 import os
 import tempfile
@@ -70,8 +71,9 @@ class ShadowBench(Bench, name="shadow"):
 
 @contextmanager
 def threads_spin() -> Iterator[None]:
-    """Let threads spin as users of llama.cpp do, unless the variable is set. Nothing runs beside
-    them that could starve, and waking a thread for every node costs more than the node."""
+    """Let idle threads spin, as they do for users of llama.cpp, unless the variable is set. Waking
+    a thread for every node would cost more than the node itself. No other work runs here that
+    spinning threads could slow down."""
     before = os.environ.get(WAITING)
     os.environ[WAITING] = before or "active"
     try:

@@ -1,4 +1,4 @@
-"""Bytes a second of tokenizers: ours and llama.cpp's, on prose and on one word without an end."""
+"""Bytes per second of our tokenizer and of llama.cpp's, on prose and on one endless word."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -31,8 +31,8 @@ PROSE, WORD, PART = "prose", "one word", "a quarter of it"
 
 
 class TokensBench(Bench, name="tokens"):
-    """Benchmark of tokenizers. A target is a GGUF file or a built-in vocabulary. Every turn has a
-    new tokenizer, whose cache therefore holds only words of the measured text."""
+    """Benchmark of tokenizers. A target is a GGUF file or a built-in vocabulary. Each turn opens a
+    new tokenizer, so its cache holds only words of the measured text."""
 
     unit = "bytes"
     engines = {OURS: "ours", THEIRS: "llama.cpp"}  # noqa: RUF012  # the contract's class variable
@@ -96,7 +96,8 @@ def rows(path: Path, plan: BenchPlan, progress: Progress) -> Iterator[BenchRow]:
 
 
 def seconds(engine: str, path: Path, text: bytes) -> float:
-    """Return the seconds of one encoding by a fresh tokenizer, without the time to open it."""
+    """Return the seconds that a new tokenizer needs for one encoding, without the time to open
+    it."""
     with Runner(time_limit=600).open(engine, path, EXACT) as session:
         answer(session, b"a")
         return answer(session, text).seconds

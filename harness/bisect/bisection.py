@@ -35,7 +35,7 @@ Place = tuple[int | None, str]  # layer and site
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Layer:
-    """One layer (or what comes before or after the layers) in the subject's own run."""
+    """One layer of the subject's own run, or the part before or after the layers."""
 
     layer: int | None
     last: str  # the last site of it, in execution order
@@ -66,7 +66,7 @@ class Bisection:
 
     @property
     def exit_code(self) -> int:
-        """Return the exit code. Without a culprit both engines conform only if the logits agree."""
+        """Return the exit code. If no op is wrong, it is 0 only if the logits agree."""
         if self.culprits:
             return 1
         said = {v.status for v in (*self.others, *filter(None, [self.logits]))}
@@ -83,11 +83,13 @@ class Bisection:
 
 
 def bisect(context: Context, on_twin: Callable[[], Bisection | None] = lambda: None) -> Bisection:
-    """Bisect the usual run. If it conforms, bisect the first further run that `check` finds wrong
-    and in which an op is wrong. Verdicts that remain come from no op on its own.
+    """Bisect the usual run. If it conforms, bisect the further runs that `check` finds wrong, and
+    return the first bisection that finds a wrong op. If none does, return the remaining verdicts
+    with the first bisection.
 
-    on_twin: bisects the usual run on the model's F32 twin, if that shows more and finds
-    something."""
+    `on_twin` bisects the usual run on the model's F32 twin, if the twin shows more and finds
+    something.
+    """
     first = bisect_run(context)
     if (clearer := on_twin()) is not None:
         return replace(clearer, as_stored=left_by_twin(first, clearer))
@@ -115,8 +117,9 @@ def bisect(context: Context, on_twin: Callable[[], Bisection | None] = lambda: N
 
 
 def left_by_twin(first: Bisection, twin: Bisection) -> tuple[tuple[SiteFinding, float], ...]:
-    """Return faults of the weights, which the twin hides. A fault of the graph is as large in both
-    runs. Honest runs may differ by the limits, so anything beyond comes from the weights."""
+    """Return the faults of weights, which the twin hides. A fault of the graph is equally large
+    in both runs. Honest runs may differ by the limits, so a larger difference comes from the
+    weights."""
     there: dict[Place, float] = {}
     for f in twin.found.all:
         place = f.layer, f.site.name
@@ -126,13 +129,13 @@ def left_by_twin(first: Bisection, twin: Bisection) -> tuple[tuple[SiteFinding, 
 
 
 def allowed_at(finding: SiteFinding) -> float:
-    """Return the limit where the site is wrong; 0.0 if it is missing or has another shape."""
+    """Return the limit of a wrong site; 0.0 if the site is missing or has another shape."""
     return 0.0 if finding.mismatch is None else finding.mismatch.allowed
 
 
 def said_by_check(context: Context) -> Iterable[Verdict]:
-    """Run all suites except `trace`, whose question came first, and those about the oracle alone.
-    The user did not ask for these by name."""
+    """Run all suites except `trace`, which the bisection has already answered, and except suites
+    about the oracle alone. They run as suites that the user did not name."""
     names = [s.name for s in suites_named(()) if not s.of_oracle_alone and s.name != "trace"]
     return run_suites(replace(context, named=False), names)
 
@@ -144,7 +147,8 @@ def runs_asked(context: Context, first: Bisection) -> Iterable[Run]:
 
 
 def bisect_further(context: Context, run: Run) -> Bisection | None:
-    """Return a bisection of a further run; None if it finds no op, or no tensors to compare."""
+    """Return the bisection of a further run; None if it finds no wrong op, or if there are no
+    tensors to compare."""
     try:
         found = bisect_run(replace(context, given=run.batches))
     except NoAnswer:
@@ -171,8 +175,8 @@ def bisect_run(context: Context) -> Bisection:
 
 
 def cache_in_f16(context: Context, found: Findings) -> str:
-    """Return the verdict on a cache in F16, where something is wrong between its input and
-    output."""
+    """Return a note if the subject's outputs are much nearer to a run with an F16 cache; else "".
+    It is also "" if no wrong op reads or writes the cache."""
     if not any(WRITTEN in finding.op for finding in found.guilty):
         return ""
     own = np.concatenate(outputs_of(context, context.subject, found))
@@ -189,7 +193,7 @@ def make_bisection(found: Findings, **known: Any) -> Bisection:
 
 def unsteadiness(context: Context, found: Findings) -> Unsteady | None:
     """Return how the subject's runs differ from each other; None if they are equal. A replacement
-    proves something only if runs repeat."""
+    proves a cause only if runs repeat."""
     capture = context.subject_info.shows != ()
     request = Request(batches=context.batches, embeddings=found.embeddings, capture=capture)
     first: Evaluation = context.ask(context.subject, "evaluate", request)
@@ -197,8 +201,8 @@ def unsteadiness(context: Context, found: Findings) -> Unsteady | None:
 
 
 def own_logits(context: Context, found: Findings) -> Verdict:
-    """Compare the subject's logits with the oracle's. If they agree there is nothing to find,
-    although a fault may lie in what the engine does not show."""
+    """Compare the subject's logits with the oracle's, and return the verdict. Equal logits count as
+    conforming, although a value that the engine does not show may be wrong."""
     oracle, own = (
         Evaluation(logits=rows, trace=None)
         for rows in (oracles_outputs(context, found), outputs_of(context, context.subject, found))
@@ -212,9 +216,9 @@ def compares(finding: SiteFinding) -> bool:
 
 
 def layers_of(found: Findings) -> tuple[Layer, ...]:
-    """Return the layers in graph order, from the prompt's run (step 0), each with its worst error.
-    A site that is wrong only in a later step is named with it, as when a cache is read a cell
-    short."""
+    """Return the layers in graph order, as the prompt's run (step 0) shows them, each with its
+    worst error. A site that is wrong only in a later step gets that step in its name, for example
+    if one cell of the cache is not read."""
     first = [f for f in found.all if f.site.step == 0]
     at_first = {(f.layer, f.site.name) for f in first if f.mismatch is not None}
     later: dict[Place, int] = {}
@@ -239,7 +243,8 @@ def layers_of(found: Findings) -> tuple[Layer, ...]:
 
 
 def as_guilty(finding: SiteFinding, later: Mapping[Place, int]) -> str:
-    """Return the site's name in the list of wrong sites, or "". later: the first step of a site."""
+    """Return the site's name for the list of wrong sites; "" if it is right. `later` maps a place
+    to the step in which it is first wrong."""
     name = finding.site.name
     if finding.mismatch is not None:
         return name

@@ -1,1 +1,2 @@
-"""Every wrong engine through `check` and `bisect`: how many are found, and where."""
+"""Runs every wrong engine through `check` and `bisect`, and counts how many are found, and
+where."""

@@ -1,7 +1,7 @@
 """Acid reports of wrong and honest engines of the catalogue.
 
-A wrong engine is covered if a test names it in `catches`. It is named rightly if such a test says
-NO. Each test that does not rest on one of those should stay ok.
+A test covers a wrong engine if its `catches` names the engine. The report is right if a covering
+test says NO. Each test that does not depend on a covering test should stay ok.
 """
 
 from collections.abc import Iterator, Sequence, Set
@@ -42,10 +42,11 @@ class SeenReport:
 
 
 def try_engine(name: str, path: Path, report: Report, settings: Settings = EXACT) -> SeenReport:
-    """Ask an engine for its report with the acid prompt and with another; each may name a mistake.
+    """Ask an engine for its report after the acid prompt and after a short prompt. Both reports may
+    name a mistake.
 
-    Side effects of a mistake count in the report of the short prompt if a test for any prompt
-    covers it, because hundreds of tokens show most mistakes everywhere.
+    If a test for any prompt covers the mistake, side effects are counted only in the report of the
+    short prompt. After the long prompt most mistakes change every test.
     """
     covering = tuple(t.name for t in report.tests if name.partition(":")[2] in t.catches)
     read = {p: read_report(text_of(name, path, settings, p)) for p in (report.prompt, SHORT)}

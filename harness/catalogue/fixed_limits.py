@@ -1,15 +1,24 @@
 """Verdicts of limits in common use: one number for every op and every model.
 
-Each is applied as in practice, and passes on the data it gets. None has suites of its own for
-tokenizers or files, further runs, batches or caches. A missing answer counts as found.
+Each limit is applied as its project applies it, to the same kind of data. None of these projects
+has suites for tokenizers or files, further runs, batches or caches. A missing answer counts as
+found.
 
-NMSE 5e-4 on every op: test-backend-ops of llama.cpp (products and attention; its limit for others
-  is narrower). Each op of one prompt alone, on the inputs of an honest run, which no user has.
-NMSE 1e-4 on logits: test-llama-archs of llama.cpp. 128 random tokens in one batch, all positions.
-NMSE 1e-2 on logits: check-nmse.py of llama.cpp's model-conversion. "Hello, my name is", read by
-  each engine itself; the last token's logits, and their variance instead of their squares.
-top-1: a comparison of the likeliest tokens for a prompt like that; at all positions.
-cosine 0.999: the same, and as strict as anybody is; semantic_check.py takes 0.95.
+NMSE 5e-4 on every op: test-backend-ops of llama.cpp (products and attention; its limit for other
+ops is smaller). Here it applies to each op of one prompt, on the inputs of an honest run, which
+users do not have.
+
+NMSE 1e-4 on logits: test-llama-archs of llama.cpp. It uses 128 random tokens in one batch, and
+compares all positions.
+
+NMSE 1e-2 on logits: check-nmse.py of llama.cpp's model-conversion. Each engine tokenizes "Hello, my
+name is" itself. The error of the last token's logits is divided by their variance, not by their
+squares.
+
+top-1: the most likely token at each position of the same short prompt.
+
+cosine 0.999: on the same prompt; no known project has a stricter limit. semantic_check.py uses
+0.95.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +46,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Truth:
-    """Runs of our own honest engine, as the reference of the limits."""
+    """Runs of our own honest engine, which the limits use as reference."""
 
     context: Context
     embeds: bool
@@ -102,7 +111,7 @@ def evaluate_run(
 
 
 def passed_by(truth: Truth, session: Session) -> dict[str, bool]:
-    """Return for each limit whether the engine passes it."""
+    """Return, for each limit, True if the engine passes it."""
     return {ON_OPS: ops_pass(truth, session), **logits_pass(truth, session)}
 
 
@@ -144,7 +153,8 @@ def on_short(expected: F32, got: F32) -> dict[str, bool]:
 
 
 def nmse(expected: NDArray[np.generic], got: NDArray[np.generic], *, centre: float = 0.0) -> float:
-    """Return the squared error as a share of the squares; NaN passes no limit."""
+    """Return the sum of squared errors, divided by the sum of squares. `centre` is subtracted from
+    the expected values first. NaN passes no limit."""
     a, b = expected.astype(np.float64), got.astype(np.float64)
     if a.shape != b.shape:
         return float("inf")

@@ -13,7 +13,7 @@ ONCE = ("evaluate", "greedy", "embed", "tokenize", "detokenize", "dequantize", "
 
 
 class Remembering(Session):
-    """A session that asks a deterministic engine, such as the oracle, each question once."""
+    """A session that asks a deterministic engine, such as the oracle, each question only once."""
 
     def __init__(self, inner: Session) -> None:
         self.inner = inner
@@ -42,7 +42,7 @@ class Remembering(Session):
 
 
 def remember(context: Context) -> None:
-    """Keep the oracle's answers, and honest runs of logits and embeddings."""
+    """Cache the oracle's answers, and the honest runs of logits and embeddings."""
     context.oracle = Remembering(context.oracle)
     make = context.make_honest
     both = [remembering(make(each)) for each in (context, context.for_embeddings())]
@@ -50,7 +50,7 @@ def remember(context: Context) -> None:
 
 
 def remembering(honest: HonestRuns) -> HonestRuns:
-    """Return honest runs that are cached, so that each is made at most once."""
+    """Return honest runs that are cached, so that each run is made at most once."""
     for name in ("floor", "logits", "converted", "recording"):
         if method := getattr(honest, name, None):
             setattr(honest, name, once(method))
@@ -59,7 +59,8 @@ def remembering(honest: HonestRuns) -> HonestRuns:
 
 
 def nothing(*_: Any, **__: Any) -> None:
-    """Begin no run: most results are known already."""
+    """Do nothing: this replaces a function that starts a run early, because most results are
+    cached."""
 
 
 def once(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,7 +77,7 @@ def once(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Kept:
-    """An iterator's values, made when first needed and kept for later readers."""
+    """The values of an iterator, each computed when first needed and kept for later readers."""
 
     def __init__(self, source: Iterator[Any]) -> None:
         self.source = source

@@ -1,4 +1,4 @@
-"""The model that shows a mistake: a built-in one, or one of any architecture and type."""
+"""Models that show a mistake: a built-in model, or a model of any architecture and weight type."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -93,7 +93,8 @@ def architecture_of(shows_on: str) -> str:
 
 
 def model_for(shows_on: str, folder: Path) -> Path:
-    """Write the model once into the folder."""
+    """Write the model that shows a mistake into the folder, unless it is there, and return its
+    path."""
     path = folder / f"{shows_on.replace(':', '-')}.gguf"
     if path.exists():
         return path
@@ -127,7 +128,8 @@ def variant_of(shows_on: str) -> Variant:
 
 
 def long_rows(quant: str) -> LlamaRecipe:
-    """Return rows of whole blocks, several if they are short."""
+    """Return the recipe of a llama model whose rows are whole blocks, several blocks if they are
+    short."""
     width = 256 if type_by_name(quant).block > 64 else 96
     return LlamaRecipe(seed=11, quant=quant, n_embd=width, n_ff=width)
 
@@ -151,7 +153,7 @@ def rewrite(path: Path, tensor: str, change: Callable[[Rows], None]) -> None:
 def with_keys(
     made: Path, path: Path, keys: Mapping[str, tuple[str, Any]], more: Sequence[Tensor] = ()
 ) -> None:
-    """Change the metadata. more: tensors."""
+    """Write a copy of a model with changed metadata. `more` are additional tensors."""
     with GgufFile.open(made) as file:
         every = file.tensors.values()
         rows = [(t.name, t.ne, t.type.name, [file.raw(t.name).tobytes()]) for t in every]
@@ -159,8 +161,8 @@ def with_keys(
 
 
 def with_long_factors(made: Path, path: Path, original: int) -> None:
-    """Write a phi3 with three quarters of its heads rotated, as in Phi-4-mini, and a context of so
-    many times the original one."""
+    """Write a phi3 model whose rotation covers three quarters of each head, as in Phi-4-mini. Its
+    context is LONGER times as long as its original context."""
     with GgufFile.open(made) as file:
         width, heads = (
             int(file.metadata[f"phi3.{key}"].data)

@@ -19,8 +19,8 @@ LARGEST = 1 << 24  # bytes of a model that is kept
 
 
 class OpenedForOne(Opened):
-    """Opened engines of one test. The processes of both end with it; the oracle, whose answers are
-    kept, starts again only for a new question."""
+    """The opened engines of one test. Closing it ends the processes of both engines. The oracle's
+    answers are cached, so the oracle starts again only for a new question."""
 
     def close(self) -> None:
         self.context.subject.close()
@@ -36,7 +36,8 @@ class KnownModels:
     asked: int = 0  # how many models engines were opened on
 
     def opening(self, start: Start, view: View = LOGITS) -> Callable[[Plan, Progress], Opened]:
-        """Return a stand-in for `open_plan`, with this engine under test, seen through the view."""
+        """Return a replacement for `open_plan` that opens this engine as the engine under test,
+        seen through the view."""
 
         def open_one(plan: Plan, progress: Progress) -> Opened:
             self.asked += 1
@@ -59,7 +60,7 @@ class KnownModels:
         return self.known[key]
 
     def whole(self, plan: Plan) -> Context:
-        """Return the context of the whole model, which was asked before."""
+        """Return the context of the whole model, which is already open with cached answers."""
         return self.keep_open(plan, lambda _: None).context
 
     def close(self) -> None:
@@ -68,7 +69,7 @@ class KnownModels:
 
 
 def opened_alone(plan: Plan, progress: Progress) -> Opened:
-    """Open the plan with our own engine in the place of the one under test."""
+    """Open the plan with our own engine instead of the engine under test."""
     return open_plan(replace(plan, engine=REFERENCE, subject_model=plan.model), progress)
 
 

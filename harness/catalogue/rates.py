@@ -1,5 +1,5 @@
-"""The results of a whole catalogue in a compact form. They are the source of the tables in
-README.md and reports/TRUST.md."""
+"""The results of a whole catalogue in a compact form. README.md and reports/TRUST.md build their
+tables from it."""
 
 import json
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ PAGES = {"README.md": summary, "reports/TRUST.md": lines}  # what of it stands i
 
 
 def write_rates(found: Sequence[Trial]) -> str:
-    """Write a JSON line for each engine and model; seeds of an honest engine with equal results
+    """Return a JSON line for each engine and model. Seeds of an honest engine with equal results
     share a line."""
     rows: dict[str, dict[str, Any]] = {}
     for trial in sorted(found, key=lambda t: (t.honest, t.family, t.engine, t.model, t.preset)):
@@ -27,8 +27,8 @@ def write_rates(found: Sequence[Trial]) -> str:
 
 
 def short(trial: Trial) -> dict[str, Any]:
-    """Return the short form. first: the suite that found it in each view; "": none did; null:
-    nothing was compared."""
+    """Return the compact form of a trial. Its `first` lists, for each view, the suite that found
+    the engine: "" if no suite did, null if nothing was compared."""
     row: dict[str, Any] = {"engine": trial.engine, "family": trial.family, "model": trial.model}
     if trial.honest:
         row["preset"] = trial.preset

@@ -69,8 +69,8 @@ def honest_engines() -> list[type[HonestEngine]]:
 
 
 def of_family(engines: Sequence[Family], only: str) -> list[Family]:
-    """Return all wrong engines, or those of one group. Raises Unsupported for an unknown group:
-    nothing tried is neither success nor failure."""
+    """Return all wrong engines, or the engines of one group. Raises Unsupported for an unknown
+    group, because a test of no engine is neither success nor failure."""
     found = [cls for cls in engines if only in ("", cls.group)]
     if not found:
         known = dict.fromkeys(cls.group for cls in engines)
@@ -89,7 +89,7 @@ def parts_of(
 
 
 def try_part(part: CataloguePart, through: Sequence[View] = VIEWS) -> list[Trial]:
-    """Test one part. through: the views of wrong engines."""
+    """Test each engine of one part. `through` lists the views for wrong engines."""
     wrong_engines()
     honest_engines()
     with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
@@ -108,8 +108,8 @@ def try_part(part: CataloguePart, through: Sequence[View] = VIEWS) -> list[Trial
 
 
 def honest_parts(runs: int) -> Iterator[CataloguePart]:
-    """Yield the parts of honest runs: ten models, both presets, other tokens each time, at least
-    so many for each design."""
+    """Yield the parts of honest runs, each for one model, one preset and one seed of tokens. Each
+    design gets at least `runs` runs."""
     engines = honest_engines()
     for seed in range(-(-runs // (len(TEN) * len(PRESETS)))):
         for model in dict.fromkeys((*TEN, *WITH_EXPERTS)):
@@ -123,8 +123,8 @@ def models_of(cls: type[HonestEngine]) -> tuple[str, ...]:
 
 
 def run_catalogue(out: Output, *, only: str, file: Path | None, executor: Executor | None) -> int:
-    """Run the catalogue. Return 0 if every wrong engine is caught with its tensors shown, and no
-    honest one."""
+    """Run the catalogue. Return 0 if every wrong engine is caught when it shows its tensors, and no
+    honest engine is accused; else 1."""
     chosen = of_family([*wrong_engines(), *honest_engines()], only)
     return run_parts(out, list(parts_of(chosen)), file, executor)
 
@@ -137,7 +137,8 @@ def run_honest(out: Output, runs: int, *, file: Path | None, executor: Executor 
 def run_parts(
     out: Output, parts: Sequence[CataloguePart], file: Path | None, executor: Executor | None
 ) -> int:
-    """Run the parts. file: as in `try_all`."""
+    """Test the parts, print the results, and return the exit code. `file` is used as in
+    `try_all`."""
     asked = {place for part in parts for place in places_of(part)}
     rest = partial(parts_left, parts)
     found = try_all(
@@ -178,8 +179,8 @@ def try_all(
     executor: Executor | None,
     row_of: Callable[[dict[str, Any]], Row],
 ) -> list[Row]:
-    """Return a row for each wanted trial, from the file or newly made. file: a line of JSON for
-    each row; its trials are not repeated."""
+    """Return a row for each wanted trial, from the file or from a new run. The file has a line of
+    JSON for each row, and trials in it are not repeated."""
     rows = [row for row in read_rows(file, row_of) if key(row) in wanted]
     done = set(map(key, rows))
     parts = list(parts_of([each for each in wanted if each not in done]))

@@ -63,7 +63,8 @@ def count_family(family: str, same: Sequence[Trial]) -> list[str]:
 
 
 def caught(trials: Sequence[Trial], view: str) -> tuple[int, int]:
-    """Count the caught engines, among those with anything to see."""
+    """Return the number of engines caught in this view, and the number of engines of which
+    something was compared."""
     asked = [seen for trial in trials if (seen := trial.views[view]).compared]
     return sum(seen.caught for seen in asked), len(asked)
 
@@ -113,7 +114,8 @@ def is_accused(trial: Trial) -> bool:
 
 
 def not_found(found: Sequence[Trial]) -> Iterator[str]:
-    """Yield a line for each engine that is missed, misplaced or wrongly accused."""
+    """Yield a line for each engine that was missed, located at a wrong place, or wrongly
+    accused."""
     for trial in found:
         views = trial.views.items()
         words = []

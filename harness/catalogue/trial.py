@@ -1,4 +1,4 @@
-"""Trial of one engine by the ordinary suites and `bisect`, through a view."""
+"""The trial of one engine by the ordinary suites and `bisect`, seen through a view."""
 
 import time
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ HONEST = HonestEngine.group
 
 @dataclass(frozen=True, kw_only=True)
 class SeenInView:
-    """The result in one view."""
+    """The result of a trial in one view."""
 
     caught: bool
     compared: bool = True  # else nothing of the model can be seen so: embeddings are no text
@@ -51,7 +51,7 @@ class SeenInView:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """The trial of one engine. family HONEST: nothing is wrong with it."""
+    """The trial of one engine. The family HONEST is for engines without a mistake."""
 
     engine: str
     family: str
@@ -86,7 +86,7 @@ def trial_of(row: dict[str, Any]) -> Trial:
 
 @dataclass(kw_only=True)
 class TrialBench:
-    """A model and its oracle; their answers are cached."""
+    """A model and its oracle, with cached answers."""
 
     plan: Plan
     opened: Opened
@@ -132,7 +132,8 @@ def opened_anew(bench: TrialBench, name: str) -> LocalSession:
 
 
 def show_through(bench: TrialBench, name: str, view: View) -> Context:
-    """Open a new session for each view, so that an engine has no state from an earlier one."""
+    """Return a context for one view, with a new session, so that an engine has no state from an
+    earlier view."""
     base, session = bench.context, seen_through(view, opened_anew(bench, name))
     info = describe_engine(session, under_test=True)
     context = base.with_subject(session, base.subject_model, info)
@@ -142,8 +143,8 @@ def show_through(bench: TrialBench, name: str, view: View) -> Context:
 
 
 def suites(cls: type[Reference]) -> list[str]:
-    """Return the suites whose questions the subject answers with its own code. The reference is
-    compared with llama.cpp elsewhere."""
+    """Return the suites whose questions the engine answers with its own code. Other tests compare
+    the unchanged reference with llama.cpp."""
     same = {
         name
         for name, questions in QUESTIONS_OF.items()
@@ -176,7 +177,7 @@ def look(bench: TrialBench, cls: type[Reference], view: View) -> SeenInView:
 
 
 def blames(verdict: Verdict) -> bool:
-    """Return True if the verdict blames the engine, also for a crash."""
+    """Return True if the verdict blames the engine. A crash of the engine counts too."""
     return verdict.status in ("diverged", "crashed", "malformed", "timed-out")
 
 
@@ -214,7 +215,7 @@ def locate(bench: TrialBench, name: str) -> Located:
 
 
 def try_wrong(bench: TrialBench, cls: Wrong, model: str, through: Sequence[View] = VIEWS) -> Trial:
-    """Try a wrong engine. through: the views, with ALL among them."""
+    """Try a wrong engine. `through` lists the views, which must include ALL."""
     started = time.process_time()
     views = {view.name: look(bench, cls, view) for view in views_of(cls, through)}
     site, layer = (cls.site, cls.layer) if issubclass(cls, Mutant) else ("tokens", None)

@@ -1,5 +1,5 @@
-"""Views of an engine, from all tensors, the outputs of its layers, its logits or lists of the
-likeliest tokens down to greedy tokens alone."""
+"""Views of an engine. They range from all tensors, layer outputs, logits and lists of likely tokens
+down to greedy tokens alone."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +29,8 @@ Row = list[tuple[int, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """A view of an engine. levels: of harness.protocol, by question; None: not stated."""
+    """A view of an engine. `levels` are the levels of harness.protocol that it states; None if it
+    states none."""
 
     name: str
     levels: tuple[str, ...] | None = None
@@ -53,7 +54,7 @@ VIEWS = (ALL, LAYERS, LOGITS, LISTS, TEXT)
 
 
 class Narrow(Session):
-    """An engine that shows no more than a view."""
+    """An engine that shows only what a view allows."""
 
     def __init__(self, inner: Session, view: View) -> None:
         self.inner, self.view = inner, view
@@ -107,7 +108,7 @@ class Narrow(Session):
         return Answered(value=rows, seconds=0.0)
 
     def text_behind(self, prompt: bytes, n: int) -> Outcome:
-        """Return the text of n greedy tokens."""
+        """Return the text of n greedy tokens after the prompt."""
         ids = self.inner.ask("tokenize", [prompt])
         free = self.inner.ask("greedy", ids.value[0], n) if isinstance(ids, Answered) else ids
         if not isinstance(free, Answered):
@@ -139,6 +140,7 @@ def seen_through(view: View, session: Session) -> Session:
 
 
 def views_of(cls: type[Any], some: Sequence[View] = VIEWS) -> tuple[View, ...]:
-    """Return the views for testing an engine: a wrong tokenizer is asked for texts."""
+    """Return the views for testing an engine. For a wrong tokenizer the view TEXTS replaces
+    TEXT."""
     wrong = issubclass(cls, WrongTokenizer)
     return tuple(TEXTS if wrong and view == TEXT else view for view in some)

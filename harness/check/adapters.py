@@ -1,4 +1,4 @@
-"""LoRA files and control vectors of a check: their fit to the model and their use by llama.cpp."""
+"""LoRA files and control vectors of a check: whether they fit the model and llama.cpp uses them."""
 
 from pathlib import Path
 
@@ -19,8 +19,8 @@ NAMED = 4
 
 
 def check_adapters(settings: Settings, path: Path) -> None:
-    """Check the adapters. Raises EngineError or OSError for a file that is no adapter of this
-    model."""
+    """Check that the adapter files fit the model. Raises EngineError or OSError for a file that is
+    no adapter of this model."""
     with open_model(path) as file:
         Lora(settings.files_of(LORA), file).close()
         if vectors := settings.files_of(CONTROL_VECTOR):
@@ -30,8 +30,8 @@ def check_adapters(settings: Settings, path: Path) -> None:
 
 
 def check_used(llama_cpp: Session, settings: Settings, path: Path) -> None:
-    """Check that llama.cpp uses all pairs of a LoRA file. Raises NoAnswer: it loads unused ones
-    without a word, and an engine that adds them would be accused."""
+    """Check that llama.cpp uses all pairs of a LoRA file. Raises NoAnswer if it does not: llama.cpp
+    gives no warning, and an engine that uses all pairs would be accused."""
     if not settings.files_of(LORA):
         return
     with open_model(path) as file:
@@ -47,6 +47,6 @@ def check_used(llama_cpp: Session, settings: Settings, path: Path) -> None:
         some = ", ".join(unused[:NAMED]) + (" ..." if len(unused) > NAMED else "")
         text = (
             f"llama.cpp loads the LoRA file and does not use its pairs for {len(unused)} tensors: "
-            f"{some}. Nothing can be compared with them; leave them out of the file"
+            f"{some}. Nothing can be compared with them; remove them from the file"
         )
         raise NoAnswer("not-compared", text, {"unused_pairs": unused})

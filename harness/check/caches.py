@@ -1,4 +1,4 @@
-"""Caches of an engine under test that llama.cpp and an honest run of ours can have as well."""
+"""Cache types of an engine under test that llama.cpp and our honest runs support too."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,8 +18,8 @@ UNQUANTISED = ("F32", "F16", "BF16")  # values that llama.cpp attends to without
 
 
 def check_heads(settings: Settings, path: Path) -> None:
-    """Refuse a cache type whose blocks a head's row does not fill. Raises InvalidModel. Heads of
-    unknown size pass."""
+    """Raise InvalidModel if the size of a head is not a multiple of the cache type's block. Heads
+    of unknown size pass."""
     kinds = {"key_length": settings.type_k, "value_length": settings.type_v}
     coded = {key: kind for key, kind in kinds.items() if kind in STORED}
     if not coded:
@@ -40,7 +40,8 @@ def check_heads(settings: Settings, path: Path) -> None:
 
 
 def number_of(metadata: Mapping[str, Any], key: str) -> int:
-    """Return a number, or the largest of those of the layers; 0 if there is none."""
+    """Return the number of a key, or the largest number if the key has one per layer; 0 if the key
+    is missing."""
     found = metadata.get(key)
     if found is None or not np.issubdtype(np.asarray(found.data).dtype, np.integer):
         return 0
@@ -48,8 +49,8 @@ def number_of(metadata: Mapping[str, Any], key: str) -> int:
 
 
 def why_not_followed(settings: Settings) -> str:
-    """Return why an engine's settings cannot be used for the oracle, as a clause after its name; ""
-    if they can. llama.cpp would be blamed for refusing them."""
+    """Return why the oracle cannot use an engine's settings, as a clause that follows the engine's
+    name; "" if it can. Without this check llama.cpp would be blamed for its refusal."""
     if unknown := sorted({settings.type_k, settings.type_v} - {*PLAIN, *STORED}):
         return (
             f"has a cache of type {unknown[0]}, which Lockstep cannot compute (known: "

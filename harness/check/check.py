@@ -103,8 +103,8 @@ def suites_named(names: Sequence[str]) -> list[type[Suite]]:
 
 
 def preflight(plan: Plan) -> ModelFacts:
-    """Check that both files can be checked, and return the facts of the oracle's file. A broken
-    vocabulary is refused by the wrong key, if a suite needs it. Raises BadInput."""
+    """Check that both files can be checked, and return the facts of the oracle's file. If a suite
+    needs the vocabulary and it is broken, the error names the wrong key. Raises BadInput."""
     suites = suites_named(plan.suites)
     found = {}
     for path in dict.fromkeys((plan.model, plan.subject_model)):
@@ -126,7 +126,7 @@ def preflight(plan: Plan) -> ModelFacts:
 
 
 def check_length(plan: Plan, n_positions: int) -> None:
-    """Check that the model has enough positions for the run. Raises Unsupported, an EngineError."""
+    """Check that the model has enough positions. Raises Unsupported, which is an EngineError."""
     room = prompt_room(plan)
     options = (("--tokens", plan.n_tokens, STEPS_TRACED), ("--steps", plan.n_steps, room))
     for option, n, besides in options:
@@ -135,8 +135,8 @@ def check_length(plan: Plan, n_positions: int) -> None:
 
 
 def prompt_room(plan: Plan) -> int:
-    """Return a number of bytes whose tokens surely fit. A token is at least a byte, except for BOS
-    and the space before the text."""
+    """Return an upper limit for the number of tokens of the prompt. Each token has at least one
+    byte, except for BOS and the space before the text."""
     return max(PROMPT_TOKENS, len(plan.prompt) + 2)
 
 
@@ -149,8 +149,8 @@ def settings_for(plan: Plan) -> Settings:
 
 
 def in_full(settings: Settings) -> Settings:
-    """Return settings whose cache does not round keys and values. A server does not report its
-    cache, and a program may ignore its settings."""
+    """Return these settings with a cache that does not round keys and values. It serves for a
+    server, which does not report its cache, and for a program, which may ignore its settings."""
     return replace(settings, type_k="F32", type_v="F32", flash_attn=False)
 
 
@@ -247,7 +247,8 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
 
 
 def dump_given(plan: Plan) -> Dump | None:
-    """Return the run that the subject's dump holds; None for other engines. Raises BadInput."""
+    """Return the run in the subject's dump; None for other engines. Raises BadInput if the dump or
+    the model is unusable."""
     folder = folder_of(plan.engine)
     if folder is None:
         return None
@@ -262,7 +263,7 @@ def dump_given(plan: Plan) -> Dump | None:
 
 
 def check_names(dump: Dump, facts: ModelFacts) -> None:
-    """Check the names. Raises BadInput."""
+    """Check that the node map fits the dump and the architecture. Raises BadInput if not."""
     try:
         check_map(dump, facts.architecture)
     except EngineError as error:
@@ -270,7 +271,8 @@ def check_names(dump: Dump, facts: ModelFacts) -> None:
 
 
 def check_ids(plan: Plan, given: Sequence[Batch], n_vocab: int) -> None:
-    """Check the ids. Raises BadInput: an engine would be blamed for refusing them."""
+    """Check that the model's vocabulary has all ids of the run. Raises BadInput if it has not:
+    otherwise an engine would be blamed for refusing them."""
     largest = max((int(batch.tokens.max()) for batch in given), default=-1)
     if n_vocab and largest >= n_vocab:
         text = f"the run has token {largest}, and {plan.model} a vocabulary of {n_vocab}"
@@ -278,7 +280,8 @@ def check_ids(plan: Plan, given: Sequence[Batch], n_vocab: int) -> None:
 
 
 def stand_in(engine: str, facts: ModelFacts) -> str:
-    """Return our reference engine along llama.cpp's graph, for a model without our own graph."""
+    """Return the engine to open. For a model without our own graph, our reference engine follows
+    llama.cpp's graph (`replay`)."""
     replayed = engine == REFERENCE and facts.not_ours and not facts.no_run
     return REPLAY if replayed else engine
 
@@ -296,8 +299,8 @@ def along_llama_cpp(context: Context) -> AlongLlamaCpp:
 
 
 def is_compiled(*, flash_attn: bool) -> bool:
-    """Return True if numba's cache contains the code of every honest run; the first run compiles
-    for some seconds. Products of a weight format that is new to the cache may still be missing."""
+    """Return True if numba's cache holds the compiled code of all honest runs; else the first run
+    spends seconds on compiling. Products of weight formats may still be missing in the cache."""
     from lockstep.engine.kernels.compiled import is_kept  # late: these imports take a while
     from lockstep.engine.ops.flash_mirror import one_by_one
     from lockstep.engine.ops.rotation import recursion
@@ -306,8 +309,8 @@ def is_compiled(*, flash_attn: bool) -> bool:
 
 
 def describe_engine(session: Session, *, under_test: bool = False) -> EngineInfo:
-    """Describe an engine. Raises BadInput for a wrong request, and NoAnswer for a fault of the
-    engine under test at its start, which becomes a verdict."""
+    """Describe an engine. Raises BadInput for a wrong request, and NoAnswer if the engine under
+    test fails at its start, which becomes a verdict."""
     outcome = session.ask("describe")
     if isinstance(outcome, Unanswerable | Rejected) and (
         is_address(session.name) or is_served(session.name) or is_users(session.name)
@@ -356,7 +359,7 @@ def run_suites(context: Context, names: Sequence[str]) -> Iterator[Verdict]:
 def verdicts_of(
     suite: type[Suite], work: Callable[[Context], Iterator[Verdict]], context: Context
 ) -> Iterator[Verdict]:
-    """Yield a suite's verdicts. A missing answer is a verdict too, and so is a defect of ours."""
+    """Yield a suite's verdicts. A missing answer or an error in Lockstep is a verdict too."""
     if reason := suite().inapplicable(context.facts):
         if suite.expected or context.named:
             yield context.verdict(suite.name, "not-applicable", reason)
@@ -379,7 +382,7 @@ def verdicts_of(
 
 
 def verdict_for_no_answer(suite: str, context: Context, error: NoAnswer) -> Verdict:
-    """Return the verdict for a question without an answer. A known crash of llama.cpp is named."""
+    """Return the verdict for a question without an answer. It names a known crash of llama.cpp."""
     without_key = ("not-compared", "not-applicable")
     key = () if error.status in without_key else (suite, error.status)
     text, detail = patient(error).summary, error.detail

@@ -1,5 +1,6 @@
-"""A check that answers depend on attention and on the feed-forward network. An engine without one
-of them agrees on a model where it moves nothing beyond the limit, so nothing was compared of it."""
+"""Checks that the answers depend on attention and on the feed-forward network. In some models one
+of them moves no answer beyond the limit. An engine without it agrees on such a model, so it was not
+compared."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -24,11 +25,12 @@ BY_CHOICE = ("decode", "text")  # they see no more than which token is the likel
 
 
 def halves_told(context: Context, verdicts: Sequence[Verdict]) -> Iterator[Verdict]:
-    """Yield a verdict for each half of the layers whose products move no answer beyond the limit:
-    no logit, or for engines of tokens or text no token.
+    """Yield a "not-compared" verdict for attention and for the feed-forward network, if removing
+    its products moves no answer beyond the limit. The answers are logits, or the most likely tokens
+    for engines that show no logits.
 
-    Engines that show tensors are compared by these. A large model is not run twice more for it: a
-    half that moves nothing was made so, and models made for tests are small.
+    Engines that show tensors need no such verdict. Large models are skipped: the check needs two
+    more runs, and a half without effect occurs in small models made for tests.
     """
     agreed = {verdict.suite for verdict in verdicts if verdict.status == "agreed"}
     suites = [suite for suite in (*BY_LOGITS, *BY_CHOICE) if suite in agreed]
@@ -50,11 +52,12 @@ def halves_told(context: Context, verdicts: Sequence[Verdict]) -> Iterator[Verdi
 
 
 def is_within(truth: F32, without: F32, allowed: float) -> bool:
-    """Return True if no logit differs by more; False if the limit or a logit is NaN."""
+    """Return True if no logit differs by more than `allowed`; False if the limit or a logit is
+    NaN."""
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.isfinite(allowed) and (np.abs(truth - without) <= allowed).all())
 
 
 def chooses_alike(truth: F32, without: F32) -> bool:
-    """Return True if the likeliest token of each row is the same."""
+    """Return True if the most likely token of each row is the same."""
     return bool((truth.argmax(axis=-1) == without.argmax(axis=-1)).all())

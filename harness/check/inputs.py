@@ -22,9 +22,8 @@ def read_file(path: Path, limit: int | None = None) -> bytes:
 
 
 def check_file(path: Path, otherwise: str = "") -> Path:
-    """Return the path if a regular file is there. Raises BadInput; `otherwise` ends its
-    sentence.
-    """
+    """Return the path if a regular file is there. Raises BadInput if not; its message ends with
+    `otherwise`."""
     from lockstep.engine.gguf.regular_file import check_regular
     from lockstep.harness.check.check import BadInput
 
@@ -36,15 +35,15 @@ def check_file(path: Path, otherwise: str = "") -> Path:
 
 
 def check_folder_of(path: Path) -> None:
-    """Check that the folder of a new file exists. Raises BadInput."""
+    """Check that the folder of a new file exists. Raises BadInput if it does not."""
     from lockstep.harness.check.check import BadInput
 
     if not path.absolute().parent.is_dir():
-        raise BadInput(f"{path}: cannot be written: {path.absolute().parent} is no folder")
+        raise BadInput(f"{path}: cannot be written: {path.absolute().parent} is not a folder")
 
 
 def check_is_no_model(path: Path) -> None:
-    """Refuse to overwrite a model. Raises BadInput."""
+    """Refuse to overwrite a model. Raises BadInput if the path is a model."""
     from lockstep.harness.check.check import BadInput
 
     if path.is_file():
@@ -54,8 +53,8 @@ def check_is_no_model(path: Path) -> None:
 
 
 def check_replaced(path: Path, *inputs: Path) -> None:
-    """Check a path before a text replaces its file. Raises BadInput for a model, an input, a
-    device, or a place where no file can be written."""
+    """Check the path of a file that is about to be overwritten with text. Raises BadInput for a
+    model, an input, a device, or a place where no file can be written."""
     from lockstep.harness.check.check import BadInput
 
     check_folder_of(path)
@@ -67,8 +66,8 @@ def check_replaced(path: Path, *inputs: Path) -> None:
 
 
 def read_text(path: Path) -> bytes:
-    """Read a text from a file, or with `-` from standard input. Raises BadInput, also for too many
-    bytes."""
+    """Read a text from a file, or from standard input for `-`. Raises BadInput if it cannot be read
+    or has too many bytes."""
     from lockstep.harness.check.check import BadInput
 
     if path != STANDARD_INPUT:

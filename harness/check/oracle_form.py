@@ -1,4 +1,4 @@
-"""Settings of llama.cpp beside an engine under test."""
+"""The settings with which llama.cpp runs as the oracle of an engine under test."""
 
 from dataclasses import replace
 from enum import Enum, auto
@@ -8,14 +8,14 @@ from lockstep.harness.records import LORA, Settings
 
 
 class OracleForm(Enum):
-    """Settings of llama.cpp beside an engine under test."""
+    """A way to run llama.cpp as the oracle of an engine under test."""
 
     USUAL = auto()
     MERGED = auto()  # its file holds the LoRA files, added to the weights
     UNTURNED = auto()  # its quantised cache holds heads as they are
 
     def settings_for(self, settings: Settings) -> Settings:
-        """Return the oracle's settings for those of the engine under test."""
+        """Return the oracle's settings, given the settings of the engine under test."""
         if self is OracleForm.MERGED:
             kept = tuple(each for each in settings.adapters if each.kind != LORA)
             return replace(settings, adapters=kept)
@@ -23,7 +23,7 @@ class OracleForm(Enum):
 
 
 def other_forms(settings: Settings) -> list[OracleForm]:
-    """Return the forms by which an honest engine's run may differ from the usual one."""
+    """Return the other forms in which an honest engine may compute these settings."""
     found = [OracleForm.MERGED] if settings.files_of(LORA) else []
     if not {settings.type_k, settings.type_v} <= {*UNQUANTISED}:
         found.append(OracleForm.UNTURNED)

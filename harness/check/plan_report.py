@@ -13,7 +13,7 @@ from lockstep.harness.report.jsonl import ReportWriter
 
 @dataclass(frozen=True, kw_only=True)
 class PlanReport:
-    """The facts for a report. command: the command as typed; started: the start, by
+    """The facts for a report. `command` is the command as typed; `started` is the start time by
     time.perf_counter()."""
 
     plan: Plan

@@ -17,9 +17,10 @@ SWITCH = {"on": True, "off": False}
 
 
 def settings_named(text: str) -> Settings:
-    """Return the settings of `default`, `cache=Q8_0,flash=on`, `default,threads=4` or a TOML file.
+    """Return the settings that the text names: `default`, `cache=Q8_0,flash=on`,
+    `default,threads=4` or a TOML file.
 
-    The presets have other caches, so single settings begin with `exact`. Raises BadInput.
+    Single settings change the preset `exact` unless the text names a preset. Raises BadInput.
     """
     if text in PRESETS:
         return PRESETS[text]
@@ -49,7 +50,7 @@ def read_file(path: Path) -> Mapping[str, Any]:
 
 def settings_from(given: Mapping[str, Any], source: str) -> Settings:
     """Build settings from options. A quantised cache of values turns flash attention on, unless
-    that is given."""
+    `flash` is among the options."""
     preset = str(given.get("preset", EXACT.name))
     if preset not in PRESETS:
         raise BadInput(f"--settings {source}: no preset named {preset!r} (known: exact, default)")

@@ -68,7 +68,7 @@ def lockstep(
 ) -> None:
     """Conformance and differential testing for GGUF language-model engines.
 
-    Runs two engines in step, usually a small reference engine and llama.cpp, and reports where, why
+    Runs two engines in step, usually a small reference engine and llama.cpp. It reports where, why
     and by how much they diverge. The most common commands:
 
     \b
@@ -140,13 +140,13 @@ CLICK_ERROR: Any = typer.BadParameter.__mro__[2]
 
 
 class AskedToEnd(KeyboardInterrupt):
-    """Request to end the process. Python itself would end by SIGINT after a KeyboardInterrupt in
-    exec() (as a dataclass is made), for any exit code."""
+    """Request to end the process. Python would end by SIGINT, with another exit code, if a plain
+    KeyboardInterrupt interrupted exec() (used to make a dataclass)."""
 
 
 def main() -> None:
-    """Run a command, and end the process with its exit code. click words errors about options. A
-    command that is asked to end (kill, a closed terminal) cleans up as after Ctrl-C."""
+    """Run a command, and end the process with its exit code. click prints errors about options.
+    After a signal to end (kill, a closed terminal) a command cleans up as after Ctrl-C."""
     open_streams()
     from lockstep.engine.errors import EngineError
     from lockstep.harness.processes.allocator import keep_freed_memory
@@ -193,8 +193,8 @@ def main() -> None:
 
 
 def has_folder() -> bool:
-    """Return True if the working folder exists. Engines start in it, and it may have been
-    deleted."""
+    """Return True if the working folder exists. Engines start in it, and a user may have deleted
+    it."""
     try:
         os.getcwd()
     except FileNotFoundError:

@@ -33,9 +33,10 @@ def write(
     """Write an acid model. Its bytes are the same on every machine. Run it in the engine under
     test.
 
-    In a chat, say anything: the template asks for every test. As a completion, any prompt gives a
-    report. The acid prompt (`lockstep acid list --prompt`) gives the full report. Let the engine
-    write 64 tokens, then give the text to `lockstep acid read`. Example:
+    In a chat, any message gives the full report, because the chat template contains the acid
+    prompt. As a completion, any prompt gives a report; the acid prompt (`lockstep acid list
+    --prompt`) gives the full one. Let the engine write 64 tokens, then give the text to `lockstep
+    acid read`. Example:
 
         lockstep acid write -o acid.gguf
     """
@@ -58,8 +59,8 @@ def list_(
         bool, typer.Option("--prompt", help="Only print the acid prompt, for raw completion.")
     ] = False,
 ) -> None:
-    """List what each test sees, by how much the right answer leads, and which mistakes it tells
-    apart. Also list what no test sees. Example:
+    """List the target of each test, the lead of the right answer, and the mistakes that each test
+    distinguishes. Also list what no test covers. Example:
 
     \b
       lockstep acid list
@@ -90,7 +91,7 @@ def read(
     ],
     as_json: JsonOpt = False,
 ) -> None:
-    """Explain a report. Other output of the engine may stand around it.
+    """Explain a report. The text may contain other output of the engine.
 
     Exit codes: 0 every test ok, 1 a NO, 2 no report in the text, 3 the report is incomplete.
     Examples:

@@ -11,9 +11,9 @@ from lockstep.harness.cli.variants import variant_files
 def files_to_check(
     model: Path | None, arch: str | None, suites: list[str] | None, folder: str, seed: int
 ) -> Sequence[tuple[str, Path, list[str] | None, bool]]:
-    """Return for each file its name in the report, its path, its suites, and True if an engine may
-    refuse the model. Acid models are chosen by their suite; without MODEL the other suites get the
-    built-in ones."""
+    """Return a tuple for each file: its name in the report, its path, its suites, and True if an
+    engine may refuse the model. The acid suite gets acid models. Without MODEL the other suites get
+    the built-in models."""
     others = [each for each in suites or () if each != ACID]
     makes = model is None and ACID in (suites or ())
     made = list(acid_files(arch, Path(folder))) if makes else []
@@ -27,7 +27,8 @@ def files_to_check(
 
 
 def check_opens_files(engine: str, subject_model: Path | None) -> None:
-    """Refuse an engine that cannot open several acid models in turn. Raises BadInput."""
+    """Refuse an engine that cannot open several acid models one after the other. Raises
+    BadInput."""
     from lockstep.harness.dumps.dump import folder_of
     from lockstep.harness.http.session import is_address
 

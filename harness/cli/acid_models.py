@@ -1,4 +1,4 @@
-"""`acid:ARCH:TYPE` in place of a MODEL: acid models, written on demand."""
+"""Acid models in place of a MODEL: `acid:ARCH:TYPE`, written on demand."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The command `golden ops`: an engine's own answers to the vectors of operations."""
+"""The command `golden ops`, which judges an engine's own answers to the vectors of operations."""
 
 from pathlib import Path
 from typing import Annotated
@@ -24,10 +24,9 @@ def ops(
     quiet: QuietOpt = False,
 ) -> None:
     """Judge the results that an engine wrote into files: tensors CASE/OUTPUT, as golden/README.md
-    describes. An engine need not have every operation. Operations without a file are listed, and
-    files without an operation. An engine that has an operation must answer all of its cases, or
-    the exit code is 3. The exit code is 1 if a result is wrong, and 3 if there are no results.
-    Example:
+    describes. An engine need not have every operation. The output lists operations without a file,
+    and files without an operation. If an engine answers only some cases of an operation, the exit
+    code is 3. The exit code is 1 if a result is wrong, and 3 if there are no results. Example:
 
     \b
       lockstep golden ops --answers answers/

@@ -22,7 +22,7 @@ def fuzz_batch(
     ] = None,
     cases: Annotated[int, typer.Option(help="Schedules for each kind of memory.", min=1)] = 1000,
     schedule: Annotated[
-        list[str] | None, typer.Option(help="This schedule, as JSON, instead (repeatable).")
+        list[str] | None, typer.Option(help="Run only this schedule, given as JSON (repeatable).")
     ] = None,
     engine: Annotated[
         str,
@@ -33,13 +33,14 @@ def fuzz_batch(
     ] = "reference",
     oracle: OracleOpt = "llama.cpp",
 ) -> "FuzzPlan":
-    """Run schedules of decode calls and cache operations on two engines, and on each one twice.
+    """Run schedules of decode calls and cache operations on two engines, twice on each engine.
 
-    It compares return codes, positions, logits, and each ubatch with the cells that it uses. Then
-    it compares an engine with itself. Tokens of other sequences must not change a bit, and another
-    ubatch size no more than rounding does. Each difference is shrunk and reported once.
+    It compares return codes, positions, logits, and the cells that each ubatch uses. Then it
+    compares each engine with itself. Tokens of other sequences must not change any bit of the
+    logits. Another ubatch size must not change them by more than rounding does. Each difference is
+    shrunk and reported once.
 
-    With llama.cpp@0.3.8 or older, it compares only the batches, which llama_sbatch split (types
+    With llama.cpp@0.3.8 or older, it compares only how llama_sbatch splits the batches (types
     attention, recurrent and pooled). Examples:
 
     \b

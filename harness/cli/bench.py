@@ -1,4 +1,5 @@
-"""`lockstep bench TARGET`: engines side by side in one run, and whether we keep our promises."""
+"""`lockstep bench TARGET`: compares the speed of engines in one run, and checks our promises on
+speed."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -33,8 +34,8 @@ def quants(
     as_json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """Measure weights a second of each decoder: ours, ggml's to_float and gguf-py, with one thread
-    and two.
+    """Measure weights per second of each decoder: ours, ggml's to_float and gguf-py, with one
+    thread and with two.
 
     The exit code says nothing about speed: a busy machine is slow. Example:
 
@@ -60,8 +61,8 @@ def shadow(
 ) -> None:
     """Measure the cost of watching llama.cpp: a plain decode, an empty callback, and a capture.
 
-    A capture leaves every node's inputs and result in memory, ready to be sent. Sending and judging
-    them is not counted. The exit code says nothing about speed. Example:
+    A capture copies every node's inputs and result into memory. The time to send and to judge them
+    is not counted. The exit code says nothing about speed. Example:
 
     \b
       lockstep bench shadow
@@ -83,11 +84,11 @@ def check(
     as_json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """Measure the time of a check, suite by suite and phase by phase.
+    """Measure the time of a check, for each suite and each phase.
 
-    In the remaining seconds llama.cpp computes, or your engine, or a fork of ours that measures the
-    noise of honest runs. The exit code says nothing about speed, or about what the check finds.
-    Examples:
+    The table shows seconds and the processor seconds of Lockstep's own process. The rest is the
+    time of llama.cpp, of your engine, or of a process that measures the noise of honest runs. The
+    exit code says nothing about speed, or about what the check finds. Examples:
 
     \b
       lockstep bench check model.gguf
@@ -112,7 +113,7 @@ def run(
     as_json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """Measure tokens a second of `fast` (our compiled engine) and of llama.cpp, with two threads
+    """Measure tokens per second of `fast` (our compiled engine) and of llama.cpp, with two threads
     each.
 
     Both run a prompt of 128 tokens and 32 tokens one by one, under the preset "default". The exit

@@ -1,4 +1,4 @@
-"""`lockstep bisect`: the first layer, the op, the elements."""
+"""`lockstep bisect`: finds the first layer, the op and the elements that diverge."""
 
 import shlex
 import sys
@@ -80,15 +80,16 @@ def bisect(
     as_json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """Find the first layer, then the op, then the elements where two engines diverge.
+    """Find where two engines diverge: the first layer, the op and the elements.
 
-    Lockstep recomputes each op from the engine's own inputs. This tells ops that introduce an error
-    from ops that pass it on. Then it puts the oracle's tensors in at the wrong ops: if the rest
-    agrees, these were all. An engine that shows no tensors inside its layers first runs the F32
-    twin of a quantised model. If the usual run agrees, the further runs of `check` follow. If no op
-    is wrong, known mistakes are tried, as in `diagnose`. An engine that only samples is diagnosed,
-    stage by stage. Exit code: 0 no difference, 1 wrong ops found, 3 incomplete, 4 the engines
-    diverge and no op is wrong on its own inputs. Examples:
+    Lockstep recomputes each op from the engine's own inputs. This separates ops that introduce an
+    error from ops that only pass it on. Then it replaces the results of the wrong ops by the
+    oracle's tensors. If the rest then agrees, no other op is wrong. If an engine shows no tensors
+    inside its layers, a quantised model is first run as its F32 twin. If the usual run agrees, the
+    further runs of `check` follow. If no op is wrong, `bisect` tries known mistakes, as `diagnose`
+    does. For an engine that only samples, it checks the stages of the sampler chain. Exit code: 0
+    no difference, 1 wrong ops found, 3 incomplete, 4 the engines diverge and no op is wrong on its
+    own inputs. Examples:
 
     \b
       lockstep bisect model.gguf --engine "./my-engine --threads 1"
@@ -167,7 +168,8 @@ def bisect(
 
 
 def only_samples(error: "NoAnswer") -> bool:
-    """Return True for an engine with samplers and no models: its stages are its ops."""
+    """Return True if the engine offers samplers and no models, so that sampler stages take the
+    place of ops."""
     from lockstep.harness.locate.locate import LEVELS
 
     levels = {*(error.detail.get(LEVELS) or ())}
@@ -176,7 +178,7 @@ def only_samples(error: "NoAnswer") -> bool:
 
 @contextmanager
 def whole_commands(plan: "Plan") -> Iterator[None]:
-    """Print the commands that need no tensors, for an engine without tensors."""
+    """Print the commands that need no tensors, if the engine shows none."""
     from lockstep.harness.blackbox.offers import why_not_asked
     from lockstep.harness.context.suite import NoAnswer
     from lockstep.harness.locate.locate import LEVELS

@@ -84,7 +84,8 @@ def bisection_lines(plan: Plan, result: Bisection) -> list[str]:
 
 
 def as_stored(result: Bisection) -> list[str]:
-    """Return lines on faults that the twin hides, though the proof uses the twin."""
+    """Return lines on faults that appear only in the stored model, because the F32 twin hides
+    them."""
     every = result.as_stored
     lines = [
         f"in the stored model {site_name(finding.site)} is off by {finding.err_local:.2g} "
@@ -96,7 +97,7 @@ def as_stored(result: Bisection) -> list[str]:
 
 
 def rows_of(culprit: SiteFinding) -> str:
-    """Describe the op's weights and its wrong rows; "" if it has neither."""
+    """Describe the op's weights and its wrong output rows; "" if there are neither."""
     pieces = pieces_of(culprit.outputs)
     rows = ", ".join(map(in_words, pieces[:8]))
     more = sum(map(len, pieces[8:]))
@@ -108,8 +109,8 @@ def rows_of(culprit: SiteFinding) -> str:
 
 
 def pieces_of(indices: Sequence[int]) -> list[Sequence[int]]:
-    """Cut indices into consecutive pieces, so that a head is seen whole. No indices give no
-    pieces."""
+    """Cut indices into consecutive pieces, so that all rows of a head form one piece. Return no
+    pieces for no indices."""
     if not indices:
         return []
     ends = [i for i, index in enumerate(indices) if i == 0 or indices[i - 1] != index - 1]
@@ -121,7 +122,7 @@ def in_words(piece: Sequence[int]) -> str:
 
 
 def proof(plan: Plan, result: Bisection) -> list[str]:
-    """Return the result of the run in which the oracle's tensors are put in."""
+    """Return lines on the run in which the oracle's tensors replace the wrong ones."""
     if result.unsteady is not None:
         return [f"not confirmed: {plan.engine} is not deterministic: {result.unsteady}"]
     if result.failed:
@@ -130,8 +131,9 @@ def proof(plan: Plan, result: Bisection) -> list[str]:
 
 
 def alone(culprit: SiteFinding, found: Findings) -> list[str]:
-    """Name the wrong tokens or heads, if others are right and the wrong ones are few ranges. Tokens
-    are named by their positions in the sequence, which rows of later batches are not."""
+    """Return lines that name the wrong tokens or heads, if all others are right and the wrong ones
+    form few ranges. Tokens are named by their position in the sequence, because row numbers of
+    later batches start at 0."""
     names = culprit.axes.strip("()").split(", ")
     positions = found.positions(culprit)
     lines = []
@@ -161,7 +163,7 @@ def alike_in_layers(culprits: Sequence[SiteFinding]) -> list[list[SiteFinding]]:
 
 
 def in_other_layers(result: Bisection, others: Sequence[SiteFinding]) -> str:
-    """Return the other layers with the same fault, and their errors."""
+    """Name the other layers with the same fault, and their errors."""
     if not others:
         return ""
     layers = sorted(other.layer for other in others if other.layer is not None)
@@ -176,7 +178,8 @@ def in_other_layers(result: Bisection, others: Sequence[SiteFinding]) -> str:
 
 
 def lines_without_culprit(plan: Plan, result: Bisection) -> list[str]:
-    """Return lines on the parts that agree, the parts not compared, and outputs that show more."""
+    """Return the lines for a bisection without a wrong op: the parts that agree, the parts not
+    compared, and the outputs that differ."""
     left_out = result.not_compared
     well = result.exit_code == 0 and not left_out and not result.found.other_graph
     lines = [f"{plan.case}: {result.found.rest}" + ("; nothing to find" if well else "")]
@@ -198,7 +201,8 @@ def lines_without_culprit(plan: Plan, result: Bisection) -> list[str]:
 
 
 def other_graph(result: Bisection) -> list[str]:
-    """Return lines on a graph that differs, which no single op can show."""
+    """Return lines on a difference between the graphs of the two files, which no single op can
+    show."""
     where, keys = result.found.other_graph, result.found.other_keys
     lines = (
         [f"llama.cpp builds a different graph from the subject's file: {where}"] if where else []
@@ -210,15 +214,15 @@ def other_graph(result: Bisection) -> list[str]:
 
 
 def the_end(p: Patched) -> str:
-    """Say that replaced values at a wrong last op hide earlier faults."""
+    """Return a note that the last op was patched, which hides earlier faults; "" if it was not."""
     if not p.at_the_end:
         return ""
     return f"; patched {p.what}s are the oracle's own, so errors before them do not show"
 
 
 def confirmation(p: Patched, left: int = 0) -> str:
-    """Describe the run in which the oracle's tensors replaced the culprits. left: culprits without
-    a replacement, which may cause what remains."""
+    """Describe the run in which the oracle's tensors replaced the wrong ones. `left` is the number
+    of wrong ops that cannot be replaced and may cause what remains."""
     allowed = f"{p.allowed:.1e}"
     design = " from an honest run of another design" if p.otherwise else ""
     agrees = "agrees with an honest run of another design" if p.otherwise else "agrees"

@@ -1,4 +1,4 @@
-"""Output about an engine that was tested on made models."""
+"""Output about an engine that was tested on probe models."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -32,7 +32,7 @@ SHOWN = 200  # characters of what an engine said
 
 
 def bisect(plan: "Plan", folder: str, out: "Terminal") -> "BlackBoxBisection":
-    """Print the bisection."""
+    """Run a black-box bisection, print it, and return it."""
     from lockstep.harness.blackbox.run import bisect_one
     from lockstep.harness.parallel.children import result_of
 
@@ -142,8 +142,9 @@ def wrong_layers(rows: Sequence["LayerRow"]) -> list[int]:
 
 
 def where_else(result: "BlackBoxBisection") -> Iterator[str]:
-    """Yield where to look if every part agrees alone, but the whole model differs, or the tokens
-    chosen by right logits, or runs with several threads."""
+    """Yield where to look if every part agrees alone. This happens if only the whole model differs,
+    if the engine chooses wrong tokens from right logits, or if only runs with several threads
+    differ."""
     from lockstep.harness.report.text import CALLS, THREADS
 
     if result.rows and result.whole.differs and no_part_is_named(result):
@@ -156,14 +157,13 @@ def where_else(result: "BlackBoxBisection") -> Iterator[str]:
 
 
 def no_part_is_named(result: "BlackBoxBisection") -> bool:
-    """Return True if no part has a name, so that the run may be named instead. The words of the
-    whole answer may then name the run."""
+    """Return True if no wrong part was found, so that the summary of the whole answer is needed."""
     named = any(look.tensors for look in result.lenses) or any(s.tensors for s in result.places)
     return not named and not any(row.answer.differs for row in result.rows)
 
 
 def only_as_stored(result: "BlackBoxBisection") -> str:
-    """Name the weight types without a lens, if no slice is wrong; else ""."""
+    """Name the weight types without a lens, if no slice is wrong; else return ""."""
     looked = any(look.answer.status in ("agreed", "diverged") for look in result.lenses)
     if looked or not result.rows or not all(row.answer.agrees for row in result.rows):
         return ""
@@ -171,7 +171,8 @@ def only_as_stored(result: "BlackBoxBisection") -> str:
 
 
 def fault_of(same: Sequence["Looked"]) -> str:
-    """Name the fault in lenses of one type: the tensors, or the type itself if all are wrong."""
+    """Name the wrong tensors in the lenses of one type, or the type itself if all its tensors are
+    wrong."""
     wrong = list(dict.fromkeys(name for look in same for name in look.tensors))
     held = {stretch.tensor for look in same for stretch in look.lens.stretches}
     if not wrong:
@@ -192,7 +193,7 @@ def mark(answer: "SliceAnswer") -> str:
 
 
 def numbers_of(rows: Sequence["LayerRow"]) -> str:
-    """Write numbers as ranges: 0 to 3, 5, 8 and the like."""
+    """Write numbers as ranges, such as "0 to 3, 5, 8"."""
     runs: list[list[int]] = []
     for layer in (row.layer or 0 for row in rows):
         if runs and layer == runs[-1][-1] + 1:
@@ -203,7 +204,7 @@ def numbers_of(rows: Sequence["LayerRow"]) -> str:
 
 
 def reasons(rows: Sequence["LayerRow"], lenses: Sequence["Looked"]) -> Iterator[str]:
-    """Yield the reasons for each part, and notes on parts that were not compared."""
+    """Yield the reason for each wrong part, and notes on parts that were not compared."""
     from lockstep.harness.blackbox.report import name_of
     from lockstep.harness.report.text import cut
 

@@ -1,4 +1,4 @@
-"""`lockstep check`: every suite that applies, of one model or many."""
+"""`lockstep check`: runs every suite that applies, on one model or many."""
 
 import sys
 from dataclasses import replace
@@ -59,8 +59,8 @@ def check(
     steps: Annotated[
         int | None,
         typer.Option(
-            help="Tokens to generate. Models above 256 MB generate some with the first layer "
-            "alone. Default: 64, or 16 with --arch.",
+            help="Tokens to generate. Models above 256 MB generate some of them with only "
+            "the first layer. Default: 64, or 16 with --arch.",
             min=1,
             max=4096,
         ),
@@ -71,7 +71,10 @@ def check(
     seed: SeedOpt = 0,
     known: Annotated[
         Path | None,
-        typer.Option(help="Excuse the divergences in this file. One that is gone is an error."),
+        typer.Option(
+            help="Excuse the divergences in this file. A listed divergence that no longer occurs "
+            "is an error."
+        ),
     ] = None,
     write_known: Annotated[
         Path | None,
@@ -84,23 +87,26 @@ def check(
     report: ReportOpt = Path("reports"),
     formats: FormatOpt = None,
     as_json: JsonOpt = False,
-    jobs: Annotated[int, typer.Option("-j", help="Models checked side by side.", min=1)] = 1,
+    jobs: Annotated[
+        int, typer.Option("-j", help="Number of models to check in parallel.", min=1)
+    ] = 1,
     cluster: ClusterOpt = None,
     diagnose: Annotated[
         bool, typer.Option("--diagnose", help="If something diverges, try known mistakes.")
     ] = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """Run every suite that applies.
+    """Run every suite that applies to the model and the engine.
 
-    In order: metadata, tokens, dequant, logits, long-context, logprobs, embeddings, states,
-    guidance, decode, text, black-box, acid, trace, products, shadow. logprobs and text are for
-    engines that show no logits. states is for engines that save sessions, guidance for those that
-    guide. black-box is for engines that show no tensors. long-context is for models that need
-    longer texts than the usual run (windows, long factors). acid is for models of `lockstep acid`.
+    The suites run in this order: metadata, tokens, dequant, logits, long-context, logprobs,
+    embeddings, states, guidance, decode, text, black-box, acid, trace, products, shadow. logprobs
+    and text are for engines that show no logits. states is for engines that save sessions, and
+    guidance is for engines with classifier-free guidance. black-box is for engines that show no
+    tensors. long-context is for models with parts that only longer texts use (attention windows,
+    long RoPE factors). acid is for models of `lockstep acid`.
 
     Without MODEL, it checks the built-in seeded models. With --suite acid, it checks the acid
-    models of every type; MODEL acid:ARCH:TYPE is one of them. Examples:
+    models of every type. To check a single acid model, write acid:ARCH:TYPE as MODEL. Examples:
 
     \b
       lockstep check

@@ -1,4 +1,4 @@
-"""`lockstep diagnose`: the known mistake that reproduces an engine's answers."""
+"""`lockstep diagnose`: finds the known mistake that reproduces an engine's answers."""
 
 import shlex
 import sys
@@ -55,8 +55,8 @@ def diagnose(
 
     `diagnose` asks the engine and the right engine everything that the engine can answer: logits,
     likely tokens, greedy tokens, text, ids. If they differ, it asks four hundred engines with one
-    known mistake each. It names a mistake that reproduces all answers within the noise of honest
-    runs, if the right engine does not. Exit code: 0 all answers agree with the right engine, 1 some
+    known mistake each. It names a mistake if the engine with this mistake reproduces all answers
+    within the noise of honest runs. Exit code: 0 all answers agree with the right engine, 1 some
     differ, 3 incomplete. Examples:
 
     \b

@@ -34,7 +34,8 @@ def diagnose_run(
 
 
 def where_no_op_is_found(plan: "Plan", result: "Bisection", out: "Terminal") -> "Diagnosed | None":
-    """Diagnose a wrong engine without a located fault; None for other engines."""
+    """Diagnose a wrong engine for which the bisection found no op; return None for other
+    engines."""
     from lockstep.harness.bisect.bisection import NO_OP
 
     parts = result.first is None and result.exit_code in (1, NO_OP)
@@ -43,7 +44,7 @@ def where_no_op_is_found(plan: "Plan", result: "Bisection", out: "Terminal") -> 
 
 @dataclass(kw_only=True)
 class Remarks:
-    """Prints findings of a diagnosis before its end, and a single remark if it takes long."""
+    """Prints the findings of a diagnosis as they come, and one remark if it takes long."""
 
     plan: "Plan"
     say: Callable[[str], None]

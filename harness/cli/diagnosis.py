@@ -1,4 +1,4 @@
-"""Output of a diagnosis on the command line: the known mistake that reproduces an engine's
+"""Output of a diagnosis on the command line: which known mistake reproduces the engine's
 answers."""
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -65,7 +65,7 @@ def aspect_lines(each: "Diagnosis") -> Iterator[str]:
 
 
 def verdicts_of(plan: "Plan", found: "Diagnosed", again: str) -> "Iterator[Verdict]":
-    """Yield the report's verdicts. again: the command that reproduces them."""
+    """Yield the report's verdicts. `again` is the command that reproduces them."""
     from lockstep.harness.diagnosis import report
 
     said = {each.aspect: list(aspect_lines(each)) for each in found.of}
@@ -107,7 +107,7 @@ def result_lines(each: "Diagnosis") -> Iterator[str]:
 
 
 def describe_family(family: "Family") -> str:
-    """Describe the nearest known mistake, if it is too far to be named."""
+    """Describe the nearest known mistake, if none is near enough to be named as the cause."""
     if family.alike:
         share = (
             f"{family.alike**2:.0%} of the difference has the shape of its effect, at a different "

@@ -1,4 +1,4 @@
-"""`lockstep golden export`: vectors to take away."""
+"""`lockstep golden export`: writes vectors for use in other projects."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -38,7 +38,8 @@ def export(
     ] = None,
     quiet: QuietOpt = False,
 ) -> None:
-    """Write the vectors of one level into a folder to vendor, with a page, a licence and hashes.
+    """Write the vectors of one level into a folder, with a page, a licence and hashes. Other
+    projects can copy this folder.
 
     The exported files do not need Lockstep, and this command does not need llama.cpp. Examples:
 

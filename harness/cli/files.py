@@ -25,7 +25,9 @@ def fuzz_gguf(
             min=1,
         ),
     ] = None,
-    file: Annotated[list[Path] | None, typer.Option(help="This file instead (repeatable).")] = None,
+    file: Annotated[
+        list[Path] | None, typer.Option(help="Test only this file (repeatable).")
+    ] = None,
     hex_: HexOpt = None,
     corpus: Annotated[
         Path | None, typer.Option(help="A folder of files to mutate, for the family `corpus`.")
@@ -56,9 +58,9 @@ def fuzz_gguf(
     """Parse valid, unusual, broken and mutated files with every parser.
 
     Our parser and llama.cpp's in-memory parser see every file. llama.cpp's file parser (with and
-    without data), vocab-only load and full load see some. gguf-py sees a few, and all odd ones. A
-    crash ends a process, and no file is lost. Findings are shrunk, and folded by stage, symptom and
-    kind. Examples:
+    without data), vocab-only load and full load see some. gguf-py sees a few files, and all unusual
+    ones. A crash ends only the process of one parser, and the file that caused it is reported.
+    Findings are shrunk, and grouped by stage, symptom and kind. Examples:
 
     \b
       lockstep fuzz gguf -j 2
@@ -86,8 +88,8 @@ def fuzz_gguf(
 
 
 def families(given: Sequence[str], corpus: Path | None, keep: Path | None) -> tuple[str, ...]:
-    """Return the families. A guided run has no other family; a corpus without --family is added to
-    all of them."""
+    """Return the families of a campaign. A guided run has only its own family. A corpus without
+    --family is added to all families."""
     if keep is not None:
         from lockstep.harness.check.check import BadInput
 

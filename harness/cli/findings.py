@@ -1,4 +1,5 @@
-"""`lockstep finding`: known faults of llama.cpp and of public engines, ready to be filed."""
+"""`lockstep finding`: known faults of llama.cpp and of public engines, as texts to file as
+issues."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,9 +27,9 @@ def finding(
 ) -> None:
     """List known faults: of llama.cpp and gguf-py, and of the engines of `lockstep engine`.
 
-    With an ID: print a text ready to file as an issue, with the case or the commands that reproduce
-    it. --run and -o are for engines of `lockstep engine`. Exit codes of --run: 0 the finding is
-    still true, 1 it is not, 3 the engine failed in another way. Example:
+    With an ID, it prints a text to file as an issue, with the case or the commands that reproduce
+    it. --run and -o are for engines of `lockstep engine`. Exit codes of --run: 0 the fault still
+    occurs, 1 it does not, 3 the engine failed in another way. Example:
 
     \b
       lockstep finding

@@ -33,8 +33,8 @@ class WantedFormat:
 
 
 def formats_wanted(given: Sequence[str] | None) -> list[WantedFormat]:
-    """Return the requested formats, before the run. What cannot be written is refused, and what an
-    earlier run left in its place is removed, so that nothing stale is taken for this run's. Raises
+    """Return the requested formats, before the run starts. It refuses files that cannot be written.
+    It deletes the files of an earlier run, so that nobody takes them for files of this run. Raises
     BadInput."""
     from lockstep.engine.choices import choices
     from lockstep.harness.check.check import BadInput
@@ -75,7 +75,8 @@ def make_room(path: Path) -> None:
 
 
 def write_formats(wanted: Sequence[WantedFormat], folder: Path, out: "Terminal") -> None:
-    """Write the formats of a run's folder. `markdown` also uses what GitHub offers a job."""
+    """Write the formats of a run's folder. `markdown` also writes to GitHub's job summary, and
+    prints annotations in a GitHub job."""
     from lockstep.harness.report.formats import write_format
     from lockstep.harness.report.formats.results import read_results
 
@@ -88,8 +89,8 @@ def write_formats(wanted: Sequence[WantedFormat], folder: Path, out: "Terminal")
 
 
 def tell_github(run: "RunResults", path: Path, out: "Terminal") -> None:
-    """Report to GitHub: a job's summary is a file that its steps append to; annotations are lines
-    of its log."""
+    """Report to GitHub. A job's summary is a file to which its steps append. Annotations are lines
+    of the job's log."""
     from lockstep.harness.report.formats.annotations import annotations
 
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
@@ -105,7 +106,7 @@ def convert(
     folder: Annotated[Path, typer.Argument(help="The folder of a run.", metavar="FOLDER")],
     formats: FormatOpt = None,
 ) -> None:
-    """Write the report of a run in other formats; junit if none is named.
+    """Write the report of a run in other formats. The default is junit.
 
     The report of an unfinished run says so. Examples:
 

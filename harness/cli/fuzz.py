@@ -1,4 +1,4 @@
-"""`lockstep fuzz TARGET`: cases without end, until two engines part."""
+"""`lockstep fuzz TARGET`: endless random cases, until two engines differ."""
 
 import inspect
 import sys
@@ -34,8 +34,8 @@ app = typer.Typer(
 
 
 def add(name: str, makes: "Callable[..., FuzzPlan]") -> None:
-    """Add `lockstep fuzz NAME`, from a function that turns its options into a plan. The options of
-    `campaign` are every fuzzer's."""
+    """Add `lockstep fuzz NAME`, from a function that turns its options into a plan. The command
+    also gets the options of `campaign`, which all fuzzers share."""
     shared = inspect.signature(campaign).parameters
     options = {key: row for key, row in shared.items() if row.kind is row.KEYWORD_ONLY}
 
@@ -64,7 +64,8 @@ def campaign(
     cluster: ClusterOpt = None,
     quiet: QuietOpt = False,
 ) -> None:
-    """Run a campaign, and end with its exit code. A wrong plan is one line, like all bad input."""
+    """Run a campaign, and end with its exit code. A wrong plan gives a one-line error, like all bad
+    input."""
     from dataclasses import replace
 
     from lockstep.harness.cli.terminal import Terminal
@@ -102,7 +103,7 @@ def fuzz_quants(
     ] = None,
     cases: Annotated[int, typer.Option(help="Blocks of each type.", min=1)] = 1_000_000,
     block: Annotated[
-        list[str] | None, typer.Option(help="This block, as hex, instead (repeatable).")
+        list[str] | None, typer.Option(help="Test only this block, given as hex (repeatable).")
     ] = None,
     engine: Annotated[
         str,
@@ -114,10 +115,10 @@ def fuzz_quants(
 ) -> "FuzzPlan":
     """Decode blocks of arbitrary bytes with two engines and compare the bits of every weight.
 
-    Half of the blocks are directed, until these run out: every value of every scale, every byte in
-    every place, every pair of bytes in two fields. The rest are random. NaN equals NaN; a different
-    sign of a NaN is only counted. gguf-py sees one block in 64, and every block that differs.
-    Examples:
+    Half of the blocks are systematic, until all of these are used: every value of every scale,
+    every byte in every place, every pair of bytes in two fields. The other blocks are random. Two
+    NaN values count as equal; NaN values with different signs are counted. gguf-py sees one block
+    in 64, and every block that differs. Examples:
 
     \b
       lockstep fuzz quants

@@ -1,4 +1,4 @@
-"""The commands of `golden`: regenerate, verify, compare."""
+"""The commands of `golden`: write the vectors again, verify them, compare them."""
 
 from collections import Counter
 from pathlib import Path
@@ -20,7 +20,7 @@ OWN_FOLDER = Path("goldens")  # of a user's models, if no other is named
 @app.command()
 def regen(
     model: Annotated[
-        list[Path] | None, typer.Argument(help="Models of yours. Their vectors go to --out.")
+        list[Path] | None, typer.Argument(help="Your own models. Their vectors go to --out.")
     ] = None,
     out: Annotated[
         Path | None,
@@ -36,7 +36,7 @@ def regen(
     vectors: Annotated[
         Path | None,
         typer.Option(
-            help="The folder for the vectors that ship, instead of their own.", hidden=True
+            help="The folder for the shipped vectors. Default: the package's own.", hidden=True
         ),
     ] = None,
     quiet: QuietOpt = False,
@@ -44,7 +44,7 @@ def regen(
     """Ask llama.cpp again, and write the vectors that ship or those of your models.
 
     With an unchanged oracle no byte changes, on any CPU. Vectors of your models hold only values
-    that do not depend on the CPU. Vectors that ship keep old sums that are still within their
+    that do not depend on the CPU. In vectors that ship, an old sum stays if it is still within its
     bound. Example:
 
     \b
@@ -91,7 +91,7 @@ def verify(
     model: Annotated[
         list[Path] | None,
         typer.Option(
-            help="A model that the vectors are for. Models in the folder are found without this "
+            help="A model to which the vectors belong. Models in the folder are found without this "
             "(repeatable)."
         ),
     ] = None,
@@ -101,8 +101,8 @@ def verify(
     vectors: Annotated[Path | None, typer.Option(help="The same as FOLDER.", hidden=True)] = None,
     quiet: QuietOpt = False,
 ) -> None:
-    """Check that the vectors are whole and unedited. With --engine or --oracle, also compare its
-    answers.
+    """Check that the vectors are complete and unedited. With --engine or --oracle, also compare its
+    answers with them.
 
     If the engine does not answer a question, the report names it and the exit code is 3. Examples:
 
@@ -149,8 +149,8 @@ def verify(
 
 @app.command()
 def diff(a: Path, b: Path) -> None:
-    """List the differences between two folders of vectors, or two of their files. Exit code 1:
-    there are some.
+    """List the differences between two folders of vectors, or between two files. The exit code is 1
+    if there are differences.
 
     Example:
 
@@ -170,7 +170,7 @@ def diff(a: Path, b: Path) -> None:
 
 @app.command()
 def models(folder: Path) -> None:
-    """Write the seeded models of the vectors for any engine to run.
+    """Write the seeded models that belong to the vectors, so that any engine can run them.
 
     Example:
 

@@ -57,19 +57,21 @@ def matrix(
         typer.Option(
             metavar="DIR",
             help="Write a static site: an index, a page for each engine and each finding. "
-            "An interrupted run goes on where it stopped.",
+            "An interrupted run continues where it stopped.",
         ),
     ] = None,
     as_json: JsonOpt = False,
-    jobs: Annotated[int, typer.Option("-j", help="Models checked side by side.", min=1)] = 1,
+    jobs: Annotated[
+        int, typer.Option("-j", help="Number of models to check in parallel.", min=1)
+    ] = 1,
     quiet: QuietOpt = False,
 ) -> None:
-    """Compare what many engines can answer and where they diverge, in one table or JSON.
+    """Show in one table, or as JSON, what each engine can answer and where it diverges.
 
     All engines run the same cases: five built-in llama models (plain, bf16, Q8_0, Q4_0, experts),
-    one each of qwen3, gemma3 and gpt2, and the files of --model. A cell counts the cases that
-    agree, among those that the engine can answer. Each engine gets its own report. The exit code is
-    the worst of all engines. Examples:
+    one each of qwen3, gemma3 and gpt2, and the files of --model. Each cell counts the cases that
+    agree, out of the cases that the engine can answer. Each engine gets its own report. The exit
+    code is the worst of all engines. Examples:
 
     \b
       lockstep matrix reference llama.cpp@0.3.8 ./my-engine
@@ -139,8 +141,8 @@ def matrix(
 
 
 def named_apart(models: list[Path], folder: str) -> list[tuple[str, Path]]:
-    """Return each file once, by its name, or by its path if two share a name, because verdicts need
-    unique names. folder: for built-in models."""
+    """Return each file once, with its name, or with its path if two files share a name, because
+    verdicts need unique names. `folder` is for built-in models."""
     from lockstep.harness.cli.shared import models_of
 
     found = [case for model in models for case in models_of(model, folder)]
@@ -158,7 +160,7 @@ def cases_made(folder: str, seed: int) -> list[tuple[str, Path]]:
 
 
 def shown_matrix(rows: "list[MatrixRow]", console: "Console") -> None:
-    """Print a table if its names and numbers fit; else a block for each engine."""
+    """Print a table if it fits into the terminal's width; else print a block for each engine."""
     from rich.measure import Measurement
 
     from lockstep.harness.runs.matrix import (

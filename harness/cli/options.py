@@ -1,4 +1,4 @@
-"""Options that several commands have, worded once."""
+"""Options that several commands share."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -116,7 +116,8 @@ ResumeOpt = Annotated[
     typer.Option(help="Continue the run in this folder where it stopped, with that run's options."),
 ]
 HexOpt = Annotated[
-    list[str] | None, typer.Option("--hex", help="These bytes, as hex, instead (repeatable).")
+    list[str] | None,
+    typer.Option("--hex", help="Test only these bytes, given as hex (repeatable)."),
 ]
 ClusterOpt = Annotated[
     str | None,

@@ -1,4 +1,4 @@
-"""`lockstep oracle`: other versions of an engine, each in an environment of its own."""
+"""`lockstep oracle`: other versions of an engine, each in its own environment."""
 
 from typing import Annotated
 
@@ -18,7 +18,8 @@ NameArg = Annotated[
 
 @app.command()
 def add(name: NameArg, quiet: QuietOpt = False) -> None:
-    """Build a version now. `check` and `fuzz` build a version when they first need it.
+    """Build a version now. Without this command, `check` and `fuzz` build it when they first need
+    it.
 
     Example:
 
@@ -32,7 +33,7 @@ def add(name: NameArg, quiet: QuietOpt = False) -> None:
     with Terminal(quiet=quiet) as out:
         folder = provide(name, lambda text: out.progress(name, text))
         if folder is None:
-            raise BadInput(f"{name} is no version; expected one such as llama.cpp@0.3.8")
+            raise BadInput(f"{name} is not a version; expected one such as llama.cpp@0.3.8")
         out.line(f"{name} is ready: {folder}")
 
 

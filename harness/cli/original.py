@@ -1,4 +1,4 @@
-"""`lockstep original`: comparison of a GGUF file with the model it was converted from."""
+"""`lockstep original`: compares a GGUF file with the model that it was converted from."""
 
 import sys
 from pathlib import Path
@@ -34,7 +34,7 @@ def original(
     ] = "llama.cpp",
     run: Annotated[
         bool,
-        typer.Option("--run/--no-run", help="Also run both, or compare the files alone."),
+        typer.Option("--run/--no-run", help="Also run both, or compare only the files."),
     ] = True,
     embeddings: Annotated[
         Path | None,
@@ -54,19 +54,19 @@ def original(
     """Compare a GGUF file with the checkpoint that it was made from.
 
     It compares hyperparameters, tensors and the tokenizer. F32, F16 and BF16 tensors must be equal
-    bit for bit, quantised ones as near as their type allows. Known: llama (also Mistral, Mixtral),
-    qwen2, qwen3, qwen3moe, gemma2, gemma3, phi3, gpt2, bert.
+    bit for bit, and quantised tensors as near as their type allows. Supported architectures: llama
+    (also Mistral, Mixtral), qwen2, qwen3, qwen3moe, gemma2, gemma3, phi3, gpt2, bert.
 
-    After `lockstep engine add originals` it also runs both on seeded tokens: the checkpoint by
-    transformers in float32, MODEL by llama.cpp. It lists the layers and ops that compute something
-    else, in the order of the graph. This needs an F32, F16 or BF16 file. Of a quantised one, it
-    tells the KL divergence from the original, and how often both choose the same token. No code of
-    the checkpoint is executed. With --embeddings, it says what your own pipeline does otherwise
-    than sentence-transformers: pooling, prompt, truncation, normalisation.
+    After `lockstep engine add originals` it also runs both models on seeded tokens: the checkpoint
+    with transformers in float32, and MODEL with llama.cpp. For an F32, F16 or BF16 file, it lists
+    the layers and ops that compute something else, in graph order. For a quantised file, it shows
+    the KL divergence from the original, and how often both choose the same token. No code of the
+    checkpoint is executed. With --embeddings, it compares your own pipeline with
+    sentence-transformers: pooling, prompt, truncation, normalisation.
 
-    Exit codes: 0 the same; 1 something differs; 2 one of them cannot be read; 3 something was not
-    compared. A run skipped because `originals` is not added, or MODEL is quantised, does not count.
-    Examples:
+    Exit codes: 0 the same; 1 something differs; 2 a file cannot be read; 3 a part was not compared.
+    A run that is skipped because `originals` is missing or MODEL is quantised does not count as
+    such a part. Examples:
 
     \b
       lockstep engine add originals

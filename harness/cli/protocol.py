@@ -45,8 +45,8 @@ def protocol(
         ),
     ] = False,
 ) -> None:
-    """Print the protocol of an engine under test: lines of JSON. An engine may answer only some
-    kinds.
+    """Print the protocol between Lockstep and an engine under test: lines of JSON. An engine may
+    answer only some kinds of questions.
 
     Examples:
 

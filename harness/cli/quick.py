@@ -1,4 +1,4 @@
-"""`lockstep trace`, `run` and `tokenize`: the quick look at one engine."""
+"""`lockstep trace`, `run` and `tokenize`: quick commands for a single engine."""
 
 from functools import partial
 from pathlib import Path
@@ -122,8 +122,8 @@ def tokenize(
     ] = True,
     parse_special: Annotated[bool, typer.Option(help="Parse special tokens in the text.")] = False,
 ) -> None:
-    """Tokenize with any engine, and print one JSON list of ids for each input. --decode does the
-    reverse.
+    """Tokenize texts with any engine, and print one JSON list of ids for each input. --decode turns
+    ids into text.
 
     Examples:
 

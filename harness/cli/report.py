@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class PageUnlessNamed(TyperGroup):
-    """`lockstep report FOLDER` is `lockstep report page FOLDER`."""
+    """Command group in which `lockstep report FOLDER` means `lockstep report page FOLDER`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and not args[0].startswith("-"):
@@ -36,10 +36,10 @@ FolderArg = Annotated[
 
 @app.command()
 def page(folder: FolderArg, quiet: QuietOpt = False) -> None:
-    """Write report.html beside report.jsonl. Each run does this at its end.
+    """Write report.html beside report.jsonl. Every run does this at its end.
 
-    The page is a single file for a browser. Writing it does not ask the engines again. The page of
-    an unfinished run says so. Examples:
+    The page is a single file for a browser. This command does not run the engines again. The page
+    of an unfinished run says so. Examples:
 
     \b
       lockstep report reports/20261120-103923-check
@@ -78,10 +78,10 @@ def diff(
     Lockstep.
 
     It lists new differences, and differences that are gone. It lists differences that are more than
-    twice as large or less than half (ten times, if seeds, models or settings differ). It lists
+    twice or less than half as large (ten times, if seeds, models or settings differ). It lists
     suites with a different verdict, and errors that came nearer to their limit by more than a tenth
-    of it. A larger difference counts as worse, and so does a comparison that B lacks. Exit code: 1
-    if something got worse, 3 if nothing did and B did not finish, else 0. Examples:
+    of this limit. A larger difference counts as worse, and so does a comparison that B lacks. Exit
+    code: 1 if something got worse, 3 if nothing did and B did not finish, else 0. Examples:
 
     \b
       lockstep report diff reports/MONDAY-check reports/TUESDAY-check

@@ -1,4 +1,4 @@
-"""`lockstep fuzz samplers`: chains of samplers on logits that hurt."""
+"""`lockstep fuzz samplers`: chains of samplers on difficult logits."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,7 +22,7 @@ def fuzz_samplers(
     cases: Annotated[int, typer.Option(help="Chains with each sampler.", min=1)] = 1000,
     question: Annotated[
         list[str] | None,
-        typer.Option(help="This question, as JSON from a report, instead (repeatable)."),
+        typer.Option(help="Ask only this question, given as JSON from a report (repeatable)."),
     ] = None,
     engine: Annotated[
         str,
@@ -33,14 +33,15 @@ def fuzz_samplers(
     ] = "reference",
     oracle: OracleOpt = "llama.cpp",
 ) -> "FuzzPlan":
-    """Run chains of samplers on logits that hurt, and hold every stage to its definition.
+    """Run chains of samplers on difficult logits, and compare every stage with its definition.
 
-    Logits have ties, neighbours a last place apart, masks, zeros of both signs, huge numbers, or
-    one candidate. Chains have any order, and parameters at their edges. Rows with NaN or infinity
-    must be answered, whatever the answer. Each stage is judged on what the engine had before it.
+    Logits have ties, values that differ in the last bit, masks, zeros of both signs, huge numbers,
+    or a single candidate. Chains have any order, and parameters at the ends of their ranges. For
+    rows with NaN or infinity any answer is accepted. Each stage is judged on the engine's own
+    candidates before it.
 
-    Each fault is shrunk: fewer rows, stages, candidates and tokens, simpler numbers. What llama.cpp
-    is known to do by accident is named and excused. The oracle is held to the same definitions.
+    Each fault is shrunk to fewer rows, stages, candidates and tokens, and to simpler numbers. Known
+    mistakes of llama.cpp are named and excused. The oracle is compared with the same definitions.
     Exit code: 0 no fault, 1 a fault, 2 bad input, 3 the engine does not answer. Examples:
 
     \b

@@ -1,4 +1,4 @@
-"""`lockstep selftest`: are wrong engines caught, and damaged models located?"""
+"""`lockstep selftest`: checks that wrong engines are caught and damaged models are located."""
 
 import sys
 from pathlib import Path
@@ -67,7 +67,7 @@ def selftest(
         ),
     ] = False,
     sample: Annotated[
-        int | None, typer.Option(help="Run this many of them, chosen by --seed.", min=1)
+        int | None, typer.Option(help="Number of wrong engines to run, chosen by --seed.", min=1)
     ] = None,
     honest: Annotated[
         int,
@@ -87,11 +87,11 @@ def selftest(
     cluster: ClusterOpt = None,
     quiet: QuietOpt = False,
 ) -> None:
-    """Run the wrong engines, and check that all are caught and located.
+    """Run the wrong engines, and check that each is caught and its mistake located.
 
-    With --arch: change one element of a tensor, and check that this tensor is named. With
-    --catalogue: count the wrong engines found if they show all tensors, layers, logits, likely
-    tokens or text. Examples:
+    With --arch, change one element of a tensor, and check that this tensor is named. With
+    --catalogue, count the wrong engines that are found if they show all tensors, layers, logits,
+    likely tokens or only text. Examples:
 
     \b
       lockstep selftest
@@ -144,7 +144,9 @@ def check_options(context: typer.Context) -> None:
     }
     ways = [name for name in WAYS if name in given]
     if len(ways) > 1:
-        raise typer.BadParameter(f"{' and '.join(given[name] for name in ways)}: name one of them")
+        raise typer.BadParameter(
+            f"{' and '.join(given[name] for name in ways)}: give only one of them"
+        )
     known = {*ways, *ALWAYS, *(WAYS[ways[0]] if ways else BY_ITSELF)}
     if left := [option for name, option in given.items() if name not in known]:
         beside = f"beside {given[ways[0]]}" if ways else "without another option"

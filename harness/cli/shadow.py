@@ -35,7 +35,8 @@ crashed; unjudged: the node is not compared.
 
 
 def cache_type(name: str) -> str:
-    """Return a cache type in our spelling: llama.cpp's own options take `q8_0`."""
+    """Return a cache type in our spelling. llama.cpp's own options use lower case, such as
+    `q8_0`."""
     from lockstep.harness.records import CACHE_TYPES
 
     if name.upper() not in CACHE_TYPES:
@@ -102,8 +103,8 @@ def shadow(
 ) -> None:
     """Recompute every op of llama.cpp's own graph from llama.cpp's own inputs.
 
-    Each node has a bound that is derived from its roundings. Ops without semantics in Lockstep are
-    reported as not compared, with name and count. Examples:
+    Each node has a bound that is derived from its roundings. Ops that Lockstep does not implement
+    are reported as not compared, with their names and counts. Examples:
 
     \b
       lockstep shadow model.gguf
@@ -162,7 +163,7 @@ def shadow(
 def options_of(
     settings: str, work: "Work", seed: int, changed: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """Return the options that repeat the run; usual values are left out."""
+    """Return the options that repeat the run, without options that have their default value."""
     options = {"--settings": settings, "--tokens": work.tokens, "--seed": seed}
     usual = {"--steps": 2, "--sequences": 1, "--quant": "F32"}
     given = {"--steps": work.batches, "--sequences": work.sequences, **changed}
@@ -171,7 +172,7 @@ def options_of(
 
 
 def plans_of(models: Sequence[Path], arch: str | None, **same: Any) -> list["ShadowPlan"]:
-    """Return a plan for each file or variant; all other settings are shared."""
+    """Return a plan for each file or variant. All plans share the other settings."""
     from lockstep.harness.cli.shared import usage
     from lockstep.harness.runs.shadow import ShadowPlan, every_variant
     from lockstep.harness.synth.any_arch import variant_named
@@ -200,7 +201,8 @@ def by_op(verdicts: Sequence["Verdict"]) -> dict[str, list["Verdict"]]:
 
 
 def notes(verdicts: Sequence["Verdict"]) -> list[str]:
-    """Return notes on the kinds of op, over all models, whose errors are far below their bound."""
+    """Return a note for each kind of op whose errors, over all models, are far below their
+    bound."""
     from lockstep.harness.shadow.notes import note_of
 
     found = []
@@ -232,13 +234,14 @@ def op_table(verdicts: Sequence["Verdict"]) -> "Table":
 
 
 def total(same: Sequence["Verdict"], name: str) -> int:
-    """Return the total. A model has one verdict of an op for each reason, all with the same
-    counts."""
+    """Return the total of one count over all models. A model has several verdicts for an op, one
+    per reason, which all repeat the same counts."""
     return sum({v.case: int(v.detail[name]) for v in same}.values())
 
 
 def fault_table(verdicts: Sequence["Verdict"]) -> "Table":
-    """Return a row for each family of ops: faults found of those injected, and those redrawn."""
+    """Return a row for each family of ops: found and injected faults, and faults that were drawn
+    again."""
     from typing import get_args
 
     from rich.table import Table

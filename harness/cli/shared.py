@@ -1,4 +1,4 @@
-"""Code that the commands share: the screen, the models, the plan of a command's options."""
+"""Code that the commands share: the terminal, the models, and the plan for a command's options."""
 
 import shlex
 from collections.abc import Sequence
@@ -22,7 +22,8 @@ SECONDS = 300.0  # of a Plan
 
 
 def screen(quiet: bool, as_json: bool = False) -> "Terminal":
-    """Return a Terminal. The name `terminal` would be replaced when its module is imported."""
+    """Return a Terminal. The function is not named `terminal`, because importing the module of that
+    name would replace it."""
     from lockstep.harness.cli.terminal import Terminal
 
     return Terminal(quiet=quiet, as_json=as_json)
@@ -42,7 +43,8 @@ def model_folder() -> Any:
 
 
 def models_of(model: Path | None, folder: str) -> list[tuple[str, Path]]:
-    """Return names for the report, and files. Built-in models are written on demand."""
+    """Return the name for the report and the path of each model. Built-in models are written on
+    demand."""
     from lockstep.harness.cli.acid_models import ACID_PREFIX, acid_model
     from lockstep.harness.runs.run import BUILTIN_PREFIX, builtin_model
     from lockstep.harness.synth.builtin import BUILTIN
@@ -92,7 +94,7 @@ def adapters_of(
 
 
 def adapter_of(kind: str, text: str) -> "AdapterFile":
-    """Return the adapter FILE=SCALE. Raises BadParameter.
+    """Return the adapter that FILE=SCALE names. Raises BadParameter.
 
     A path with an equals sign needs a scale after it.
     """

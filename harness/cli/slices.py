@@ -1,4 +1,4 @@
-"""`lockstep slice`: a model's first layers, as a model."""
+"""`lockstep slice`: writes the first layers of a model as a model."""
 
 from functools import partial
 from pathlib import Path
@@ -26,13 +26,13 @@ def first_layers(
     ] = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """Write the first layers of MODEL, with all tensors outside the layers.
+    """Write a model with the first layers of MODEL, and with all tensors outside the layers.
 
-    A model of gigabytes takes minutes, and its first two layers take seconds. Weights, types,
-    vocabulary and metadata stay the same, so mistakes in the computation of a layer still show.
-    Lockstep compares llama.cpp's graphs of both files, so each layer stays as it was. It says how
-    many layers hold one of each kind. With --short, windows and factors of long contexts begin
-    after few tokens. Examples:
+    Checking a model of several gigabytes takes minutes; checking its first two layers takes
+    seconds. Weights, types, vocabulary and metadata stay the same, so mistakes in the computation
+    of a layer still show. Lockstep compares llama.cpp's graphs of both files, to make sure that
+    each layer is unchanged. It prints how many layers are needed to have each kind of layer. With
+    --short, attention windows and long-context factors take effect after few tokens. Examples:
 
     \b
       lockstep slice model.gguf -o first.gguf

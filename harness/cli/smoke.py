@@ -1,4 +1,5 @@
-"""`lockstep smoke`: the levels of the protocol that a program answers, or a server's questions."""
+"""`lockstep smoke`: tests which levels of the protocol a program answers, or which questions a
+server answers."""
 
 import os
 from pathlib import Path
@@ -30,7 +31,7 @@ def smoke(
         ),
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(help="The same in one string, as for `check`.")
+        str | None, typer.Option(help="The program or address in one string, as for `check`.")
     ] = None,
     model: Annotated[
         Path | None, typer.Option(help="A GGUF file. Default: our tiny llama model.")
@@ -52,10 +53,10 @@ def smoke(
 ) -> None:
     """Show, level by level, which questions an engine answers, and which answers are malformed.
 
-    It asks each question of `check --engine COMMAND` once, on a tiny model. It checks the form of
-    answers; `check` checks the numbers. A level is ok, not offered (no error), unsupported,
-    refused, or WRONG. `lockstep protocol` prints the protocol, and an example engine with
-    --example. Exit codes: 0 all offered levels work, 1 an answer is malformed or too late, 3
+    It asks each question of `check --engine COMMAND` once, on a tiny model. It checks only the form
+    of the answers; `check` compares their numbers. A level is ok, not offered (no error),
+    unsupported, refused, or WRONG. `lockstep protocol` prints the protocol, and an example engine
+    with --example. Exit codes: 0 all offered levels work, 1 an answer is malformed or too late, 3
     nothing is offered. Examples:
 
     \b

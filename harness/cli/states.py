@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def state(
     file: Annotated[Path, typer.Argument(help="A state file of llama.cpp.", metavar="FILE")],
     model: Annotated[
-        Path | None, typer.Option(help="A GGUF file: say what does not fit this model.")
+        Path | None, typer.Option(help="A GGUF file. List what does not fit this model.")
     ] = None,
     as_json: JsonOpt = False,
 ) -> None:
@@ -25,8 +25,9 @@ def state(
 
     It reads files of whole contexts (llama-cli --prompt-cache, llama_state_save_file) and of single
     sequences (/slots, llama_state_seq_save_file), as llama-cpp-python 0.3.36 writes them. Neither
-    names its model, so other weights of the same sizes cannot be told apart. Exit codes: 0 the file
-    fits, or no model was given; 1 it does not fit the model; 2 it cannot be read. Examples:
+    kind of file names its model, so this command cannot detect a model with other weights of the
+    same sizes. Exit codes: 0 the file fits, or no model was given; 1 it does not fit the model; 2
+    it cannot be read. Examples:
 
     \b
       lockstep state session.bin
@@ -40,7 +41,7 @@ def state(
         if as_json:
             out.json(found)
         else:
-            name = found["architecture"] or "a model that it does not name"
+            name = found["architecture"] or "an unnamed model"
             out.line(
                 f"{file}: {found['kind']} file, version {found['version']}, of {name}: "
                 f"{found['tokens']:,} tokens, {found['bytes']:,} bytes"
@@ -58,7 +59,7 @@ def state(
 
 
 def table_of_parts(parts: Iterable[Mapping[str, Any]]) -> "Table":
-    """Return a row for each table of keys, values or states of each stream."""
+    """Return a table with a row for the keys, the values or the states of each stream."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -92,7 +93,8 @@ def fuzz_states(
     ] = None,
     cases: Annotated[int, typer.Option(help="Files of each type.", min=1)] = 1280,
     case: Annotated[
-        list[str] | None, typer.Option(help="This damaged file, as JSON, instead (repeatable).")
+        list[str] | None,
+        typer.Option(help="Test only this damaged file, given as JSON (repeatable)."),
     ] = None,
     engine: Annotated[
         str, typer.Option(help="The reader under test: reference, llama.cpp@VERSION.")
@@ -100,10 +102,10 @@ def fuzz_states(
 ) -> "FuzzPlan":
     """Read state files that llama.cpp wrote, and damaged ones, with our reader and llama.cpp.
 
-    Files are cut, flipped, of another model, version or cache. Our reader must refuse every file
-    that llama.cpp refuses. It is a finding if llama.cpp ends, if it keeps cells of a file that it
-    refuses, or if it takes a file that changes the next logits. It reads in child processes.
-    Examples:
+    Damaged files are cut, have flipped bits, or come from another model, version or cache. Our
+    reader must refuse every file that llama.cpp refuses. It is a finding if llama.cpp aborts, if it
+    keeps cells of a file that it refuses, or if it accepts a file that changes the next logits.
+    llama.cpp reads the files in child processes. Examples:
 
     \b
       lockstep fuzz states

@@ -1,6 +1,8 @@
-"""Standard output and error of a command: open, without secrets, and without effect on exit codes.
+"""Standard output and error of a command: always open, free of secrets, and without effect on exit
+codes.
 
-Exit code 1 means a divergence, and Python ends with it, or with 120, where a stream fails.
+If a stream fails, Python itself ends with exit code 1 or 120. In Lockstep exit code 1 means a
+divergence.
 """
 
 import os
@@ -15,8 +17,8 @@ STREAMS = (0, 1, 2)  # descriptors of standard input, output and error
 
 
 class OutputFailed(Exception):
-    """Error: standard output cannot be written. It is no OSError, because click ends with 1 for
-    some of those."""
+    """Error: standard output cannot be written. It is not a subclass of OSError, because click ends
+    with exit code 1 for some of those."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -24,7 +26,7 @@ class OutputFailed(Exception):
 
 
 class OutputStream:
-    """A stream that redacts what is written, and passes everything else on."""
+    """A stream that removes secrets from all text that is written to it."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -61,7 +63,7 @@ class OutputStream:
 
 
 class ErrorStream(OutputStream):
-    """Standard error for remarks: if it cannot be written, the command goes on without them."""
+    """Standard error for remarks. If it cannot be written, the command continues without them."""
 
     def fail(self, error: OSError) -> None:
         discard(self.stream)
@@ -82,13 +84,13 @@ def open_streams() -> None:
 
 
 def discard(stream: TextIO) -> None:
-    """Discard all further output, also at the exit."""
+    """Discard all further output, including the output at exit."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def close_output(code: int) -> int:
-    """Write what is left on standard output, and return the exit code."""
+    """Write the buffered rest of standard output, and return the exit code."""
     try:
         sys.stdout.flush()
         if isinstance(sys.stdout, OutputStream):

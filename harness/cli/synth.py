@@ -37,7 +37,9 @@ def synth(
     quant: Annotated[
         str, typer.Option(help=f"Type of the matrices, any of: {SYNTH_TYPES}.")
     ] = "F32",
-    seed: Annotated[int, typer.Option(help="Seed of everything random.", min=0, max=2**63 - 1)] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of all random numbers.", min=0, max=2**63 - 1)
+    ] = 0,
     layers: Annotated[int, typer.Option(min=1, max=512)] = 2,
     width: Annotated[int, typer.Option(help="n_embd", min=2, max=65536)] = 64,
     heads: Annotated[int, typer.Option(min=1, max=1024)] = 4,
@@ -65,22 +67,23 @@ def synth(
     ] = None,
     rank: Annotated[int, typer.Option(help="Rank of --lora.", min=1, max=4096)] = 4,
     alpha: Annotated[
-        float, typer.Option(help="adapter.lora.alpha of --lora; 0: the scale alone counts.")
+        float, typer.Option(help="adapter.lora.alpha of --lora; 0: only the scale counts.")
     ] = 8.0,
     control_vector: Annotated[
         Path | None, typer.Option(help="Write a control vector for this model instead.")
     ] = None,
     list_only: Annotated[
-        bool, typer.Option("--list", help="List the architectures, and those left out.")
+        bool,
+        typer.Option("--list", help="List the architectures, and those that synth cannot make."),
     ] = False,
     quiet: QuietOpt = False,
 ) -> None:
     """Write a small seeded model. The same options give the same bytes on every machine.
 
-    The defaults are for llama. For other architectures, llama.cpp says which tensors they have,
-    including biases and factors that published files may lack. Their sizes are tiny and consistent,
-    except the sizes that you give. Their vocabulary is of the kind of published models, if that is
-    known. --tied, --eps, --head-size and --rope-... are only for llama. Examples:
+    The defaults are for llama. For other architectures, llama.cpp's loader determines the tensors,
+    including biases and factors that published files may lack. Sizes are tiny and consistent,
+    except the sizes that you give. The vocabulary is of the same kind as in published models, if
+    this kind is known. --tied, --eps, --head-size and --rope-... are only for llama. Examples:
 
     \b
       lockstep synth -o tiny.gguf --quant Q4_0
@@ -112,7 +115,7 @@ def synth(
             out.line(f"{output}: {output.stat().st_size:,} bytes, sha256 {sha256_of(output)}")
             if left:
                 out.line(
-                    f"stored as F32, as their rows are not a multiple of the {quant} block: "
+                    f"stored as F32, because their rows are not a multiple of the {quant} block: "
                     f"{', '.join(left)}"
                 )
             for line in besides(output):
@@ -161,7 +164,7 @@ def write_adapter(
 
 
 def sizes_given(context: typer.Context, arch: str) -> dict[str, int]:
-    """Return the sizes of the command line; refuse sizes that only llama models support."""
+    """Return the sizes given on the command line. Refuse sizes that only llama models support."""
     from lockstep.harness.cli.shared import usage
 
     sources = {name: context.get_parameter_source(name) for name in context.params}
@@ -175,8 +178,9 @@ def sizes_given(context: typer.Context, arch: str) -> dict[str, int]:
 def write_any(
     arch: str, output: Path, seed: int, quant: str, sizes: dict[str, int], *, vocabulary: int
 ) -> list[str]:
-    """Write a model of any architecture; return the matrices that have another type. vocabulary:
-    the number of tokens, if its usual kind is known; 0: none."""
+    """Write a model of any architecture. Return the names of matrices that do not have the
+    requested type. `vocabulary` is the number of tokens, used if the architecture's usual kind of
+    vocabulary is known; 0 means no vocabulary."""
     from dataclasses import replace
 
     from lockstep.harness.shadow.models import make_variant, open_for_variants
@@ -189,8 +193,8 @@ def write_any(
 
 
 def besides(path: Path) -> list[str]:
-    """Describe tensors that llama.cpp reads and few published files have. Authors of engines
-    without them would look for a fault in vain."""
+    """Return a warning about tensors that llama.cpp reads but few published files have. Without the
+    warning, authors of engines that ignore them would search for a fault in vain."""
     from lockstep.engine.gguf.file import GgufFile
 
     with GgufFile.open(path) as file:

@@ -1,4 +1,4 @@
-"""The results of a check as a table: a row for each suite, or for each of many models."""
+"""The results of a check as a table with a row for each suite, or for each of many models."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -14,13 +14,15 @@ WORDS = {0: "conform", 1: "DIVERGENCE", 2: "INTERNAL ERROR", 3: "INCOMPLETE"}  #
 
 
 def table_of(verdicts: Sequence[Verdict]) -> Table:
-    """Return a row for each suite of each model, or for each model if there are many."""
+    """Return a table with a row for each suite of each model, or for each model if there are many
+    models."""
     many = len({verdict.case for verdict in verdicts}) > MANY
     return model_table(verdicts) if many else suite_table(verdicts)
 
 
 def suite_table(verdicts: Sequence[Verdict]) -> Table:
-    """Return a row per model and suite, and per engine if a verdict is about one alone."""
+    """Return a table with a row per model and suite. A verdict about a single engine has its own
+    row."""
     rows: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for verdict in verdicts:
         whom = "" if verdict.about == BOTH else f" ({verdict.about})"
@@ -38,7 +40,8 @@ def suite_table(verdicts: Sequence[Verdict]) -> Table:
 
 
 def model_table(verdicts: Sequence[Verdict]) -> Table:
-    """Return a row for each model: suites that compared something, and suites that could not."""
+    """Return a table with a row for each model: the suites that compared something, and the suites
+    that could not."""
     cases: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
         cases.setdefault(verdict.case, []).append(verdict)

@@ -38,7 +38,7 @@ SHOWN = 5  # divergences explained in full; the report holds all of them
 
 
 def sentence_of(error: BaseException | None) -> str:
-    """Name the file and its problem, without the system's error number."""
+    """Return a sentence that names the file and its problem, without the system's error number."""
     if not isinstance(error, OSError) or not error.strerror:
         return str(error)
     where = "" if error.filename is None else f"{error.filename}: "
@@ -47,7 +47,7 @@ def sentence_of(error: BaseException | None) -> str:
 
 
 class Terminal:
-    """The screen of a command. As a context manager it turns an error into one line and exit code
+    """The output of a command. As a context manager it turns an error into one line and exit code
     2."""
 
     def __init__(self, *, quiet: bool, as_json: bool = False) -> None:
@@ -83,11 +83,11 @@ class Terminal:
             raise typer.Exit(2) from error
 
     def open_report(self, folder: Path) -> None:
-        """Note the folder of the report, which receives each verdict at once."""
+        """Remember the folder of the report, which gets each verdict as soon as it is known."""
         self.folder = folder
 
     def note_kept_report(self) -> str:
-        """Say where the findings of an interrupted run are."""
+        """Return a sentence that says where the findings of an interrupted run are."""
         if self.folder is None:
             at = ": ".join(filter(None, self.last))
             where = f"at {at}; " if at else ""
@@ -98,8 +98,8 @@ class Terminal:
     # --- progress -------------------------------------------------------------------------
 
     def progress(self, case: str, text: str) -> None:
-        """Show progress: one updated line in a terminal; in a pipe a line for each suite, and
-        occasionally more."""
+        """Show progress. A terminal gets one line that is updated; a pipe gets a line for each
+        suite, and occasionally more."""
         if self.quiet:
             return
         line = printable(f"{case}: {text}")
@@ -117,7 +117,7 @@ class Terminal:
         self.last = (case, text)
 
     def verdict(self, verdict: Verdict) -> None:
-        """Print a problem at once; agreement is only counted in the table."""
+        """Print a verdict at once if it is a problem; the table only counts agreement."""
         if verdict.status in ("agreed", "not-applicable") or self.quiet:
             return
         mark = "FAILED" if verdict.detail.get("said") else MARKS[verdict.status]
@@ -134,24 +134,25 @@ class Terminal:
     # --- results --------------------------------------------------------------------------
 
     def line(self, text: str) -> None:
-        """Print a line without color, unwrapped (rich would expand tabs), because a pipe may be a
-        CI's log."""
+        """Print a line without colour and without wrapping, because a pipe may be the log of a CI
+        job. rich would expand its tabs."""
         self.quieten()
         sys.stdout.write(printable(text, "\n\t") + "\n")
 
     def data(self, text: str) -> None:
-        """Print the requested data, unchanged into a pipe."""
+        """Print the requested data. In a pipe it is unchanged."""
         self.quieten()
         sys.stdout.write((printable(text, "\n\t") if self.out.is_terminal else text) + "\n")
 
     def remark(self, text: str) -> None:
-        """Print a remark on standard error, beside a result."""
+        """Print a remark on standard error, separate from the result."""
         self.quieten()
         if not self.quiet:
             self.err.print(f"note: {printable(text)}")
 
     def annotation(self, line: str) -> None:
-        """Print a line for GitHub's runner, which reads standard error: no color, unwrapped."""
+        """Print an annotation without colour and unwrapped. GitHub's runner reads it from standard
+        error."""
         self.quieten()
         sys.stderr.write(f"{line}\n")
 
@@ -221,12 +222,12 @@ class Terminal:
         return found.exit_code
 
     def where(self, folder: Path) -> None:
-        """Print where a run's report is, for people."""
+        """Print the place of a run's report."""
         if not self.as_json:
             self.line(f"report: {folder}/report.jsonl\npage: {folder}/report.html")
 
     def examination(self, rows: Sequence[tuple[str, str, bool]]) -> int:
-        """Print the findings of `doctor`: name, text, and whether it is fine."""
+        """Print the findings of `doctor`: a name, a text, and a mark that says if it is fine."""
         if self.as_json:
             self.json([{"what": a, "found": b, "ok": ok} for a, b, ok in rows])
         else:
@@ -248,8 +249,8 @@ def what_and_where(error: Exception) -> str:
 
 
 def is_broken_golden(error: BaseException | None) -> bool:
-    """Return True for a broken golden, without importing golden, which most commands do not
-    need."""
+    """Return True for a broken golden. It does not import golden, because most commands do not need
+    it."""
     return any(kind.__name__ == "BrokenGolden" for kind in type(error).__mro__)
 
 
@@ -271,15 +272,15 @@ def ending_of(result: "RunResult") -> str:
 
 
 def not_judged(result: "RunResult") -> list[str]:
-    """Return engines of the run about which nothing was compared."""
+    """Return the engines about which the run compared nothing."""
     about = {v.about for v in result.verdicts if v.status == "diverged" or is_compared(v)}
     names = dict.fromkeys(engine.engine for engine in result.engines)
     return [name for name in names if not about & {BOTH, name}]
 
 
 def listed_of(result: "RunResult") -> str:
-    """Describe the divergences that the user's list excuses: their number, missing reasons, known
-    and explained ones."""
+    """Describe the divergences that are excused: those in the user's list, those of the list
+    without a reason, and those that Lockstep knows or explains."""
     from lockstep.harness.runs.known_failures import UNKNOWN
 
     listed = [v.detail["known"] for v in result.verdicts if "listed" in v.detail]
@@ -292,7 +293,8 @@ def listed_of(result: "RunResult") -> str:
 
 
 def reach_of(result: "RunResult") -> str:
-    """Name the engines without any comparison, for a run that conforms or is incomplete."""
+    """Name the engines about which nothing was compared, for a run that conforms or is
+    incomplete."""
     left_out = not_judged(result)
     if result.code not in (0, 3) or not left_out:
         return ""
@@ -313,7 +315,7 @@ def fold(verdicts: Sequence[Verdict]) -> list[list[Verdict]]:
 
 
 def excused_lines(result: "RunResult") -> list[str]:
-    """Return a line for each reason."""
+    """Return a line for each excused verdict, up to a limit."""
     rows = [v for v in result.verdicts if v.status == "excused"]
     said = ((f"{v.case}: {v.suite} excused", v.summary.splitlines()[0]) for v in rows)
     lines = [f"{what}: {cut(summary, EXCUSE)}" for what, summary in said]
@@ -322,8 +324,8 @@ def excused_lines(result: "RunResult") -> list[str]:
 
 
 def not_applicable(result: "RunResult") -> list[str]:
-    """Return a line for each reason, with its suites and models, and with models that were
-    replayed."""
+    """Return a line for each reason why suites do not apply, with these suites and models, and a
+    line for each replayed model."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for verdict in result.verdicts:
         if verdict.status == "not-applicable":
@@ -340,7 +342,7 @@ def not_applicable(result: "RunResult") -> list[str]:
 
 
 def more_like(same: Sequence[Verdict]) -> str:
-    """Return the further places of one cause."""
+    """Describe the further places with the same cause; "" if there are none."""
     if len(same) == 1:
         return ""
     places = dict.fromkeys(place_of(v, same[0].case) for v in same[1:])
@@ -357,7 +359,8 @@ def place_of(verdict: Verdict, case: str) -> str:
 
 
 def by_engine(verdicts: Sequence[Verdict]) -> Mapping[str, list[str]]:
-    """Return the statuses of verdicts about each engine, and about both."""
+    """Return the statuses of the verdicts, grouped by the engine that they are about. Verdicts
+    about both engines are one group."""
     found: dict[str, list[str]] = defaultdict(list)
     for verdict in verdicts:
         found[verdict.about].append(verdict.status)

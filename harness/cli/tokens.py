@@ -43,10 +43,10 @@ def fuzz_tokens(
 ) -> "FuzzPlan":
     """Tokenize texts made from the vocabulary with two engines, and detokenize random ids.
 
-    Texts glue, cut and overlap tokens. They have ties of score, sides of merges, unknown
-    characters, normalisation traps, broken UTF-8 and look-alikes of special tokens. Differences are
-    shrunk. Default of --vocab: the built-in vocabularies, and llama.cpp's if they were fetched.
-    Examples:
+    The texts join, cut and overlap tokens. They contain tied scores, the two sides of merges,
+    unknown characters, characters that normalisation changes, broken UTF-8, and texts that resemble
+    special tokens. Differences are shrunk. Default of --vocab: the built-in vocabularies, and
+    llama.cpp's if they were fetched. Examples:
 
     \b
       lockstep fuzz tokens --vocab gpt-2 --cases 1000000
@@ -74,7 +74,8 @@ def bench_tokens(
     as_json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """Measure bytes a second of our tokenizer and llama.cpp's, on prose and on one endless word.
+    """Measure bytes per second of our tokenizer and of llama.cpp's, on prose and on one endless
+    word.
 
     Each turn has a new text and a freshly opened tokenizer. Default of --vocab: llama-spm and gpt-2
     if they were fetched, else built-in ones. The exit code says nothing about speed: a busy machine
@@ -129,7 +130,8 @@ def fetch(
 
 
 def targets_of(given: Sequence[str]) -> tuple[str, ...]:
-    """Return files for names; files and built-in models stay as they are. Raises BadInput."""
+    """Return a file for each name of a fetched vocabulary. Paths of files and built-in models stay
+    as they are. Raises BadInput if a vocabulary is not in the cache."""
     from lockstep.golden.fetch import NAMES, vocabularies, vocabulary
     from lockstep.harness.check.check import BadInput
 
@@ -146,7 +148,7 @@ def targets_of(given: Sequence[str]) -> tuple[str, ...]:
 
 
 def fetched_files(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the files of these names, none if the cache is empty."""
+    """Return the fetched files of these names; none if the cache is empty."""
     from lockstep.golden.fetch import vocabularies, vocabulary
 
     folder = vocabularies()

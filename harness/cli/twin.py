@@ -1,4 +1,4 @@
-"""`lockstep twin`: a model with the same values and without quantisation."""
+"""`lockstep twin`: writes a model with the same values and without quantisation."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,11 +13,11 @@ def twin(
     output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")],
     quiet: QuietOpt = False,
 ) -> None:
-    """Write MODEL with every matrix decoded to F32. Metadata stay, except the file type.
+    """Write MODEL with every matrix decoded to F32. Metadata stay the same, except the file type.
 
     llama.cpp converts activations to 8 bits before it multiplies them by quantised weights. An
-    engine that does not is honest too, so limits for logits and text must be wide. The twin needs
-    no conversion, so a difference between two engines is an error there. Examples:
+    engine that does not convert them is right too, so limits for logits and text must be wide. The
+    twin needs no conversion, so a difference between two engines on the twin is an error. Examples:
 
     \b
       lockstep twin model.gguf -o twin.gguf

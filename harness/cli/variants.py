@@ -1,4 +1,4 @@
-"""`--arch`: models of any architecture, made on demand."""
+"""Models for `--arch`: any architecture, written on demand."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ VOCABULARY = 384  # tokens, as `lockstep synth` makes by itself
 
 
 def variant_files(arch: str, folder: str, seed: int) -> list[tuple[str, Path]]:
-    """Return names for the report, and files."""
+    """Return the name for the report and the path of each model."""
     from lockstep.harness.shadow.models import make_variants
     from lockstep.harness.synth.any_arch import variant_named, variants
 

@@ -1,1 +1,1 @@
-"""Tools of the suites: two engines and the ways to ask them, once or repeatedly."""
+"""Tools for suites: two engines, and ways to ask them once or repeatedly."""

@@ -1,4 +1,4 @@
-"""Parallel questions to two engines, and the rule for repeating one of them alone."""
+"""Questions to two engines at the same time, and the rule for asking one engine again alone."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,8 +15,8 @@ HARDLY = 0.1
 def asked_beside(
     oracle: Callable[[], Outcome], subject: Callable[[], Outcome]
 ) -> tuple[Outcome, Outcome]:
-    """Ask both at once. An engine that timed out beside the other is asked again alone, because the
-    limit applies to an engine by itself."""
+    """Ask both engines at the same time. An engine that timed out while the other was also busy is
+    asked again alone, because the limit applies to an engine that runs alone."""
     (first, beside_subject), (second, beside_oracle) = at_once(
         partial(time_question, oracle), partial(time_question, subject)
     )
@@ -28,6 +28,6 @@ def asked_beside(
 
 
 def time_question(ask: Callable[[], Outcome]) -> tuple[Outcome, float]:
-    """Time a question: return its answer and the seconds that it took."""
+    """Ask a question. Return its answer and the seconds that it took."""
     began = monotonic()
     return ask(), monotonic() - began

@@ -1,4 +1,4 @@
-"""The prompt of a model after a chat: its own template around a message."""
+"""The prompt of a model after a chat: the model's own chat template with a message in it."""
 
 from lockstep.engine.errors import EngineError
 from lockstep.harness.context.suite import Context, NoAnswer
@@ -8,8 +8,8 @@ KEY = "tokenizer.chat_template"
 
 
 def prompt_ids(context: Context, prompt: bytes) -> list[int]:
-    """Return the oracle's ids of the text that the subject's model reads for this prompt. Raises
-    NoAnswer if the subject takes only chats and the model's template gives no text."""
+    """Return the oracle's token ids of the text that the subject's model reads for this prompt.
+    Raises NoAnswer if the subject takes only chats and the model's template gives no text."""
     if not context.subject_info.chat_only:
         return list(context.ask(context.oracle, "tokenize", [prompt])[0])
     text = rendered_prompt(context, prompt)
@@ -17,7 +17,8 @@ def prompt_ids(context: Context, prompt: bytes) -> list[int]:
 
 
 def rendered_prompt(context: Context, message: bytes) -> bytes:
-    """Return the chat's text, without the BOS that the tokenizer adds. Raises NoAnswer."""
+    """Return the text of a chat with this message, without the BOS that the tokenizer adds. Raises
+    NoAnswer if the template gives no text."""
     held = context.file.metadata.get(KEY)
     if held is None:
         why = f"{context.subject.name} takes only chats, and the model has no {KEY}"

@@ -1,5 +1,5 @@
-"""The number of honest runs before an engine is called wrong: more only if they may change the
-verdict."""
+"""The number of honest runs needed to judge an engine. More runs are made only if they may change
+the verdict."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -24,9 +24,9 @@ CLEARLY = 1000
 def noise_beside(
     context: Context, batches: Sequence[Batch], honest: Sequence[F32], runs: Sequence[F32]
 ) -> float:
-    """Return the relative noise that judges these runs. A few honest runs decide if each run is
-    within their noise, or far beyond it; else more are made. honest: with llama.cpp's conversions
-    of activations, and perhaps without."""
+    """Return the relative noise by which these runs are judged. A few honest runs are enough if
+    each run is within their noise or far beyond it; else more honest runs are made. `honest` holds
+    runs with llama.cpp's conversions of activations, and possibly without them."""
     few = context.noise.relative
     limit = float(whole_run(few, largest(honest[0])).allowed)
     if may_jump(context) or not isfinite(limit):
@@ -37,7 +37,8 @@ def noise_beside(
 
 
 def noise_of_subject(context: Context, batches: Sequence[Batch]) -> float:
-    """Return the noise of the subject's design, if it is known and noisier than float32."""
+    """Return the noise of the subject's design, if the design is known and has more noise than
+    float32; else the noise of float32."""
     noise = context.noise_on(batches)
     if not context.rounding:
         return noise
@@ -47,8 +48,8 @@ def noise_of_subject(context: Context, batches: Sequence[Batch]) -> float:
 
 
 def may_jump(context: Context) -> bool:
-    """Return True if a small error may grow large: by another expert, or by another step of a block
-    of converted activations."""
+    """Return True if a small error may grow large, because another expert is chosen or a converted
+    activation falls on another step."""
     return chooses_experts(context) or is_quantised(context.file)
 
 
@@ -66,9 +67,9 @@ def by_chance(
     *,
     rows: NDArray[np.intp] | None = None,
 ) -> bool:
-    """Return True if some honest run reproduces each wrong row. Few runs choose the other of two
-    nearly tied experts, and then a whole row changes. rows: the outputs of the batches that these
-    rows are, if not all."""
+    """Return True if for each wrong row some honest run has the same values. In few runs a choice
+    between two nearly tied experts goes the other way, and then a whole row changes. `rows` are the
+    indices of the compared outputs, if they are not all outputs of the batches."""
     if not chooses_experts(context):
         return False
     left = [~near(truth, run, allowed) for run in runs]
@@ -85,7 +86,7 @@ def by_chance(
 
 
 def near(a: F32, b: F32, allowed: float) -> NDArray[np.bool_]:
-    """Return for each row if all its numbers are close."""
+    """Return for each row True if all its numbers are close."""
     with np.errstate(invalid="ignore"):
         close = np.abs(a.astype(np.float64) - b) <= allowed
     return np.asarray(close.all(axis=1))

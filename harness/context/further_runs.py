@@ -1,8 +1,9 @@
-"""Runs for cases that a prompt and single tokens leave out. They have few rows at once, many, and
-whole tiles of them. They have batches of several tokens on a filled cache, its last cell, and ids
-from all over. Other sequences come later, and prompts that are almost the one before.
+"""Runs for cases that a prompt and single tokens do not cover. Batches have few rows, many rows, or
+whole tiles of rows. Batches of several tokens come on a filled cache, up to its last cell. Ids come
+from the whole vocabulary. Other sequences join later, and some prompts are almost equal to the
+previous prompt.
 
-Both engines are asked for these runs as well, and held against each other and an honest one.
+Both engines run them too, and are compared with each other and with an honest run.
 """
 
 from collections.abc import Iterator, Sequence
@@ -78,13 +79,13 @@ def on_the_edge(context: Context) -> Run:
     prompt = Batch.of(ids[:first])
     prompt.outputs[:-1] = False
     behind = (Batch.of(ids[at : at + 1], start=at) for at in range(first, first + len(alone)))
-    words = f"for {len(alone)} tokens one by one behind {first}"
+    words = f"for {len(alone)} tokens one by one after {first}"
     return Run(words=words, batches=(prompt, *behind), known=True)
 
 
 def almost_the_same(context: Context) -> Iterator[Run]:
-    """Yield the usual run with one token changed, to find a wrong prompt-cache hit. An engine may
-    look a cached run up by its size, beginning, end or a part."""
+    """Yield the usual run with one token changed, to find wrong hits of a prompt cache. An engine
+    may look up a cached run by its size, its beginning, its end or another part."""
     first, *rest = context.batches
     places = {len(first) - 1: "last", len(first) // 2: "middle", 0: "first"}
     for at, words in reversed(places.items()):
@@ -96,15 +97,15 @@ def almost_the_same(context: Context) -> Iterator[Run]:
 
 
 def ids_of_narrow_integers(context: Context) -> Run:
-    """Return a run with ids at the limits of narrow integers, for a model whose first layers answer
-    all else with fewer ids."""
+    """Return a run with ids at the limits of narrow integers. It is for a model whose other runs,
+    made with its first layers, do not use such ids."""
     words, ids = "for ids where narrow integers end", narrow_ids(context.facts.n_vocab)
     return Run(words=words, batches=(Batch.of(ids),), usual=True, known=True)
 
 
 def some_at_once(context: Context) -> Run:
-    """Return a run of seeded tokens, as many at once as `decode` asks of a large model's layers. It
-    is for engines that `decode` does not ask, and for finding the place."""
+    """Return a run of seeded tokens, with the batch sizes that `decode` uses for a large model. It
+    is for engines that `decode` does not ask, and for locating a fault."""
     sizes = (min(context.n_tokens, ALONE), *TOGETHER)
     ids, batches, at = many_ids(context, sum(sizes)), [], 0
     for size in sizes:
@@ -119,8 +120,8 @@ def narrow_ids(n_vocab: int) -> list[int]:
 
 
 def n_cells(context: Context) -> int:
-    """Return the number of positions that every engine must have: for a large model no more than
-    useful, and few after a short prompt."""
+    """Return the number of positions that the runs use, which every engine must have. A short
+    prompt or a large model needs fewer."""
     n = min(context.settings.n_ctx, DEPTH * context.n_tokens)
     key = f"{context.facts.architecture}.context_length"
     trained = context.file.metadata.get(key)
@@ -130,8 +131,8 @@ def n_cells(context: Context) -> int:
 
 
 def batch_sizes(n: int) -> list[int]:
-    """Return the batch sizes, which end in cell n: whole tiles and one token, a few tokens, a
-    prompt, whole tiles with each rest, a large rest, and small batches."""
+    """Return the batch sizes, whose sum is n: whole tiles and one token, a few tokens, a prompt,
+    whole tiles with each remainder, a large remainder, and small batches."""
     room = n - sum(FEW) - FILLED
     tiles = [WHOLE, 1] if room > WHOLE + PROMPT else []
     large = room - sum(tiles) >= LARGE + RESTS[0]
@@ -146,9 +147,9 @@ def batch_sizes(n: int) -> list[int]:
 
 
 def filling(context: Context, sizes: Sequence[int]) -> tuple[Batch, ...]:
-    """Return batches that fill the cache. The batch of FILLED tokens has two outputs, neither first
-    nor last. The batch of SILENT tokens has none. With large vocabularies long batches have one
-    output, the last."""
+    """Return batches that fill the cache. The batch of FILLED tokens has two outputs, which are
+    neither its first nor its last token. The batch of SILENT tokens has no outputs. If the
+    vocabulary is large, long batches have one output, the last."""
     ids, at, batches = many_ids(context, sum(sizes)), 0, []
     silent = None
     if context.facts.architecture not in FIRST_ROW:
@@ -167,8 +168,8 @@ def filling(context: Context, sizes: Sequence[int]) -> tuple[Batch, ...]:
 
 
 def many_ids(context: Context, n: int) -> list[int]:
-    """Return the last id and the first, ids at the limits of narrow integers, then the others in a
-    seeded order, so that a small vocabulary is complete."""
+    """Return n ids: the last id and the first, ids at the limits of narrow integers, then the
+    others in a seeded order, so that all ids of a small vocabulary occur."""
     n_vocab = len(context.tokens) and context.facts.n_vocab  # raises where it is not known
     others = np.argsort(Philox(key=[context.seed, n_vocab]).random_raw(n_vocab), kind="stable")
     ids = list(dict.fromkeys([*narrow_ids(n_vocab), *others[:n].tolist()]))
@@ -177,8 +178,9 @@ def many_ids(context: Context, n: int) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
-    """A run that was not compared, with the reason. An engine that declares that it cannot is not
-    asked. The other cases are a refusal without a declaration, and a busy engine."""
+    """A run that was not compared, and the reason. The status is "not-applicable" if the engine
+    declares that it cannot answer. It is "not-compared" after a refusal without such a declaration,
+    or if the engine is busy."""
 
     status: Status
     why: str
@@ -203,8 +205,8 @@ def sequences_in(batches: Sequence[Batch]) -> int:
 def longer(
     context: Context, ids: Sequence[int], question: str
 ) -> tuple[list[int], list[int], LeftOut | None]:
-    """Return longer ids for an engine of single next tokens, the prefix lengths to ask for, and why
-    there are no longer ones."""
+    """Return longer ids for an engine that predicts single next tokens, the prefix lengths to ask
+    for, and the refusal of a prefix, if the engine refused one."""
     most = n_cells(context)
     every = [*ids, *many_ids(context, most)]
     ends, left = [], None
@@ -219,8 +221,8 @@ def longer(
 
 
 def batches_behind(context: Context, ids: Sequence[int], ends: Sequence[int]) -> tuple[Batch, ...]:
-    """Return batches with a row of logits after each prefix: one run, or one per prefix if tokens
-    see later ones."""
+    """Return batches with a row of logits after each prefix. It is one run, or one batch per prefix
+    if tokens attend to later tokens."""
     if context.facts.architecture in NO_MEMORY:
         return tuple(Batch.for_next(ids[:n]) for n in ends)
     return (with_rows(ids, ends),)
@@ -234,8 +236,8 @@ def with_rows(ids: Sequence[int], ends: Sequence[int]) -> Batch:
 
 
 def join_sequences(context: Context) -> tuple[Batch, ...]:
-    """Join sequences: the second begins beside the end of the first, takes turns with it, and is
-    alone; then a third begins."""
+    """Return batches with several sequences. The second sequence begins beside the end of the
+    first, takes turns with it, and continues alone; then a third sequence begins."""
     ids = many_ids(context, 64)[:31:-1]
     batches = []
     for places in PLACES:

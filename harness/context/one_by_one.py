@@ -1,7 +1,7 @@
-"""Questions asked one by one: a missing answer costs only that item or run.
+"""Questions asked one by one: a missing answer affects only that item or run.
 
-A tokenizer that fails on one very long text is still compared on all others. A wait in vain is as
-long as the time limit, so that nothing is asked for which waiting is hopeless.
+A tokenizer that fails on one very long text is still compared on all others. A timeout costs the
+whole time limit, so a run is not asked if it would very probably time out too.
 """
 
 import itertools
@@ -22,7 +22,7 @@ MOST_WAITS = 2  # waits of one suite: who hangs whatever is asked costs no more 
 
 @dataclass(kw_only=True)
 class AnswersApart(Generic[Item]):
-    """The answers by item number, with reasons for missing ones."""
+    """The answers by item number, and the reasons for missing answers."""
 
     answers: dict[int, Any] = field(default_factory=dict)
     failures: dict[int, NoAnswer] = field(default_factory=dict)
@@ -31,10 +31,11 @@ class AnswersApart(Generic[Item]):
 def ask_apart(
     ask: Callable[[list[Item]], Sequence[Any]], items: Sequence[Item]
 ) -> AnswersApart[Item]:
-    """Ask about all items, then about smaller groups until each failing item is alone.
+    """Ask about all items. If that fails, ask about smaller groups until each failing item is
+    alone.
 
-    ask: returns one answer for each item, or raises NoAnswer. A question that fails for the
-    shortest item as well is not about the items: then its error is raised.
+    `ask` returns one answer for each item, or raises NoAnswer. If the question fails for the
+    shortest item too, the items are not the cause, and the error is raised.
     """
     every: list[int] = sorted(range(len(items)), key=lambda i: len(items[i]))
     try:
@@ -71,8 +72,8 @@ def has_answer(ask: Callable[[list[Item]], Sequence[Any]], item: Item) -> bool:
 
 
 def split_by_size(group: Sequence[int], items: Sequence[Item]) -> tuple[list[int], list[int]]:
-    """Split a group, sorted by length, into two of about equal total length. The second is asked
-    first."""
+    """Split a group, sorted by length, into two groups of about equal total length: the longer
+    items, then the shorter items. The caller asks the second group first."""
     ends = list(itertools.accumulate(len(items[i]) for i in group))
     at = next(n for n, end in enumerate(ends) if 2 * end >= ends[-1])
     at = min(max(at, 1), len(group) - 1)
@@ -81,13 +82,13 @@ def split_by_size(group: Sequence[int], items: Sequence[Item]) -> tuple[list[int
 
 @dataclass(kw_only=True)
 class Waits:
-    """The waits for the runs of one suite."""
+    """The runs of one suite that timed out."""
 
     tokens: list[int] = field(default_factory=list)  # of the runs that were waited for in vain
 
     def why_none(self, words: str, batches: Sequence[Batch]) -> str:
-        """Return why a run is not asked; "" if it is. An engine too slow for some tokens is too
-        slow for more."""
+        """Return why a run is not asked; "" if it is asked. An engine that timed out on a number of
+        tokens is too slow for more tokens."""
         if len(self.tokens) >= MOST_WAITS:
             return f"{words}: not asked, because {MOST_WAITS} earlier runs timed out"
         shortest = min(self.tokens, default=0)
@@ -98,8 +99,8 @@ class Waits:
     def verdict(
         self, context: Context, suite: str, words: str, batches: Sequence[Batch], outcome: Outcome
     ) -> Verdict | None:
-        """Return the verdict on a run that the subject did not answer; None: it did. words: which
-        run."""
+        """Return the verdict on a run that the subject did not answer; None if it answered. `words`
+        names the run."""
         try:
             context.answer(context.subject, f"evaluate {words}", outcome)
         except NoAnswer as failed:

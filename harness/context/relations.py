@@ -1,6 +1,7 @@
-"""Runs that must give the same logits: with few outputs, beside another sequence, with tensors.
+"""Runs that must give the same logits as the usual run: with few outputs, beside another sequence,
+with tensors shown.
 
-An engine is compared with its own first answer.
+Each engine is compared with its own first answer.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +26,8 @@ EVERY = 3  # of outputs one in three is asked for
 
 
 def ways(context: Context) -> Iterator[Run]:
-    """Yield runs that must give the same logits; none if an encoder reads the prompt."""
+    """Yield the runs that must give the same logits; none if an encoder reads the prompt or a token
+    has no output."""
     batches = context.batches
     if any(batch.encoder or not batch.outputs.all() for batch in batches):
         return
@@ -40,8 +42,8 @@ def ways(context: Context) -> Iterator[Run]:
 
 
 def some_outputs(batches: Sequence[Batch]) -> Run:
-    """Return the run with outputs of the last token of each batch, and of one token in three before
-    it."""
+    """Return the run with outputs for only some tokens: in each batch every third token, counted
+    back from the last."""
     chosen = [np.arange(len(batch))[::-1][::EVERY][::-1] for batch in batches]
     masked = []
     for batch, rows in zip(batches, chosen, strict=True):
@@ -56,7 +58,8 @@ def some_outputs(batches: Sequence[Batch]) -> Run:
 
 
 def beside_another(batches: Sequence[Batch], n_vocab: int, seed: int) -> Run:
-    """Return a run in which each token is followed by one of another sequence, at its position."""
+    """Return a run in which each token is followed by a token of another sequence with the same
+    position."""
     mixed, own = [], []
     for number, batch in enumerate(batches):
         raw = Philox(key=[seed, number + 1]).random_raw(len(batch))
@@ -78,11 +81,11 @@ def beside_another(batches: Sequence[Batch], n_vocab: int, seed: int) -> Run:
 def compare_way(
     context: Context, way: Run, first: Sequence[F32], again: Sequence[F32]
 ) -> Verdict | str:
-    """Return the run's description if its logits are the same, else the divergence.
+    """Return the run's description if its logits are the same; else the verdict on the divergence.
 
-    Two honest runs differ by their noise: sums of another number of rows may be added otherwise. A
-    way with another code path, as attention has for more tokens, is compared within the distance of
-    honest runs along both paths.
+    Two honest runs differ by their noise, because the order of additions may depend on the number
+    of rows. Some runs use another code path, as attention does for more tokens. Then the limit is
+    the distance between honest runs on the two paths.
     """
     same = way.same
     assert same is not None  # a run that is held against the oracle has no such rows
@@ -105,7 +108,7 @@ def compare_way(
     far = worst_distance(before, after) / (largest(before) or 1.0)
     allowed /= largest(before) or 1.0
     text = (
-        f"{context.subject.name} gives other logits {way.words}: {off.mismatched} of "
+        f"{context.subject.name} gives different logits {way.words}: {off.mismatched} of "
         f"{off.total} changed, by up to {far:.1e} of the largest (allowed {allowed:.1e}); "
         "at fault: the engine under test"
     )
@@ -124,11 +127,11 @@ def rows_of(batches: Sequence[Batch], places: Sequence[NDArray[np.intp]]) -> NDA
 def distance_of_paths(
     context: Context, way: Run, same: SameRows, before: F32, after: F32, noise: float
 ) -> str:
-    """Return a note on how far honest runs along both paths differ, if that explains these logits;
-    else "".
+    """Return a note on how far honest runs on the two code paths differ, if that explains these
+    logits; else "".
 
-    An engine that rounds as llama.cpp does moves as the honest run moves from one path to the
-    other, but for the noise of both; an engine that rounds nowhere stays, but for the same.
+    From one path to the other, an engine that rounds as llama.cpp does changes as the honest run
+    does, within the noise of both. An engine that never rounds stays the same, within this noise.
     """
     context.progress(f"a difference: honest runs {way.words}")
     batches, rows = way.batches, rows_of(way.batches, same.own)

@@ -1,6 +1,6 @@
-"""Determinism: does a repeated question get the same bits? No place is at fault in an engine whose
-runs differ, and a single replacement proves nothing: the verdict states the rate and the first
-difference."""
+"""Determinism: does a repeated question get the same bits? If an engine's runs differ, no place in
+it can be blamed, and a single replacement proves nothing. The verdict states how often runs differ,
+and the first difference."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class Unsteady:
 
     def __str__(self) -> str:
         text = (
-            f"{self.differ} of {self.runs} repeated runs give other bits, from "
+            f"{self.differ} of {self.runs} repeated runs give different bits, from "
             f"{self.place} on; logits differ by up to {self.apart:.1e} of the largest"
         )
         if self.first_alone:
@@ -67,9 +67,9 @@ def unsteady(
     doubt: bool = False,
     again: Outcome | None = None,
 ) -> Unsteady | None:
-    """Ask the engine again, and return how its answers differ; None: the second answer has the same
-    bits. doubt: ask seven times in any case, as after a difference; again: the first of these
-    answers, if it is known. Raises NoAnswer."""
+    """Ask the engine again, and return how its answers differ; None if the second answer has the
+    same bits. With `doubt`, as after a difference, ask seven times in any case. `again` is the
+    first of these answers, if it is known. Raises NoAnswer."""
     places: list[Place] = []
     apart, runs = 0.0, 0
     second: Evaluation | None = None
@@ -77,7 +77,7 @@ def unsteady(
     while runs < (MORE if doubt or places else 1):
         outcome, again = again or session.ask("evaluate", request), None
         if not isinstance(outcome, Answered):
-            raise no_answer(session.name, "evaluate the same again", outcome)
+            raise no_answer(session.name, "evaluate the same batches again", outcome)
         runs += 1
         second = second or outcome.value
         spread = max(spread, farthest(second, outcome.value))
@@ -102,9 +102,9 @@ def unsteady(
 
 
 def goes_by_history(session: Session, request: Request) -> bool:
-    """Return True if differing runs repeat after each restart, so that they depend on earlier
-    questions, as with slowly fading state. A server cannot be restarted, so the test does not apply
-    to it."""
+    """Return True if the same differences occur after each restart, so that the answers depend on
+    earlier questions, as with state that fades slowly. Return False for a server, which cannot be
+    restarted."""
     one, other = (fresh_runs(session, request) for _ in range(2))
     if one is None or other is None or first_difference(one[0], one[-1]) is None:
         return False
@@ -112,7 +112,7 @@ def goes_by_history(session: Session, request: Request) -> bool:
 
 
 def fresh_runs(session: Session, request: Request) -> list[Evaluation] | None:
-    """Return the first runs of a new process; None without an answer."""
+    """Return the first runs of a new process; None if an answer is missing."""
     session.close()
     outcomes = [session.ask("evaluate", request) for _ in range(IN_A_ROW)]
     runs = [outcome.value for outcome in outcomes if isinstance(outcome, Answered)]
@@ -120,13 +120,14 @@ def fresh_runs(session: Session, request: Request) -> list[Evaluation] | None:
 
 
 def farthest(a: Evaluation, b: Evaluation) -> float:
-    """Return the largest difference of logits, 0 for runs with only tensors."""
+    """Return the largest difference of logits; 0 for runs without logits."""
     pairs = zip(a.logits, b.logits, strict=True)
     return max((worst_distance(x, y) for x, y in pairs), default=0.0)
 
 
 def first_difference(first: Evaluation, again: Evaluation) -> Place | None:
-    """Return the first difference: in the tensors of both runs, in order, then in the logits."""
+    """Return the first difference: first in the tensors that both runs show, in order, then in the
+    logits. Return None if there is none."""
     shown = again.trace.values() if again.trace else {}
     before = first.trace.values() if first.trace else {}
     for at, (site, value) in enumerate(before.items()):
@@ -142,8 +143,8 @@ def first_difference(first: Evaluation, again: Evaluation) -> Place | None:
 
 
 def not_deterministic(context: Context, suite: str, found: Unsteady) -> Verdict:
-    """Return the verdict. A list of known differences can excuse it by its key, as some engines add
-    in any order on purpose."""
+    """Return the verdict that the engine is not deterministic. Its key lets a list of known
+    differences excuse an engine that adds in random order on purpose."""
     text = f"{context.subject.name} is not deterministic: {found}"
     detail: dict[str, Any] = {"at_fault": "subject", "kind": "not-deterministic"}
     detail |= {"place": found.place, "differ": found.differ, "runs": found.runs}
@@ -166,7 +167,7 @@ def asked_again(
     *args: Any,
     same: Callable[[Any, Any], bool] = same_words,
 ) -> Iterator[Verdict]:
-    """Repeat a question with a wrong answer that is no run, and yield a verdict if the answers
+    """Repeat a question that got a wrong answer and is not a run. Yield a verdict if the answers
     differ."""
     answers = [context.ask(context.subject, question, *args) for _ in range(AGAIN)]
     differ = sum(not same(answer, first) for answer in answers)

@@ -1,8 +1,7 @@
-"""Asks engines, and turns every event into an outcome.
+"""Opens engines, asks them questions, and turns every event into an outcome.
 
-An adapter that says `isolated` answers in a process of its own, with limits on time and memory.
-When that process dies, the question that it was asked has crashed, and the next one gets a new
-process.
+An adapter with `isolated` answers in its own process, with limits on time and memory. If the
+process dies, the outcome of its question is a crash, and the next question gets a new process.
 """
 
 import importlib
@@ -48,11 +47,11 @@ START_SECONDS = 120.0  # a cold start compiles; not charged to the first questio
 
 
 class Runner:
-    """Opens sessions. `time_limit`: seconds per question, and for the start of the user's code (a
-    program, a server, a class); `memory_limit`: bytes per worker; large models get more
-    (`room_for`).
+    """Opens sessions. `time_limit` is in seconds per question, and also limits the start of the
+    user's code (a program, a server, a class). `memory_limit` is in bytes per worker; large models
+    get more (`room_for`).
 
-    `modules` register further adapters; workers import them too.
+    `modules` are Python modules that register further adapters; workers import them too.
     """
 
     def __init__(
@@ -71,9 +70,10 @@ class Runner:
         not exist, or for libraries of another build.
 
         A path, a command with arguments or the name of an engine of harness.foreign is a program
-        (harness.protocol), dump:FOLDER the run that is written there (harness.dumps), an address a
-        server (harness.http), serve:COMMAND one that is started.
-        `NAME@VERSION` needs its environment (harness.asking.environments), or NotBuilt is raised.
+        (harness.protocol). dump:FOLDER is a run stored in that folder (harness.dumps). An address
+        is a server (harness.http), and serve:COMMAND is a server that Lockstep starts.
+        `NAME@VERSION` needs its environment (harness.asking.environments); NotBuilt is raised if it
+        is missing.
         """
         for module in self.modules:
             importlib.import_module(module)
@@ -125,13 +125,14 @@ def is_outside(engine: str) -> bool:
 
 
 class Unable(Exception):
-    """Error: a worker has no such engine; one sentence with the reason."""
+    """Error: a worker does not have this engine. Its message is one sentence with the reason."""
 
 
 class IsolatedSession(Session):
-    """An engine in a worker that is started on demand and replaced after its death.
+    """An engine in a worker, which is started on demand and replaced after its death.
 
-    python: the interpreter of another environment, for an engine's version that is there.
+    `python` is the interpreter of another environment, for a version of an engine that is built
+    there.
     """
 
     def __init__(
@@ -220,14 +221,14 @@ class IsolatedSession(Session):
 
     @property
     def loading(self) -> dict[str, Any]:
-        """Return the options that a worker loads first, for any model."""
+        """Return the options that a worker loads first. They do not depend on the model."""
         return {what: self.opening[what] for what in ("adapter", "modules", "memory_limit")}
 
     def _new_worker(self) -> "Worker":
         return Worker(self.python, is_users(self.name))
 
     def _loading_worker(self) -> "Worker":
-        """Return a worker that was started ahead and loads already."""
+        """Return a new worker that is already loading its adapter."""
         worker = self._new_worker()
         worker.load(self.loading, time.monotonic() + self.start_limit)
         return worker
@@ -264,16 +265,17 @@ class IsolatedSession(Session):
         worker.channel.send(opening, deadline)
 
     def _end(self) -> tuple[str, ...]:
-        """Kill the worker and return its last words."""
+        """Kill the worker, and return the last lines of its output."""
         worker, self.worker = self.worker, None
         return worker.kill() if worker else ()
 
 
 class Worker(EngineProcess):
-    """A child process with our own code, and the channel to it."""
+    """A child process that runs our own code, and the channel to it."""
 
     def __init__(self, python: Path | None, users: bool) -> None:
-        """Prepare a worker. users: it will load the user's code, none of which is loaded yet."""
+        """Prepare a worker. `users` is True if it will load the user's code. None of that code is
+        loaded yet."""
         ours, theirs = socket.socketpair()
         with theirs:
             forked = None if python or users else forked_worker(theirs)
@@ -283,7 +285,8 @@ class Worker(EngineProcess):
         super().__init__(process, log, self.channel)
 
     def load(self, loading: Mapping[str, Any], deadline: float) -> None:
-        """Load the engine once. If the process has already ended, the next question reports it."""
+        """Send the loading options once. If the process has already ended, the next question
+        reports it."""
         if not self.is_loading:
             self.is_loading = True
             with suppress(Closed):
@@ -293,7 +296,8 @@ class Worker(EngineProcess):
 def started_worker(
     theirs: socket.socket, python: Path | None, *, users: bool
 ) -> tuple[Process, IO[bytes]]:
-    """Start a worker. users: the user's code may start processes, so a keeper ends it with us."""
+    """Start a worker. `users` is True if the user's code runs in it. That code may start processes,
+    so a keeper ends them together with ours."""
     command = [*interpreter(python), str(theirs.fileno())]
     options: dict[str, Any] = {
         "stdin": subprocess.DEVNULL,
@@ -312,8 +316,8 @@ def started_worker(
 
 
 def interpreter(python: Path | None) -> list[str]:
-    """Return the command before a worker's arguments. Another environment brings its own packages;
-    our code comes last, because it may lie among our packages."""
+    """Return the command before a worker's arguments. Another environment brings its own packages.
+    Our code comes last in its path, because it may lie among our packages."""
     if python is None:
         return [sys.executable, "-P", "-m", WORKER]
     code = str(Path(__file__).parents[3])
@@ -322,8 +326,8 @@ def interpreter(python: Path | None) -> list[str]:
 
 
 def environment(python: Path | None) -> dict[str, str]:
-    """Return a worker's environment variables: the user's, except that other versions have their
-    own libraries."""
+    """Return a worker's environment variables. They are the user's variables, but other versions
+    use their own libraries."""
     if python is None:
         path = [entry or os.getcwd() for entry in sys.path]
         return os.environ | {"PYTHONPATH": os.pathsep.join(path)}

@@ -1,4 +1,4 @@
-"""A run as data: its batches, and the reference of its outputs."""
+"""A run as data: its batches, and the reference for its outputs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,8 @@ from lockstep.harness.records import Request
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SameRows:
-    """Outputs that a run repeats: their rows in each batch of the usual run and of this run."""
+    """Outputs that a run repeats: the indices of their rows in each batch of the usual run
+    (`first`) and of this run (`own`)."""
 
     first: Sequence[NDArray[np.intp]]
     own: Sequence[NDArray[np.intp]]
@@ -20,12 +21,15 @@ class SameRows:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
-    """A plan of batches. words: how a sentence names it, after "logits". usual: as the usual run,
-    with other tokens.
+    """A plan of batches.
 
-    known: it computes nothing that the usual run does not, so no honest run of its own is needed
-    until the engines differ. same: its outputs are compared with the engine's own first answer, not
-    the oracle's. besides: a further difference that the description omits.
+    words: describes the run in a sentence, after the word "logits". usual: True for a run like the
+    usual one, with other tokens.
+
+    known: True if the run computes nothing new compared with the usual run, so it needs its own
+    honest run only if the engines differ. same: the rows that must equal the engine's own first
+    answer; without it the oracle's rows are the reference. besides: a further difference, which
+    `words` does not mention.
     """
 
     words: str

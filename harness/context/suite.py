@@ -1,4 +1,4 @@
-"""The contract of a suite, and what all suites share: sessions, settings and the oracle's runs."""
+"""The interface of suites, and their shared data: sessions, settings and the oracle's runs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
@@ -67,13 +67,13 @@ class HonestRuns(Protocol):
     """Our own runs of the oracle's file (harness.graph.honest_runs)."""
 
     def begin(self, batches: Sequence[Batch], *, seed: int, runs: int) -> None:
-        """Begin to compute the noise floor, which will be needed soon."""
+        """Begin to compute the noise floor, which suites will need soon."""
 
     def floor(self, batches: Sequence[Batch], *, seed: int, runs: int) -> NoiseFloor:
         """Return an honest run without errors, and the worst of `runs` perturbed runs."""
 
     def unlucky(self, batches: Sequence[Batch], *, seed: int, runs: int) -> Iterator[F32]:
-        """Return so many perturbed runs, (outputs, vocabulary) each."""
+        """Return `runs` perturbed runs, each with the shape (outputs, vocabulary)."""
 
     def logits(self, batches: Sequence[Batch]) -> tuple[F32, F32]:
         """Return logits of each output, (outputs, vocabulary): rounded as llama.cpp does, and in
@@ -88,12 +88,13 @@ class HonestRuns(Protocol):
     def rounded_run(
         self, batches: Sequence[Batch], design: FactorDesign, *, seed: int, runs: int
     ) -> NoiseFloor:
-        """Return the run of an engine that rounds these factors, and the noise of so many perturbed
-        ones."""
+        """Return the run of an engine that rounds these factors, and the noise of `runs` perturbed
+        runs."""
 
     def without(self, batches: Sequence[Batch], tensors: Sequence[str]) -> F32 | None:
-        """Return logits, (outputs, vocabulary), with zeros for products with the layers' matrices
-        of these names, such as `attn_output`; None if there are none."""
+        """Return logits, (outputs, vocabulary), computed with zeros for the products of the
+        layers' matrices with these names, such as `attn_output`. Return None if there are no
+        such matrices."""
 
 
 @dataclass(kw_only=True)
@@ -156,7 +157,7 @@ class Context:
 
     @cached_property
     def tokens(self) -> list[int]:
-        """Return random ids of the whole vocabulary; a text would only contain common ones."""
+        """Return random ids from the whole vocabulary. A text would contain only common tokens."""
         n_vocab = self.facts.n_vocab
         if not n_vocab:
             raise NoAnswer("not-compared", "the file does not say how many tokens there are", {})
@@ -165,7 +166,7 @@ class Context:
 
     @cached_property
     def batches(self) -> tuple[Batch, ...]:
-        """Return a prompt, which an encoder is given first, then single tokens."""
+        """Return the usual run: a prompt, which an encoder reads first, then single tokens."""
         if self.given:
             return self.given
         prompt, rest = self.tokens[: self.n_tokens], self.tokens[self.n_tokens :]
@@ -174,7 +175,7 @@ class Context:
         return encoded_first((Batch.of(prompt), *steps), both)
 
     def begin_noise(self) -> None:
-        """Start to measure the noise, in the background while engines are asked."""
+        """Start to measure the noise in the background, while engines are asked."""
         if "noise" not in self.__dict__:
             self.honest.begin(self.batches, seed=self.seed, runs=RUNS)
 
@@ -184,8 +185,8 @@ class Context:
         return self.honest.floor(self.batches, seed=self.seed, runs=RUNS)
 
     def noise_on(self, batches: Sequence[Batch]) -> float:
-        """Return the relative noise on these batches, from more runs, measured before an engine is
-        blamed. A run of many tokens meets as many rare events as several short runs."""
+        """Return the relative noise on these batches from more runs, measured before an engine is
+        blamed. Rare events occur as often in one long run as in several short ones."""
         if self.noise_measured is None or self.noise_measured[0] is not batches:
             self.progress("a difference: measuring the noise of more honest runs")
             many = sum(map(len, batches)) // max(1, sum(map(len, self.batches)))
@@ -195,8 +196,8 @@ class Context:
         return self.noise_measured[1]
 
     def honest_runs(self, batches: Sequence[Batch]) -> tuple[F32, F32]:
-        """Return logits of the oracle's file by our ops, (outputs, vocabulary) each: with
-        llama.cpp's conversions of activations, and in float64 without any."""
+        """Return logits of the oracle's file computed by our ops, (outputs, vocabulary) each: with
+        llama.cpp's conversions of activations, and in float64 without conversions."""
         self.progress("a difference: our own runs say which engine is wrong")
         return self.honest.logits(batches)
 
@@ -207,26 +208,26 @@ class Context:
         return self.honest.converted_runs(batches, only=only)
 
     def asked_on_made_models(self, name: str) -> Iterator[Verdict]:
-        """Yield the suite's verdicts on made models; none if it makes no models."""
+        """Yield the verdicts of this suite on probe models; none if the suite makes no models."""
         if name in self.on_made_models:
             yield from self.on_made_models[name](self)
 
     def with_subject(self, subject: Session, path: Path, info: EngineInfo) -> "Context":
-        """Return this context with another subject; facts about the oracle stay."""
+        """Return this context with another subject. Facts about the oracle stay the same."""
         other = copy(self)
         other.rounding = []
         other.subject, other.subject_model, other.subject_info = subject, path, info
         return other
 
     def for_embeddings(self) -> "Context":
-        """Return this context with honest runs of embeddings; what this one began stays its own."""
+        """Return this context with honest runs of embeddings, and without begun work."""
         return replace(self, embeddings=True, begun={})
 
     def ask_both(self, question: str, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Return the answers of the oracle and the subject. If both refuse, neither is blamed.
 
-        A part that the oracle reports missing in the model does not excuse another answer of the
-        subject; an engine with embeddings reports the same if there are no logits.
+        If the oracle reports that the model lacks something, the subject must report the same. An
+        engine with embeddings may also report that it has no logits.
         """
         first, second = self.outcomes(question, *args, **kwargs)
         if isinstance(second, Rejected) and (isinstance(first, Rejected) or lacks(first)):
@@ -239,9 +240,7 @@ class Context:
         return expected, self.answer(self.subject, question, second)
 
     def outcomes(self, question: str, *args: Any, **kwargs: Any) -> tuple[Outcome, Outcome]:
-        """Return the outcomes of oracle and subject, asked at once if they are separate
-        processes.
-        """
+        """Return the outcomes of both engines, asked at once if they are separate processes."""
         oracle = partial(self.oracle.ask, question, *args, **kwargs)
         subject = partial(self.subject.ask, question, *args, **kwargs)
         if self.oracle.pid is None or self.oracle in (self.subject, self.subject.asks):
@@ -252,11 +251,11 @@ class Context:
         return first, second
 
     def ask(self, session: Session, question: str, *args: Any, **kwargs: Any) -> Any:
-        """Return the answer. Raises NoAnswer with the outcome of the question."""
+        """Return the answer to a question. Raises NoAnswer if the outcome is not an answer."""
         return self.answer(session, question, session.ask(question, *args, **kwargs))
 
     def answer(self, session: Session, question: str, outcome: Outcome) -> Any:
-        """Return the value of an outcome, or raise what `ask` raises."""
+        """Return the value of an outcome, or raise the same error as `ask`."""
         if isinstance(outcome, Answered):
             return outcome.value
         if isinstance(outcome, Unanswerable) and outcome.declared:
@@ -284,7 +283,7 @@ class Context:
         return NoAnswer(error.status, f"{error.summary}; {why}", error.detail | {"at_fault": wrong})
 
     def takes(self, session: Session, question: str) -> bool:
-        """Return True if our own engine accepts the file, and is not the refusing engine."""
+        """Return True if our own engine accepts the file, and did not itself refuse."""
         if session.name == "reference":
             return False
         if session is self.subject and self.subject_model != self.model:
@@ -323,12 +322,12 @@ class Context:
 
 
 def lacks(outcome: Outcome) -> bool:
-    """Return True if an engine says that the model lacks something, whichever engine was asked."""
+    """Return True if the engine says that the model itself lacks something."""
     return isinstance(outcome, Unanswerable) and outcome.of_model
 
 
 def no_answer(engine: str, question: str, outcome: Outcome, called: str = "") -> NoAnswer:
-    """Return a NoAnswer. called: the question's name, if it is not the usual one."""
+    """Return the NoAnswer for this outcome. `called` replaces the question's usual name."""
     asked, question = question, called or in_words(question)
     if isinstance(outcome, Crashed):
         log = {ENGINE: engine, "question": asked, **asdict(outcome), "log": list(outcome.log)}
@@ -361,13 +360,13 @@ def no_answer(engine: str, question: str, outcome: Outcome, called: str = "") ->
 
 
 def line_that_says_why(message: str) -> str:
-    """Return the line with the reason: the first, or the last of a Python traceback."""
+    """Return the line with the reason: the first line, or the last of a traceback."""
     lines = message.splitlines() or [""]
     return lines[-1 if "Traceback (most recent call last)" in lines[0] else 0]
 
 
 def patient(error: NoAnswer) -> NoAnswer:
-    """Return the error; for a timeout it says how to ask for less."""
+    """Return the error. For a timeout, its message also says how to wait longer or ask for less."""
     if error.status != "timed-out":
         return error
     less = error.detail.get(LESS)
@@ -377,7 +376,8 @@ def patient(error: NoAnswer) -> NoAnswer:
 
 
 class Suite(Registered):
-    """Asks both engines the same and compares the answers. `order` is the order of a run."""
+    """Asks both engines the same questions and compares the answers. Suites run in the sequence of
+    their `order`."""
 
     members: ClassVar[str] = "lockstep.harness.suites"
     order: ClassVar[int]
@@ -385,16 +385,16 @@ class Suite(Registered):
     of_oracle_alone: ClassVar[bool] = False  # the subject is not asked, and nothing said of it
 
     def inapplicable(self, facts: ModelFacts) -> str:
-        """Return why there is nothing to compare in a model like this; "" if there is."""
+        """Return why there is nothing to compare in this model; "" if there is something."""
         return ""
 
     def begin(self, context: Context) -> None:
-        """Begin work that may run while other suites ask engines: see Context.begun."""
+        """Begin work that may run while other suites ask engines. `Context.begun` holds it."""
 
     def run(self, context: Context) -> Iterator[Verdict]:
-        """Yield a verdict for each comparison, including impossible ones."""
+        """Yield a verdict for each comparison, and for each comparison that is impossible."""
         raise NotImplementedError
 
     def finish(self, context: Context) -> Iterator[Verdict]:
-        """Yield the verdicts that take an engine long, once all suites have run."""
+        """Yield the verdicts that need much time, after all suites have run."""
         return iter(())

@@ -1,8 +1,9 @@
-"""Ties in greedy text: tokens that another honest engine may choose differently.
+"""Ties in greedy text: places where another honest engine may choose another token.
 
-The noise is measured, not assumed. The engine computes its text twice, token by token and in one
-batch, and differs from itself by so much. If the two largest logits are no further apart than twice
-that (either may move), the choice says nothing about who is right.
+The noise is measured, not assumed. The engine computes the logits of its text twice: token by
+token, and in one batch. The difference between the two runs is its noise. If the two largest logits
+are closer than twice the noise (because both may move), the choice does not show which engine is
+right.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ LOOKED_AT = 256  # tokens: of each, all logits are held twice
 
 @dataclass(frozen=True, kw_only=True)
 class Tie:
-    """A tie in a text. token: number of the generated token, from 0."""
+    """A tie in a text. `token` is the index of the generated token, counted from 0."""
 
     token: int
     chosen: int

@@ -1,1 +1,2 @@
-"""Models of every architecture with one element changed: is the tensor named?"""
+"""Tests with models of every architecture in which one element is changed: does `bisect` name the
+changed tensor?"""

@@ -1,4 +1,5 @@
-"""The choice of the changed element and of its new value, by the seed and the tensors' names."""
+"""Choice of the element to change and of its new value, determined by the seed and the tensors'
+names."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ TRIES = 100  # of bits, until one changes a weight to another finite one
 
 @dataclass(frozen=True, kw_only=True)
 class Damage:
-    """Change of a file."""
+    """One change of a file."""
 
     tensor: str
     kind: str
@@ -40,9 +41,8 @@ class Damage:
 
 
 def damages(path: Path, seed: int, n: int) -> Iterator[Damage]:
-    """Yield n damages in n tensors, decided by the seed and their names; single numbers come
-    last.
-    """
+    """Yield n damages in n different tensors, determined by the seed and the tensors' names.
+    Tensors with a single number come last."""
     import_members("lockstep.engine.quants")
     with GgufFile.open(path) as file:
         names = [name for name, tensor in file.tensors.items() if tensor.n_bytes]
@@ -79,7 +79,8 @@ def damage(file: GgufFile, name: str, bits: Philox) -> Damage:
 def one_bit(
     kind: type[WeightFormat], name: str, raw: NDArray[np.uint8], start: int, bits: Philox
 ) -> Damage:
-    """Return a flipped bit that changes the weights. Raises EngineError if no bit does."""
+    """Return a damage that flips one bit and changes the weights. Raises EngineError if no tried
+    bit changes them."""
     size = kind.layout.itemsize
     for _ in range(TRIES):
         at, bit = draw_number(bits, raw.size), draw_number(bits, 8)

@@ -1,4 +1,4 @@
-"""`lockstep selftest --arch`: damaged models of many architectures, with report and counts."""
+"""`lockstep selftest --arch`: damaged models of many architectures, with a report and counts."""
 
 import shlex
 import time
@@ -34,8 +34,8 @@ def run_damage(
     executor: Executor | None,
     out: VerdictOutput,
 ) -> int:
-    """Run the damaged models. Each verdict is on disk before the next model's. Return 1 if a change
-    is missed."""
+    """Run the damaged models, and return 1 if a change is missed. Each verdict is written to disk
+    before the next model runs."""
     started = time.perf_counter()
     verdicts: list[Verdict] = []
     writer: ReportWriter | None = None
@@ -74,7 +74,8 @@ def results(
 
 
 def make_models(plans: Sequence[DamagePlan], folder: Path) -> None:
-    """Write all models; one engine names the tensors of all, as starting it takes long."""
+    """Write all models. A single engine names the tensors of all models, because starting an engine
+    takes long."""
     with open_for_variants() as session:
         for plan in plans:
             variant, path = variant_named(plan.variant), model_path(plan, folder)
@@ -85,7 +86,8 @@ COLUMNS = ("changes", "move an output", "named", "beyond a bound", "alone", "con
 
 
 def table(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """Yield the lines by kind of change, then the missed changes, then the untried ones."""
+    """Yield a line for each kind of change, then the missed and the untried changes, then the
+    total."""
     tried = [v for v in verdicts if "damage" in v.detail]
     yield f"{'':<8}" + "".join(f"{name:>16}" for name in COLUMNS)
     kinds = Counter(v.detail["kind"] for v in tried)
@@ -103,7 +105,8 @@ def table(verdicts: Sequence[Verdict]) -> Iterator[str]:
 
 
 def counts(tried: Sequence[Verdict]) -> list[int]:
-    """Return the numbers for COLUMNS; from the third on they count changes that move an output."""
+    """Return the numbers for COLUMNS. From the third number on they count only changes that alter
+    an output."""
     moved = [v for v in tried if v.detail["changed"]]
     names = ("named", "beyond_bound", "alone", "confirmed")
     return [len(tried), len(moved), *(sum(v.detail[name] for v in moved) for name in names)]

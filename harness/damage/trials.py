@@ -1,7 +1,7 @@
 """Trials of damaged models: the verdict of `bisect` on each damaged copy.
 
-The oracle has the model as it is, the subject a copy with one change. `bisect` is not told the
-tensor and knows nothing of the architecture. It need not find a change that moves no bit of the
+The oracle runs the original model, and the subject runs a copy with one change. `bisect` does not
+know the changed tensor or the architecture. It need not find a change that alters no bit of the
 subject's outputs.
 """
 
@@ -28,7 +28,7 @@ TOKENS = 8  # of the prompt: a change is seen at any of them
 
 @dataclass(frozen=True, kw_only=True)
 class DamagePlan:
-    """A variant to make a model of, and the number of its damages."""
+    """The variant from which a model is made, and the number of damages to try."""
 
     variant: str
     quant: str
@@ -39,7 +39,7 @@ class DamagePlan:
 
 @dataclass(kw_only=True)
 class TriedChange:
-    """The result of one plan; small enough to send between processes."""
+    """The verdicts of one plan, small enough to send between processes."""
 
     variant: str
     verdicts: list[Verdict]
@@ -51,7 +51,7 @@ def model_path(plan: DamagePlan, folder: Path) -> Path:
 
 
 def trials(plan: DamagePlan, folder: Path) -> TriedChange:
-    """Return a verdict for each damage of the variant's model, which lies in the folder."""
+    """Return a verdict for each damage of the variant's model, which is in the folder."""
     path = model_path(plan, folder)
     case = f"synth:{plan.variant}"
     whole = Plan(
@@ -97,7 +97,8 @@ def trial(
     path: Path,
     change: Damage,
 ) -> Verdict:
-    """Make a trial. right: the engine's answer with the undamaged model."""
+    """Run `bisect` on one damaged copy, and return the verdict. `right` is the engine's answer with
+    the undamaged model."""
     damaged = path.with_name(f"{path.stem}-damaged.gguf")
     write_damaged(path, damaged, change)
     with Runner().open(REPLAY, damaged, whole.settings) as session:
@@ -113,7 +114,7 @@ def trial(
 def ending_of(
     change: Damage, result: Bisection, changed: bool
 ) -> tuple[Status, str, dict[str, Any]]:
-    """Return status, summary and counts."""
+    """Return the status, the summary and the details of a trial."""
     named = [c for c in result.culprits if change.tensor in c.weight.split(", ")]
     seen = ", ".join(dict.fromkeys(f"{c.site} ({c.op}, {c.weight})" for c in result.culprits))
     detail = {

@@ -1,1 +1,1 @@
-"""Diagnosis: the known mistake that reproduces an engine's answers."""
+"""Diagnosis: finds the known mistake that reproduces an engine's answers."""

@@ -51,7 +51,7 @@ WORDS = 5  # that each beginning of a long text has more than the one before
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AskedQuestion:
-    """A question with the subject's answer."""
+    """A question, and the subject's answer to it."""
 
     question: MistakeQuestion
     said: Any
@@ -68,8 +68,8 @@ def ask_questions(
     seen: Callable[[AskedQuestion], None] = lambda one: None,
     tell: Callable[[Estimate], None] = lambda estimate: None,
 ) -> list[AskedQuestion]:
-    """Return the subject's answers in order; `missing` receives the unanswered questions. seen: is
-    called with each answer."""
+    """Return the subject's answers in order. `missing` gets the unanswered questions, grouped by
+    reason. `seen` is called with each answer."""
     found: list[AskedQuestion] = []
     pace = Pace(left=sum(map(tokens_of, questions)))
     for number, question in enumerate(questions, 1):
@@ -115,8 +115,8 @@ def questions_for(context: Context) -> Iterator[MistakeQuestion]:
 
 
 def of_runs(context: Context, offers: Callable[[str], bool]) -> Iterator[MistakeQuestion]:
-    """Yield the questions about runs. An engine's logits show all that its lists and texts
-    could."""
+    """Yield the questions about runs. If the engine shows logits, its lists and texts would show
+    nothing more."""
     more = context.subject_info.levels is not None  # than is asked of engines that do not say
     if Architecture.member(context.facts.architecture).embeds:
         if offers("embed"):
@@ -175,7 +175,8 @@ def of_embeddings(context: Context) -> Iterator[MistakeQuestion]:
 
 
 def of_logits(context: Context, *, greedy: bool) -> Iterator[MistakeQuestion]:
-    """Yield the questions of `check`, and one with other tokens in batches of the same sizes."""
+    """Yield the questions of `check`, and a question with other tokens in batches of the same
+    sizes."""
     yield RunQuestion(
         words="the logits of a prompt and of tokens after it", batches=context.batches
     )
@@ -210,9 +211,9 @@ def text_of(context: Context) -> Greedy:
 
 
 def prompts_in_turn(context: Context) -> Iterator[InTurn]:
-    """Yield prompts in turn, as an engine may reuse cached data of an earlier one. A small model
-    gets `check`'s, whose answers depend on their beginnings; searching for such prompts on a large
-    model takes long."""
+    """Yield a question with several prompts, asked one after the other, because an engine may reuse
+    cached data of an earlier prompt. A small model gets the prompts of `check`, whose answers
+    depend on their beginnings. On a large model the search for such prompts takes too long."""
     if context.facts.decoder_start is not None:
         return
     prompts = [tuple(one.ids) for one in telling_prompts(context)] if is_small(context.file) else []
@@ -229,7 +230,8 @@ def prompts_in_turn(context: Context) -> Iterator[InTurn]:
 
 
 def seed_prompt(turn: Turn, before: Sequence[int], ids: Iterator[int]) -> tuple[int, ...]:
-    """Return a prompt that shares the beginning and the end of the previous one as `turn` says."""
+    """Return a prompt that shares its beginning and its end with the previous prompt, as far as
+    `turn` says."""
     if not turn.n:
         return tuple(before)
     new = tuple(islice(ids, turn.n - turn.begin - turn.end))
@@ -237,8 +239,8 @@ def seed_prompt(turn: Turn, before: Sequence[int], ids: Iterator[int]) -> tuple[
 
 
 def of_tokens_behind(context: Context) -> Iterator[MistakeQuestion]:
-    """Yield questions for one token after each of many prefixes, and one for a text. A wrong engine
-    may still write the right text, however long."""
+    """Yield questions for one token after each of many prefixes, and a question for a text. A
+    single text is not enough, because a wrong engine may still write the right text."""
     if context.facts.decoder_start is None:
         for ids, n in beginnings(context):
             words = f"the token after {n} seeded tokens, from {ids[0]} on"

@@ -1,4 +1,4 @@
-"""Comparison of an engine's answer with another's, row by row or token by token."""
+"""Comparison of one engine's answer with another engine's answer, row by row or token by token."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,10 +9,13 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Compared:
-    """The comparison of each row of an answer. apart: squared distances; 0 or 1 for rows without a
-    distance. not_compared: tokens after a tie, or half a character, of which nothing is known.
-    ties: tokens of a tie that the engine may choose, and does not. moved: squared distances of an
-    engine's rows of logits from the right ones."""
+    """The comparison of each row of an answer.
+
+    apart: squared distances; 0 or 1 for rows without a distance. not_compared: the number of tokens
+    that cannot be judged, after a tie or in half a character. ties: the number of tokens in a tie
+    that the engine may choose but does not choose. moved: squared distances of the engine's rows of
+    logits from the right rows.
+    """
 
     same: NDArray[np.bool_]
     apart: NDArray[np.float64]
@@ -28,5 +31,5 @@ class Compared:
 
     @property
     def chosen(self) -> int:
-        """Return the tokens that the engine itself chooses."""
+        """Return the number of equal tokens that the engine itself chooses, without ties."""
         return int(self.same.sum()) - self.ties

@@ -1,6 +1,6 @@
-"""Known mistakes are tried on the questions that a subject answers otherwise than the right engine.
+"""Tries known mistakes on the questions that a subject and the right engine answer differently.
 
-One is named if it gives all of the subject's answers, and the right engine does not.
+A mistake is named if it reproduces all of the subject's answers, and the right engine does not.
 """
 
 from collections import Counter
@@ -67,7 +67,7 @@ Status = Literal["right", "named", "few", "none", "not-compared"]
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
-    """A known mistake. left: the share of the subject's distance that it leaves."""
+    """A known mistake. `left` is the share of the subject's distance that remains with it."""
 
     engine: str
     mistake: str
@@ -78,10 +78,11 @@ class Match:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """The group of known mistakes whose effect is nearest to the subject's.
+    """The group of known mistakes whose effect is nearest to the subject's difference.
 
-    alike: the cosine between both effects on logits; explains: rows that the subject and it have
-    alike, and the right engine otherwise; breaks: rows that it alone has otherwise.
+    alike: the cosine between both effects on logits. explains: the number of rows that the nearest
+    mistake has in common with the subject, where the right engine differs. breaks: the number of
+    rows where only the nearest mistake differs.
     """
 
     name: str
@@ -94,7 +95,7 @@ class Family:
 @dataclass(frozen=True, kw_only=True)
 class Rows:
     """The number of compared answers of one kind, and of those where the right engine agrees with
-    the subject. not_compared: answers after ties within the noise."""
+    the subject. `not_compared` counts answers after ties."""
 
     unit: str
     compared: int
@@ -103,16 +104,17 @@ class Rows:
 
     @property
     def nothing(self) -> bool:
-        """Return True if every text diverges at its first token, at a tie."""
+        """Return True if nothing could be compared, because every text diverges in a tie at its
+        first token."""
         return not self.compared and bool(self.not_compared)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """The findings on one aspect of an engine: its reading of the file, its tokens, its runs.
+    """The findings on one aspect of an engine: the file, its tokens, or its runs.
 
-    named: they make the subject's answers, and cannot be told apart by them; also: so do these
-    within the noise, and the others come closer.
+    named: mistakes that reproduce the subject's answers, and that these answers cannot distinguish.
+    also: mistakes that reproduce them within the noise, but less exactly.
     """
 
     aspect: str
@@ -148,7 +150,7 @@ class Diagnosed:
 
 @dataclass(kw_only=True)
 class DiagnosisBench:
-    """Engines of ours on one file: with ggml's roundings, and without."""
+    """Our own engines on one file: with ggml's roundings, and without them."""
 
     rounding: Engines
     plain: Engines
@@ -159,7 +161,7 @@ class DiagnosisBench:
     )
 
     def mistakes_of(self, aspect: str) -> tuple[tuple[KnownMistake, ...], ...]:
-        """Return groups of mistakes, the likeliest first."""
+        """Return groups of mistakes, the most likely group first."""
         return (self.samplers,) if aspect == SampledLists.aspect else (self.near, self.far)
 
     @classmethod
@@ -182,7 +184,7 @@ class DiagnosisBench:
 def diagnose(context: Context, bench: DiagnosisBench, tell: Tell = lambda said: None) -> Diagnosed:
     """Ask and diagnose one aspect after the other.
 
-    tell: gets what is known before the end: estimates, the first difference, each diagnosis.
+    `tell` gets intermediate results: time estimates, the first difference, each diagnosis.
     """
     facts = context.facts
     if not (facts.has_logits or facts.not_ours):
@@ -206,7 +208,8 @@ def diagnose(context: Context, bench: DiagnosisBench, tell: Tell = lambda said: 
 
 
 def is_needless(context: Context, found: Sequence[Diagnosis]) -> bool:
-    """Return True if the engine is wrong elsewhere, and no one says that it samples."""
+    """Return True if samplers need no questions: another aspect is wrong, and the engine does not
+    state that it samples."""
     wrong = any(each.status not in ("right", "not-compared") for each in found)
     return wrong and context.subject_info.levels is None
 
@@ -253,9 +256,9 @@ def of_aspect(
 def without_what_is_off(
     bench: DiagnosisBench, every: Sequence[AskedQuestion], of: HeldAnswers
 ) -> HeldAnswers | None:
-    """Return the answers if an engine without ggml's deliberate roundings agrees with all of them.
-    With most engines the first question that differs with roundings also differs without, and the
-    rest is skipped."""
+    """Return the answers held against an engine without ggml's deliberate roundings, if it agrees
+    with all of them; else None. If the first question that differs with roundings also differs
+    without them, the other questions are skipped."""
     if hold_answers(bench.plain, of.off[:1], of.noise).off:
         return None
     plain = hold_answers(bench.plain, every, of.noise)
@@ -263,7 +266,7 @@ def without_what_is_off(
 
 
 def status_of(rows: Sequence[Rows]) -> Status:
-    """Return the status of answers that do not differ."""
+    """Return "right", or "not-compared" if nothing could be compared."""
     return "not-compared" if rows and all(row.nothing for row in rows) else "right"
 
 
@@ -281,7 +284,7 @@ def closest(found: Sequence[TriedMistake]) -> Match | None:
 
 
 def nearest_family(found: Sequence[TriedMistake]) -> Family | None:
-    """Return the family of mistakes with the nearest effect; None if no effect is near."""
+    """Return the family with the nearest effect; None if no family is near."""
     like = [row for row in found if row.alike > 0 or row.explains > row.breaks]
     if not like:
         return None
@@ -296,7 +299,7 @@ def nearest_family(found: Sequence[TriedMistake]) -> Family | None:
 
 
 def first_differences(engines: Engines, of: HeldAnswers) -> tuple[Difference, ...]:
-    """Return some differences of each unit; of rows of logits only the first."""
+    """Return a few differences for each kind of answer; of rows of logits only the first."""
     found: dict[str, dict[str, Difference]] = {}
     for one, right in zip(of.every, of.right, strict=True):
         if one is of.shortest or right.same.all():
@@ -329,9 +332,8 @@ def name_mistake(
 
 
 def says_enough(engines: Engines, of: HeldAnswers) -> bool:
-    """Return True if the differences are sufficient for a name. Rows without a number say nothing
-    of their cause. If the subject's logits are right, no small error of theirs changes a token, so
-    the choice is wrong."""
+    """Return True if the differences are sufficient to name a mistake. Rows with NaN or infinity do
+    not show their cause. If the subject's logits are right, its choice of tokens is wrong."""
     pairs = zip(of.every, of.right, strict=True)
     runs = [bool(c.same.all()) for one, c in pairs if isinstance(one.question, RunQuestion)]
     if runs and all(runs):
@@ -346,8 +348,7 @@ def says_enough(engines: Engines, of: HeldAnswers) -> bool:
 
 
 def choices(engines: Engines, one: AskedQuestion, right: Compared) -> int:
-    """Return for how many tokens of a text the right engine would choose differently; at least one
-    if the text's tokens are unknown."""
+    """Return the number of a text's tokens that the right engine does not choose; 1 if unknown."""
     question = one.question
     if isinstance(question, InTurn):
         return int((~right.same).sum())
@@ -387,8 +388,7 @@ def rows_of(of: HeldAnswers) -> tuple[Rows, ...]:
 
 
 def unsteadiness(context: Context, of: HeldAnswers) -> str:
-    """Return a note if the subject answers the first differing question differently on repetition.
-    No mistake does that."""
+    """Return a note if the subject answers the first differing question differently again."""
     question, said = of.off[0].question, of.off[0].said
     for _ in range(AGAIN):
         outcome = question.ask(context.subject)

@@ -1,4 +1,4 @@
-"""Answers that differ from the right engine's: the question, the actual and the expected answer."""
+"""Answers that differ from the right engine's: the question, the given and the expected answer."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,8 +30,8 @@ Pair = tuple[str, str, str]  # what was asked, the subject's answer, the right o
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A differing row of an answer: the subject's value, and the expected one. Both are empty if
-    the question's words fill the line."""
+    """A row of an answer that differs: the subject's value and the expected value. Both are empty
+    if the question's words fill the line."""
 
     asked: str
     got: str
@@ -41,7 +41,7 @@ class Difference:
 def differences_in(one: AskedQuestion, answer: Any, right: Compared) -> Iterator[Difference]:
     """Yield the rows of one question that differ, in order.
 
-    answer: the right engine's, as `MistakeQuestion.of` gives it.
+    `answer` is the right engine's answer, as `MistakeQuestion.of` returns it.
     """
     describe = DESCRIPTIONS.get(type(one.question))
     rows = np.flatnonzero(~right.same).tolist()
@@ -119,7 +119,8 @@ def describe_list(question: SampledLists, said: Any, answer: Any, row: int) -> P
 
 
 def shorten_list(shown: SampledList, own: SampledList, right: SampledList) -> str:
-    """Return the candidates, or the logits if these agree, or the selected candidate."""
+    """Describe the shown list in the property that differs: its candidates, its selected token, or
+    its logits."""
     if sorted(own.ids.tolist()) != sorted(right.ids.tolist()):
         return f"{len(shown.ids)} candidates {shorten(shown.ids.tolist())}"
     if own.selected != right.selected and np.array_equal(own.logits, right.logits):
@@ -145,14 +146,14 @@ IN_SEQUENCE = {RunQuestion, Embedded, Decoded, Greedy, Continued}
 
 
 def shorten(value: Any) -> str:
-    """Return the value's Python form; a long text loses its middle."""
+    """Return the value as Python writes it. The middle of a long text is cut out."""
     text = repr(value)
     half = TEXT_BYTES // 2
     return text if len(text) <= TEXT_BYTES else f"{text[:half]}...{text[-half:]}"
 
 
 def around_difference(own: Sequence[int], right: Sequence[int]) -> tuple[str, str]:
-    """Return both lists of ids around their first difference."""
+    """Return the parts of both lists of ids around their first difference."""
     pairs = zip(own, right, strict=False)
     same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(own), len(right)))
     start = max(0, same - IDS_BEFORE)

@@ -1,4 +1,4 @@
-"""The right engine and every wrong one, asked in this process on one file."""
+"""The right engine and every wrong engine, which answer questions in this process on one file."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,9 +24,12 @@ KnownMistake = Wrong | type[WrongSampler]
 
 @dataclass(kw_only=True)
 class Engines:
-    """Our own engines on one file. plain: without conversions and deliberate roundings. keep: keeps
-    all answers, for more subjects on the same file. at_once: processes that may hold the data of a
-    run at one time."""
+    """Our own engines on one file.
+
+    plain: engines without conversions and deliberate roundings. keep: keeps all answers, for more
+    subjects on the same file. at_once: the number of processes that may hold the data of a run at
+    the same time.
+    """
 
     path: Path
     settings: Settings
@@ -38,7 +41,7 @@ class Engines:
 
     @contextmanager
     def open(self, cls: type[Any]) -> Iterator[None]:
-        """Close the engine's session at the end, unless it is kept."""
+        """Run the context, then close the engine's session, unless sessions are kept."""
         try:
             yield
         finally:
@@ -51,7 +54,7 @@ class Engines:
         return self.sessions[cls]
 
     def fresh(self, cls: type[Any]) -> LocalSession:
-        """Return a session without earlier questions; the caller closes it."""
+        """Return a new session, which no earlier question has used. The caller closes it."""
         made = without_roundings(cls) if self.plain else cls
         return LocalSession(made, self.path, self.settings)
 
@@ -86,8 +89,8 @@ def without_roundings(cls: type[Any]) -> type[Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidates:
-    """Known mistakes to try. near: known for the same architecture; far: for others, if there are
-    none."""
+    """Known mistakes to try. `near` are mistakes for the same architecture. `far` are the others,
+    tried if no near mistake reproduces the answers."""
 
     near: tuple[Wrong, ...]
     far: tuple[Wrong, ...]

@@ -14,8 +14,8 @@ from lockstep.harness.diagnosis.race import compare_answer
 
 @dataclass(kw_only=True)
 class FirstDifference:
-    """The first difference, and its recipient. engines: right ones, with ggml's roundings and
-    without."""
+    """Reports the first difference to `tell`. `engines` are the right engines, with ggml's
+    roundings and without them."""
 
     context: Context
     engines: Sequence[Engines]

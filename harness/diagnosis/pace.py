@@ -27,8 +27,8 @@ class Estimate:
 
 @dataclass(kw_only=True)
 class Pace:
-    """The pace of the work. left: work in any unit, such as tokens; done: the work of the last
-    `seconds`."""
+    """The speed of the work. `left` is the remaining work in any unit, such as tokens. `done` is
+    the work finished in `seconds`."""
 
     left: int
     done: int = 0
@@ -41,7 +41,7 @@ class Pace:
 
     @property
     def seconds_left(self) -> float:
-        """Return the seconds that are left, 0 while nothing is known."""
+        """Return the remaining seconds; 0 while they are unknown."""
         return self.seconds / self.done * self.left if self.seconds >= SETTLED_SECONDS else 0.0
 
     def __str__(self) -> str:

@@ -1,4 +1,5 @@
-"""Questions to every engine, with their rules for equal answers: by bits, tokens or noise."""
+"""Questions to every engine, with their rules for equal answers: equal bits, equal tokens, or equal
+within noise."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -30,9 +31,12 @@ TEXTS = ("detokenize", "tokenizer")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MistakeQuestion:
-    """A question to our engines in this process, asked with `of`; None: no answer. words: its
-    unique name within a model. aspect: mistakes of one aspect affect only its questions. methods:
-    an engine that inherits all of them answers as the right one."""
+    """A question. Our engines in this process answer it in `of`, which returns None for no answer.
+
+    words: its unique name within a model. aspect: a mistake in one aspect affects only questions of
+    this aspect. methods: an engine that inherits all these methods from the reference answers like
+    the right engine.
+    """
 
     words: str
     unit: ClassVar[str]
@@ -47,8 +51,8 @@ class MistakeQuestion:
         return outcome.value if isinstance(outcome, Answered) else None
 
     def compare(self, said: Any, answer: Any, session: LocalSession, noise: float) -> Compared:
-        """Compare two answers. said: the subject's answer; answer: the answer of the session's
-        engine."""
+        """Compare two answers. `said` is the subject's answer, and `answer` is the answer of our
+        engine in `session`."""
         raise NotImplementedError
 
     def repeats(self, said: Any, again: Any, noise: float) -> bool:
@@ -56,7 +60,7 @@ class MistakeQuestion:
         return bool(said == again)
 
     def is_as_right(self, cls: type[Any]) -> bool:
-        """Return True if an engine must answer as the right engine does."""
+        """Return True if this engine's answer cannot differ from the right engine's."""
         return all(getattr(cls, name) is getattr(Reference, name) for name in self.methods)
 
 
@@ -77,7 +81,8 @@ class Header(MistakeQuestion):
     def compare(
         self, said: FileSummary, answer: FileSummary, session: LocalSession, noise: float
     ) -> Compared:
-        """Compare two summaries. Types or tensors that are not shown are not compared."""
+        """Compare two summaries. Types or tensors that the subject does not show are not
+        compared."""
         if self.utf8_only:
             answer, _ = readable(answer, said)
         own, other = ({t.name: t for t in found.tensors} for found in (said, answer))
@@ -181,8 +186,8 @@ class Embedded(RunQuestion):
 
 
 def within(said: NDArray[Any], answer: NDArray[Any], allowed: float) -> Compared:
-    """Compare row by row: a row is the same if all its values differ by no more than allowed. NaN
-    and infinity match only themselves."""
+    """Compare row by row. A row is the same if no value differs by more than `allowed`. NaN and
+    infinity are equal only to themselves."""
     with np.errstate(all="ignore"):
         off = said.astype(np.float64) - answer
         equal = (said == answer) | (np.isnan(said) & np.isnan(answer))
@@ -194,7 +199,7 @@ def within(said: NDArray[Any], answer: NDArray[Any], allowed: float) -> Compared
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Likeliest(MistakeQuestion):
-    """A list of candidates after a prefix, given as ids or as a text."""
+    """A question for a list of candidates after a prefix, which is given as ids or as text."""
 
     prefix: tuple[int, ...] | bytes
     k: int
@@ -215,7 +220,7 @@ class Likeliest(MistakeQuestion):
         return value_of(session.ask("evaluate", Request(batches=(Batch.for_next(ids),))))
 
     def compare(self, said: Listed, answer: Any, session: LocalSession, noise: float) -> Compared:
-        """Compare two answers. said: as in harness.judging.candidates, with tokens resolved."""
+        """Compare two answers. In `said` tokens are resolved, as in harness.judging.candidates."""
         (row,) = answer.logits[0]
         if not (np.isfinite(row) | np.isneginf(row)).all():
             return Compared.exactly([False])
@@ -245,8 +250,8 @@ class Greedy(MistakeQuestion):
         return session.ask("greedy", list(self.ids), self.n)
 
     def of(self, session: LocalSession) -> Any:
-        """Return the tokens, and the logits of each choice, as it may be a tie; no logits if the
-        engine chooses in its own way."""
+        """Return the tokens and the logits of each choice, because a choice may be a tie. Return no
+        logits if the engine has its own way to choose."""
         if session.cls.greedy is not Reference.greedy or self.decoder_start is not None:
             ids = value_of(self.ask(session))
             return None if ids is None else (ids, None)
@@ -255,7 +260,7 @@ class Greedy(MistakeQuestion):
     def compare(
         self, said: list[int], answer: Any, session: LocalSession, noise: float
     ) -> Compared:
-        """Compare up to the first tie within the noise, after which texts may differ."""
+        """Compare up to the first tie within the noise, because texts may differ after it."""
         ids, rows = answer
         equal = [a == b for a, b in zip(said, ids, strict=True)]
         first = equal.index(False) if False in equal else len(equal)
@@ -273,8 +278,8 @@ class Greedy(MistakeQuestion):
 def choose_tokens(
     session: LocalSession, prompt: Sequence[int], n: int
 ) -> tuple[list[int], list[NDArray[np.float32]]] | None:
-    """Return tokens with their logits; None if the engine fails, so that the mistake cannot be
-    tried."""
+    """Return n greedy tokens with their logits. Return None if the engine fails, so that the
+    mistake cannot be tried."""
 
     def run(engine: Any) -> tuple[list[int], list[NDArray[np.float32]]]:
         every = list(engine.loaded.choices(prompt, n))
@@ -285,8 +290,8 @@ def choose_tokens(
 
 
 def is_tie(row: NDArray[np.float32], own: int, other: int, noise: float) -> bool:
-    """Return True if two logits are close but not equal: engines may choose either of equal
-    ones."""
+    """Return True if the two logits are close but not equal. For equal logits an engine may choose
+    either token."""
     if not np.isfinite(row).all():
         return False
     allowed = 2 * float(whole_run(noise, largest(row)).allowed)
@@ -295,8 +300,8 @@ def is_tie(row: NDArray[np.float32], own: int, other: int, noise: float) -> bool
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InTurn(MistakeQuestion):
-    """The token after each of several prompts, asked one after the other. The first prompt has one
-    token and is not compared, so that nothing is left of earlier questions."""
+    """A question for the token after each of several prompts, asked one after the other. The first
+    prompt has one token and is not compared: it only clears data of earlier questions."""
 
     prompts: tuple[tuple[int, ...], ...]
     unit = "tokens"
@@ -320,7 +325,8 @@ class InTurn(MistakeQuestion):
     def compare(
         self, said: list[int], answer: Any, session: LocalSession, noise: float
     ) -> Compared:
-        """Compare the choices. A tie within the noise counts as equal: no text follows it here."""
+        """Compare the choices. A tie within the noise counts as equal, because no text continues
+        after it."""
         rows = zip(said[1:], answer[1:], strict=True)
         ties = [
             token != ids[0] and bool(logits and is_tie(logits[0], ids[0], token, noise))
@@ -333,7 +339,7 @@ class InTurn(MistakeQuestion):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Continued(MistakeQuestion):
-    """A text after a text, in tokens of the engine that is asked."""
+    """A question for the text after a prompt, which each engine tokenizes itself."""
 
     prompt: bytes
     n: int
@@ -346,8 +352,8 @@ class Continued(MistakeQuestion):
         return session.ask("generate", self.prompt, self.n)
 
     def of(self, session: LocalSession) -> Any:
-        """Return the ids, the logits of each choice, and the text if the engine decodes texts
-        differently from the right engine."""
+        """Return the ids and the logits of each choice. Also return the text if the engine decodes
+        texts differently from the right engine."""
         ids = value_of(session.ask("tokenize", [self.prompt]), [[]])[0]
         free = Greedy(words="", ids=tuple(ids), n=self.n).of(session) if ids else None
         if free is None or all(
@@ -358,7 +364,7 @@ class Continued(MistakeQuestion):
         return *free, value_of(session.ask("detokenize", [free[0]], **flags), [None])[0]
 
     def compare(self, said: bytes, answer: Any, session: LocalSession, noise: float) -> Compared:
-        """Compare two texts up to the end of the subject's, or up to a tie."""
+        """Compare two texts up to the end of the subject's text, or up to a tie."""
         free, rows, text = answer
         if text is not None:
             return Compared.exactly([said.strip().startswith(text.strip())] * len(free))
@@ -374,7 +380,7 @@ class Continued(MistakeQuestion):
         return Compared.exactly(i < best.end for i in range(len(free)))
 
     def is_tie(self, rows: Any, free: Sequence[int], best: Reading, noise: float) -> bool:
-        """Return True if another token that fits the text is as likely."""
+        """Return True if another token that fits the subject's text is as likely."""
         if not rows or not np.isfinite(row := rows[best.end]).all():
             return False
         margins = row.max() - row
@@ -386,5 +392,5 @@ class Continued(MistakeQuestion):
         return replace(self, words=f"the first {n} tokens of {self.words}", n=n)
 
     def beginning(self, said: bytes, n: int) -> bytes:
-        """Return the whole text: a text of fewer tokens is its beginning."""
+        """Return the whole text, because a text of fewer tokens is its beginning."""
         return said

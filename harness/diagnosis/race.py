@@ -1,4 +1,4 @@
-"""Wrong engines on the questions in turn, until an answer differs from the subject's."""
+"""Asks wrong engines one question after the other, until an answer differs from the subject's."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -33,9 +33,12 @@ LEFT = 0.5
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeldAnswers:
-    """The right engine's answers beside the subject's. Texts that differ early come first: other
-    texts show no mistake, and each token is a run. in_turn: the questions in the order in which the
-    subject was asked. shortest: a part of another question, which rules out most mistakes."""
+    """The subject's answers, each compared with the right engine's.
+
+    Texts that differ early come first: texts without a difference show no mistake, and each token
+    costs a run. in_turn: the questions in the order in which the subject was asked. shortest: a
+    part of another question, which rules out most mistakes.
+    """
 
     every: tuple[AskedQuestion, ...]
     right: tuple[Compared, ...]
@@ -75,7 +78,8 @@ def cost(one: AskedQuestion, right: Compared) -> tuple[bool, bool, int, int]:
 
 
 def beginning(one: AskedQuestion, right: Compared) -> AskedQuestion | None:
-    """Return the question up to an early difference of its text, where most wrong engines stop."""
+    """Return the question, cut off after an early difference of its text, because most wrong
+    engines already differ there. Return None if there is no such question."""
     question, n = one.question, int(right.same.sum()) + 1
     if not isinstance(question, Greedy | Continued) or right.same.all() or 2 * n > question.n:
         return None
@@ -102,12 +106,15 @@ def compare_answer(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TriedMistake:
-    """A known mistake that was tried. left: the share that remains of the distance between the
-    logits of the subject and of the right engine; of one that answers nothing all and more. alike:
-    the cosine between its effect on the right engine's logits and the subject's. explains: rows
-    that the subject and it have alike, and the right engine otherwise; breaks: rows that it alone
-    has otherwise. as_right: names of questions that its mistake does not affect, because its logits
-    equal the right engine's."""
+    """A known mistake that was tried.
+
+    left: the share that remains of the distance between the logits of the subject and of the right
+    engine; infinity if the engine answers nothing. alike: the cosine between the effects of this
+    mistake and of the subject on the logits. explains: the number of rows that this mistake has in
+    common with the subject, where the right engine differs. breaks: the number of rows where only
+    this mistake differs. as_right: names of questions that this mistake does not affect, because
+    its logits equal the right engine's.
+    """
 
     cls: KnownMistake
     survived: bool
@@ -128,7 +135,8 @@ def race(
     of: HeldAnswers,
     progress: Callable[[str], None],
 ) -> list[TriedMistake]:
-    """Try the mistakes, in forks if a run takes long: wrong engines share no state."""
+    """Try the mistakes, and return the results. If a run takes long, they run in forked processes,
+    because wrong engines share no state."""
 
     def rows(numbers: Sequence[int]) -> list[Row]:
         best: TriedMistake | None = None
@@ -164,8 +172,8 @@ def race(
 
 
 def so_far(best: TriedMistake | None) -> str:
-    """Describe the best mistake so far: on a large model the search takes minutes, and a user may
-    stop it."""
+    """Describe the best mistake so far. On a large model the search takes minutes, and a user may
+    stop it early."""
     if best is None or best.left > CLOSE:
         return ""
     if best.survived:
@@ -213,7 +221,7 @@ def tried_in_any_order(engines: Engines, cls: KnownMistake, of: HeldAnswers) -> 
 
 
 def count_rows(own: Sequence[Compared], of: HeldAnswers) -> tuple[int, int]:
-    """Return how many rows a mistake explains, and how many it breaks, of those compared."""
+    """Return the number of compared rows that a mistake explains, and the number that it breaks."""
     pairs = [
         (a.same, b.same) for a, b in zip(own, of.right, strict=False) if a.same.size == b.same.size
     ]
@@ -222,8 +230,8 @@ def count_rows(own: Sequence[Compared], of: HeldAnswers) -> tuple[int, int]:
 
 
 def is_as_right(one: AskedQuestion, own: Compared, right: Compared) -> bool:
-    """Return True if the rows have the right engine's error. Two rows that differ in one bit are
-    hardly equally far from a third in float64."""
+    """Return True if the rows have exactly the right engine's error. If two rows differ in one bit,
+    their float64 distances from a third row are almost never equal."""
     far = (right.apart > 0) & np.isfinite(right.apart)
     run = isinstance(one.question, RunQuestion) and bool(far.any())
     return run and np.array_equal(own.apart, right.apart)
@@ -232,15 +240,16 @@ def is_as_right(one: AskedQuestion, own: Compared, right: Compared) -> bool:
 def reaching(
     classes: Sequence[KnownMistake], of: HeldAnswers, before: Sequence[TriedMistake]
 ) -> list[KnownMistake]:
-    """Leave out the mistakes that made none of this difference in an earlier race. They do nothing
-    to such a model, and each would cost a run."""
+    """Return the mistakes without those that had no effect on these questions in an earlier race.
+    They do nothing in this model, and each would cost a run."""
     off = {one.question.words for one in of.off}
     idle = {row.cls for row in before if row.as_right & off}
     return [cls for cls in classes if cls not in idle]
 
 
 def alike_by(own: Sequence[Compared], of: HeldAnswers) -> float:
-    """Return the cosine of two errors, by their lengths and the distance between their ends."""
+    """Return the cosine of the angle between two errors, computed from their lengths and the
+    distance between them."""
     subjects, mistakes, between = 0.0, 0.0, 0.0
     for a, b in zip(own, of.right, strict=False):
         if a.moved is not None and a.same.size == b.same.size:
@@ -253,8 +262,8 @@ def alike_by(own: Sequence[Compared], of: HeldAnswers) -> float:
 
 
 def tried_in_turn(engines: Engines, cls: KnownMistake, of: HeldAnswers) -> TriedMistake:
-    """Try a mistake whose answers depend on earlier questions: all questions in the subject's
-    order."""
+    """Try a mistake whose answers depend on earlier questions. It gets all questions in the
+    subject's order."""
     found: dict[int, Compared] = {}
     with engines.fresh(cls) as session:
         for one in of.in_turn:
@@ -271,9 +280,9 @@ def tried_in_turn(engines: Engines, cls: KnownMistake, of: HeldAnswers) -> Tried
 
 
 def left_by(own: Sequence[Compared], of: HeldAnswers) -> float:
-    """Return the share of the distance that remains, in rows or lists where the right engine
-    differs. Rows of the right engine without a finite distance do not count. Without any distance,
-    return 0 if the answers explain everything, else infinity."""
+    """Return the share of the distance that remains, over rows or lists where the right engine
+    differs from the subject. Rows without a finite distance do not count. If there is no distance
+    at all, return 0 if the answers explain everything, else infinity."""
     of_it, of_right = 0.0, 0.0
     for one, a, b in zip(of.every, own, of.right, strict=False):
         has_numbers = isinstance(one.question, RunQuestion | Likeliest)
@@ -287,9 +296,9 @@ def left_by(own: Sequence[Compared], of: HeldAnswers) -> float:
 
 
 def makes_some(own: Sequence[Compared], of: HeldAnswers) -> bool:
-    """Return True if, with only texts differing, the wrong engine makes a token that the right one
-    does not. Larger logits have wider ties, and fit any text. Logarithms of probabilities were once
-    named this way."""
+    """Return True if the wrong engine produces a token of the subject that the right engine does
+    not produce. It is also True if anything other than texts differs. Without this rule, engines
+    with larger logits would fit any text, because their ties are wider."""
     off = [row for row in zip(of.every, own, of.right, strict=False) if not row[2].same.all()]
     if not all(is_text(one) for one, _, _ in off):
         return True

@@ -1,4 +1,4 @@
-"""Verdicts of a diagnosis: one for each aspect of the engine, one for its missing answers."""
+"""Verdicts of a diagnosis: one for each aspect of the engine, and one for its missing answers."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -15,8 +15,8 @@ STATUSES: dict[Status, VerdictStatus] = {"right": "agreed", "not-compared": "not
 def verdicts_of(
     plan: Plan, found: Diagnosed, again: str, said: dict[str, list[str]]
 ) -> Iterator[Verdict]:
-    """Yield the verdicts. again: the command that reproduces them; said: the terminal's lines, by
-    aspect."""
+    """Yield the verdicts. `again` is the command that reproduces them; `said` holds the terminal's
+    lines by aspect."""
     for each in found.of:
         status = STATUSES.get(each.status, "diverged")
         yield Verdict(

@@ -1,4 +1,4 @@
-"""Diagnosis as work for another process."""
+"""A diagnosis as a task for another process."""
 
 from contextlib import closing
 from dataclasses import replace
@@ -10,8 +10,8 @@ from lockstep.harness.runs.run import opened_for
 
 
 def diagnose_one(plan: Plan, say: Say) -> None:
-    """Diagnose one engine. It sends messages as text, intermediate results, and then the
-    Diagnosed."""
+    """Diagnose one engine. Send progress messages and intermediate results with `say`, and at the
+    end the Diagnosed."""
     with (
         closing(opened_for(plan, say)) as opened,
         closing(DiagnosisBench.of(opened.context)) as bench,

@@ -1,4 +1,5 @@
-"""Questions about samplers that distinguish wrong ones: many settings of each, and some pairs."""
+"""Questions that distinguish wrong samplers: many settings of each sampler, and some pairs of
+samplers."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,8 +27,8 @@ FIRST_SEED = 5_000_000  # of cases that nobody else asks
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SampledLists(MistakeQuestion):
-    """A chain on some rows. The subject's list counts as a wrong engine's if both are equal, or if
-    both are right."""
+    """A question for the lists of a sampler chain on some rows. The lists of the subject and of a
+    wrong engine count as the same if they are equal, or if both are right."""
 
     request: SampleRequest
     unit = "lists of samplers"
@@ -35,7 +36,8 @@ class SampledLists(MistakeQuestion):
     methods = ("sample",)
 
     def ask(self, session: Session) -> Outcome:
-        """Return the answer with every stage, or the first failing outcome."""
+        """Return the answer with the list after every stage, or the first outcome that is no
+        answer."""
         broken: list[Outcome] = []
 
         def ask(request: SampleRequest) -> SampleAnswer:
@@ -66,7 +68,7 @@ class SampledLists(MistakeQuestion):
         return all(map(is_alike, flatten(said), flatten(again)))
 
     def is_right(self, answer: SampleAnswer) -> NDArray[np.bool_]:
-        """Return a flag for each list. llama.cpp's accidents count as right."""
+        """Return True or False for each list. Known mistakes of llama.cpp count as right."""
         right = np.ones(answer.sizes.shape, np.bool_)
         for finding in judge_answer(self.request, answer).unexplained:
             right[finding.row, finding.stage] = False
@@ -83,7 +85,8 @@ def flatten(answer: SampleAnswer) -> list[SampledList]:
 
 
 def is_alike(one: SampledList, other: SampledList) -> bool:
-    """Return True for the same candidates and logits. The order matters to every choice."""
+    """Return True for the same candidates with nearly equal logits. If the order is the same, the
+    selected token must be the same too."""
     a, b = (np.argsort(each.ids, kind="stable") for each in (one, other))
     if not np.array_equal(one.ids[a], other.ids[b]):
         return False

@@ -1,4 +1,5 @@
-"""`lockstep selftest --diagnosis`: is the mistake of a wrong engine named that shows little?"""
+"""`lockstep selftest --diagnosis`: checks that diagnosis names the mistake of wrong engines that
+show little."""
 
 import random
 from collections.abc import Collection, Iterator, Sequence
@@ -31,9 +32,9 @@ def run_diagnosis(
     file: Path | None,
     executor: Executor | None,
 ) -> int:
-    """Run the self-test of diagnosis. Return 0 if the promised share is named, of engines with
-    differing answers, and none wrongly. file: as in `try_all`, with a row for each engine and view.
-    """
+    """Run the self-test of diagnosis. Return 0 if diagnosis names the promised share of the engines
+    whose answers differ, and names none wrongly. `file` is used as in `try_all`, with a row for
+    each engine and view."""
     chosen = of_family(wrong_engines(), only)
     if sample is not None and sample < len(chosen):
         chosen = random.Random(seed).sample(chosen, sample)
@@ -55,12 +56,12 @@ def run_diagnosis(
 
 
 def differs(row: TrialRow) -> bool:
-    """Return True if the subject differs; otherwise there is nothing to explain."""
+    """Return True if the subject's answers differ; otherwise there is nothing to explain."""
     return row.status not in ("right", "not asked")
 
 
 def is_named(row: TrialRow) -> bool:
-    """Return True if the engine is among the mistakes with the same answers, within the noise."""
+    """Return True if the engine's own mistake is among the named mistakes."""
     return row.status == "named" and row.engine in (*row.named, *row.also)
 
 
@@ -69,14 +70,15 @@ def is_wrong(row: TrialRow) -> bool:
 
 
 def is_kept(rows: Sequence[TrialRow]) -> bool:
-    """Return True if the promise is kept. Views without a difference promise nothing."""
+    """Return True if the promise is kept in every view in which some engine differs."""
     seen = {row.view for row in rows if differs(row)}
     enough = all(share(rows, view) >= PROMISED[view] for view in PROMISED if view in seen)
     return bool(seen) and enough and not any(map(is_wrong, rows))
 
 
 def share(rows: Sequence[TrialRow], view: str) -> float:
-    """Return the share of named mistakes in a view with differences."""
+    """Return the share of engines in this view whose mistake was named, out of the engines that
+    differ."""
     some = [row for row in rows if row.view == view and differs(row)]
     return sum(map(is_named, some)) / len(some)
 

@@ -1,4 +1,4 @@
-"""The first few tokens of a run as a question of its own, which rules out mistakes cheaply."""
+"""The first few tokens of a run as a separate question, which rules out mistakes cheaply."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -18,9 +18,9 @@ SHARE = 4  # of the tokens of a run one, or there is little to save
 
 
 def shortest(context: Context, engines: Engines, of: HeldAnswers) -> AskedQuestion | None:
-    """Return the run up to its first differing row, if that row is early. The subject is asked for
-    these tokens anew: an engine that lets a token see those after it then answers otherwise. If
-    the right engine gives the same answer there is no such question."""
+    """Return the run cut off after its first differing row, if that row comes early. The subject is
+    asked again for these tokens, because an engine in which tokens see later tokens answers the
+    shorter run differently. Return None if the right engine agrees on the shorter run."""
     for one, right in zip(of.every, of.right, strict=True):
         question = one.question
         if type(question) is not RunQuestion or right.same.all():

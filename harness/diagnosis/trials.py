@@ -1,5 +1,5 @@
-"""Diagnoses of a wrong engine seen through a view, with its mistake in the catalogue and
-without."""
+"""Diagnoses of a wrong engine seen through a view: once with its mistake in the catalogue, and once
+without it."""
 
 import tempfile
 from collections.abc import Callable, Sequence
@@ -32,8 +32,8 @@ RACES = "races"  # of mistakes: their answers are made to be others than those o
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRow:
-    """The result of one engine through one view. named: the mistakes named for the differing
-    aspect. others: the mistakes named without these in the catalogue."""
+    """The result of one engine in one view. `named` are the mistakes named for the aspect that
+    differs. `others` are the mistakes named if the catalogue lacks those in `named`."""
 
     engine: str
     family: str
@@ -51,7 +51,8 @@ class TrialRow:
 
 
 class Shown(Narrow):
-    """An engine as seen through a view, with logits perturbed within an honest run's error."""
+    """An engine as seen through a view. Its logits are perturbed by at most the error of an honest
+    run."""
 
     def __init__(self, inner: LocalSession, view: View, noise: float) -> None:
         super().__init__(inner, view)
@@ -84,7 +85,7 @@ class Shown(Narrow):
 
 
 def tries(part: CataloguePart) -> list[TrialRow]:
-    """Try the engines of one model, and return a row for each through each view."""
+    """Try the engines of one model, and return a row for each engine in each view."""
     wrong_engines()
     with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
         tried = bench_for(part.model, Path(folder))
@@ -139,7 +140,7 @@ def one(tried: Tried, bench: DiagnosisBench, cls: Any, view: View) -> TrialRow:
 def without(
     context: Any, bench: DiagnosisBench, found: Diagnosis, some: Sequence[AskedQuestion]
 ) -> Diagnosis:
-    """Return the diagnosis if the catalogue lacked the named mistakes, for this architecture."""
+    """Return the diagnosis that would follow if the catalogue lacked the named mistakes."""
     names = {match.engine for match in found.named}
     near = tuple(cls for cls in bench.near if cls.name not in names)
     return of_aspect(context, replace(bench, near=near, far=()), found.aspect, some)

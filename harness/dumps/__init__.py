@@ -1,1 +1,1 @@
-"""Runs that an engine stored in a folder, under its own names or llama.cpp's."""
+"""Runs that an engine stored in a folder, under its own tensor names or llama.cpp's."""

@@ -3,13 +3,14 @@
     index.json     {"engine": "mine", "version": "1", "tokens": [[1, 5, 9], [2], [7]]}
     *.safetensors  step0/embd, step0/attn_norm-0, ..., step0/result_output, step1/embd, ...
 
-The tokens are those of each batch, one sequence from position 0 on. `lockstep trace` writes the
-same form, and so which ids to run. Any node may be missing, but not result_output: the logits, or
-of a model without logits result_embd_pooled: a row for each token, or for each sequence if pooled.
-The index may state settings of the cache ("settings": {"type_k": "F16", ...}) and the model
-("models": [{"sha256": ...}]): llama.cpp runs with the same settings, and no other file is compared.
-Other names are translated by a map (node_maps): `"map": "transformers"` in the index, a path from
-the folder, or `dump:FOLDER#map=MAP`. Without `stepN/` a tensor is of step 0.
+"tokens" holds the ids of each batch: one sequence that begins at position 0. `lockstep trace`
+writes the same format, so its index shows which ids to run. Any node may be missing, except for the
+result. The result is the logits (result_output), or result_embd_pooled for a model without logits:
+a row for each token, or for each sequence if the model pools. The index may state cache settings
+("settings": {"type_k": "F16", ...}) and the model ("models": [{"sha256": ...}]). Then llama.cpp
+runs with these settings, and another file is refused. A map (node_maps) translates other names. The
+index names it (`"map": "transformers"`, or a path from the folder), or the command does
+(`dump:FOLDER#map=MAP`). A tensor without `stepN/` belongs to step 0.
 """
 
 import json
@@ -68,7 +69,7 @@ MOST_FILES = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Dump:
-    """The content of the index, and the file of each tensor."""
+    """The content of the index, and the file that holds each tensor."""
 
     folder: Path
     engine: str
@@ -82,21 +83,21 @@ class Dump:
 
 
 def folder_of(engine: str) -> Path | None:
-    """Return the dump's folder if the engine's name is a dump, else None."""
+    """Return the dump's folder; None if the engine's name does not mean a dump."""
     place = engine.removeprefix(PREFIX).rpartition(MAP)
     return Path(place[0] or place[2]) if engine.startswith(PREFIX) else None
 
 
 def map_of(engine: str) -> str:
-    """Return the map that translates the names of tensors; "" if the index names it."""
+    """Return the name of the map that the engine's name gives; "" if it gives none."""
     folder, _, name = engine.removeprefix(PREFIX).rpartition(MAP)
     return name if folder else ""
 
 
 def read_dump(folder: Path, map_name: str = "") -> Dump:
-    """Read a dump. map_name: a built-in map, or a file in the working folder; else the one that the
-    index names, in the dump's folder. Raises EngineError with the missing or wrong part of a file.
-    """
+    """Read a dump. `map_name` is a built-in map, or a file in the working folder. If it is empty,
+    the index may name a map in the dump's folder. Raises EngineError, which names the missing or
+    wrong part of a file."""
     path = folder / INDEX
     check_inside(folder, path)
     try:
@@ -105,7 +106,7 @@ def read_dump(folder: Path, map_name: str = "") -> Dump:
         text = f"{path}: {error.strerror or error}; lockstep trace writes an example of a dump"
         raise InvalidModel(text) from error
     except (ValueError, RecursionError) as error:
-        raise InvalidModel(f"{path}: no JSON: {error}") from error
+        raise InvalidModel(f"{path}: not JSON: {error}") from error
     if type(index) is not dict:
         raise InvalidModel(f"{path}: expected an object, got a {type(index).__name__}")
     batches = batches_of(path, index.get("tokens"))
@@ -129,7 +130,8 @@ def read_dump(folder: Path, map_name: str = "") -> Dump:
 
 
 def recorded_settings(path: Path, said: Any) -> dict[str, Any]:
-    """Return the recorded settings on which numbers depend."""
+    """Return those recorded settings that affect numbers. Raises InvalidModel if they are
+    malformed."""
     known = {key: said[key] for key in NUMERIC if key in said} if type(said) is dict else said
     try:
         settings_of(EXACT, known)
@@ -145,7 +147,7 @@ def hashes_in(models: Any) -> tuple[str, ...]:
 
 
 def check_model(dump: Dump, path: Path) -> None:
-    """Check that the run used this file. Raises InvalidModel."""
+    """Check that the dump's run used this file. Raises InvalidModel if it did not."""
     if not dump.models:
         return
     found = sha256_of(path)
@@ -158,8 +160,8 @@ def check_model(dump: Dump, path: Path) -> None:
 
 
 def check_map(dump: Dump, architecture: str) -> None:
-    """Check that the map is for this architecture. Raises InvalidModel, because a wrong map would
-    accuse the engine."""
+    """Check that the map is for this architecture. Raises InvalidModel if not, because a wrong map
+    would accuse the engine."""
     of = dump.map.architectures if dump.map else ()
     if dump.map and of and architecture not in of:
         raise InvalidModel(
@@ -180,7 +182,7 @@ def map_in(path: Path, index: Mapping[str, Any], name: str) -> NodeMap | None:
 
 
 def check_inside(folder: Path, path: Path) -> None:
-    """Refuse a path outside the dump's folder, because dumps are untrusted. Raises InvalidModel."""
+    """Raise InvalidModel for a path outside the dump's folder, because dumps are untrusted."""
     try:
         inside = path.resolve().is_relative_to(folder.resolve())
     except (OSError, ValueError, RuntimeError):  # a loop, a NUL: said where it is opened
@@ -190,7 +192,8 @@ def check_inside(folder: Path, path: Path) -> None:
 
 
 def batches_of(path: Path, tokens: Any) -> tuple[Batch, ...]:
-    """Return batches of one sequence, each continuing the one before."""
+    """Return the batches of one sequence. Each batch continues the previous batch. Raises
+    InvalidModel for malformed tokens."""
     good = type(tokens) is list and bool(tokens) and all(type(row) is list for row in tokens)
     if not good or not all(tokens) or sum(map(len, tokens)) > MOST_TOKENS:
         raise InvalidModel(f'{path}: "tokens" must be a list of lists of ids, one for each batch')
@@ -209,7 +212,7 @@ def batches_of(path: Path, tokens: Any) -> tuple[Batch, ...]:
 def sites_in(
     folder: Path, steps: int, names: NodeMap | None
 ) -> tuple[dict[Site, HeldTensor], tuple[str, ...]]:
-    """Return the place of each tensor, and the names without a translation."""
+    """Return the tensor of each site, and the names that the map does not translate."""
     found: dict[Site, HeldTensor] = {}
     strangers: list[str] = []
     for path in sorted(folder.glob("*.safetensors")):
@@ -243,7 +246,8 @@ def result(step: int, name: str) -> Site:
 
 
 def other_files(folder: Path) -> str:
-    """Return a clause with files that the user may have meant, for a folder without tensors."""
+    """Return a clause that lists files which the user may have meant, for a folder without
+    tensors."""
     there = {path.suffix for path in islice(folder.iterdir(), MOST_FILES)}
     kind = next((kind for kind in OTHER_KINDS if kind in there), "")
     return f"; Lockstep does not read *{kind}" if kind else ""
@@ -256,7 +260,7 @@ def unknown(site: Site) -> str:
 
 
 def kinds_in(path: Path) -> dict[str, str]:
-    """Return the type of each tensor, by its name."""
+    """Return the data type of each tensor in a file, by name."""
     try:
         check_regular(path)
         with safe_open(path, framework="numpy") as file:
@@ -273,7 +277,7 @@ def kinds_in(path: Path) -> dict[str, str]:
 def translate_name(
     path: Path, key: str, kind: str, names: NodeMap | None
 ) -> tuple[str, HeldTensor] | None:
-    """Return the name as `stepN/NODE`; None: the map has none for it."""
+    """Return the name as `stepN/NODE`, and the tensor; None if the map has no rule for the name."""
     if names is None:
         return key, HeldTensor(path=path, key=key, kind=kind)
     match = STEP.match(key)
@@ -293,7 +297,7 @@ def site_in(path: Path, name: str, held: HeldTensor) -> Site:
 
 
 class DumpSession(Session):
-    """Session that answers only about the run in the dump."""
+    """A session that answers only questions about the run in the dump."""
 
     def __init__(
         self, folder: Path, model: Path | None, settings: Settings, map_name: str = ""
@@ -346,7 +350,7 @@ class DumpSession(Session):
 
     def evaluate(self, dump: Dump, request: Request) -> Outcome:
         if not same(request.batches, dump.batches):
-            text = "a dump holds one run, and this question needs another one"
+            text = "a dump holds one run, and this question needs a different run"
             return Unanswerable(message=text, declared=True)
         if request.replace:
             return Unanswerable(message="Lockstep cannot put values into a dump", declared=True)

@@ -1,8 +1,8 @@
-"""Size check of a dump before it is read: its tensors must fit into memory. A dump is held whole,
-in single precision, before it is compared.
+"""Size check of a dump before it is read. The comparison holds all tensors in memory in single
+precision, so they must fit.
 
-A file's size on disk says little: a sparse file takes no room there, and its full size once it is
-read.
+A file's size on disk is not enough to know. A sparse file occupies no disk space, but its full size
+in memory.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,8 @@ FLOAT32 = 4  # bytes
 
 
 def check_room(folder: Path, paths: Iterable[Path]) -> None:
-    """Check the headers of safetensors against the memory. Raises InvalidModel."""
+    """Compare the sizes in the headers of safetensors files with the memory. Raises InvalidModel if
+    the tensors do not fit."""
     needed, there = sum(map(bytes_of, set(paths))), memory_of_machine()
     if needed > there:
         raise InvalidModel(

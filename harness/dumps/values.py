@@ -19,7 +19,7 @@ from lockstep.harness.sites import SITES
 
 @dataclass(frozen=True, kw_only=True)
 class HeldTensor:
-    """A tensor in a file. rule: the map's rule, if any."""
+    """A tensor in a file. `rule` is the matching rule of the map; None without a map."""
 
     path: Path
     key: str
@@ -30,8 +30,8 @@ class HeldTensor:
 def values_of(
     held: Mapping[Site, HeldTensor], sizes: Mapping[str, int]
 ) -> dict[Site, NDArray[Any]]:
-    """Return the values as the engine computed them. Each file is opened once: that reads its
-    header."""
+    """Return the values as the engine computed them. Each file is opened only once, because opening
+    reads its header."""
     with ExitStack() as files:
         open_file = cache(lambda p: files.enter_context(safe_open(p, framework="numpy")))
         open_bf16 = cache(lambda p: files.enter_context(Bf16File(p)))
@@ -47,7 +47,7 @@ def values_of(
 def as_computed(
     site: Site, held: HeldTensor, value: NDArray[Any], sizes: Mapping[str, int]
 ) -> NDArray[Any]:
-    """Return floats in single precision, without leading axes of one, in the order of llama.cpp."""
+    """Return the values as float32, without leading axes of size 1, in llama.cpp's order."""
     info = SITES.get(site.name)  # none of a node that llama.cpp alone has a name for
     while info and value.ndim > len(info.shape.split(",")) and value.shape[0] == 1:
         value = value[0]

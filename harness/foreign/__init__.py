@@ -1,1 +1,1 @@
-"""Foreign engines, each in its own environment; programs/ asks them."""
+"""Foreign engines, each in its own environment. The programs in programs/ ask them."""

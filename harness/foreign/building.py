@@ -1,4 +1,5 @@
-"""Builds the environment of an engine from public packages, and says how its program is started."""
+"""Builds the environment of an engine from public packages, and returns the command that starts its
+program."""
 
 import hashlib
 import shutil
@@ -30,8 +31,8 @@ ENTRY = "entry.mjs"  # of a node environment: imports the engine from where it l
 
 
 def folder_of(engine: Foreign) -> Path:
-    """Return the folder of the engine's environment, built or not. Each version has its own, and
-    so has each list of packages: an older Lockstep may have installed others."""
+    """Return the folder of the engine's environment, which may not exist yet. Each version and each
+    list of packages has its own folder: an older Lockstep may have installed other packages."""
     tag = sys.implementation.cache_tag if engine.kind == "python" else "node"
     packages = hashlib.sha256(" ".join(engine.packages).encode()).hexdigest()[:8]
     return environments() / f"{engine.name}-{engine.version}-{tag}-{packages}"
@@ -44,7 +45,8 @@ def is_added(engine: Foreign) -> bool:
 def command_of(engine_name: str) -> list[str] | None:
     """Return the command that starts the engine of that name; None if there is no such engine.
 
-    Raises Unsupported if it was not added yet, or if what it takes does not follow its name.
+    Raises Unsupported if the engine is not added yet, or if its name lacks a required argument
+    after the colon.
     """
     found = split_name(engine_name)
     if found is None:
@@ -63,7 +65,8 @@ def command_of(engine_name: str) -> list[str] | None:
 
 
 def add(name: str, progress: Progress = lambda _: None) -> Path:
-    """Build the environment if it is not there. Raises NotBuilt, and then nothing is left."""
+    """Build the environment, unless it exists, and return its folder. Raises NotBuilt after a
+    failure, and leaves no files."""
     engine = engine_named(name)
 
     def make(new: Path) -> None:
@@ -131,6 +134,6 @@ def remove(name: str) -> Path:
 
 
 def added_engines() -> Iterator[tuple[Foreign, Path | None]]:
-    """Yield every engine, and its environment if it has one."""
+    """Yield every engine with the folder of its environment; None if it is not built."""
     for engine in ENGINES.values():
         yield engine, folder_of(engine) if is_added(engine) else None

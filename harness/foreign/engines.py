@@ -1,4 +1,4 @@
-"""Engines from public packages that can be put under test, and the packages of each."""
+"""Engines from public packages that Lockstep can test, and the packages of each engine."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 @dataclass(frozen=True, kw_only=True)
 class Foreign:
-    """Engine with its pinned packages, and the program that asks it in the protocol."""
+    """An engine with its pinned packages, and the program that answers for it in the protocol."""
 
     name: str
     kind: Literal["python", "node"]
@@ -26,7 +26,7 @@ class Foreign:
 
     @property
     def version(self) -> str:
-        """Return the version of the engine itself."""
+        """Return the version of the engine's own package."""
         return self.packages[0].rpartition("=" if self.kind == "python" else "@")[2]
 
 
@@ -102,7 +102,7 @@ ENGINES: dict[str, Foreign] = {
             packages=("gpt4all==2.8.2", "numpy>=1.26"),
             module="gpt4all",
             program="gpt4all_engine.py",
-            can="what text follows a text",
+            can="the text that follows a prompt",
             size="130 MB",
         ),
         Foreign(
@@ -120,7 +120,7 @@ ENGINES: dict[str, Foreign] = {
             packages=("mistralrs==0.9.5", "numpy>=1.26", "gguf==0.19.0"),
             module="mistralrs, gguf",
             program="mistralrs_engine.py",
-            can="text, what text follows a text, LoRA",
+            can="text, the text that follows a prompt, LoRA",
             size="45 MB",
         ),
         Foreign(
@@ -158,7 +158,8 @@ NOT_RUNNING: dict[str, str] = {}
 
 
 def split_name(engine: str) -> tuple[str, str] | None:
-    """Return the name in ENGINES and what follows it after a colon; None for other engines."""
+    """Return the name in ENGINES and the argument after the colon. Return None for other
+    engines."""
     name, colon, argument = engine.partition(":")
     if name not in ENGINES or (colon and not ENGINES[name].takes):
         return None
@@ -166,13 +167,14 @@ def split_name(engine: str) -> tuple[str, str] | None:
 
 
 def has_own_model(engine: str) -> bool:
-    """Return True for an engine that runs what its name says, whatever file it is given."""
+    """Return True for an engine that runs the model in its name, not the file that it is given."""
     found = split_name(engine)
     return found is not None and bool(ENGINES[found[0]].takes)
 
 
 def engine_named(name: str) -> Foreign:
-    """Return the engine. Raises Unsupported, with the known names or the reason that it is gone."""
+    """Return the engine. Raises Unsupported, with the known names or the reason why the engine
+    cannot be tested."""
     if name in NOT_RUNNING:
         raise Unsupported(f"{name} cannot be tested: {NOT_RUNNING[name]}")
     if name not in ENGINES:

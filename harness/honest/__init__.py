@@ -1,1 +1,1 @@
-"""Honest engines with other designs than llama.cpp's: none of them may be accused."""
+"""Honest engines with other designs than llama.cpp's. No suite may accuse them."""

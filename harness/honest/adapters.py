@@ -32,7 +32,7 @@ class HonestAdapter(Reference):
 
     @classmethod
     def add_design(cls, name: str, design: str, change: Callable[[Model], None]) -> None:
-        """Register an engine. change: changes the form of a model's pairs."""
+        """Register an engine. `change` converts the model's adapter pairs to another form."""
         held = {"__module__": cls.__module__, "design": design, "change": (change,)}
         found = type(name, (cls,), held, name=f"honest:{name}")
         HONEST_ADAPTERS[f"honest:{name}"] = found
@@ -44,12 +44,12 @@ def product_of(pair: LowRank) -> Any:
 
 
 def turn_pair(pair: LowRank) -> LowRank:
-    """Return an embedding's pair, transposed so that its product has the embedding's shape."""
+    """Return an embedding's pair, transposed so that the product has the embedding's shape."""
     return replace(pair, a=in_f32(pair.b, pair.b.values().T), b=pair.a)
 
 
 def merge_into(kind: str) -> Callable[[Model], None]:
-    """Return a change that adds all pairs to the weights, which become `kind`."""
+    """Return a change that adds all pairs to the weights and stores them in the format `kind`."""
 
     def merge(model: Model) -> None:
         lora, weights = cast(Lora, model.lora), model.graph.tensors.weights
@@ -74,7 +74,7 @@ def reverse_files(model: Model) -> None:
 
 
 def fold_scale(model: Model) -> None:
-    """Keep A times the scale."""
+    """Multiply each matrix A by the adapter's scale once, after reading."""
     for pairs in cast(Lora, model.lora).multiplied.values():
         pairs[:] = [
             replace(pair, a=in_f32(pair.a, pair.a.values() * np.float32(pair.scale)), scale=1.0)
@@ -88,7 +88,7 @@ def in_f32(weight: Weight, values: F32) -> Weight:
 
 
 class WideOps(LoraOps):
-    """Ops that add all pairs in float64, with one rounding for their sum."""
+    """Ops that add all pairs in float64 and round the sum once."""
 
     def linear(self, x: F32, weight: Weight) -> F32:
         out = self.ops.linear(x, weight)

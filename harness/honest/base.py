@@ -1,4 +1,4 @@
-"""The contract of an honest engine of another design: the reference with other arithmetic."""
+"""The interface of honest engines with another design: the reference with other arithmetic."""
 
 from typing import Any, ClassVar, Self
 
@@ -6,8 +6,8 @@ from lockstep.harness.adapters.reference import Reference
 
 
 class HonestEngine(Reference):
-    """An honest engine. `shows_on` names a built-in model with the op that it computes differently;
-    `views` are the views in which it counts as honest."""
+    """An honest engine. `shows_on` names a built-in model that uses the op which this engine
+    computes differently. `views` are the views in which the engine counts as honest."""
 
     group: ClassVar[str] = "honest"
     design: ClassVar[str]
@@ -16,6 +16,6 @@ class HonestEngine(Reference):
 
     @classmethod
     def add_design(cls, name: str, design: str, **changed: Any) -> type[Self]:
-        """Register an engine. changed: its ops and other attributes."""
+        """Register an engine. `changed` holds its ops and other attributes."""
         frame = {"__module__": changed["ops"].__module__, "design": design, **changed}
         return type(name, (cls,), frame, name=f"honest:{name}")

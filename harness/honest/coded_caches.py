@@ -16,7 +16,7 @@ HONEST_CACHES: dict[str, "type[HonestCache]"] = {}
 
 
 class HonestCache(Reference):
-    """The reference with a model that uses its cache in another way."""
+    """The reference with a model that uses its quantised cache in another way."""
 
     group: ClassVar[str] = "quantised caches"
     design: ClassVar[str]
@@ -29,13 +29,13 @@ class HonestCache(Reference):
 
     @classmethod
     def add_design(cls, name: str, design: str, change: Callable[[Model], None]) -> None:
-        """Register an engine. change: changes its model."""
+        """Register an engine. `change` modifies its model."""
         held = {"__module__": cls.__module__, "design": design, "change": (change,)}
         HONEST_CACHES[f"honest:{name}"] = type(name, (cls,), held, name=f"honest:{name}")
 
 
 def leave_unturned(model: Model) -> None:
-    """Store heads without a Hadamard matrix."""
+    """Store heads without multiplying them by a Hadamard matrix."""
 
     def new_memory(right: Callable[..., Memory], **shape: Any) -> Memory:
         memory = right(**shape)

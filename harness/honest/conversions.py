@@ -1,4 +1,5 @@
-"""Activations converted to another format than llama.cpp's, where weights are quantised."""
+"""Honest engines that convert activations to another format than llama.cpp, for products with
+quantised weights."""
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from lockstep.harness.honest.base import HonestEngine
 
 
 class InBF16(Mirror):
-    """Converts activations to BF16 where weights are quantised."""
+    """Converts activations to BF16 for products with quantised weights."""
 
     def activations(self, x: F32, weight: Weight) -> F64:
         if not is_in_blocks(weight.format):
@@ -52,7 +53,7 @@ class InInt8Blocks(Mirror):
 # What llama2.c and its many ports do with groups of 64.
 Int8Blocks = HonestEngine.add_design(
     "activations-int8-blocks",
-    "activations in bytes, a float32 scale for each 64",
+    "activations in bytes, a float32 scale for every 64",
     ops=InInt8Blocks,
     shows_on="q8_0",
 )

@@ -1,4 +1,5 @@
-"""The chosen experts in another order, or added up otherwise."""
+"""Honest engines that process the chosen experts in another order, or add their outputs
+differently."""
 
 import numpy as np
 
@@ -25,7 +26,7 @@ HonestEngine.add_design(
 
 
 class ById(Mirror):
-    """Ops that process the chosen experts in order of id, and show them in that order."""
+    """Ops that process the chosen experts in order of their ids, and show them in this order."""
 
     def top_k(self, probs: F32, n: int) -> I32:
         return np.sort(super().top_k(probs, n), axis=-1)
@@ -52,7 +53,7 @@ HonestEngine.add_design(
 
 
 class LastOfTies(Mirror):
-    """Ops that choose the highest id among experts with the same probability."""
+    """Ops that choose the expert with the highest id if experts have the same probability."""
 
     def top_k(self, probs: F32, n: int) -> I32:
         last = probs.shape[-1] - 1

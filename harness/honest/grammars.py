@@ -1,4 +1,5 @@
-"""Grammars in other correct implementations: another parser, and other ways to forbid."""
+"""Grammars in other correct implementations: another parser, and other ways to forbid
+candidates."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -23,7 +24,7 @@ HONEST_GRAMMARS: dict[str, "type[HonestGrammar]"] = {}
 
 
 class HonestGrammar(HonestSampler):
-    """Our samplers with other ways to match their grammars."""
+    """Our samplers with another way to match their grammars."""
 
     ways = Ways()
     other: ClassVar[Mapping[str, Callable[..., Any]]]
@@ -42,7 +43,8 @@ class HonestGrammar(HonestSampler):
 
 
 def leave_out(sampler: Any, c: CandidateList) -> CandidateList:
-    """Leave candidates out, but never all, which no later sampler could handle."""
+    """Remove forbidden candidates, but keep all if every candidate is forbidden, because no later
+    sampler could handle an empty list."""
     found: CandidateList = type(sampler).apply(sampler, c)
     kept = np.flatnonzero(found.logits > -np.inf)
     return found if sampler.is_open or not len(kept) else found.take(kept)
@@ -57,10 +59,10 @@ def without_controls(sampler: Any) -> Any:
 
 add = HonestGrammar.add_grammar
 
-add("grammar-leaves-out", "forbidden candidates are taken out of the list", apply=leave_out)
+add("grammar-leaves-out", "forbidden candidates are removed from the list", apply=leave_out)
 add(
     "grammar-without-controls",
-    "control tokens are no text, and allowed by literals alone",
+    "control tokens are not text, and only literals allow them",
     find_allowed=without_controls,
 )
 add(

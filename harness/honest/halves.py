@@ -1,4 +1,5 @@
-"""Factors of products in fewer bits than float32, and truncated sums, as on graphics cards."""
+"""Products whose factors have fewer bits than float32, or whose sums are truncated, as on graphics
+cards."""
 
 from collections.abc import Callable
 from typing import Any
@@ -29,8 +30,8 @@ def to_f16(x: F32) -> F32:
 
 
 def keep_bits(bits: int) -> Round:
-    """Return a rounding of the mantissa to so many bits, ties to even; the exponent stays that of
-    float32."""
+    """Return a function that rounds the mantissa to this number of bits, ties to even. The range of
+    exponents stays that of float32."""
     dropped = np.uint32(23 - bits)
 
     def to(x: F32) -> F32:
@@ -44,7 +45,8 @@ def keep_bits(bits: int) -> Round:
 
 
 def to_float8(bits: int, least: int, largest: float) -> Round:
-    """Round to a float of eight bits, ties to even; least: the exponent of its smallest normal."""
+    """Return a function that rounds to an eight-bit float, ties to even. `least` is the exponent of
+    its smallest normal number."""
 
     def to(x: F32) -> F32:
         exponents = np.maximum(np.frexp(x)[1] - 1, least) - bits
@@ -56,14 +58,15 @@ def to_float8(bits: int, least: int, largest: float) -> Round:
 
 
 def to_bytes(x: F32) -> F32:
-    """Round each row to 127 steps to each side of zero."""
+    """Round each row to integers from -127 to 127, times a scale."""
     scale = np.abs(x).max(axis=-1, keepdims=True) / np.float32(127)
     with np.errstate(all="ignore"):
         return np.where(scale == 0, np.float32(0), np.rint(x / scale) * scale)
 
 
 def to_fp4(size: int, scales: Callable[[F32], F32]) -> Round:
-    """Return a rounding of neighbouring numbers to four-bit floats with a shared scale."""
+    """Return a function that rounds groups of `size` neighbouring numbers to four-bit floats with a
+    shared scale."""
 
     def to(x: F32) -> F32:
         rest = -x.shape[-1] % size
@@ -81,7 +84,8 @@ def to_fp4(size: int, scales: Callable[[F32], F32]) -> Round:
 
 
 def powers_of_two(most: F32) -> F32:
-    """Return the scales of MXFP4: two below the exponent of the largest magnitude."""
+    """Return the scales of MXFP4: a power of two, whose exponent is two below that of the largest
+    magnitude."""
     return np.where(most == 0, 0, np.ldexp(np.float32(1), np.frexp(most)[1] - 3))
 
 
@@ -90,12 +94,13 @@ to_e4m3, to_e5m2 = to_float8(3, -6, 448.0), to_float8(2, -14, 57344.0)
 
 
 def of_sixths(most: F32) -> F32:
-    """Return the scales of NVFP4: a sixth of the largest magnitude, in E4M3."""
+    """Return the scales of NVFP4: a sixth of the largest magnitude, rounded to E4M3."""
     return to_e4m3(most / np.float32(6))
 
 
 class Rounded(Mirror):
-    """Ops that round the factors of each product, and multiply in float32, without a GELU table."""
+    """Ops that round the factors of each product and multiply them in float32. GELU is computed
+    without a table."""
 
     weights: Round = staticmethod(as_is)
     inputs: Round = staticmethod(as_is)
@@ -153,14 +158,15 @@ class Rounded(Mirror):
 
 
 def add_rounded(name: str, design: str, rounds: dict[str, Round], on: str = "f32") -> None:
-    """Register an engine. rounds: the rounding of each factor."""
+    """Register an engine. `rounds` maps each factor to its rounding."""
     kept = {factor: staticmethod(to) for factor, to in rounds.items()}
     ops = type("RoundedOps", (Rounded,), {"__module__": __name__, **kept})
     HonestEngine.add_design(name, design, ops=ops, shows_on=on, views=WITH_LOGITS)
 
 
 def all_of(to: Round) -> dict[str, Round]:
-    """Return both factors of products with weights, and all four of attention."""
+    """Return this rounding for both factors of products with weights, and for the four factors of
+    attention."""
     return dict.fromkeys(("weights", "inputs", "queries", "keys", "chances", "cells"), to)
 
 
@@ -192,7 +198,8 @@ add_rounded(
 
 
 class TensorCore(Rounded):
-    """Adds four products to the sum at a time, aligned to the largest of the five and cut off."""
+    """Ops that add products in groups of four. The four products and the sum are aligned to the
+    largest of the five, and the lower bits are cut off."""
 
     def multiply(self, a: F32, b: F32) -> F32:
         out = np.zeros((*a.shape[:-1], b.shape[-1]), np.float32)
@@ -209,12 +216,12 @@ class TensorCore(Rounded):
 
 
 def toward_zero(x: NDArray[np.float64]) -> F32:
-    """Cut off what float32 does not hold."""
+    """Round to float32 toward zero."""
     near = x.astype(np.float32)
     return np.where(np.abs(near) > np.abs(x), np.nextafter(near, np.float32(0)), near)
 
 
 # Volta and later: additions inside a tile truncate.
 HonestEngine.add_design(
-    "sums-truncated", "float32 sums of four products at a time, cut off", ops=TensorCore
+    "sums-truncated", "float32 sums of four products at a time, truncated", ops=TensorCore
 )

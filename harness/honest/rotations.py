@@ -1,4 +1,4 @@
-"""Angles of rope computed otherwise, and all else in float32."""
+"""Rope angles that are computed differently. Everything else is computed in float32."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from lockstep.harness.honest.base import HonestEngine
 
 
 class WideAngles(Mirror):
-    """Computes the angles of rope in float64, and all else in float32."""
+    """Computes the angles of rope in float64, and everything else in float32."""
 
     def rotations(self, positions: I32, params: RopeParams) -> tuple[F64, F64]:
         cos, sin = (t.astype(np.float32) for t in from_powers(positions, params))
@@ -49,8 +49,8 @@ HonestEngine.add_design(
 
 
 class Power(Mirror):
-    """A rotation that raises the step between neighbouring angles to a power, and scales the angle
-    last."""
+    """Computes the powers of the step between neighbouring angles, and applies the scale to the
+    angle last."""
 
     def rotations(self, positions: I32, params: RopeParams) -> tuple[F64, F64]:
         step = np.float32(params.base) ** (np.float32(-2) / np.float32(params.n_rot))

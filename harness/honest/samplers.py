@@ -1,4 +1,5 @@
-"""Samplers in other correct implementations: other orders, sums, functions, and forms of lists."""
+"""Samplers in other correct implementations, with other orders, sums, functions or forms of
+lists."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ Show = Callable[[Sampler, CandidateList], CandidateList]
 
 
 class HonestSampler(Reference):
-    """The reference with other ways to compute, or to output a list after each stage."""
+    """The reference with other ways to compute samplers, or to output the list after each stage."""
 
     group: ClassVar[str] = "honest samplers"
     design: ClassVar[str]
@@ -68,7 +69,7 @@ class ShownChain(Chain):
 
 @dataclass(frozen=True, kw_only=True)
 class LastFirst(Ways):
-    """Puts the last of equal logits first."""
+    """Sorts equal logits so that the last comes first."""
 
     def descending(self, logits: NDArray[np.float32], k: int) -> Places:
         return np.argsort(logits, kind="stable")[::-1][:k]
@@ -76,7 +77,7 @@ class LastFirst(Ways):
 
 @dataclass(frozen=True, kw_only=True)
 class LogSpace(Ways):
-    """Probabilities are powers of rounded logarithms."""
+    """Computes probabilities as the exponential of rounded logarithms."""
 
     def softmax(self, c: CandidateList, *, sort: bool) -> CandidateList:
         c = self.sort(c) if sort else c
@@ -86,7 +87,7 @@ class LogSpace(Ways):
 
 @dataclass(frozen=True, kw_only=True)
 class Pairwise(Ways):
-    """numpy's own sums of float32, by pairs."""
+    """Sums in float32 with numpy, which adds in pairs."""
 
     def total(self, terms: NDArray[Any]) -> np.float32:
         return F(terms.sum(dtype=np.float32)) if len(terms) else F(0)
@@ -101,7 +102,8 @@ def by_logit(sampler: Sampler, c: CandidateList) -> CandidateList:
 
 
 def share_out(sampler: Sampler, c: CandidateList) -> CandidateList:
-    """Normalise the candidates after every stage but infill, whose definition includes p."""
+    """Normalise the probabilities of the candidates after every stage except infill, which uses the
+    probabilities before it."""
     if isinstance(sampler, Infill):
         return c
     weights = np.exp(c.logits.astype(np.float64) - c.logits.max())
@@ -116,21 +118,21 @@ FLOAT = Ways(sums=SumPrecision.IN_TURN, functions=LLAMA_CPP.functions)
 LIBRARY = Ways(order=EqualsOrder.LIBSTDCXX, functions=LLAMA_CPP.functions)
 add = HonestSampler.add_design
 
-add("last-of-equals", "of equal logits the last id comes first", LastFirst())
+add("last-of-equals", "the last id comes first among equal logits", LastFirst())
 add("floats-in-turn", "float32 sums, one after the other, and libm's functions", FLOAT)
 add("libstdcxx", "the order of libstdc++'s sorts", LIBRARY)
 add("log-space", "probabilities by logarithms", LogSpace())
 add("pairwise-sums", "float32 sums by pairs", Pairwise())
-add("list-by-id", "lists in the order of ids behind every stage", show=by_id)
-add("list-by-logit", "lists are sorted behind every stage", show=by_logit)
-add("p-of-the-rest", "probabilities of what is left", show=share_out)
-add("p-not-shown", "no probabilities but where a token is chosen", show=show_no_p)
+add("list-by-id", "lists in the order of ids after every stage", show=by_id)
+add("list-by-logit", "lists are sorted after every stage", show=by_logit)
+add("p-of-the-rest", "probabilities of the candidates that are left", show=share_out)
+add("p-not-shown", "probabilities only where a token is chosen", show=show_no_p)
 
 
 class TiesKept(HonestSampler, name="honest:ties-kept"):
     """Top-k that keeps every candidate not below the k-th logit, as transformers does."""
 
-    design = "top_k keeps all that are equal to the last"
+    design = "top_k keeps all candidates that are equal to the last"
     ways = Ways()
 
     def make(self, stages: Any, n_vocab: int, words: SamplerVocabulary | None, ways: Ways) -> Chain:

@@ -1,4 +1,4 @@
-"""The sigmoid of SiLU by way of other functions, in float32."""
+"""The sigmoid in SiLU computed with other functions, in float32."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ LOG2_E = np.float32(1.4426950408889634)
 
 
 class ByExp2(Mirror):
-    """Engine that computes the exponential of SiLU as a power of two, in float32."""
+    """Computes the exponential in SiLU as a power of two, in float32."""
 
     def swiglu(self, gate: F32, up: F32) -> F32:
         with np.errstate(over="ignore"):
@@ -26,7 +26,7 @@ HALF = np.float32(0.5)
 
 
 class ByTanh(Mirror):
-    """Computes the sigmoid of SiLU as half of 1 + tanh(x / 2), in float32."""
+    """Computes the sigmoid in SiLU as half of 1 + tanh(x / 2), in float32."""
 
     def swiglu(self, gate: F32, up: F32) -> F32:
         out: F32 = gate * (HALF + HALF * np.tanh(HALF * gate)) * up
@@ -34,4 +34,4 @@ class ByTanh(Mirror):
 
 
 # Compilers that have a fast tanh and no fast sigmoid, such as XLA.
-SiluTanh = HonestEngine.add_design("silu-tanh", "sigmoid by way of tanh", ops=ByTanh)
+SiluTanh = HonestEngine.add_design("silu-tanh", "sigmoid computed from tanh", ops=ByTanh)

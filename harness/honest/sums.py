@@ -1,4 +1,4 @@
-"""Products and other sums added up otherwise."""
+"""Products and other sums that are added in another order or precision."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ ONE = np.float32(1)
 
 
 class Float64(HonestEngine, name="honest:float64"):
-    """The arithmetic of numpy code that names no types."""
+    """Computes everything in float64, like numpy code without explicit types."""
 
     design = "float64 throughout, activations as they are"
 
@@ -32,8 +32,8 @@ def sum_in_order(terms: F32) -> F32:
 
 
 class OneByOne(Mirror):
-    """Ops that add every sum one by one in float32: squares of norms, powers of softmax,
-    products."""
+    """Ops that add the terms of every sum one after the other in float32: squares in norms,
+    exponentials in softmax, products."""
 
     def linear(self, x: F32, weight: Weight) -> F32:
         out = np.empty((len(x), weight.shape[0]), np.float32)
@@ -75,7 +75,8 @@ HonestEngine.add_design(
 
 
 class CodesAndOffsets(Mirror):
-    """Ops that multiply the codes of quantised weights, and offsets by sums of activations."""
+    """Ops that multiply the codes of quantised weights and their offsets separately, and add both
+    sums."""
 
     def linear(self, x: F32, weight: Weight) -> F32:
         codes = LESS_OFFSET.get(weight.format.name)
@@ -92,7 +93,7 @@ class CodesAndOffsets(Mirror):
 # Metal's kernels of llama.cpp: d * (sum of q * x - 8 * sum of x).
 HonestEngine.add_design(
     "offsets-apart",
-    "codes and offsets of weights added up apart, activations as they are",
+    "codes and offsets of weights added up separately, activations as they are",
     ops=CodesAndOffsets,
     shows_on="q4_0",
 )

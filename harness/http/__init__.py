@@ -1,1 +1,2 @@
-"""Servers under test: llama-server by its own endpoints, others by OpenAI's completions."""
+"""Servers under test: llama-server through its own endpoints, others through OpenAI's
+completions."""

@@ -1,4 +1,4 @@
-"""Parts that the kinds of servers share: picking answers from JSON, and facts about a server."""
+"""Parts that all kinds of servers share: reading answers from JSON, and facts about a server."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Ask = Callable[..., Any]  # method, path, body=None -> JSON
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """A server's facts about itself and its model; None: none."""
+    """A server's facts about itself and its model."""
 
     version: str
     build: str
@@ -25,18 +25,18 @@ class About:
 
 
 class Complaint(MalformedAnswer):
-    """Error: a complaint in an answer with a success status."""
+    """Error: an answer with a success status contains an error message."""
 
 
 class Server(Protocol):
-    """A kind of server. Its methods have the adapter's names; questions outside its `levels` are
+    """A kind of server. Its methods have the adapter's names. Questions outside its `levels` are
     never asked."""
 
     def about(self, ask: Ask) -> About: ...
 
 
 def member(said: Any, *path: str | int) -> Any:
-    """Return the value at the path. Raises MalformedAnswer naming the first missing step."""
+    """Return the value at the path. Raises MalformedAnswer, which names the first missing step."""
     where = "the answer"
     for step in path:
         if isinstance(step, int):
@@ -52,7 +52,8 @@ def member(said: Any, *path: str | int) -> Any:
 
 
 def complaint(said: Any) -> Any:
-    """Return the server's complaint, which some servers send with a success status."""
+    """Return the error message in an answer; else the answer itself. Some servers send errors with
+    a success status."""
     found = said.get("error") if type(said) is dict else None
     words = found.get("message") if type(found) is dict else found
     return f"error: {words}" if type(words) is str else said
@@ -66,12 +67,14 @@ def text(said: Any, *path: str | int) -> str:
 
 
 def as_bytes(said: str) -> bytes:
-    """Return the text's bytes; a lone half of a surrogate pair is no character."""
+    """Return the text as UTF-8 bytes. A lone half of a surrogate pair is replaced, because it is no
+    character."""
     return said.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
 
 
 def number(said: Any) -> float:
-    """Return a number; JSON writers put null for NaN and infinities."""
+    """Return a number. `null` becomes NaN, because JSON writers put it for NaN and infinities.
+    Raises MalformedAnswer for other values."""
     if said is None:
         return nan
     if type(said) not in (int, float):
@@ -83,7 +86,8 @@ def number(said: Any) -> float:
 
 
 def candidates(rows: Any) -> list[tuple[int | bytes, float]]:
-    """Return candidates with log probabilities from objects with `id`, or `bytes`, or `token`."""
+    """Return candidates with their log-probabilities, from objects with `id`, `bytes` or
+    `token`."""
     if type(rows) is not list:
         raise MalformedAnswer("the candidates", "a list", rows)
     return [(token_of(row), number(member(row, "logprob"))) for row in rows]
@@ -101,7 +105,8 @@ def token_of(row: Any) -> int | bytes:
 def one_way(
     rows: list[tuple[int | bytes, float]],
 ) -> list[tuple[int | bytes, float]]:
-    """Return the rows. Raises MalformedAnswer if some tokens are ids and others texts."""
+    """Return the rows unchanged. Raises MalformedAnswer if some tokens are ids and others are
+    texts."""
     if len({type(token) for token, _ in rows}) > 1:
         raise MalformedAnswer("the candidates", "all with ids, or none", rows)
     return rows

@@ -1,7 +1,7 @@
-"""Servers that offer only `/v1/chat/completions`: a prompt is the user's message of a chat.
+"""Servers that offer only `/v1/chat/completions`: the prompt is the user's message in a chat.
 
-The server writes the model's template around the message, so the oracle is given that text
-(harness.context.chat_template). Greedy text is all that such a server shows.
+The server applies the model's template to the message, so the oracle gets the resulting text
+(harness.context.chat_template). Such a server shows only greedy text.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ ANY_MODEL = "default"  # servers of one model take any name
 
 @dataclass(kw_only=True)
 class Chat:
-    """A chat endpoint. name: the model's name, where a server has several."""
+    """A chat endpoint. `name` is the model's name, for a server with several models."""
 
     name: str = ""
 
@@ -31,7 +31,7 @@ class Chat:
         )
 
     def generate(self, ask: Ask, prompt: bytes, n: int) -> bytes:
-        """Return the greedy text of n tokens that answers one message."""
+        """Return the greedy text of n tokens that answers a single message."""
         (words,) = utf8([prompt])
         messages = [{"role": "user", "content": words}]
         body = {"model": self.name, "messages": messages, "max_tokens": n, "temperature": 0}
@@ -40,7 +40,7 @@ class Chat:
 
 
 def model_name(ask: Ask) -> str:
-    """Return the first model that the server lists, or any name."""
+    """Return the name of the first model that the server lists, or any name if it lists none."""
     try:
         return text(ask("GET", "/models"), "data", 0, "id")
     except StatusRefused:

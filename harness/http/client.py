@@ -1,7 +1,8 @@
-"""Client for one question: a request, and JSON back. All data from a server are untrusted.
+"""HTTP client for one question: a request, and the JSON of its answer. All data from a server are
+untrusted.
 
-Time is bounded from the connection to the last byte, however slowly it comes; sizes are bounded
-before memory is taken; no redirect is followed, because it could lead anywhere.
+The time limit covers everything from the connection to the last byte. Sizes are checked before
+memory is allocated. Redirects are not followed, because they could lead anywhere.
 """
 
 import json
@@ -32,8 +33,9 @@ REFUSALS = (400, 413, 422)  # of what was asked; 413: it is too long
 
 
 class StatusRefused(Exception):
-    """The server answered with a status that is none of success, and a sentence. wait: seconds
-    after which it wants to be asked again, None if it names none."""
+    """Error: the server answered with a status other than success. It carries the server's message.
+    `wait` is the number of seconds after which the server wants to be asked again, None if it names
+    none."""
 
     def __init__(self, status: int, message: str, wait: float | None = None) -> None:
         super().__init__(message)
@@ -42,8 +44,8 @@ class StatusRefused(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    """The address of a server. base: the path that all requests begin with, without a slash at its
-    end."""
+    """The address of a server. `base` is the path with which all requests begin, without a slash at
+    its end."""
 
     secure: bool
     host: str
@@ -78,7 +80,7 @@ def address_of(url: str) -> Address:
 
 
 def exchange(address: Address, method: str, path: str, body: Any, deadline: float) -> Any:
-    """Return the JSON of the answer. body: None for a request without one.
+    """Return the JSON of the answer. `body` is None for a request without one.
 
     Raises StatusRefused; WireError for malformed or oversized JSON; Closed; TimeoutError;
     Unsupported for an untrusted certificate.
@@ -107,7 +109,8 @@ def exchange(address: Address, method: str, path: str, body: Any, deadline: floa
 
 @contextmanager
 def connection(address: Address, deadline: float) -> Iterator[HTTPConnection]:
-    """Provide a connection that closes at the deadline, even while waiting; failures are named."""
+    """Provide a connection that closes at the deadline, even during a wait. Errors name the
+    failure."""
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError("the deadline has passed")
@@ -150,9 +153,8 @@ def reason(error: Exception) -> str:
 
 
 def body_of(reply: HTTPResponse, most: int, *, whole: bool) -> bytes:
-    """Read at most `most` bytes. Raises WireError for more if `whole`, else returns the
-    beginning.
-    """
+    """Read at most `most` bytes. If there are more, return only the beginning, or raise WireError
+    if `whole`."""
     found = bytearray()
     while piece := reply.read(min(PIECE, most + 1 - len(found))):
         found += piece
@@ -166,8 +168,8 @@ def body_of(reply: HTTPResponse, most: int, *, whole: bool) -> bytes:
 
 
 def json_of(raw: bytes) -> Any:
-    """Return the JSON with NaN and infinities, which some servers write, as numbers. A byte order
-    mark, as .NET writes one, is skipped (RFC 8259)."""
+    """Return the parsed JSON. NaN and infinities, which some servers write, become numbers. A byte
+    order mark, which .NET writes, is skipped (RFC 8259)."""
     try:
         return json.loads(raw.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
@@ -176,7 +178,8 @@ def json_of(raw: bytes) -> Any:
 
 
 def seconds_of(said: str | None) -> float | None:
-    """Return the seconds of Retry-After, a number of seconds or a date; None for anything else."""
+    """Return the seconds in a Retry-After header, which holds a number of seconds or a date; None
+    for anything else."""
     text = (said or "").strip()
     if text.isascii() and text.isdecimal():
         return float(text[:9])  # a longer one is for ever as well
@@ -187,7 +190,7 @@ def seconds_of(said: str | None) -> float | None:
 
 
 def sentence_of(status: int, raw: bytes) -> str:
-    """Return the server's error message, in any of the common forms."""
+    """Return the server's error message, which may have any of the common forms."""
     with suppress(ValueError, RecursionError):
         said = json.loads(raw)
         for key in ("error", "message", "detail"):

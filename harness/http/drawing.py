@@ -1,4 +1,5 @@
-"""Chains of samplers as parameters of servers, as far as their interfaces allow."""
+"""Translates chains of samplers into request parameters of servers, as far as their interfaces
+allow."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -92,13 +93,15 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # what need not be said
 
 
 def llama_server_options(chain: Sequence[Stage]) -> dict[str, Any]:
-    """Return the parameters of /completion. Raises Unsupported for a chain without such
-    parameters."""
+    """Return the parameters of /completion. Raises Unsupported for a chain that these parameters
+    cannot express."""
     options, order = dict(LLAMA_SERVER_OFF), list[str]()
     for stage in before_draw(chain):
         place, names = LLAMA_SERVER.get(stage["sampler"], ("", {}))
         if not names or place in order or (not place and order):
-            raise Unsupported(f"llama-server has no parameters for {stage['sampler']} there")
+            raise Unsupported(
+                f"llama-server has no parameters for {stage['sampler']} at this place"
+            )
         order += [place] if place else []
         options |= rename(stage, names)
     if "logit_bias" in options:
@@ -109,14 +112,14 @@ def llama_server_options(chain: Sequence[Stage]) -> dict[str, Any]:
 
 
 def openai_options(chain: Sequence[Stage], *, beyond: bool) -> dict[str, Any]:
-    """Return the parameters of /v1/completions, whose order of stages cannot be chosen.
+    """Return the parameters of /v1/completions, which cannot set the order of stages.
 
-    beyond: the server takes what others have added. Raises Unsupported for a chain without such
-    parameters.
+    `beyond` is True if the server accepts parameters that OpenAI's own interface lacks. Raises
+    Unsupported for a chain that the parameters cannot express.
     """
     stages = before_draw(chain)
     if len(stages) > 1:
-        raise Unsupported("the interface has no order of stages")
+        raise Unsupported("the interface cannot set the order of stages")
     options = {**OPENAI_OFF, **(BEYOND_OFF if beyond else {})}
     for stage in stages:
         name = stage["sampler"]
@@ -130,26 +133,27 @@ def openai_options(chain: Sequence[Stage], *, beyond: bool) -> dict[str, Any]:
     if "logit_bias" in options:
         biases = options["logit_bias"]
         if len(dict(biases)) < len(biases) or any(abs(b) > MOST_BIAS for _, b in biases):
-            raise Unsupported("a token has one bias there, of at most 100")
+            raise Unsupported("the interface allows one bias for each token, of at most 100")
         options["logit_bias"] = {str(token): bias for token, bias in biases}
     for name in ("frequency_penalty", "presence_penalty"):
         if abs(options.get(name, 0.0)) > MOST_PENALTY:
-            raise Unsupported(f"{name} is at most {MOST_PENALTY:g} there")
+            raise Unsupported(f"the interface allows a {name} of at most {MOST_PENALTY:g}")
     if "repeat_penalty" in options:
         options["repetition_penalty"] = options["repeat_penalty"]
     return options
 
 
 def before_draw(chain: Sequence[Stage]) -> Sequence[Stage]:
-    """Return the stages before the final draw, which every server has."""
+    """Return the stages before the final draw, which every server makes. Raises Unsupported for a
+    chain without a final draw."""
     if not chain or chain[-1]["sampler"] != "dist":
         raise Unsupported("a server draws at the end of a chain")
     return chain[:-1]
 
 
 def rename(stage: Stage, names: Names) -> dict[str, Any]:
-    """Rename the parameters. Raises Unsupported for a required parameter that the interface
-    lacks."""
+    """Rename the parameters of a stage. Raises Unsupported if the interface lacks a required
+    parameter."""
     found = {}
     for name, value in stage.items():
         if name in names:
@@ -162,7 +166,7 @@ def rename(stage: Stage, names: Names) -> dict[str, Any]:
 
 
 def probabilities_shown(said: Any) -> tuple[tuple[int | bytes, float], ...] | None:
-    """Return llama-server's list after its samplers; None without one."""
+    """Return llama-server's list of candidates after its samplers; None if it shows none."""
     rows = said.get("completion_probabilities") if type(said) is dict else None
     if type(rows) is not list or not rows or type(rows[0]) is not dict:
         return None

@@ -1,7 +1,8 @@
-"""llama-server by its own endpoints: ids go in and come out, and log-probabilities of any number.
+"""llama-server through its own endpoints: ids go in and come out, with any number of
+log-probabilities.
 
-Source: tools/server of llama.cpp, and what a build of 2026 answers. One request a prefix; nothing
-is taken from the cache of an earlier one, so that all prefixes are computed alike.
+Source: tools/server of llama.cpp, and the answers of a build of 2026. There is one request per
+prefix. No request uses the cache of an earlier one, so that all prefixes are computed alike.
 """
 
 from collections.abc import Callable, Sequence
@@ -80,16 +81,16 @@ class LlamaServer:
         return [tokens_of(each) for each in said]
 
     def generate(self, ask: Ask, prompt: bytes, n: int) -> bytes:
-        """Generate text. A prompt has at most as many tokens as bytes, plus two: BOS and a
-        space."""
+        """Generate text. The prompt has at most as many tokens as bytes, plus two (BOS and a
+        space)."""
         (words,) = utf8([prompt])
         self.check_room(len(prompt) + 2 + n)
         said = self.complete(ask, {"prompt": words, "n_predict": n, **GREEDY})
         return as_bytes(text(said, "content"))
 
     def greedy(self, ask: Ask, prompt: Sequence[int], n: int) -> list[int]:
-        """Return greedy tokens. The server stops at an end of text, whose token the client then
-        finds by its probability."""
+        """Return greedy tokens. The server stops at an end-of-text token, which it omits, so the
+        client finds that token as the most likely one."""
         self.check_room(len(prompt) + n)
         found: list[int] = []
         while len(found) < n:
@@ -103,7 +104,8 @@ class LlamaServer:
         return found
 
     def likeliest(self, ask: Ask, prefix: Sequence[int], *, ended: bool) -> int:
-        """Return the likeliest token. ended: the server says that the text ends here."""
+        """Return the most likely token. `ended` is True if the server says that the text ends
+        here."""
         rows = self.list_likeliest(ask, prefix, 1)
         if not rows and ended and len(ends := self.ends()) == 1:
             return min(ends)
@@ -120,11 +122,11 @@ class LlamaServer:
     def list_likeliest(
         self, ask: Ask, prefix: Sequence[int], k: int
     ) -> list[tuple[int | bytes, float]]:
-        """Return the likeliest tokens by the raw logits, before any sampler.
+        """Return the most likely tokens by the raw logits, before any sampler.
 
-        The server sends no list with a token that ends the text or begins a character. So a bias
-        makes it choose a letter. A server that takes no bias, or refuses it, sends an empty list
-        there, which is not compared.
+        The server sends no list with a token that ends the text or begins a character. Therefore a
+        bias makes it choose a letter. A server that ignores or refuses the bias sends an empty list
+        in these cases, which is not compared.
         """
         body = {**GREEDY, "prompt": list(map(int, prefix)), "n_predict": 1, "n_probs": k}
         body |= {"post_sampling_probs": False}
@@ -143,7 +145,7 @@ class LlamaServer:
         return one_way(candidates(rows))
 
     def draw(self, ask: Ask, request: DrawRequest) -> DrawAnswer:
-        """Draw a token. An end of text is not in the answer, and may come without a list."""
+        """Draw a token. The answer omits end-of-text tokens, and may then have no list."""
         prompt = request.prompt
         words = prompt.decode() if isinstance(prompt, bytes) else list(map(int, prompt))
         self.check_room(len(words) + 1 + request.more)
@@ -158,7 +160,7 @@ class LlamaServer:
         return DrawAnswer(token=first, listed=listed, more=more)
 
     def letter(self, ask: Ask) -> int:
-        """Return a token whose text is the letter a."""
+        """Return a token whose text is the letter "a"."""
         if self.plain is None:
             ids = self.tokenize(ask, [b"a"], add_special=False)[0]
             if not ids:
@@ -200,8 +202,8 @@ def loaded_loras(ask: Ask) -> list[str]:
 
 
 def scales_of(files: Sequence[tuple[Path, float]], loaded: Sequence[str]) -> list[dict[str, float]]:
-    """Return a scale for each loaded file: 0 for a file that was not requested. The server knows
-    files by its own paths, so names count where no path is the same.
+    """Return a scale for each loaded file: 0 for a file that was not requested. The server names
+    files by its own paths, so the file's name decides if no path is equal.
 
     Raises Unsupported for a file that the server has not loaded.
     """
@@ -221,7 +223,7 @@ def scales_of(files: Sequence[tuple[Path, float]], loaded: Sequence[str]) -> lis
 
 
 def model_facts(ask: Ask) -> tuple[tuple[str, Any], ...]:
-    """Return facts of the model from /v1/models, which not every build has."""
+    """Return facts of the model from /v1/models. Not every build offers them."""
     try:
         meta = member(ask("GET", "/v1/models"), "data", 0).get("meta")
     except StatusRefused:

@@ -1,7 +1,7 @@
 """Servers with OpenAI's completions: text, and a few candidates as strings or bytes.
 
-Prompts are ids where the server takes them, which the number of prompt tokens that it reports
-shows; else they are texts, which it tokenises itself. A server that takes only ids is not asked to
+Prompts are sent as ids if the server accepts ids, which its count of prompt tokens shows. Otherwise
+they are texts, which the server tokenizes itself. A server that accepts only ids is not asked to
 continue a text.
 """
 
@@ -37,7 +37,7 @@ PLAIN = {"repeat_penalty": 1.0, "repetition_penalty": 1.0}
 
 @dataclass(kw_only=True)
 class OpenAi:
-    """An OpenAI-compatible server. name: the model's name, where a server has several."""
+    """An OpenAI-compatible server. `name` is the model's name, for a server with several models."""
 
     name: str = ""
     most: int = 0  # candidates that it lists
@@ -75,7 +75,8 @@ class OpenAi:
         ]
 
     def draw(self, ask: Ask, request: DrawRequest) -> DrawAnswer:
-        """Draw a token, which is the added text. The lists show the model, not the samplers."""
+        """Draw a token, which is the text that the server adds. Its lists come from the model
+        before samplers, so they are not used."""
         options = openai_options(request.chain, beyond=bool(self.plain))
         said = self.complete(ask, in_json(request.prompt), 1, seed=request.seed, **options)
         names = {stage["sampler"] for stage in request.chain[:-1]}  # seeds are best effort there
@@ -83,7 +84,7 @@ class OpenAi:
         return DrawAnswer(token=as_bytes(text(said, "text")) or None, promised=promised)
 
     def complete(self, ask: Ask, prompt: Any, n: int, **more: Any) -> Any:
-        """Return the only choice of the answer."""
+        """Return the only choice in the server's answer."""
         body = {"model": self.name, "prompt": prompt, "max_tokens": n, "temperature": 0}
         body |= {**self.plain, **more}
         return member(ask("POST", "/completions", body), "choices", 0)
@@ -109,7 +110,7 @@ class OpenAi:
         return True
 
     def takes_texts(self, ask: Ask) -> bool:
-        """Return True if the server takes texts; vLLM can be started without a tokenizer."""
+        """Return True if the server accepts texts. vLLM can be started without a tokenizer."""
         try:
             self.complete(ask, TEXT, 1)
         except StatusRefused as error:
@@ -129,7 +130,7 @@ class OpenAi:
 
 
 def only_model(ask: Ask) -> str:
-    """Return the server's model. Raises Unsupported if there are several, so that a name is
+    """Return the server's model. Raises Unsupported if there are several, because then a name is
     needed."""
     names = [text(row, "id") for row in member(ask("GET", "/models"), "data")]
     if len(names) != 1:
@@ -143,9 +144,9 @@ def in_json(prefix: Sequence[int] | bytes) -> list[int] | str:
 
 
 def list_of_choice(choice: Any) -> list[tuple[int | bytes, float]]:
-    """Return the candidates for the first token, likeliest first, in the newer form (`content`) or
-    the older (`top_logprobs`). Neither promises an order: members of an object have none, and some
-    servers put the sampled token last."""
+    """Return the candidates for the first token, most likely first. The answer has the newer form
+    (`content`) or the older form (`top_logprobs`). Neither form promises an order: the members of
+    an object have none, and some servers put the sampled token last."""
     return sorted(in_any_order(choice), key=lambda row: (isnan(row[1]), -row[1]))
 
 

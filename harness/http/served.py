@@ -1,4 +1,4 @@
-"""`serve:COMMAND`: a server started for each model, so that it can be tested with any of them."""
+"""`serve:COMMAND`: a server that Lockstep starts for each model, so that it can run any model."""
 
 import os
 import re
@@ -30,7 +30,8 @@ LOOK_SECONDS = 0.05  # between two looks whether it listens
 
 
 def words_of(engine: str) -> list[str]:
-    """Return the words of the command. Raises Unsupported. No shell looks at it."""
+    """Return the words of the command. Raises Unsupported if they cannot be run. No shell
+    interprets them."""
     try:
         words = shlex.split(engine.removeprefix(SERVE))
     except ValueError as error:
@@ -45,7 +46,7 @@ def words_of(engine: str) -> list[str]:
 
 
 def without_loras(words: Sequence[str]) -> list[str]:
-    """Return the command without the option that takes {lora}."""
+    """Return the command without the option that contains {lora}."""
     kept: list[str] = []
     for word in words:
         if LORAS not in word:
@@ -56,8 +57,8 @@ def without_loras(words: Sequence[str]) -> list[str]:
 
 
 def free_port() -> int:
-    """Return a port that is free now. Until the server listens, which may be after it has loaded
-    its model, anybody may take it. No system gives one of these to a program that asks for any."""
+    """Return a port that is free now. Another program may take it before the server listens. The
+    ports come from a range from which no system assigns ports automatically."""
     for _ in range(PORTS):
         port = FIRST_PORT + secrets.randbelow(LAST_PORT - FIRST_PORT)
         if is_free(port):
@@ -75,7 +76,8 @@ def is_free(port: int) -> bool:
 
 
 class ServedSession(HttpSession):
-    """A served model, started with its first question, and restarted after its death."""
+    """A session with a server that is started at the first question, and restarted after its
+    death."""
 
     def __init__(
         self,
@@ -149,13 +151,13 @@ class ServedSession(HttpSession):
 
     def outcome_of_closing(self, error: Closed) -> Outcome:
         """Return the outcome of a closed connection. The kernel closes the connections of a dying
-        server before its parent knows. A server that lives on is started anew, as it may have
-        stopped anywhere."""
+        server before its parent knows of its death. A server that is still alive is restarted,
+        because its state is unknown."""
         return self.death(f"during {in_words(self.question)}")
 
     def running(self) -> Outcome | None:
-        """Start the server if it does not run, and wait until it listens; return the outcome if it
-        fails."""
+        """Start the server if it is not running, and wait until it listens. Return the outcome if
+        this fails, else None."""
         if self.process is not None and not has_ended(self.process.process):
             return None
         self.end()
@@ -177,7 +179,8 @@ class ServedSession(HttpSession):
         return None
 
     def starts_with(self, loras: Sequence[tuple[Path, float]]) -> bool:
-        """Return True if the command names the adapters, all at scale 1: it takes no scales."""
+        """Return True if the command contains the adapter files and all scales are 1, because a
+        command cannot set scales."""
         told = any(LORAS in word for word in self.words)
         return told and all(scale == 1 for _, scale in loras)
 
@@ -193,7 +196,7 @@ class ServedSession(HttpSession):
         return Crashed(message=text, log=log, signal=signal)
 
     def end(self) -> tuple[str, ...]:
-        """Kill the server, and return its last lines."""
+        """Kill the server, and return the last lines of its output."""
         process, self.process = self.process, None
         return process.kill() if process else ()
 
@@ -215,8 +218,8 @@ def start_server(words: Sequence[str], memory_limit: int | None) -> EngineProces
 
 
 def listens(port: int) -> bool:
-    """Return True if something listens on the port. If nothing does, a connection may be given that
-    very port as its own, and connect to itself."""
+    """Return True if a server listens on the port. If none does, a connection may get this very
+    port as its own, and connect to itself; that does not count."""
     try:
         with socket.create_connection((HOST, port), timeout=1.0) as found:
             return bool(found.getsockname() != found.getpeername())

@@ -1,4 +1,5 @@
-"""A server under test: asked over HTTP, never trusted; it keeps running for any answer."""
+"""A server under test, asked over HTTP. Its data are untrusted, and it keeps running after any
+answer."""
 
 import json
 import threading
@@ -70,14 +71,14 @@ def is_served(engine: str) -> bool:
 
 
 def preset_for(engine: str) -> str:
-    """Return the oracle's default preset for this engine. Nobody knows how a server was started,
-    but most are as llama-server starts, which is `default`."""
+    """Return the oracle's default preset for this engine. The settings of a server are unknown, but
+    most servers start like llama-server, which is `default`."""
     return DEFAULT.name if is_address(engine) or is_served(engine) else EXACT.name
 
 
 class HttpSession(Session):
-    """A server's session. `http://HOST:PORT` is llama-server, or an OpenAI-compatible server under
-    /v1; `openai:http://HOST:PORT/v1#MODEL` is always the latter."""
+    """A session with a server. `http://HOST:PORT` is llama-server, or an OpenAI-compatible server
+    under /v1. `openai:http://HOST:PORT/v1#MODEL` is always OpenAI-compatible."""
 
     takes_several = True
 
@@ -98,7 +99,8 @@ class HttpSession(Session):
         self.last.request = ""
 
     def to(self, engine: str) -> None:
-        """Use the server at that address from now on, and identify it."""
+        """Use the server at this address from now on. Forget all facts about the previous
+        server."""
         url, _, self.chosen = engine.removeprefix(OPENAI).partition("#")
         self.address = address_of(url)
         self.only_openai = engine.startswith(OPENAI) or self.address.base.endswith("/v1")
@@ -125,7 +127,7 @@ class HttpSession(Session):
         kwargs: dict[str, Any],
         more_seconds: float = 0.0,
     ) -> Outcome:
-        """Start the server if need be, and ask it the question. Raises Closed."""
+        """Start the server if necessary, and ask it the question. Raises Closed."""
         limit = self.start_limit
         try:
             info = self.start_session(monotonic() + limit)
@@ -159,8 +161,9 @@ class HttpSession(Session):
     ) -> list[Outcome]:
         """Ask each question over its own connection to a server that has answered before.
 
-        A server that fails one and answers another is busy while it lives. So is one that closes
-        without an answer, or that sends an error with a status of success.
+        A server that fails one question and answers another counts as busy while it is alive. A
+        server that closes the connection without an answer, or sends an error with a success
+        status, counts as busy too.
         """
 
         def one(args: tuple[Any, ...]) -> Outcome:
@@ -224,7 +227,8 @@ class HttpSession(Session):
     # --- the start --------------------------------------------------------------------------------
 
     def start_session(self, deadline: float) -> EngineInfo:
-        """Return the server's description, looked up once. Raises Unsupported for another model."""
+        """Return the server's description, looked up once. Raises Unsupported if the server runs
+        another model."""
         if self.said is None:
             self.server, about = self.find_server(deadline)
             if difference := other_model(about, self.model):
@@ -234,19 +238,22 @@ class HttpSession(Session):
         return self.said
 
     def check_adapters(self) -> None:
-        """Raise Unsupported for adapters if the server does not report adding them."""
+        """Raise Unsupported for adapters if the server does not report which adapters it adds."""
         if self.settings.files_of(CONTROL_VECTOR):
-            raise Unsupported("no server says which control vectors it adds")
+            raise Unsupported("no server reports which control vectors it adds")
         loras = self.settings.files_of(LORA)
         if loras and not isinstance(self.server, LlamaServer) and not self.starts_with(loras):
-            raise Unsupported("only llama-server says which LoRA files it adds, and takes scales")
+            raise Unsupported(
+                "only llama-server reports its LoRA files and accepts scales for them"
+            )
 
     def starts_with(self, loras: Sequence[tuple[Path, float]]) -> bool:
         """Return True if the server was started with these files and scales."""
         return False
 
     def find_server(self, deadline: float) -> tuple[Server, About]:
-        """Return the first kind of server whose pages are there. Raises StatusRefused."""
+        """Return the first kind of server whose endpoints exist. Raises StatusRefused if none
+        does."""
         self.lacking.clear()
         ask = self.asking(self.address, deadline)
         if not self.only_openai:
@@ -271,13 +278,14 @@ class HttpSession(Session):
 
 
 def in_short(method: str, path: str, body: Any) -> str:
-    """Return a request to repeat by hand, if it is not too long."""
+    """Describe a request so that a user can repeat it by hand. A long body is cut off."""
     said = "" if body is None else " " + json.dumps(body)
     return f"{method} {path}{said[:SHOWN]}{'...' * (len(said) > SHOWN)}"
 
 
 def tokens_counted(said: Any) -> int | None:
-    """Return the token count of the prompt, as both kinds of servers report it."""
+    """Return the number of tokens in the prompt, which both kinds of servers report; None if it is
+    missing."""
     if type(said) is not dict:
         return None
     usage = said.get("usage")
@@ -286,8 +294,9 @@ def tokens_counted(said: Any) -> int | None:
 
 
 class StillBusy(Exception):
-    """Raised when the time is over, or after enough attempts. failed: the server never announced
-    when it would be ready. StatusRefused is not used, as it would tell what the server offers."""
+    """Error: the server was busy until the time limit, or for too many attempts. `failed` is True
+    if it never said when it would be ready. StatusRefused is not used here, because it would say
+    something about the server's abilities."""
 
     def __init__(self, message: str, *, failed: bool) -> None:
         super().__init__(message)
@@ -295,8 +304,8 @@ class StillBusy(Exception):
 
 
 def waited_for(get: Callable[[], Any], deadline: float) -> Any:
-    """Return the server's answer, after waiting until it has loaded its model or has a free slot.
-    Raises StillBusy."""
+    """Return the server's answer. Wait first until the server has loaded its model or has a free
+    slot. Raises StillBusy."""
     times = 0
     while True:
         try:
@@ -315,8 +324,8 @@ def waited_for(get: Callable[[], Any], deadline: float) -> Any:
 
 
 def given_up(error: StatusRefused, times: int, wait: float) -> StillBusy:
-    """Return the error for a question that was given up. wait: seconds beyond the time limit, 0 if
-    none."""
+    """Return the error for a question that was given up. `wait` is the time in seconds that the
+    server asks to wait, if that is beyond the time limit; else 0."""
     if error.status == LOADING and error.wait is None:
         return StillBusy(error.message, failed=True)
     text = f"{error.message} (asked {f'{times} times' if times > 1 else 'once'}"
@@ -325,7 +334,7 @@ def given_up(error: StatusRefused, times: int, wait: float) -> StillBusy:
 
 
 def page(ask: Ask, path: str) -> Any:
-    """Return the server's page; None if it does not exist."""
+    """Return the answer of one of the server's endpoints; None if the endpoint does not exist."""
     try:
         return ask("GET", path)
     except StatusRefused as error:
@@ -349,7 +358,7 @@ def other_model(about: About, model: Path | None) -> str:
 
 
 def ends_of(model: Path | None) -> frozenset[int]:
-    """Return the tokens that end a text; none if the file is missing or unread."""
+    """Return the tokens that end a text; none if the file is missing or unreadable."""
     if model is None or not model.is_file():
         return frozenset()
     try:
@@ -360,7 +369,7 @@ def ends_of(model: Path | None) -> frozenset[int]:
 
 
 def numbers_of(model: Path) -> dict[str, int]:
-    """Return the model's numbers by llama-server's names; none if our reader refuses the file."""
+    """Return the model's sizes under llama-server's names; none if our reader refuses the file."""
     try:
         with GgufFile.open(model) as file:
             arch = file.metadata.get("general.architecture")

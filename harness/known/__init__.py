@@ -1,4 +1,5 @@
-"""Known differences of oracles and other engines: `divergences.toml`, whose header explains it."""
+"""Known differences of oracles and other engines, listed in `divergences.toml`. The header of that
+file explains the format."""
 
 import tomllib
 from functools import cache
@@ -10,7 +11,8 @@ NAME = "divergences.toml"
 
 @cache
 def document() -> dict[str, list[dict[str, Any]]]:
-    """Read the list, which comes with the package: without it known differences look new."""
+    """Return the content of the list. It comes with the package, because without it known
+    differences would look new."""
     return tomllib.loads(files(__name__).joinpath(NAME).read_text())
 
 

@@ -19,8 +19,8 @@ ERROR = "message"  # the fact that holds the engine's own words
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A known difference: the verdict that it explains, the affected files, and the smallest of
-    them."""
+    """A known difference: the verdicts that it explains, the files that it affects, and the
+    smallest such file."""
 
     id: str
     engine: str
@@ -49,7 +49,7 @@ class Finding:
         return same and suite in self.suites
 
     def applies(self, file: GgufFile) -> bool:
-        """Return True if the file has the subject of the finding."""
+        """Return True if the file has the properties that this finding is about."""
         return (
             (not self.tensor or self.tensor in file.tensors)
             and (not self.key or self.key in file.metadata)
@@ -65,8 +65,8 @@ class Finding:
         return any(has_facts(facts, wanted) for wanted in self.shows) and self.is_near(verdict)
 
     def is_near(self, verdict: Verdict) -> bool:
-        """Return True if the error is at most `within`. For a whole run it is relative to the
-        largest logit, as its suite measures it; otherwise the worst element counts."""
+        """Return True if the error is at most `within`. For a whole run the error is relative to
+        the largest logit, as its suite measures it. Otherwise the worst element counts."""
         if not self.within:
             return True
         if (error := verdict.detail.get("worst_relative_to_largest_logit")) is not None:
@@ -78,7 +78,7 @@ class Finding:
 
 
 def value_of(file: GgufFile, key: str) -> Any:
-    """Return the value of a key with one value; None if there is none."""
+    """Return the value of a key that holds a single value; else None."""
     found = file.metadata.get(key)
     return found.data if found is not None and found.element is None else None
 
@@ -93,7 +93,7 @@ def lists(row: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
 
 
 def finding_named(name: str) -> Finding:
-    """Return the finding. Raises Unsupported, with the known ids, if there is none."""
+    """Return the finding with this id. Raises Unsupported, with the known ids, if there is none."""
     found = {each.id: each for each in foreign_findings()}
     if name not in found:
         known = [*found, *(each.id for each in own_differences())]
@@ -102,9 +102,10 @@ def finding_named(name: str) -> Finding:
 
 
 def excused_if_foreign(verdict: Verdict, engine: str, version: str, model: Path) -> Verdict:
-    """Return the verdict, excused if everything it reports of this engine and version is known.
+    """Return the verdict, excused if all its differences are known for this engine and version.
 
-    A crash keeps its status and says that it is known: other questions of the suite were not asked.
+    A crash keeps its status, because the suite's other questions were not asked. Its summary says
+    that the crash is known.
     """
     suspects = [
         each for each in foreign_findings() if each.is_about(engine, version, verdict.suite)

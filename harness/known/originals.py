@@ -11,7 +11,8 @@ from lockstep.harness.known import entries
 
 @dataclass(frozen=True, kw_only=True)
 class KnownOriginal:
-    """A row: where the runs part, and which values of config.json make them."""
+    """A known difference: the nodes where the two runs diverge, and the values of config.json that
+    cause it."""
 
     id: str
     component: str
@@ -27,7 +28,8 @@ class KnownOriginal:
     link: str
 
     def explains(self, architecture: str, config: Mapping[str, Any], n_ctx: int, node: str) -> bool:
-        """Return True if this is why a node differs. config: values; n_ctx: cells of the cache."""
+        """Return True if this difference explains a node that differs. `config` holds the values of
+        config.json, and `n_ctx` is the number of cells of the cache."""
         limit = config.get(self.below_context, n_ctx)
         return (
             architecture in self.architectures
@@ -40,7 +42,7 @@ class KnownOriginal:
 
 @cache
 def known_of_originals() -> tuple[KnownOriginal, ...]:
-    """Return all rows."""
+    """Return all known differences."""
     return tuple(
         KnownOriginal(**{**row, "architectures": tuple(row["architectures"])})
         for row in entries("original")

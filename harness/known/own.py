@@ -1,4 +1,4 @@
-"""Known differences of the oracles, llama.cpp and gguf-py, with the case of each."""
+"""Known differences of the oracles, llama.cpp and gguf-py, each with a case that shows it."""
 
 import json
 from collections.abc import Iterator
@@ -13,8 +13,8 @@ SAID = ("id", "component", "version", "sentence", "status", "link")
 
 @dataclass(frozen=True, kw_only=True)
 class OwnDifference:
-    """A row of the list: a behaviour of an oracle, and the case that shows it, in the terms of its
-    table."""
+    """A row of the list: a behaviour of an oracle, and the case that shows it. Each table has its
+    own form of cases."""
 
     table: str
     id: str

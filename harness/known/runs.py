@@ -1,4 +1,5 @@
-"""Whole runs in which llama.cpp is known to be wrong: [[run]] of the known divergences."""
+"""Whole runs in which llama.cpp is known to be wrong: the table [[run]] of the known
+divergences."""
 
 import re
 from collections.abc import Mapping
@@ -12,9 +13,8 @@ ORACLE = "llama.cpp"
 
 
 def excused_if_known(verdict: Verdict, architecture: str, oracle: str) -> Verdict:
-    """Return the verdict, excused if it blames only this version of llama.cpp for a known
-    difference.
-    """
+    """Return the verdict, excused if it blames only llama.cpp, for a difference that is known in
+    this version."""
     detail = verdict.detail
     if verdict.status != "diverged" or oracle != ORACLE or not blames_it_alone(detail):
         return verdict
@@ -32,8 +32,8 @@ def excused_if_known(verdict: Verdict, architecture: str, oracle: str) -> Verdic
 
 
 def blames_it_alone(detail: Mapping[str, Any]) -> bool:
-    """Return True if the verdict blames the engine alone, or both for the token that llama.cpp
-    itself chose."""
+    """Return True if the verdict blames only llama.cpp. A verdict that blames both engines also
+    counts if both chose the same wrong token."""
     both_chose = "expected" in detail and detail["expected"] == detail.get("actual")
     return detail.get("at_fault") == "oracle" or (
         detail.get("at_fault") == "both" and "step" in detail and both_chose

@@ -1,4 +1,4 @@
-"""Known accidents of llama.cpp's samplers: [[sampler]] of the known divergences."""
+"""Known faults of llama.cpp's samplers: the table [[sampler]] of the known divergences."""
 
 from typing import Any
 
@@ -7,7 +7,8 @@ from lockstep.harness.known import entries
 
 
 def entry_of_accident(accident: Accident) -> dict[str, Any]:
-    """Return the entry of an accident. Our mirror has no unknown ones."""
+    """Return the entry of a known fault. Each fault in our copy of llama.cpp's samplers has an
+    entry."""
     return next(each for each in entries("sampler") if each["accident"] == accident.name)
 
 

@@ -1,1 +1,1 @@
-"""The first op or segment of a graph where two engines part."""
+"""Finds the first op or segment of a graph where two engines diverge."""

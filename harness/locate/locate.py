@@ -1,5 +1,8 @@
-"""Location of the ops that introduce an error, as opposed to those that pass it on: along
-llama.cpp's graph. Putting the oracle's tensors in where they are wrong proves it (proof.py)."""
+"""Finds the ops that introduce an error, as opposed to ops that pass it on, along llama.cpp's
+graph.
+
+A run in which the oracle's tensors replace the wrong ones proves the result (proof.py).
+"""
 
 import dataclasses
 from typing import Any
@@ -20,10 +23,11 @@ Outputs = tuple[NDArray[Any], ...]  # of each batch: (outputs, vocabulary or wid
 
 
 def locate(context: Context) -> Findings:
-    """Find wrong ops: each op alone on the oracle's inputs, or shown tensors on their own inputs.
+    """Find the wrong ops. Each op is computed on the oracle's inputs, or the tensors that the
+    subject shows are judged on its own inputs.
 
-    The former needs a subject that computes single ops as its runs do. Raises NoAnswer if it does
-    not show what that takes.
+    The first way needs a subject that computes single ops as its runs do. Raises NoAnswer if the
+    subject shows too little for both ways.
     """
     if context.facts.no_run:
         raise NoAnswer("not-applicable", context.facts.no_run, {})
@@ -44,13 +48,15 @@ def no_tensors(context: Context) -> NoAnswer:
 
 
 def nothing_shown(context: Context) -> Status:
-    """Return the status for an engine that lacks a level, by whether the user named the suite."""
+    """Return the status for an engine that lacks a level. It depends on whether the user named the
+    suite."""
     return "not-compared" if context.named else "not-applicable"
 
 
 def all_segments(context: Context) -> Findings:
-    """Find all wrong segments, also those hidden by an earlier fault, such as a NaN. The oracle's
-    values replace wrong results as long as more segments are found."""
+    """Find all wrong segments, including those that an earlier fault hides, such as a NaN. The
+    oracle's values replace the wrong results, and the search repeats while it finds more
+    segments."""
     found = locate_segments(context)
     hidden = any(not error <= WHOLLY_OFF for error in found.free.values())
     while hidden and (values := replaceable(context, found.values)):
@@ -65,7 +71,7 @@ def all_segments(context: Context) -> Findings:
 
 
 def replaceable(context: Context, values: Values) -> Values:
-    """Return the values that the subject can take instead of its own."""
+    """Return those values that the subject can use instead of its own."""
     info = context.subject_info
     if info.computes_nodes and not info.shows_nodes:
         return {}  # it has other names for them
@@ -75,7 +81,7 @@ def replaceable(context: Context, values: Values) -> Values:
 def outputs_of(
     context: Context, session: Session, found: Findings, values: Values | None = None
 ) -> Outputs:
-    """Return the outputs of the subject's run with these values put in."""
+    """Return the outputs of the subject's run in which these values replace its own."""
     request = Request(batches=context.batches, embeddings=found.embeddings, replace=values or {})
     run: Evaluation = context.ask(session, "evaluate", request)
     return run.logits

@@ -1,7 +1,7 @@
-"""Wrong ops of two engines, found along the oracle's own graph, for any architecture.
+"""Finds wrong ops along the oracle's own graph, for any architecture.
 
-The subject shows no intermediate tensors. It computes single ops (`Adapter.compute`) on the
-oracle's inputs. Its own run shows only the values that a report mentions.
+The subject shows no intermediate tensors, but computes single ops (`Adapter.compute`) on the
+oracle's inputs. From its own run come only the values that a report mentions.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -77,8 +77,8 @@ def locate_along_nodes(context: Context) -> Findings:
 
 
 def record_program(context: Context, batches: Sequence[Batch] | None = None) -> Program:
-    """Record the graph; honest runs use the same recording. batches: these batches instead of those
-    of the run."""
+    """Record the graph. Honest runs use the same recording. `batches` replaces the batches of the
+    run."""
     context.progress("recording the graph")
     along = context.honest
     assert isinstance(along, AlongLlamaCpp)
@@ -86,8 +86,8 @@ def record_program(context: Context, batches: Sequence[Batch] | None = None) -> 
 
 
 def graph_of_subject(context: Context) -> Program | None:
-    """Record llama.cpp's graph of the subject's own file, if that differs. The parameters come from
-    there, as the oracle's would agree whatever the file says."""
+    """Record llama.cpp's graph of the subject's own file; None if it is the oracle's file. Its
+    parameters are needed, because the oracle's graph does not contain them."""
     if context.subject_model == context.model:
         return None
     context.progress("recording the graph of the subject's file")
@@ -107,7 +107,7 @@ def both_files(context: Context) -> Iterator[tuple[GgufFile, GgufFile]]:
 
 
 def differing_keys(oracle: GgufFile, subject: GgufFile) -> tuple[str, ...]:
-    """Return the differing keys among those that shape llama.cpp's graph."""
+    """Return the metadata keys that shape llama.cpp's graph and differ between the files."""
     a, b = oracle.metadata, subject.metadata
     named = (key for key in {**a, **b} if not key.startswith(("general.", "tokenizer.")))
     return tuple(
@@ -116,7 +116,7 @@ def differing_keys(oracle: GgufFile, subject: GgufFile) -> tuple[str, ...]:
 
 
 def comparable_value(value: Value | None) -> Any:
-    """Return a value in a comparable form; None if there is none."""
+    """Return the value in a form that can be compared; None if there is no value."""
     if value is None:
         return None
     data = value.data
@@ -139,7 +139,8 @@ def run_through(context: Context, consume: Callable[[Node], None]) -> None:
 
 
 def computing(session: Session) -> Callable[[Node], NDArray[Any] | None]:
-    """Return a function that computes one op of an engine; None if the engine lacks it."""
+    """Return a function that computes one op with the engine. The function returns None if the
+    engine lacks the op."""
 
     def compute(node: Node) -> NDArray[Any] | None:
         outcome = session.ask("compute", node)
@@ -164,7 +165,7 @@ def own_values(context: Context, sites: Collection[Site], *, embeddings: bool) -
 
 
 def captured_values(context: Context, sites: Collection[Site]) -> Values:
-    """Return the values of a subject that shows its own graph, at nodes with these names."""
+    """Return the values at these sites, for a subject that shows its own graph."""
     found = record(context.subject, context.batches)
     if not isinstance(found, Program):
         return {}
@@ -180,7 +181,8 @@ def captured_values(context: Context, sites: Collection[Site]) -> Values:
 
 
 def guilty_values(judge: NodeJudge, wires: Mapping[Place, Wire]) -> Values:
-    """Return the replacement values of wrong ops, with the chosen rows or experts."""
+    """Return the values that replace the results of wrong ops, and the choices of rows or experts
+    that these ops use."""
     inputs = {wire.site: wire.inputs for wire in wires.values()}
     found = (f.site for f in judge.findings if f.mismatch is not None)
     guilty = [site for site in found if site in judge.kept]

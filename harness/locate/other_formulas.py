@@ -1,6 +1,6 @@
-"""Values of an engine that used another function or constant than llama.cpp. Examples are GELU by
-erf, as many a model is published with, the two factors of a gate exchanged, or another eps in a
-norm. They change only the report's words."""
+"""Tests if another function or constant explains an engine's values. Examples are erf GELU, which
+many published models use, the two factors of a gate exchanged, or another eps in a norm. The result
+changes only the words of the report."""
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
@@ -51,9 +51,8 @@ A_STEP = 2.0**-23  # between two float32, of the larger: none can tell what is n
 
 @dataclass(frozen=True, kw_only=True)
 class OtherFormula:
-    """Another function that an engine may have used. op: ggml's name; words: a part of a
-    sentence.
-    """
+    """Another function that an engine may have used. `op` is ggml's name, and `words` is part of a
+    sentence."""
 
     op: str
     words: str
@@ -64,8 +63,8 @@ Made = Mapping[OtherFormula, NDArray[Any]]  # what each comes to
 
 @dataclass(frozen=True, kw_only=True)
 class NearestFormulas:
-    """Formulas that the numbers cannot distinguish. error: the error as a share of the largest
-    shown value."""
+    """Formulas that the numbers cannot distinguish. `error` is relative to the largest shown
+    value."""
 
     alike: tuple[OtherFormula, ...]
     error: float
@@ -77,7 +76,8 @@ class NearestFormulas:
 
 @dataclass
 class OtherFormulas:
-    """Looks at nodes in order. near: shown nodes about `place`; file: the oracle's."""
+    """Looks at nodes in graph order. `near` are the shown nodes around `place`, and `file` is the
+    oracle's file."""
 
     file: GgufFile
     near: Collection[Place]
@@ -94,7 +94,8 @@ class OtherFormulas:
                 self.text = found.describe() + as_published(self.file, found) if found else ""
 
     def carry(self, node: Node) -> Made:
-        """Carry values of another formula on, times weights and plus a bias."""
+        """Compute the node from the values of another formula in its inputs, through products with
+        weights and sums with a bias."""
         found: dict[OtherFormula, NDArray[Any]] = {}
         for i, source in enumerate(node.sources if node.op in CARRIED_BY else ()):
             before = self.made.get((*node.place[:2], source.producer), {}) if source else {}
@@ -106,8 +107,7 @@ class OtherFormulas:
 
 
 def as_published(file: GgufFile, found: NearestFormulas) -> str:
-    """Return a clause for an engine that follows the model's publication where llama.cpp does
-    not."""
+    """Return a clause if the engine follows the published model and llama.cpp does not; else ""."""
     name = PUBLISHED_BY_ERF.get(str(file.metadata["general.architecture"].data))
     if name is None or all(each.op != ERF for each in found.alike):
         return ""
@@ -115,7 +115,7 @@ def as_published(file: GgufFile, found: NearestFormulas) -> str:
 
 
 def with_source(node: Node, i: int, value: NDArray[Any]) -> Node | None:
-    """Return the node with source i replaced; None if the sizes differ."""
+    """Return the node with source i replaced by this value; None if the sizes differ."""
     source = node.source(i)
     if source.value is None or source.value.size != value.size:
         return None
@@ -126,8 +126,8 @@ def with_source(node: Node, i: int, value: NDArray[Any]) -> Node | None:
 
 
 def other_formula(node: Node, shown: NDArray[Any]) -> str:
-    """Describe the other formula; "" if none fits. shown: an engine's values for the node's inputs,
-    or for almost these."""
+    """Describe the other formula that explains the shown values; "" if none does. `shown` are an
+    engine's values, computed from the node's inputs or from nearly the same inputs."""
     found = find_nearest(node, shown, of_node(node))
     return found.describe() if found else ""
 

@@ -1,8 +1,9 @@
-"""Tensors that an engine shows under one node's name, though they are another node's values.
+"""Finds tensors that an engine shows under the name of the wrong node.
 
-Embeddings that are scaled already, queries after their rotation instead of before: the engine is
-right and the name is not, and what reads the tensor looks wrong as well. It changes only the
-report's words. The shown tensor stays wrong under its own name.
+Examples are embeddings that are already scaled, and queries after instead of before their rotation.
+The engine is right and the name is wrong, so the ops that read this tensor look wrong too. The
+result changes only the words of the report. The tensor still counts as wrong under the name that
+the engine gave.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +37,8 @@ def with_other_name(
     shown: Mapping[Place, NDArray[Any]],
     found: Sequence[SiteFinding],
 ) -> tuple[SiteFinding, ...]:
-    """Return the findings with a note on the first wrong one: all others have wrong inputs."""
+    """Return the findings, with a note on the first wrong one. Later wrong findings get no note,
+    because their inputs are wrong."""
     first = next((f for f in found if f.mismatch is not None), None)
     if first is None or places.get(first.site) not in shown:
         return tuple(found)
@@ -58,8 +60,8 @@ def with_other_name(
 
 
 def other_axes(shown: NDArray[Any], value: NDArray[Any]) -> str:
-    """Describe the order of axes that turns the tensor into the node's; "" if none does. A shape
-    may fit as it is, if there are as many tokens as heads."""
+    """Describe the order of axes that makes the tensor equal to the node's; "" if no order does.
+    The shape alone is not enough, because there may be as many tokens as heads."""
     here, size = worst_distance(value, shown), largest(value) or 1.0
     _, *orders = permutations(range(shown.ndim)) if shown.ndim <= MOST_AXES else ((),)
     for order in orders:
@@ -89,8 +91,8 @@ def other_name(
     values: Mapping[Place, NDArray[Any]],
     names: Mapping[Place, str],
 ) -> str:
-    """Describe the other node, or the other order of axes, that the shown tensor has; "" if none.
-    values: llama.cpp's, in the shape that is shown."""
+    """Describe the other node whose values the engine shows, or the other order of axes; "" if
+    there is none. `values` are llama.cpp's values, in the shown shape."""
     if place not in values or shown.dtype.kind != "f" or not np.isfinite(shown).all():
         return ""
     if not shown.size or (shown == shown.flat[0]).all():

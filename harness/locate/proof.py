@@ -1,7 +1,8 @@
-"""The proof of a bisection: with the oracle's tensors at the guilty sites the outputs are right.
+"""The proof of a bisection: if the oracle's tensors replace the wrong ones, the outputs are right.
 
-The expected outputs are the oracle's, or those of an honest engine of another design with the same
-replaced tensors: one without conversions of activations, say, or without a GELU table.
+The outputs are compared with the oracle's. They are also compared with those of honest engines of
+other designs, with the same replacements: for example without conversions of activations, or
+without a GELU table.
 """
 
 import dataclasses
@@ -33,7 +34,7 @@ Rows = NDArray[Any]  # (outputs, vocabulary or width), of all batches
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Patched:
-    """The subject's run with the oracle's tensors put in at the guilty sites only."""
+    """The result of the subject's run in which the oracle's tensors replace only the wrong ones."""
 
     sites: int
     before: float  # the worst logit of its own run, relative to the largest
@@ -48,7 +49,7 @@ class Patched:
 
     @property
     def explains(self) -> bool:
-        """Return True if nine tenths of a difference are gone, which honest noise cannot
+        """Return True if the patch removes nine tenths of a difference, which noise cannot
         explain."""
         return self.before > 0 and self.worst <= self.before / 10
 
@@ -58,13 +59,13 @@ class Patched:
 
 
 def patch(context: Context, found: Findings) -> Patched:
-    """Replace the guilty ops' results: if they are all faults, the outputs must agree.
+    """Replace the results of the wrong ops. If these are all faults, the outputs must agree.
 
-    The oracle's values differ more from an honest engine that converts no activations than many
-    faults do. Values of a run of its own design do not.
+    The oracle's values may differ more from an honest engine that converts no activations than many
+    faults do. Therefore the outputs are also compared with honest runs of other designs.
     """
     values = replaceable(context, found.values)
-    context.progress(f"putting the oracle's tensor in at {len(values)} sites")
+    context.progress(f"putting in the oracle's tensor at {len(values)} sites")
     own, healed = (
         np.concatenate(outputs_of(context, context.subject, found, put_in))
         for put_in in (None, values)
@@ -88,7 +89,7 @@ def patch(context: Context, found: Findings) -> Patched:
 
 
 def held_against(expected: tuple[Rows, Rows], found: tuple[Rows, Rows], noise: float) -> Patched:
-    """Compare two runs of each engine: unchanged, and with the tensors put in."""
+    """Compare two runs of each engine: the unchanged run, and the run with replaced tensors."""
     size = largest(expected[1])
     bound = whole_run(noise, size)
     before, worst = (
@@ -110,8 +111,8 @@ def held_against(expected: tuple[Rows, Rows], found: tuple[Rows, Rows], noise: f
 
 
 def other_designs(context: Context) -> Iterator[Callable[[Values], Rows]]:
-    """Yield runs of honest engines that make none of ggml's roundings, with values put in. A
-    quantised model also has those that convert activations otherwise."""
+    """Yield functions that run an honest engine without ggml's roundings, with replaced values. For
+    a quantised model, some of these engines also convert activations differently."""
     context.progress("patching honest runs of other designs with the same tensors")
     program = record_program(context)
     places = places_by_site(program, wires_of(program))

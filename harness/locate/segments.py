@@ -1,5 +1,5 @@
-"""Location of wrong segments in an engine with tensors, judged from its own inputs along
-llama.cpp's graph (harness.graph.segments)."""
+"""Finds wrong segments in an engine that shows tensors. Each segment is judged from the engine's
+own inputs, along llama.cpp's graph (harness.graph.segments)."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -58,7 +58,7 @@ def shows_tensors(context: Context) -> bool:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OwnRun:
-    """The subject's values in its own run, by places of llama.cpp's graph of that run."""
+    """The values of the subject's own run, by their places in llama.cpp's graph of that run."""
 
     program: Program
     places: Mapping[Site, Place]
@@ -76,7 +76,7 @@ class OwnRun:
 
 
 def locate_segments(context: Context, given: Values | None = None) -> Findings:
-    """Locate the wrong segments. given: replacement values at some sites."""
+    """Find the wrong segments. `given` holds replacement values at some sites."""
     run = own_run(context, given)
     context.progress(f"judging what {len(run.shown)} shown tensors enclose")
     found, put_in = judge_own_run(context, run)
@@ -137,9 +137,11 @@ def own_run(context: Context, given: Values | None = None) -> OwnRun:
 def judge_own_run(
     context: Context, run: OwnRun, *, whole: bool = True
 ) -> tuple[Findings, dict[Place, Site]]:
-    """Return the findings, and the sites to replace by the oracle's values. Asks nobody.
+    """Return the findings, and the sites where the oracle's values should replace wrong ones. No
+    engine is asked.
 
-    whole: also how errors pile up through the run, which takes a run of ours.
+    `whole` also measures how errors accumulate through the run, which needs one more run of our
+    engine.
     """
     wires, places = run.wires, run.places
     judge = SegmentJudge(
@@ -197,7 +199,8 @@ def judge_own_run(
 
 
 def with_rows(context: Context, run: OwnRun, place: Place, found: SiteFinding) -> SiteFinding:
-    """Add the rows to a finding in a part of a batch, which numbers its own tokens."""
+    """Add the numbers of the tokens to a finding in a part of a split batch, because each part
+    numbers its own tokens."""
     if found.mismatch is None or found.site not in run.cut or place not in run.shown:
         return found
     text = which_rows(context.batches[place[0]], run.program, place, len(run.shown[place]))
@@ -214,13 +217,13 @@ def of_no_use(context: Context, run: OwnRun, judge: SegmentJudge) -> dict[str, t
         unknown[UNJUDGED_IDS] = judge.unjudged_ids
     if nowhere := shown_nowhere(context, run.places, run.values):
         who = context.subject.name
-        unknown[f"{who} says that it shows these, and does not"] = nowhere
+        unknown[f"{who} offers these nodes and does not show them"] = nowhere
     return unknown
 
 
 def by_place(values: Values, places: Mapping[Site, Place]) -> Iterator[dict[Place, NDArray[Any]]]:
-    """Yield the shown values of nodes; then, for nodes with several names, values of other names
-    that differ."""
+    """Yield the shown values by node. Further mappings hold the values of nodes that are shown
+    under several names with different values."""
     names: dict[Place, list[NDArray[Any]]] = {}
     for site, value in values.items():
         if site in places:
@@ -234,8 +237,9 @@ def by_place(values: Values, places: Mapping[Site, Place]) -> Iterator[dict[Plac
 def outputs_alone(
     batches: Sequence[Batch], program: Program, places: Mapping[Site, Place], values: Values
 ) -> Values:
-    """Return the output rows of values shown for all tokens, if llama.cpp's node has only these
-    rows. Its last layer drops the other rows after attention; an engine may keep them."""
+    """Return only the output rows of values that are shown for all tokens, if llama.cpp's node has
+    only these rows. llama.cpp's last layer drops the other rows after attention, but an engine may
+    keep them."""
     ne = {g.place(node): node.result.ne for g in program.graphs for node in g.nodes}
     found = Values()
     for site, value in values.items():
@@ -249,16 +253,15 @@ def outputs_alone(
 
 
 def is_same(a: NDArray[Any], b: NDArray[Any]) -> bool:
-    """Return True if values are equal in any shape: sites have other shapes than llama.cpp's
-    nodes.
-    """
+    """Return True if the values are equal, in any shape, because sites and llama.cpp's nodes have
+    different shapes."""
     return a.size == b.size and np.array_equal(a.ravel(), b.ravel(), equal_nan=a.dtype.kind == "f")
 
 
 def wrong_by_another_name(
     judge: SegmentJudge, others: Mapping[Place, NDArray[Any]]
 ) -> dict[Place, SiteFinding]:
-    """Return the findings on nodes with a second name that shows other values than the first."""
+    """Return the findings on nodes that are shown under a second name with other values."""
     again = replace(judge, shown={**judge.shown, **others}, orders={}) if others else None
     found = again.findings() if again else ()
     return {p: f for f in found if f.mismatch and (p := judge.place_of[f.site]) in others}
@@ -277,7 +280,7 @@ def run_shown(context: Context, program: Program, given: Values | None) -> Evalu
 
 
 def missing_promises(context: Context, places: Mapping[Site, Place], values: Values) -> list[Site]:
-    """Return the sites that an engine promises and does not show."""
+    """Return the sites that an engine promises but does not show."""
     info, there = context.subject_info, {site.name for site in values}
     if info.partial or (info.shows is None and info.shows_nodes):
         return []
@@ -288,8 +291,8 @@ def missing_promises(context: Context, places: Mapping[Site, Place], values: Val
 def shown_nowhere(
     context: Context, places: Mapping[Site, Place], values: Values
 ) -> tuple[Site, ...]:
-    """Return the graph's sites with promised names that appear nowhere. If a name is shown
-    somewhere, each other site of it is missed (see `missing_promises`)."""
+    """Return the sites of the graph whose promised names never appear. If a name appears at some
+    site, its other sites count as missing (see `missing_promises`)."""
     info = context.subject_info
     absent = {*(info.shows or ())} - {site.name for site in values}
     return () if info.partial else tuple(site for site in places if site.name in absent)
@@ -306,8 +309,8 @@ def no_such_node(sites: Sequence[Site], places: Mapping[Site, Place]) -> str:
 
 
 def sites_to_replace(guilty: Sequence[Place], names: Mapping[Place, Site]) -> dict[Place, Site]:
-    """Return the sites to replace by the oracle's values. A wrong cache stays wrong until its last
-    step: a value put in is read, and not kept."""
+    """Return the sites where the oracle's values replace wrong ones. A wrong cache must be replaced
+    in every later step too, because a replaced value is read but not stored."""
     first = {(names[p].layer, names[p].name): p[0] for p in reversed(guilty) if p in names}
     return {
         place: site
@@ -337,8 +340,8 @@ def oracle_values(
 
 
 def misshapen(program: Program, shown: Mapping[Place, NDArray[Any]]) -> dict[Place, Mismatch]:
-    """Return mismatches for values with an impossible shape, or without all cells in use. Nothing
-    can be computed from such a value, and the part that is there may agree."""
+    """Return a mismatch for each value with an impossible shape, or that does not cover all cells
+    in use. Later ops cannot be computed from such a value, even if the shown part agrees."""
     nodes = {g.place(node): (g, node) for g in program.graphs for node in g.nodes}
     found = {}
     for place, value in shown.items():
@@ -377,8 +380,8 @@ def unusable(wire: Wire, op: str, mismatch: Mismatch) -> SiteFinding:
 
 
 def errors_of(judge: SegmentJudge) -> NDArray[np.float64]:
-    """Return the accumulated errors of the subject's own run: all shown values against our whole
-    run."""
+    """Return the accumulated errors of the subject's own run: each shown value compared with our
+    own whole run."""
     errors: dict[Place, float] = {}
 
     def keep(place: Place, ours: Seen) -> bool:

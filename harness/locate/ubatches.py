@@ -1,9 +1,10 @@
-"""Values of a batch, split by the ubatches that llama.cpp makes of it, and the engine's answers.
+"""Splits the values of a batch into the ubatches that llama.cpp makes of it, and adds the engine's
+outputs.
 
-If a model has states, llama.cpp computes as many tokens of each sequence at once, and the rest
-after them. An engine shows the rows of its batch; the ids that a part was given say which rows are
-in it. An engine's answer is the graph's result, shown by name or not. So the stretch after the
-last tensor that it shows (the head, a last norm, pooling) is judged as well.
+In a model with states, an ubatch of llama.cpp has the same number of tokens from each sequence; the
+remaining tokens follow. An engine shows the rows of its whole batch. The ids in each ubatch
+determine its rows. The engine's outputs count as the graph's result even if they are not shown by
+name. Therefore the last stretch (the head, a last norm, pooling) is judged too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,8 +27,8 @@ Rows = NDArray[np.intp]
 def by_ubatches(
     batches: Sequence[Batch], program: Program, places: Mapping[Site, Place], values: Values
 ) -> tuple[Values, set[Site]]:
-    """Return the values of such batches, split into ubatches, and all sites of these batches.
-    Values that were not cut are not compared."""
+    """Return the values of batches that llama.cpp splits, cut into ubatches, and all sites of these
+    batches. Values that cannot be cut are not compared."""
     at = {graph.place(node): node.result.ne for graph in program.graphs for node in graph.nodes}
     cut: Values = {}
     sites: set[Site] = set()
@@ -56,8 +57,8 @@ def by_ubatches(
 
 
 def parts_of(batch: Batch, graphs: Sequence[Graph]) -> list[Rows] | None:
-    """Return the rows of the batch in each part; none if they are ambiguous, as for repeated ids.
-    None: the batch is computed whole."""
+    """Return the rows of the batch in each part; an empty list if they are ambiguous, for example
+    because ids repeat. Return None if the batch is computed as a whole."""
     ids = [found for graph in graphs if (found := ids_of(graph)) is not None]
     if len(graphs) < 2 and all(np.array_equal(each, batch.tokens) for each in ids):
         return None
@@ -69,7 +70,8 @@ def parts_of(batch: Batch, graphs: Sequence[Graph]) -> list[Rows] | None:
 
 
 def which_rows(batch: Batch, program: Program, place: Place, n: int) -> str:
-    """Name the tokens of the batch that are the n rows of a part; "" if it is no part."""
+    """Return a sentence that names the tokens of the batch in this part; "" if the place is in no
+    part."""
     graphs = [graph for graph in program.graphs if graph.step == place[0]]
     parts = parts_of(batch, graphs) or []
     rows = next((r for g, r in zip(graphs, parts, strict=False) if g.ubatch == place[1]), None)
@@ -90,8 +92,8 @@ def ids_of(graph: Graph) -> NDArray[np.int32] | None:
 def rows_in(
     value: NDArray[Any], batch: Batch, rows: Rows, ne: tuple[int, ...]
 ) -> NDArray[Any] | None:
-    """Return the rows of these tokens, or only of those with outputs; None if the value is not by
-    token."""
+    """Return the rows of these tokens, or only those with outputs, as the node needs. Return None
+    if the value has no rows for tokens."""
     asked = rows[batch.outputs[rows]]
     rank = np.cumsum(batch.outputs) - 1  # among those that are asked for
     ways = {len(batch): (rows, asked), int(batch.outputs.sum()): (rank[asked],)}
@@ -108,8 +110,8 @@ def rows_in(
 def outputs_of_graphs(
     program: Program, outputs: Sequence[NDArray[np.float32]]
 ) -> dict[Place, NDArray[Any]]:
-    """Return the rows of each batch as its graph's result, if both have the same rows in order.
-    Batches that llama.cpp splits, or whose rows it drops, are left out."""
+    """Return the engine's output rows as the result of each batch's graph, if both have the same
+    rows in the same order. Batches that llama.cpp splits, or whose rows it drops, are omitted."""
     found: dict[Place, NDArray[Any]] = {}
     for step, (rows, order) in enumerate(zip(outputs, program.orders, strict=False)):
         graphs = [graph for graph in program.graphs if graph.step == step]

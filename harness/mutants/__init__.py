@@ -1,1 +1,2 @@
-"""Engines with one known mistake each. The harness must catch and locate all."""
+"""Wrong engines with one known mistake each. The harness must catch each engine and locate its
+mistake."""

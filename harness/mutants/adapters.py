@@ -1,6 +1,7 @@
 """Engines that add LoRA files or control vectors wrongly. Without an adapter they are right.
 
-`check --lora` and `--control-vector` must find them, so no selftest of graphs has them.
+`check --lora` and `check --control-vector` must find them. Self-tests of graphs do not include
+them.
 """
 
 import re
@@ -50,7 +51,8 @@ class WrongAdapter(Reference):
 
     @classmethod
     def add_fault(cls, name: str, mistake: str, site: str, *change: Change, **held: Any) -> None:
-        """Register an engine. held: `files`, the files that are read, with their scales."""
+        """Register an engine. `held` may contain `files`, a function that returns the adapter files
+        with their scales."""
         held |= {"__module__": module_of_caller(), "mistake": mistake, "site": site}
         held |= {"change": change}
         found: type[Self] = type(name, (cls,), held, name=f"mutant:{name}")
@@ -58,7 +60,7 @@ class WrongAdapter(Reference):
 
 
 def each_pair(change: Callable[[LowRank], LowRank]) -> Change:
-    """Return a change of every pair of every file."""
+    """Return a change that applies to every pair of every file."""
 
     def changed(model: Model) -> None:
         for pairs in tables_of(model):
@@ -124,13 +126,13 @@ def without_last(pair: LowRank) -> LowRank:
 
 
 def without(names: str) -> Callable[[Pairs], Pairs]:
-    """Leave out tensors whose names match a pattern."""
+    """Return a change that removes the tensors whose names match a pattern."""
     pattern = re.compile(names)
     return lambda pairs: {name: pairs[name] for name in pairs if not pattern.match(name)}
 
 
 def all_at_one(kind: str) -> Files:
-    """Read the files of this kind with scale 1."""
+    """Return a function that reads all files of this kind with scale 1."""
 
     def files(given: tuple[AdapterFile, ...]) -> tuple[AdapterFile, ...]:
         return tuple(replace(each, scale=1.0) if each.kind == kind else each for each in given)
@@ -150,7 +152,7 @@ def one_layer_late(pairs: Pairs) -> Pairs:
 
 
 def keys_for_values(pairs: Pairs) -> Pairs:
-    """Take the pairs of attn_k for attn_v."""
+    """Use the pairs of attn_k as the pairs of attn_v."""
     keys = {name.replace("attn_v", "attn_k"): name for name in pairs if "attn_v" in name}
     return pairs | {value: pairs[key] for key, value in keys.items() if key in pairs}
 

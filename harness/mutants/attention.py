@@ -1,4 +1,4 @@
-"""Mistakes in attention scores: their scale, soft cap, softmax and sinks, and the sums of split
+"""Mistakes in attention scores: their scale, soft cap, softmax and sinks, and sums over split
 caches."""
 
 from typing import Any
@@ -156,7 +156,7 @@ WrongAttention.add_fault(
 
 
 def cut_off(x: F32) -> F32:
-    """Keep the upper half of each number's bits."""
+    """Keep the upper 16 bits of each float32 number."""
     return (x.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
 
 
@@ -218,7 +218,7 @@ class LastCellsDropped(WrongAttention, name="mutant:attention-last-cells-dropped
 
 
 class SoftmaxNan(WrongAttention, name="mutant:softmax-nan"):
-    """Takes the cells of a softmax in blocks of 16."""
+    """A softmax that processes the cells in blocks of 16."""
 
     mistake = "a softmax that gives NaN on a fully masked row"
     effect = "NaN logits with some lengths of the prompt"

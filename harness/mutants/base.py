@@ -1,4 +1,4 @@
-"""The contract of a wrong engine: the reference with one realistic mistake."""
+"""The interface of a wrong engine: the reference with one realistic mistake."""
 
 from typing import Any, ClassVar, Self
 
@@ -6,10 +6,13 @@ from lockstep.harness.adapters.reference import Reference
 
 
 class Mutant(Reference):
-    """A wrong engine. `shows_on` names the built-in model that shows the mistake, `arch:NAME` the
-    model of `synth --arch NAME`, or `arch:NAME:TYPE`, with matrices of that type; `site` and
-    `layer` the place where a bisection under `--settings exact` must find it first. If no op is
-    wrong, `site` is the suite that must diverge first."""
+    """A wrong engine.
+
+    `shows_on` names the model that shows the mistake: a built-in model, `arch:NAME` for the model
+    of `synth --arch NAME`, or `arch:NAME:TYPE` for that model with matrices of this type. `site`
+    and `layer` are the place that a bisection under `--settings exact` must name first. If no op is
+    wrong, `site` is the suite that must diverge first.
+    """
 
     mistake: ClassVar[str]
     group: ClassVar[str] = ""  # reading, formats, norms, rope, ...; `family` is the registry

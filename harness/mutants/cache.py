@@ -1,4 +1,4 @@
-"""Caches and batches gone wrong: cells, storage, sequences, rows, what comes after the prompt."""
+"""Mistakes in caches and batches: cells, storage, sequences, rows, and tokens after the prompt."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -140,8 +140,8 @@ class RotatedAgain(Cache, name="mutant:cache-keys-rotated-again"):
 
 
 class HiddenCells(Cache):
-    """A fault that hides cells. `seen`: the only cells that may stay visible, (tokens, cells) or
-    broadcastable."""
+    """A fault that hides cells. `seen` returns the cells that may stay visible, as (tokens, cells)
+    or a shape that broadcasts to it."""
 
     site = "kq_soft_max"
 
@@ -299,7 +299,7 @@ class ShiftsTheOtherWay(Operations, name="mutant:cache-shifts-other-way"):
 
 
 class OutputsFromTheFirst(Cache, name="mutant:batch-outputs-from-the-first"):
-    """Engine that returns the first rows; no op is wrong while all outputs are asked for."""
+    """An engine that returns the first rows. No op is wrong if all rows are outputs."""
 
     mistake = "if n outputs are asked for, the engine returns the first n rows"
     effect = "generation starts from the wrong word of the prompt"
@@ -324,7 +324,8 @@ class LastRowTwice(Cache, name="mutant:batch-odd-row-lost"):
 
 
 class FifthRowOfFive(Cache, name="mutant:batch-fifth-row-of-five"):
-    """An engine with kernels for four rows and for one; the latter begins a row too early."""
+    """An engine with a kernel for four rows and a kernel for one row, which begins one row too
+    early."""
 
     mistake = "after whole tiles of 8 rows, the last of five rows repeats the one before"
     effect = "one prompt in eight is misunderstood"

@@ -1,6 +1,6 @@
-"""Engines whose quantised caches hold wrong codes. In F32 and F16 they are right.
+"""Engines whose quantised caches hold wrong codes. With F32 and F16 caches they are right.
 
-`check --settings cache=TYPE` must find them, so no selftest of graphs has them.
+`check --settings cache=TYPE` must find them. Self-tests of graphs do not include them.
 """
 
 from collections.abc import Callable
@@ -56,7 +56,7 @@ class WrongCache(Reference):
 
     @classmethod
     def add_fault(cls, name: str, mistake: str, keys: Change | None, values: Change | None) -> None:
-        """Register an engine that changes the blocks of keys and of values."""
+        """Register an engine that changes the stored blocks of keys and of values."""
         held: dict[str, Any] = {"__module__": cls.__module__, "mistake": mistake}
         held |= {"keys": (keys,) if keys else (), "values": (values,) if values else ()}
         found = type(name, (cls,), held, name=f"mutant:{name}")
@@ -64,7 +64,7 @@ class WrongCache(Reference):
 
 
 def stale_scale(codes: Codes, _: F32) -> Codes:
-    """Give each block the scale of the block before it in the row."""
+    """Give each block the scale of the previous block in the row."""
     field = "d" if "d" in (codes.dtype.names or ()) else (codes.dtype.names or ("",))[0]
     found = codes.copy()
     found[field] = np.roll(codes[field], 1, axis=-1 if codes.shape[-1] > 1 else 1)
@@ -72,13 +72,13 @@ def stale_scale(codes: Codes, _: F32) -> Codes:
 
 
 def cut_rows(codes: Codes, rows: F32) -> Codes:
-    """Encode values that are cut to four bits of mantissa."""
+    """Encode values whose mantissa is cut to four bits."""
     bits = np.ascontiguousarray(rows, np.float32).view(np.uint32) & np.uint32(0xFFF80000)
     return encode(bits.view(np.float32), codes)
 
 
 def shift_values(codes: Codes, rows: F32) -> Codes:
-    """Encode the neighbour's values in each row."""
+    """Encode each value one place too far to the right in its row."""
     return encode(np.roll(rows, 1, axis=-1), codes)
 
 

@@ -1,4 +1,5 @@
-"""Mistakes where a graph begins: rows of the table, their scale, positions, types."""
+"""Mistakes at the beginning of a graph: rows of the embedding table, their scale, positions, token
+types."""
 
 from typing import Any
 
@@ -130,7 +131,7 @@ WrongEmbeddings.add_fault(
 
 
 class TokenTypes(WrongEmbeddings):
-    """Wrong token types. `types`: changes the table of token types."""
+    """Wrong token types. `types` returns a changed table of token types."""
 
     shows_on = "arch:bert"
     site = "inp_embd"

@@ -1,4 +1,4 @@
-"""Mixtures of experts gone wrong: the choice, the weights, the sum."""
+"""Mistakes in mixtures of experts: the choice, the weights, the sum."""
 
 from typing import Any
 
@@ -316,7 +316,7 @@ WrongExperts.add_fault(
 
 
 class Shared(WrongExperts):
-    """Mistakes in the output of the expert that all tokens share."""
+    """A mistake in the output of the shared expert, which all tokens use."""
 
     shows_on = "arch:deepseek2"
     site = "ffn_out"

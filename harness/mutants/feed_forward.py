@@ -39,7 +39,8 @@ def oai(
 
 
 def rough_exp(x: Any) -> Any:
-    """Return exp by Schraudolph's bits of a float, within three per cent."""
+    """Return exp approximated by Schraudolph's method on the bits of a float, within three per
+    cent."""
     bits = np.clip(x.astype(np.float64) * 12102203.0 + 1064866805.0, 0, 2**31 - 1)
     return bits.astype(np.int32).view(np.float32).astype(np.float64)
 

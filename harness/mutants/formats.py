@@ -1,4 +1,4 @@
-"""Weights read wrongly: one table of readings, each with its formats."""
+"""Engines that read weights wrongly, from one table of wrong readings and their formats."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -53,9 +53,12 @@ BUILTIN = {"Q4_0": "q4_0", "Q8_0": "q8_0", "BF16": "bf16"}  # models that have s
 
 @dataclass(frozen=True)
 class WrongReading:
-    """A wrong way to read blocks. kinds: names of formats. words: a description without the format.
-    before: changes a copy of the blocks. after: changes the right weights, (blocks, weights of
-    each). source: the source of each format."""
+    """A wrong way to read blocks.
+
+    kinds: names of formats. words: a description without the format's name. before: changes a copy
+    of the blocks. after: changes the decoded weights, (blocks, weights per block). source: a public
+    report for each format.
+    """
 
     name: str
     kinds: str
@@ -323,7 +326,7 @@ READINGS = (
 
 
 def register(reading: WrongReading, kind: str) -> type[WrongFormat]:
-    """Make the wrong engine of one row in one format."""
+    """Make the wrong engine for one reading in one format."""
     held = {
         "__module__": __name__,
         "kind": kind,

@@ -1,4 +1,5 @@
-"""Engines with wrong guidance, and right in all else: no selftest of graphs includes them."""
+"""Engines whose guidance is wrong. All else in them is right, so self-tests of graphs do not
+include them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ WRONG_GUIDANCE: dict[str, "type[WrongGuidance]"] = {}
 
 
 class WrongGuidance(Reference):
-    """The reference with another formula (`mix`), or with other batches (`lead`)."""
+    """The reference with a wrong formula (`mix`), or with wrong batches (`lead`)."""
 
     group: ClassVar[str] = "guidance"
     mistake: ClassVar[str]
@@ -53,13 +54,14 @@ def mix_probabilities(logits: F32, negative: F32, scale: float) -> NDArray[Any]:
 
 
 def stay_behind(batches: Batches, negative: Batches) -> tuple[Batches, Batches]:
-    """Decode only the prompt of the negative run; its last row stands for all."""
+    """Decode only the prompt of the negative run, and use its last row for all steps."""
     first = negative[0]
     return batches, [first] * len(batches)
 
 
 def share_positions(batches: Batches, negative: Batches) -> tuple[Batches, Batches]:
-    """Give tokens after the negative prompt the positions that they have after the prompt."""
+    """Give the tokens after the negative prompt the positions that they have after the normal
+    prompt."""
     moved = (replace(n, positions=b.positions) for n, b in zip(negative, batches, strict=True))
     return batches, [negative[0], *list(moved)[1:]]
 

@@ -23,8 +23,8 @@ class WrongHeads(Mistake):
 
 
 class WrongSpread(WrongHeads):
-    """A wrong mapping of heads. `spread`: gives each head its keys and values, (heads, cells,
-    dim)."""
+    """A wrong assignment of keys and values to heads. `spread` returns the keys or values of each
+    head: (heads, cells, dim)."""
 
     site = "kq"
     first_of_all = True

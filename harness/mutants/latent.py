@@ -1,4 +1,5 @@
-"""Latent attention gone wrong: of deepseek2, one narrow vector a token for all heads."""
+"""Mistakes in latent attention, in which deepseek2 stores one narrow vector per token for all
+heads."""
 
 from typing import Any
 
@@ -135,7 +136,7 @@ Latent.add_fault(
 
 
 class MscaleMissing(Latent, name="mutant:mla-mscale-missing"):
-    """A missing mscale, invisible at position 0, where there is one score."""
+    """A missing mscale. It has no effect at position 0, where there is only one score."""
 
     mistake = "the scale lacks the square of YaRN's mscale"
     effect = LATER

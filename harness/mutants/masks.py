@@ -1,4 +1,4 @@
-"""Mistakes in what attention sees: the mask, hidden cells, windows."""
+"""Mistakes in the cells that attention sees: the mask, hidden cells, windows."""
 
 from dataclasses import asdict, replace
 from typing import Any
@@ -25,7 +25,7 @@ class WrongMask(Mistake):
 
 
 class Mask(WrongMask):
-    """Wrong attention mask: `mask` changes which cells a token sees (tokens, cells)."""
+    """A wrong attention mask. `mask` changes which cells each token sees: (tokens, cells)."""
 
     def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
         return right(x, scale, None if visible is None else self.mask(visible))
@@ -35,7 +35,7 @@ class Mask(WrongMask):
 
 
 def shift_rows(visible: Bools, by: int) -> Bools:
-    """Return the mask in which each row sees what the row `by` rows later should see."""
+    """Return the mask in which each row sees the cells that the row `by` rows later should see."""
     cells = visible.shape[1]
     last = np.where(visible.any(axis=1), cells - 1 - visible[:, ::-1].argmax(axis=1), -1) + by
     out: Bools = np.arange(cells) <= last[:, None]

@@ -1,4 +1,5 @@
-"""Mistakes at the end of a graph: the last norm, the output matrix, the cap, the choice of row."""
+"""Mistakes at the end of a graph: the last norm, the output matrix, the soft cap, the choice of the
+row."""
 
 import numpy as np
 
@@ -22,7 +23,7 @@ class WrongOutput(Mistake):
 
 
 class LastNorm(WrongOutput):
-    """A wrong last norm. `last`: changes a run's last norm."""
+    """A wrong last norm. `last` replaces the last norm of a run."""
 
     site = "result_norm"
     calls = 0
@@ -74,7 +75,7 @@ WrongOutput.add_fault(
 
 
 class Head(WrongOutput):
-    """A wrong head. `logits`: changes the logits."""
+    """A wrong head. `logits` changes the logits."""
 
     def linear(self, right: Op, x: F32, weight: Weight) -> F32:
         out = right(x, weight)

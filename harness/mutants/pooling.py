@@ -1,4 +1,4 @@
-"""Mistakes in pooling an encoder's rows for a sequence: the rows, and the sequence."""
+"""Mistakes in pooling the rows of an encoder: which rows, and which sequence."""
 
 from typing import Any
 

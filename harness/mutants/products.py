@@ -20,7 +20,7 @@ class WrongProduct(Mistake):
 
 
 def without_columns(x: F32, lost: slice | int) -> F32:
-    """Return the activations with some of them taken for zero."""
+    """Return the activations with these columns set to zero."""
     found = x.copy()
     found[..., lost] = 0
     return found
@@ -68,7 +68,7 @@ class LastRowDropped(WrongProduct, name="mutant:last-row-dropped"):
 
 
 class FromFactors(WrongProduct):
-    """A wrong product. `product`: gets converted activations and weights, (tokens, k) and (rows,
+    """A wrong product. `product` gets the converted activations (tokens, k) and the weights (rows,
     k)."""
 
     def linear(self, right: Op, x: F32, weight: Weight) -> F32:
@@ -93,7 +93,7 @@ class SquareTransposed(FromFactors, name="mutant:square-transposed"):
 
 
 class SumsInHalf(FromFactors, name="mutant:sums-in-half"):
-    """Sixteen partial sums, each in half precision."""
+    """A product with sixteen partial sums in half precision."""
 
     mistake = "products are added up in half precision"
     effect = "text is a little worse; infinite for large activations"
@@ -144,7 +144,7 @@ WrongProduct.add_fault(
 
 
 def blocks_of(x: F32, weight: Weight) -> tuple[Any, Any, F64]:
-    """Return blocks of activations and of weights, and the products of their scales."""
+    """Return the blocks of activations, the blocks of weights, and the products of their scales."""
     from lockstep.engine.activations.q8_0 import Q8_0Activations
 
     blocks = weight.raw.view(weight.format.layout).reshape(weight.shape[0], -1)
@@ -153,8 +153,8 @@ def blocks_of(x: F32, weight: Weight) -> tuple[Any, Any, F64]:
 
 
 class Saturation(WrongProduct, name="mutant:int16-saturation"):
-    """A product like maddubs: unsigned bytes, 128 added, times signed ones; pairs added in 16
-    bits."""
+    """A product like the maddubs instruction. Activations become unsigned bytes by adding 128.
+    Pairs of products are added in 16 bits, which may saturate."""
 
     mistake = "two products of bytes are added in 16 bits, which saturates"
     effect = "text is worse, with large weights"
@@ -172,7 +172,8 @@ class Saturation(WrongProduct, name="mutant:int16-saturation"):
 
 
 class LowestByte(WrongProduct, name="mutant:sign-of-lowest-byte"):
-    """A product |a| times the weight with a's sign, where -128 stays the same when negated."""
+    """A product of |a| and the weight with the sign of a. In eight bits, -128 stays -128 when
+    negated."""
 
     mistake = "a weight of -128 is negated in eight bits, and stays -128"
     effect = "text is a little worse, with weights that other programs quantised"
@@ -210,7 +211,7 @@ WrongProduct.add_fault(
 
 
 class WrongBiases(WrongProduct):
-    """Mistakes in a sum with a bias, by the tensor's name."""
+    """Mistakes in adding a bias: a wrong tensor, or a wrong sum."""
 
     shows_on = "arch:qwen2"
     site = "Qcur ADD"

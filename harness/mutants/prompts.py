@@ -1,4 +1,4 @@
-"""Mistakes in a prompt before it is computed: ops, logits and the choice are right."""
+"""Mistakes in a prompt before the model runs. Ops, logits and the choice of tokens are right."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -13,7 +13,8 @@ from lockstep.harness.records import Evaluation, Request
 
 
 class WrongPrompt(Mutant):
-    """A wrong reading of prompts. `read`: the engine's version of a prompt."""
+    """A wrong reading of prompts. `read` returns the tokens that the engine reads instead of the
+    prompt."""
 
     group = "prompts"
     site = "decode"  # the suite: no op is wrong
@@ -43,7 +44,8 @@ class WrongPrompt(Mutant):
 
 
 def is_for_the_next_token(request: Request) -> bool:
-    """Return True if only the token after one prompt is requested, as for an engine's own list."""
+    """Return True if the request asks only for the token after a single prompt, as an engine does
+    for its own lists."""
     batch, *others = request.batches
     alone = not others and not batch.encoder and len(batch) > 1
     return alone and not request.capture and bool(batch.outputs[-1]) and batch.outputs.sum() == 1
@@ -103,7 +105,7 @@ class CutTo64(CutInFront, name="mutant:prompt-keeps-last-64"):
 
 
 class TakenForLast(WrongPrompt, name="mutant:prompt-beginning-of-last"):
-    """An engine whose cache drops the tokens generated after the last prompt."""
+    """An engine that begins each prompt with the cached tokens of the previous prompt."""
 
     mistake = "the cache reuses all tokens of the last prompt without comparing them"
     effect = "the second prompt is answered as if it began as the first"
@@ -130,16 +132,16 @@ class TakenByLength(WrongPrompt, name="mutant:prompt-of-the-same-length"):
 
 
 class KeptPrompt(WrongPrompt):
-    """An engine that caches a prompt. `taken`: the length of the last prompt that it reuses as the
-    beginning of this one."""
+    """An engine that caches a prompt. `taken` returns how many tokens of the last prompt it reuses
+    as the beginning of this prompt."""
 
     remembers = True
     given: tuple[int, ...] = ()
     held: tuple[int, ...] = ()  # in the cache, which is another one where too much was taken
 
     def taken(self, ids: Sequence[int], alike: int) -> int:
-        """Return how many tokens are kept. alike: the number of tokens with which both prompts
-        begin."""
+        """Return how many cached tokens are reused. `alike` is the number of equal tokens at the
+        beginning of both prompts."""
         raise NotImplementedError
 
     def read(self, ids: Sequence[int]) -> list[int]:

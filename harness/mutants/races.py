@@ -1,4 +1,4 @@
-"""Races: every op is right, most of the time."""
+"""Race conditions: every op is right most of the time."""
 
 import numpy as np
 from numpy.random import Philox
@@ -10,7 +10,7 @@ from lockstep.harness.mutants.parts.mistakes import Mistake, Op
 
 
 class Race(Mistake):
-    """A race whose loss depends on the number of calls: no run is like the one before."""
+    """A race condition that depends on the number of calls, so that no two runs are equal."""
 
     group = "races"
     effect = "the same prompt gives another text each time"

@@ -73,7 +73,8 @@ Misread.add_fault(
 
 
 class OtherTensor(Misread):
-    """An engine that reads one tensor instead of another. `other`: returns the other's name."""
+    """An engine that reads one tensor instead of another. `other` returns the name of the tensor to
+    read."""
 
     effect = NOISE
 
@@ -85,7 +86,7 @@ class OtherTensor(Misread):
 
 
 def exchange(name: str, first: str, second: str) -> str:
-    """Return the name with one of these parts replaced by the other."""
+    """Return the name with the part `first` replaced by `second`, or the reverse."""
     if first in name:
         return name.replace(first, second)
     return name.replace(second, first)
@@ -192,7 +193,7 @@ Misread.add_fault(
 
 
 class WrongSummary(Misread):
-    """A wrong summary of the file, though the model is right."""
+    """A wrong summary of the file. The model itself is read correctly."""
 
     site = "metadata"
     layer = None

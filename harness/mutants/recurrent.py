@@ -27,7 +27,7 @@ LFM2: dict[str, Any] = {"shows_on": "arch:lfm2", "site": CONV, "layer": 1}  # la
 
 
 class WrongState(Mistake):
-    """A fault in mamba between two norms, where no tensor has a name: its place is the layer's
+    """A fault in mamba between two norms. No tensor there has a name, so its place is the layer's
     output."""
 
     group = "recurrent"
@@ -40,8 +40,8 @@ class WrongState(Mistake):
 
 
 class WrongRead(WrongState):
-    """A wrong read of a state. `read`: changes its arrays, (sets, ...) each; the first is the
-    convolution's, newest token last."""
+    """A wrong read of a state. `read` changes its arrays, each (sets, ...). The first array belongs
+    to the convolution, with the newest token last."""
 
     def states_read(self, view: StateView, right: Callable[[], Arrays]) -> Arrays:
         return self.read(*right())
@@ -63,7 +63,7 @@ NotCarried.add_fault(
 
 
 class NotKeptBetweenCalls(WrongState, name="mutant:state-not-kept-between-calls"):
-    """An engine whose state persists across ubatches, but not across calls."""
+    """An engine that keeps its state from ubatch to ubatch, but not from call to call."""
 
     mistake = "every call begins with empty states"
     layer = None
@@ -99,7 +99,8 @@ WrongRead.add_fault(
 
 
 class TailOfFew(WrongState, name="mutant:conv-state-of-few"):
-    """An engine that is right after single tokens, which have their own kernel, and after many."""
+    """An engine that is right for single tokens, which have their own kernel, and for large
+    batches."""
 
     mistake = "after a batch shorter than the convolution's state, the state is the batch and zeros"
 
@@ -113,7 +114,7 @@ class TailOfFew(WrongState, name="mutant:conv-state-of-few"):
 
 
 class StateShared(WrongRead, name="mutant:state-shared-by-sequences"):
-    """Engine that shares one state; no op is wrong while there is one sequence."""
+    """An engine whose sequences share one state. No op is wrong if there is only one sequence."""
 
     mistake = "all sequences of a batch go on from the state of the first"
     effect = "users of one server get each other's text"
@@ -160,7 +161,7 @@ class NotActive(WrongState, name="mutant:conv-silu-missing"):
 
 
 class Kernel(WrongState):
-    """An engine with the convolution's weights in another order."""
+    """An engine that reads the convolution's weights in another order."""
 
     effect = NONSENSE
     tensor = "ssm_conv1d.weight"
@@ -269,7 +270,7 @@ Kernel.add_fault(
 
 
 class Scan(WrongState):
-    """The scan in a few lines, so that one of them can be wrong."""
+    """The scan in a few lines, so that a subclass can make one line wrong."""
 
     effect = DRIFTS
 
@@ -310,7 +311,7 @@ Scan.add_fault(
 
 
 class ZeroOrderHold(Scan, name="mutant:ssm-zero-order-hold"):
-    """An engine with the discretisation of the paper; the training code uses Euler's step."""
+    """An engine with the discretisation of the paper. The training code uses Euler's method."""
 
     mistake = "the input of the state is held constant over the step, instead of multiplied by it"
 

@@ -23,7 +23,8 @@ DEPTH = "answers get worse with every hundred tokens of context"
 
 
 class WrongRope(Mistake):
-    """A wrong rotation. `angles`: changes the model's parameters."""
+    """A wrong rotation. `angles` changes the parameters of the rotation, and `positions` changes
+    the positions."""
 
     group = "rope"
     site = "Qcur_rope"
@@ -77,7 +78,8 @@ OtherPairs.add_fault(
 
 
 class NotPermuted(WrongRope, name="mutant:rope-rows-not-permuted"):
-    """An engine whose rows of Q and K are in the other pairing's order."""
+    """An engine that keeps the rows of Q and K in the order of the other way of pairing
+    elements."""
 
     mistake = "the permutation of the rows of Q and K is skipped when they are repacked"
     effect = NONSENSE

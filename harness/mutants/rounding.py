@@ -1,4 +1,4 @@
-"""Activations converted wrongly before a product: rounding, scales, sums."""
+"""Mistakes in converting activations before a product: rounding, scales, sums."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,8 +23,8 @@ class WrongConversion(Mistake):
 
 
 class WrongSteps(WrongConversion):
-    """An engine that converts as llama.cpp does, except for `steps`: of blocks (.., blocks, 32) and
-    their scales (.., blocks)."""
+    """An engine that converts as llama.cpp does, except for `steps`. It gets blocks (..., blocks,
+    32) and their scales (..., blocks)."""
 
     shows_on = "q8_0"
 
@@ -46,7 +46,7 @@ def divide(blocks: Any, scales: Any) -> Any:
 
 
 def half(x: Any) -> Any:
-    """Return scales rounded to half precision, broadcast over their blocks."""
+    """Return scales rounded to half precision, in a shape that broadcasts over their blocks."""
     return x.astype(np.float16).astype(np.float64)[..., None]
 
 
@@ -65,7 +65,8 @@ def largest_of_two(scales: Any) -> Any:
 
 
 def round_by(blocks: Any, scales: Any) -> Any:
-    """Round to steps of these scales, and multiply by the scales rounded to halves."""
+    """Round to multiples of these scales, then multiply the integers by the scales rounded to half
+    precision."""
     return np.rint(divide(blocks, scales)).clip(-128, 127) * half(scales)
 
 
@@ -149,7 +150,7 @@ def clip_to_first_half(blocks: Any) -> Any:
 
 
 class Sums(WrongConversion):
-    """Wrong sums. `changed`: changes the sums that minima are multiplied by, (tokens, sums)."""
+    """Wrong sums. `changed` changes the sums by which minima are multiplied: (tokens, sums)."""
 
     kind = ""  # of the weights, if these minima alone are wrong
 
@@ -218,8 +219,8 @@ class HalvesTruncated(WrongConversion, name="mutant:activation-halves-truncated"
 
 
 class Bf16ForHalf(WrongConversion, name="mutant:activations-in-bf16"):
-    """An engine that rounds to BF16 instead of half precision. kind: the type of the weights that
-    converted activations meet."""
+    """An engine that rounds activations to BF16 instead of half precision. `kind` is the type of
+    the weights for which this happens."""
 
     mistake = "activations become BF16 where weights are in half precision"
     effect = LITTLE

@@ -91,8 +91,8 @@ add(
 
 
 def temperature_first(self: WrongSampler, request: SampleRequest) -> SampleRequest:
-    """Apply the temperature first. Stages keep the requested order, so the first one shows other
-    logits."""
+    """Move the temperature to the beginning of the chain. The answer keeps the requested names of
+    stages, so the first stage shows other logits."""
     order = sorted(range(len(request.chain)), key=lambda i: request.chain[i]["sampler"] != "temp")
     chain = tuple(request.chain[i] for i in order)
     return replace(request, chain=chain, draws=request.draws[:, order])

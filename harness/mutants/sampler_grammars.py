@@ -30,7 +30,7 @@ LESS_LIKELY = F(10)
 
 
 def reads(change: Callable[[Item], Item]) -> Callable[..., Any]:
-    """Return a method `rules` that changes every part."""
+    """Return a method `rules` that applies `change` to every part of the grammar."""
     return lambda s: {
         name: change_items(choice, change) for name, choice in type(s).rules(s).items()
     }

@@ -1,4 +1,4 @@
-"""Samplers that keep wrong candidates."""
+"""Samplers that keep the wrong candidates."""
 
 from collections.abc import Callable
 from typing import Any
@@ -116,7 +116,7 @@ add("min-p-of-complement", "1 - p where p is meant", "min_p", apply=changed(p=la
 
 
 def distances(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    """Return a wrong step of the sampler: `function` of the surprises and their mean."""
+    """Return a wrong method of the sampler: `function` applied to the surprises and their mean."""
 
     def found(sampler: Any, p: Any) -> Any:
         log = sampler.ways.log(p)

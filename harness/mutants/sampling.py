@@ -1,4 +1,4 @@
-"""The choice of the next token, wrong: ops and logits are right."""
+"""Mistakes in choosing the next token. Ops and logits are right."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,7 +16,7 @@ FIRST = "text differs from the first token on, and the logits are right"
 
 
 class WrongChoice(Mutant):
-    """A greedy loop with mistakes as options."""
+    """A greedy loop whose steps a subclass can make wrong."""
 
     group = "sampling"
     site = "decode"  # the suite: no op is wrong
@@ -74,7 +74,7 @@ WrongChoice.add_fault(
 
 
 class Misplaced(Mirror):
-    """An engine with misplaced tokens. `at`: changes the positions."""
+    """Ops that use wrong positions in rope. `at` changes the positions."""
 
     at: Callable[[I32], I32] | None = None
 
@@ -84,8 +84,8 @@ class Misplaced(Mirror):
 
 
 class WrongPosition(WrongChoice):
-    """A choice whose generated tokens have wrong positions. An engine with its own positions
-    overlooks gaps that the memory would see."""
+    """A choice whose generated tokens have wrong positions. Only rope uses them, because the memory
+    would notice gaps."""
 
     ops = Misplaced
 
@@ -98,7 +98,8 @@ class WrongPosition(WrongChoice):
             ops.at = None
 
     def placed(self, n: int, positions: I32) -> I32:
-        """Return the positions. n: tokens of the prompt, whose places are right."""
+        """Return the positions to use. `n` is the number of tokens in the prompt, whose positions
+        are right."""
         raise NotImplementedError
 
 

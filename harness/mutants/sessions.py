@@ -1,4 +1,4 @@
-"""Sessions that do not continue as saved."""
+"""Engines whose sessions do not continue from the saved state."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -109,7 +109,7 @@ add(
 
 
 class FirstOfName(WrongSession, name="mutant:session-of-first-of-its-name"):
-    """The reference with a store of sessions by name that is never updated."""
+    """The reference with a store of sessions by file name, which is never updated."""
 
     mistake = "a file is read once, and its name stands for that session from then on"
     memory = "attention"
@@ -127,7 +127,7 @@ class FirstOfName(WrongSession, name="mutant:session-of-first-of-its-name"):
 
 
 class FirstForAny(WrongSession, name="mutant:session-first-for-any"):
-    """The reference that writes the first sequence for any requested one."""
+    """The reference that saves the first sequence, whichever sequence is requested."""
 
     mistake = "a single sequence is saved, and it is always the first"
     memory = "attention"

@@ -1,4 +1,4 @@
-"""Data that an engine keeps between calls and should not: every op is right."""
+"""Mistakes in data that an engine wrongly keeps between calls. Every op is right."""
 
 from dataclasses import replace
 from itertools import pairwise

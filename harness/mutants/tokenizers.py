@@ -1,7 +1,7 @@
 """Engines with one realistic mistake in the tokenizer.
 
-They compute as the reference does, so there is no op to find: `fuzz tokens` catches them, and what
-stands for the place is the text that it makes small.
+They compute as the reference does, so there is no wrong op to find. `fuzz tokens` must find them,
+and must shrink the text that shows the mistake.
 """
 
 import unicodedata
@@ -25,7 +25,8 @@ from lockstep.harness.mutants.parts import slow_merges
 
 
 class WrongTokenizer(Reference):
-    """The reference with `change` applied to its lazy tokenizer before anything is derived.
+    """The reference with `change` applied to its tokenizer before the tokenizer computes any lazy
+    value.
 
     `lockstep fuzz tokens` must find it on the built-in vocabulary `shows_on`, in the direction
     `way`, and shrink the case to at most `size` bytes or ids.
@@ -206,7 +207,7 @@ class EosMissing(WrongTokenizer, name="mutant:eos-missing"):
 
 
 class MergesFromLeft(WrongTokenizer, name="mutant:merges-from-left"):
-    """The fault of fastllm #715: merges go from the left."""
+    """The fault of fastllm #715: pairs are merged from left to right."""
 
     mistake = "pairs are merged from left to right, whatever their rank"
     shows_on = "gpt2"
@@ -229,7 +230,7 @@ class MergesFromLeft(WrongTokenizer, name="mutant:merges-from-left"):
 
 
 class MergesUnread(MergesFromLeft, name="mutant:merges-unread"):
-    """The fault of quant.cpp #21: merges are not read."""
+    """The fault of quant.cpp #21: merges are not read from the file."""
 
     mistake = "merges are allocated and never read"
     shows_on = "gpt2"
@@ -240,7 +241,7 @@ class MergesUnread(MergesFromLeft, name="mutant:merges-unread"):
 
 
 class TextChanged(WrongTokenizer):
-    """A tokenizer that cuts another text into tokens."""
+    """A tokenizer that changes the text before it cuts it into tokens."""
 
     shows_on = "llama"
 
@@ -273,7 +274,7 @@ class TextStripped(TextChanged, name="mutant:text-stripped"):
 
 
 class Composed(TextChanged, name="mutant:text-composed"):
-    """A tokenizer that composes characters first, which no file asks for."""
+    """A tokenizer that composes characters first, although no file asks for it."""
 
     mistake = "letters and accents behind them are made one, as NFC does"
     size = 3

@@ -1,4 +1,4 @@
-"""Scaled positions gone wrong: YaRN, and what Gemma 3 does by layer."""
+"""Mistakes in scaled positions: YaRN, and the positions that Gemma 3 scales in some layers."""
 
 import math
 from collections.abc import Callable
@@ -74,7 +74,7 @@ OriginalContextIgnored.add_fault(
 
 
 class RampNotRounded(Yarn, name="mutant:yarn-ramp-not-rounded"):
-    """The unrounded ramp of gpt-oss's training, which no GGUF file can ask for."""
+    """The unrounded ramp of gpt-oss's training code, which a GGUF file cannot express."""
 
     mistake = "the ends of the ramp lie between pairs"
     shows_on = "arch:gpt-oss"

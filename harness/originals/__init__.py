@@ -1,1 +1,1 @@
-"""Compares a GGUF file with the checkpoint of Hugging Face that it was made from."""
+"""Compares a GGUF file with the Hugging Face checkpoint that it was made from."""

@@ -1,10 +1,10 @@
 """Architectures: classes that config.json names, defaults of transformers, tables of tensors.
 
-A row of a table: the tensor of the GGUF file, that of the checkpoint (its prefix is stripped), and
-the recipe if it is not copied as it is. Several rows of one tensor are alternatives, and the first
-is taken whose original is there. `*` is a layer, `#` an expert.
+A row of a table holds the tensor of the GGUF file, the tensor of the checkpoint (without its
+prefix), and the recipe if the tensor is not copied unchanged. If several rows name one tensor, the
+first row whose original exists is used. `*` stands for a layer, and `#` for an expert.
 
-From the checkpoints' published definitions (transformers) and the converter of llama.cpp.
+Sources: the checkpoints' published definitions (transformers) and the converter of llama.cpp.
 """
 
 import re
@@ -24,7 +24,7 @@ class TensorRule(NamedTuple):
 
 
 def table_rules(text: str) -> tuple[TensorRule, ...]:
-    """Return the rows of a table."""
+    """Return the rows of a table in text form."""
     found = []
     for line in filter(str.strip, text.splitlines()):
         name, original, *recipe = line.split()
@@ -162,10 +162,10 @@ LLAMA_PREFIX = r"(model\.)?(language_model\.)?(model\.)?"
 
 @dataclass(frozen=True, kw_only=True)
 class OriginalArchitecture:
-    """An architecture of GGUF, and the checkpoints that it is made from.
+    """A GGUF architecture, and the checkpoints from which it is made.
 
-    prefix: of names in checkpoints, may be absent; ignored: tensors of the checkpoint that
-    no GGUF file has, without the prefix.
+    prefix: the beginning of tensor names in checkpoints, which may be absent. ignored: tensors of
+    the checkpoint that no GGUF file has, named without the prefix.
     """
 
     name: str
@@ -177,7 +177,7 @@ class OriginalArchitecture:
     window_every: int = 0  # all layers but every so many-th have a window; 0: none has
 
     def strip_prefix(self, name: str) -> str:
-        """Return the name of a checkpoint's tensor as the table has it."""
+        """Return a checkpoint tensor's name without the prefix, as the table has it."""
         found = re.match(self.prefix, name)
         return name[found.end() :] if found else name
 

@@ -1,6 +1,7 @@
-"""Causes of wrong values in a tensor: mistakes of conversion, each tried on a few rows.
+"""Causes of wrong values in a tensor: known mistakes of conversion, each tested on a few rows.
 
-A cause must explain wrong rows and right ones alike. None is found by its share of the error.
+A cause must explain the wrong rows and also the right rows. A cause is never chosen by how much of
+the error it explains.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,8 +29,8 @@ def find_cause(
     held: TensorInFile,
     found: WrongPlaces,
 ) -> Cause:
-    """Return the mistake that gives the file's rows. others: every tensor of the file; heads: of
-    queries and of keys."""
+    """Return the mistake that reproduces the file's rows. `others` holds every expected tensor of
+    the file. `heads` is the number of heads of queries and of keys."""
     if found.n_blocks:
         return DifferenceKind.blocks, {"blocks": found.n_blocks}
     if found.factor is not None:
@@ -57,7 +58,8 @@ def find_holder(
     held: TensorInFile,
     index: NDArray[np.int64],
 ) -> str | None:
-    """Return the tensor that these rows are of, first of the same layer."""
+    """Return the name of the other tensor to which these rows belong, preferably of the same layer;
+    None if there is none."""
     for other in sorted(others.values(), key=lambda each: each.layer != expected.layer):
         same = other.name != expected.name and other.shape == expected.shape
         if same and fits(other, held, index):
@@ -66,8 +68,8 @@ def find_holder(
 
 
 def wrong_rounding(want: F32, got: F32, kind: str) -> Cause | None:
-    """Return the wrong way in which numbers of F32, F16 or BF16 were rounded, or None if it does
-    not explain all of them."""
+    """Return the wrong way in which F32, F16 or BF16 numbers were rounded; None if no way explains
+    all of them."""
     if kind in CUTS and same_bits(CUTS[kind](want), got).all():
         return DifferenceKind.truncated, {}
     for way in CUTS:
@@ -77,7 +79,7 @@ def wrong_rounding(want: F32, got: F32, kind: str) -> Cause | None:
 
 
 def sample(found: WrongPlaces) -> NDArray[np.int64]:
-    """Return wrong rows and others, spread over the matrix."""
+    """Return the first wrong rows, and other rows spread over the matrix."""
     spread = np.linspace(0, found.n_rows - 1, min(SAMPLED, found.n_rows)).astype(np.int64)
     return np.unique(np.concatenate([np.array(found.rows, np.int64), spread]))
 
@@ -86,7 +88,7 @@ Mistake = tuple[DifferenceKind, dict[str, Any], ExpectedTensor]
 
 
 def mistakes(expected: ExpectedTensor, heads: tuple[int, int]) -> Iterator[Mistake]:
-    """Yield the tensor as each known mistake would have made it."""
+    """Yield the tensor as each known mistake would produce it."""
     if ".attn_q." in expected.name or ".attn_k." in expected.name:
         yield from wrong_orders(expected, heads)
     if "norm" in expected.name and expected.name.endswith(".weight"):
@@ -99,7 +101,8 @@ def mistakes(expected: ExpectedTensor, heads: tuple[int, int]) -> Iterator[Mista
 
 
 def wrong_orders(expected: ExpectedTensor, heads: tuple[int, int]) -> Iterator[Mistake]:
-    """Yield queries or keys whose rows are in the order of pairs of other heads, or not at all."""
+    """Yield queries or keys whose rows are reordered for another number of heads, or not
+    reordered."""
     for turns in (0, 1, 2):
         for each in dict.fromkeys((expected.heads, *heads)):
             other = (turns, each) != (expected.turns, expected.heads)
@@ -120,20 +123,21 @@ def wrong_matrices(expected: ExpectedTensor) -> Iterator[Mistake]:
 
 
 def may_be_reshaped(expected: ExpectedTensor) -> bool:
-    """Return True if a matrix is small enough to be written out transposed."""
+    """Return True if the matrix is small enough to be transposed in memory."""
     plain = not expected.transposed and expected.half is None
     return plain and expected.shape[-2] * expected.shape[-1] <= MAX_RESHAPED
 
 
 def transpose(expected: ExpectedTensor) -> ExpectedTensor:
-    """Return the tensor with each matrix transposed, under the same shape."""
+    """Return the tensor with each matrix transposed but with the same shape."""
     if expected.shape[-1] == expected.shape[-2]:
         return replace(expected, transposed=not expected.transposed)
     return replace(expected, reshaped=True)
 
 
 def moved_experts(expected: ExpectedTensor, held: TensorInFile) -> dict[str, Any]:
-    """Return the expert whose matrix the first wrong one holds, or nothing."""
+    """Return details on the first expert with a wrong matrix: the expert whose matrix it holds, or
+    that it is transposed. Return {} if neither explains the rows."""
     if len(expected.shape) < 3:
         return {}
     n, size = expected.shape[0], expected.shape[1]

@@ -1,7 +1,7 @@
-"""A checkpoint of Hugging Face: config.json, files of safetensors, the tokenizer's JSON.
+"""A Hugging Face checkpoint: config.json, safetensors files, the tokenizer's JSON.
 
-Tensors are mapped, not read: numbers become float32 a few rows at a time. Files of pickle
-(pytorch_model.bin) are refused: to read one is to run it.
+Tensors are memory-mapped: a few rows at a time become float32. Pickle files (pytorch_model.bin) are
+refused, because reading them executes their code.
 """
 
 import json
@@ -28,7 +28,7 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 @dataclass(frozen=True, kw_only=True)
 class StoredTensor:
-    """A tensor as it lies in a file of safetensors."""
+    """A tensor as stored in a safetensors file."""
 
     path: Path
     kind: str  # as safetensors calls its type
@@ -37,10 +37,10 @@ class StoredTensor:
 
     @cached_property
     def array(self) -> NDArray[Any]:
-        """Return the numbers as stored, mapped; BF16 as integers. Unsupported: they are of no such
-        type.
+        """Return the numbers as stored, memory-mapped; BF16 numbers as integers. Raises Unsupported
+        for other data types.
 
-        A file that shrinks while it is open is a SIGBUS, as for any mapped file.
+        If the file shrinks while it is open, the process ends by SIGBUS, as with any mapped file.
         """
         if self.kind not in STORED:
             raise Unsupported(f"{self.path}: a tensor of {self.kind}; known: {', '.join(STORED)}")
@@ -50,7 +50,7 @@ class StoredTensor:
         return np.memmap(self.path, dtype, "r", self.offset, self.shape)
 
     def release(self) -> None:
-        """Let go of the map, and of the pages that were read."""
+        """Unmap the file, so that the pages that were read are freed."""
         self.__dict__.pop("array", None)
 
     def values(self, part: NDArray[Any]) -> F32:
@@ -61,11 +61,11 @@ class StoredTensor:
 
 
 class OriginalCheckpoint:
-    """The files of one folder. Raises InvalidModel, OSError."""
+    """The files of one folder. Raises InvalidModel or OSError if they cannot be read."""
 
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
-            raise InvalidModel(f"{folder} is no folder; expected config.json and *.safetensors")
+            raise InvalidModel(f"{folder} is not a folder; expected config.json and *.safetensors")
         self.folder = folder
         config = self.read_json("config.json")
         if not isinstance(config, dict):
@@ -76,7 +76,7 @@ class OriginalCheckpoint:
             self.add_shard(path)
 
     def shards(self) -> list[Path]:
-        """Return the files of safetensors: those that the index names, or all."""
+        """Return the safetensors files: those that the index names, or all if there is no index."""
         index = self.read_json(INDEX)
         if index is not None:
             names = index.get("weight_map") if isinstance(index, dict) else None
@@ -97,7 +97,7 @@ class OriginalCheckpoint:
             with safe_open(path, framework="numpy"):  # checks header, sizes and offsets
                 pass
         except SafetensorError as error:
-            raise InvalidModel(f"{path} is no file of safetensors: {error}") from None
+            raise InvalidModel(f"{path} is not a safetensors file: {error}") from None
         with path.open("rb") as file:
             (size,) = struct.unpack("<Q", file.read(8))
             header = json.loads(file.read(size))
@@ -113,17 +113,17 @@ class OriginalCheckpoint:
             )
 
     def read_json(self, name: str, limit: int = MAX_CONFIG_BYTES) -> Any:
-        """Return a file's value, or None if there is no such file."""
+        """Return a file's value; None if there is no such file."""
         path = self.folder / name
         if not path.exists():
             return None
         try:
             return json.loads(read_regular(path, limit))
         except (ValueError, RecursionError) as error:
-            raise InvalidModel(f"{path} is no JSON: {error}") from None
+            raise InvalidModel(f"{path} is not JSON: {error}") from None
 
     def read_object(self, name: str, limit: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
-        """Return a file's object; empty if there is no such file."""
+        """Return a file's JSON object; {} if there is no such file."""
         found = self.read_json(name, limit)
         if found is None:
             return {}
@@ -145,5 +145,6 @@ class OriginalCheckpoint:
 
 
 def is_plain_name(name: Any) -> bool:
-    """Return True for the name of a file that can only lie in the folder itself."""
+    """Return True for a file name without a folder, so that the file lies in the checkpoint's
+    folder."""
     return isinstance(name, str) and name not in ("", ".", "..") and Path(name).name == name

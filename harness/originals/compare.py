@@ -1,4 +1,4 @@
-"""The comparison of files: a checkpoint, a GGUF file, three parts."""
+"""Compares the files of a checkpoint with a GGUF file, in three parts."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,14 +22,15 @@ ARCHITECTURE = "general.architecture"
 
 @dataclass(frozen=True, kw_only=True)
 class OriginalComparison:
-    """The result: differences and gaps, by part."""
+    """The result of a comparison: differences and gaps, by part."""
 
     architecture: str
     parts: tuple[PartResult, ...]
 
     @property
     def exit_code(self) -> int:
-        """Return 0: the same; 1: something differs; 3: something was not compared."""
+        """Return 0 if the files are the same, 1 if something differs, 3 if a part was not
+        compared."""
         if any(part.differences for part in self.parts):
             return 1
         skipped = (each for part in self.parts for each in part.skipped)
@@ -41,8 +42,8 @@ def compare_original(
 ) -> OriginalComparison:
     """Compare a GGUF file with the checkpoint that it was made from.
 
-    Raises EngineError and OSError if one of them cannot be read, or if its architecture has no
-    table.
+    Raises EngineError or OSError if a file cannot be read. Raises EngineError if there is no table
+    for the architecture.
     """
     checkpoint = OriginalCheckpoint(folder)
     architecture = architecture_of(checkpoint.config)
@@ -64,7 +65,8 @@ def compare_original(
 
 
 def architecture_of(config: Mapping[str, Any]) -> OriginalArchitecture:
-    """Return the row of a checkpoint's model. Raises InvalidModel, Unsupported."""
+    """Return the table of the checkpoint's architecture. Raises InvalidModel if config.json names
+    none, and Unsupported if the architecture has no table."""
     names = config.get("architectures")
     if not isinstance(names, list) or not names:
         raise InvalidModel("config.json: architectures must name the model's class")
@@ -78,11 +80,11 @@ def architecture_of(config: Mapping[str, Any]) -> OriginalArchitecture:
 
 
 def flatten_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config of the language model, which is a part of the config of a vision model."""
+    """Return the config of the language model, which may be a part of a vision model's config."""
     text = config.get("text_config")
     return {**config, **text} if isinstance(text, Mapping) else dict(config)
 
 
 def plain_metadata(file: GgufFile) -> dict[str, Any]:
-    """Return the values without their types."""
+    """Return the metadata values without their types."""
     return {key: value.data for key, value in file.metadata.items()}

@@ -1,4 +1,4 @@
-"""config.json as transformers reads it: several names, defaults, parameters of the rope."""
+"""config.json as transformers reads it: several names for a value, defaults, rope parameters."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,13 +12,14 @@ MAX_LAYERS = 1 << 16
 
 @dataclass(frozen=True)
 class OriginalConfig:
-    """The values of a config.json. defaults: those of transformers that files leave out."""
+    """The values of a config.json. `defaults` are transformers' values for keys that the file
+    lacks."""
 
     values: Mapping[str, Any]
     defaults: Mapping[str, Any]
 
     def get(self, *names: str) -> Any:
-        """Return the value under the first of these names that there is, or None."""
+        """Return the value of the first of these names that has one; None if none has."""
         for table in (self.values, self.defaults):
             for name in names:
                 if table.get(name) is not None:
@@ -26,7 +27,7 @@ class OriginalConfig:
         return None
 
     def size(self, *names: str) -> int:
-        """Return a positive integer. Raises InvalidModel."""
+        """Return a positive integer. Raises InvalidModel for any other value."""
         found = self.get(*names)
         if type(found) is not int or found <= 0:
             raise InvalidModel(f"config.json: {names[0]} is {found!r:.80}; expected a positive int")
@@ -63,7 +64,7 @@ class OriginalConfig:
 
     @property
     def n_rot(self) -> int:
-        """Return the number of elements of a head that are rotated."""
+        """Return the number of elements of each head that are rotated."""
         share = self.rope.get("partial_rotary_factor") or self.get("partial_rotary_factor") or 1.0
         return int(share * self.n_embd) // self.n_head if share != 1.0 else self.head_dim
 
@@ -73,7 +74,8 @@ class OriginalConfig:
 
     @cached_property
     def rope(self) -> Mapping[str, Any]:
-        """Return parameters of the rotation, of layers without windows if there are two kinds."""
+        """Return the rope parameters. If layers with windows have other parameters, return those of
+        layers without windows."""
         found = self.get("rope_parameters", "rope_scaling") or {}
         found = found if isinstance(found, Mapping) else {}
         full = found.get("full_attention")
@@ -81,7 +83,7 @@ class OriginalConfig:
 
     @property
     def rope_type(self) -> str | None:
-        """Return the kind of scaling; None: none."""
+        """Return the kind of scaling; None if positions are not scaled."""
         found = self.rope.get("rope_type") or self.rope.get("type")
         return None if found in (None, "default") else str(found).replace("su", "longrope")
 
@@ -98,13 +100,13 @@ class OriginalConfig:
 
     @property
     def n_ctx_original(self) -> Any:
-        """Return the number of tokens that the model was trained on before its positions were
-        scaled."""
+        """Return the number of tokens in the context before the positions were scaled."""
         name = "original_max_position_embeddings"
         return self.rope.get(name) or self.get(name)
 
     def windows(self, every: int) -> list[bool]:
-        """Return for each layer whether it has a window; every: all but every so many-th."""
+        """Return for each layer True if it has a window. If config.json does not say it, each layer
+        has one except every `every`-th."""
         kinds = self.get("layer_types")
         if isinstance(kinds, list):
             return [kind == "sliding_attention" for kind in kinds]
@@ -113,5 +115,6 @@ class OriginalConfig:
 
 
 def window_flags(every: int, n_layer: int) -> list[bool]:
-    """Return for each layer whether it has a window: all but every so many-th, or all (0)."""
+    """Return for each layer True if it has a window. Every `every`-th layer has none; 0 means that
+    all have one."""
     return [not every or layer % every < every - 1 for layer in range(n_layer)]

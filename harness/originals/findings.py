@@ -6,7 +6,7 @@ from typing import Any
 
 
 class OriginalPart(StrEnum):
-    """The comparisons, in the order in which they run."""
+    """The parts of a comparison, in the order in which they run."""
 
     hyperparameters = "hyperparameters"
     tensors = "tensors"
@@ -16,7 +16,7 @@ class OriginalPart(StrEnum):
 
 
 class DifferenceKind(StrEnum):
-    """The way in which the file differs at a place."""
+    """The kind of a difference at one place of the file."""
 
     missing = "missing"  # the original has it
     unexpected = "unexpected"  # the original has nothing that it could be made from
@@ -47,7 +47,7 @@ class DifferenceKind(StrEnum):
 
 
 class SkipReason(StrEnum):
-    """The reason for which something was not compared."""
+    """The reason why a place was not compared."""
 
     no_row = "no-row"  # no table says what it becomes in a GGUF file
     no_file = "no-file"  # the original lacks it
@@ -60,13 +60,14 @@ class SkipReason(StrEnum):
 
     @property
     def is_expected(self) -> bool:
-        """Return True for a part that nobody can ask for here."""
+        """Return True for a reason that does not make the result incomplete, because the comparison
+        is impossible here."""
         return self in (SkipReason.no_environment, SkipReason.quantised)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OriginalDifference:
-    """A place where the file differs from the converted original."""
+    """A place where the file differs from the converted checkpoint."""
 
     part: OriginalPart
     kind: DifferenceKind
@@ -78,7 +79,7 @@ class OriginalDifference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NotCompared:
-    """A place of the original that was not compared."""
+    """A place of the checkpoint that was not compared."""
 
     part: OriginalPart
     reason: SkipReason
@@ -88,10 +89,12 @@ class NotCompared:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuantisationLoss:
-    """The loss of a quantised file: means over positions, and half of their 95 % intervals.
+    """The loss of a quantised file: means over positions, and half of their 95 % confidence
+    intervals.
 
-    kl: Kullback-Leibler divergence in nats. same_top: share of positions with the same likeliest
-    token."""
+    kl: Kullback-Leibler divergence in nats. same_top: share of positions with the same most likely
+    token.
+    """
 
     positions: int
     kl: float
@@ -102,7 +105,7 @@ class QuantisationLoss:
 
 @dataclass(kw_only=True, slots=True)
 class PartResult:
-    """The result of one of the comparisons. compared: keys, tensors or entries."""
+    """The result of one part. `compared` counts keys, tensors or entries."""
 
     part: OriginalPart
     compared: int = 0
@@ -112,7 +115,7 @@ class PartResult:
     loss: QuantisationLoss | None = None  # of a quantised file
 
     def add(self, kind: DifferenceKind, place: str, expected: Any, got: Any, **detail: Any) -> None:
-        """Note a difference."""
+        """Add a difference."""
         self.differences.append(
             OriginalDifference(
                 part=self.part, kind=kind, place=place, expected=expected, got=got, detail=detail
@@ -120,5 +123,5 @@ class PartResult:
         )
 
     def skip(self, reason: SkipReason, place: str, said: str = "") -> None:
-        """Note something that was not compared."""
+        """Add a place that was not compared."""
         self.skipped.append(NotCompared(part=self.part, reason=reason, place=place, said=said))

@@ -16,7 +16,7 @@ FEW_BLOCKS = 32  # of a matrix: one unusual block among fewer says nothing
 
 @dataclass(frozen=True, eq=False)
 class TensorInFile:
-    """A tensor as it lies in the GGUF file."""
+    """A tensor as stored in the GGUF file."""
 
     kind: type[WeightFormat]
     shape: tuple[int, ...]
@@ -28,16 +28,16 @@ class TensorInFile:
         return self.shape[-1] // self.kind.weights * self.kind.layout.itemsize
 
     def raw_rows(self, index: NDArray[np.int64]) -> Bytes:
-        """Return the bytes of rows: (rows, bytes)."""
+        """Return the bytes of these rows: (rows, bytes)."""
         return self.raw.reshape(-1, self.row_bytes)[index]
 
     def values(self, index: NDArray[np.int64]) -> F32:
-        """Return decoded rows."""
+        """Return these rows, decoded."""
         found = self.kind.dequantize(self.raw_rows(index).reshape(-1))
         return found.reshape(len(index), -1)
 
     def has_rows_after(self, start: int) -> bool:
-        """Return True if any row from there on is not all zeros."""
+        """Return True if any row from `start` on holds a value other than zero."""
         n = self.raw.size // self.row_bytes
         step = max(1, (1 << 20) // self.row_bytes)
         runs = (np.arange(at, min(at + step, n)) for at in range(start, n, step))
@@ -46,7 +46,8 @@ class TensorInFile:
 
 @dataclass(kw_only=True)
 class WrongPlaces:
-    """The elements that are not as expected. rows: numbers of the first wrong ones."""
+    """The elements that differ from the expected ones. `rows` holds the numbers of the first wrong
+    rows."""
 
     n_rows: int
     n_wrong: int = 0  # rows
@@ -59,13 +60,13 @@ class WrongPlaces:
     got: float = 0.0
 
     def detail(self) -> dict[str, Any]:
-        """Return the places, JSON-like."""
+        """Return the places as plain JSON values."""
         found = {"row": self.rows[0], "column": self.column, "rows": self.n_wrong}
         return found | {"of_rows": self.n_rows, "elements": self.n_elements}
 
 
 def judge(expected: ExpectedTensor, held: TensorInFile, index: NDArray[np.int64]) -> JudgedRows:
-    """Return the elements of some rows that are not as expected."""
+    """Return the elements of these rows that differ from the expected ones."""
     want = np.ascontiguousarray(expected.rows(index))
     raw = held.raw_rows(index).reshape(-1)
     return judge_rows(held.kind, want, raw, weighed=held.weighed)
@@ -77,7 +78,8 @@ def fits(expected: ExpectedTensor, held: TensorInFile, index: NDArray[np.int64])
 
 
 def wrong_places(expected: ExpectedTensor, held: TensorInFile, n_rows: int) -> WrongPlaces | None:
-    """Return where the file's tensor differs, or None. n_rows: the number of compared rows."""
+    """Return where the file's tensor differs; None if it does not. `n_rows` is the number of
+    compared rows."""
     found = WrongPlaces(n_rows=n_rows, rows=[])
     odd, odd_rows, n_blocks = 0, [], 0
     sums = np.zeros(3)

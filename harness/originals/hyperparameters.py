@@ -1,7 +1,7 @@
-"""The keys of a GGUF file against config.json.
+"""Compares the metadata keys of a GGUF file with config.json.
 
-A row of KEYS gives a key's value, from the config, and the default of engines without the key. So a
-key may be absent if that is what the config says.
+A row of KEYS has the key's value from the config, and the value that engines use without the key. A
+key may be absent if this default equals the config's value.
 """
 
 import math
@@ -28,10 +28,10 @@ Metadata = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class KeyRule:
-    """A row: the key after `ARCH.`, its value from the config, and what its absence means.
+    """A row: the key after `ARCH.`, its value from the config, and the meaning of its absence.
 
-    A value of None: the config has nothing of it. absent: a value, or how to get it from the
-    config. only: the architectures that have it; empty: all.
+    A value of None means that the config has no such value. absent: the default, or a function that
+    reads it from the config. only: the architectures that have the key; all if empty.
     """
 
     key: str
@@ -46,12 +46,13 @@ def read_names(*names: str) -> Read:
 
 
 def yarn_or_linear(config: OriginalConfig) -> Any:
-    """Return the factor of scaled positions; None: they are not scaled by one."""
+    """Return the factor by which positions are scaled; None without such a factor."""
     return config.rope.get("factor") if config.rope_type in ("linear", "yarn") else None
 
 
 def scaling_type(config: OriginalConfig) -> str:
-    """Return rope.scaling.type. Factors of llama3 are a tensor, and no type."""
+    """Return rope.scaling.type. The scaling of llama3 is "none", because its factors are a
+    tensor."""
     kind = config.rope_type
     return kind if kind in ("linear", "yarn", "longrope") else "none"
 
@@ -61,7 +62,7 @@ def of_yarn(name: str) -> Read:
 
 
 def attention_factor(config: OriginalConfig) -> Any:
-    """Return the factor of LongRoPE, from how much the context has grown."""
+    """Return LongRoPE's attention factor, which depends on how much the context has grown."""
     if config.rope_type != "longrope":
         return None
     before = config.n_ctx_original
@@ -90,7 +91,7 @@ def relative_positions(config: OriginalConfig) -> bool:
 
 
 def other_scale(config: OriginalConfig) -> bool:
-    """Return True if queries are not divided by the root of what engines take, by model."""
+    """Return True if the config's scale of queries differs from every scale that engines use."""
     usual = (None, config.head_dim, config.n_embd / config.n_head)
     return config.get("query_pre_attn_scalar") not in usual
 
@@ -161,7 +162,7 @@ def compare_hyperparameters(
     config: OriginalConfig,
     metadata: Metadata,
 ) -> PartResult:
-    """Return the keys that do not say what config.json says. metadata: plain values."""
+    """Return the keys whose value differs from config.json. `metadata` holds plain values."""
     result = PartResult(part=OriginalPart.hyperparameters)
     prefix = architecture.name
     for rule in KEYS:
@@ -184,7 +185,8 @@ def compare_hyperparameters(
 
 
 def skip_unknown_keys(result: PartResult, prefix: str, metadata: Metadata) -> None:
-    """Note keys of the architecture that no row knows: they may change what engines compute."""
+    """Note the keys of this architecture that no row covers, because they may change the
+    computation."""
     known = {f"{prefix}.{rule.key}" for rule in KEYS if not rule.only or prefix in rule.only}
     known |= {f"{prefix}.{name}" for name in KNOWN_KEYS}
     for key in metadata:
@@ -207,7 +209,7 @@ def compare_key(
 
 
 def note(result: PartResult, key: str, wanted: Any, metadata: Metadata, absent: Any) -> None:
-    """Compare one key, and note a difference."""
+    """Compare one key with the expected value, and note a difference."""
     result.compared += 1
     if key not in metadata:
         if absent is REQUIRED or not is_equal(wanted, absent):
@@ -226,7 +228,7 @@ def note(result: PartResult, key: str, wanted: Any, metadata: Metadata, absent: 
 
 
 def is_equal(wanted: Any, got: Any) -> bool:
-    """Return True for the same value; floats are stored in single precision."""
+    """Return True for equal values. Floats are compared in single precision, as they are stored."""
     if isinstance(wanted, bool) or isinstance(got, bool):
         return wanted is got
     if isinstance(wanted, int | float) and isinstance(got, int | float):
@@ -256,7 +258,7 @@ def compare_windows(
 def compare_vocabulary(
     result: PartResult, prefix: str, config: OriginalConfig, metadata: Metadata
 ) -> None:
-    """Compare the number of tokens, which may only differ from the config's by padding."""
+    """Compare the number of tokens. It may differ from the config's only by padding."""
     key, tokens = f"{prefix}.vocab_size", metadata.get("tokenizer.ggml.tokens")
     if key not in metadata or tokens is None:
         return
@@ -266,7 +268,8 @@ def compare_vocabulary(
 
 
 def pooling_of(checkpoint: OriginalCheckpoint) -> int | None:
-    """Return the pooling that sentence-transformers does; None: the checkpoint does not say."""
+    """Return the kind of pooling in sentence-transformers; None if the checkpoint does not name
+    any."""
     modules = checkpoint.read_json("modules.json")
     if not isinstance(modules, list):
         return None

@@ -1,6 +1,6 @@
-"""A checkpoint whose tensors are rounded, and padded, as a GGUF file stores them.
+"""A checkpoint whose tensors are rounded and padded as in a GGUF file.
 
-Runs of both then work on the same weights, so their differences are not roundings of weights.
+Runs of both then use the same weights, so their differences do not come from rounded weights.
 """
 
 import json
@@ -29,7 +29,8 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 @dataclass(frozen=True)
 class StoredAs:
-    """The type of a tensor, and its first axis: rows of padding are cut off or added."""
+    """The data type of a tensor, and the length of its first axis, to which padding is added or cut
+    off."""
 
     kind: str
     n_rows: int
@@ -38,8 +39,8 @@ class StoredAs:
 def stored_otherwise(
     checkpoint: OriginalCheckpoint, file: GgufFile, *, rounds: bool = True
 ) -> dict[str, StoredAs]:
-    """Return the tensors of the checkpoint that the file stores in F16 or BF16, or with another
-    number of tokens. rounds: False if the type does not matter. Raises InvalidModel,
+    """Return the checkpoint's tensors that the file stores in F16 or BF16, or with another number
+    of tokens. `rounds` is False if the data type does not matter. Raises InvalidModel or
     Unsupported."""
     architecture = architecture_of(checkpoint.config)
     config = OriginalConfig(flatten_config(checkpoint.config), architecture.defaults)
@@ -60,9 +61,10 @@ def stored_otherwise(
 
 @contextmanager
 def with_changes(checkpoint: OriginalCheckpoint, changes: Mapping[str, StoredAs]) -> Iterator[Path]:
-    """Yield a folder with the checkpoint, these tensors changed; its own if there are none.
+    """Yield a folder with the checkpoint in which these tensors are changed. Without changes, yield
+    its own folder.
 
-    Raises OSError, and Unsupported for numbers of another type.
+    Raises OSError, and Unsupported for other data types.
     """
     if not changes:
         yield checkpoint.folder
@@ -83,7 +85,7 @@ def with_changes(checkpoint: OriginalCheckpoint, changes: Mapping[str, StoredAs]
 def with_vocabulary(
     checkpoint: OriginalCheckpoint, changes: Mapping[str, StoredAs]
 ) -> dict[str, Any]:
-    """Return config.json with as many tokens as the changed tensors have."""
+    """Return config.json with the number of tokens in the changed tensors."""
     sizes = {
         made.n_rows
         for name, made in changes.items()
@@ -130,7 +132,7 @@ def write_values(out: BinaryIO, stored: StoredTensor, kind: str, shape: tuple[in
 
 
 def round_values(values: F32, kind: str) -> bytes:
-    """Return the bytes of the nearest numbers of a type."""
+    """Return the values rounded to a data type, as bytes."""
     with np.errstate(over="ignore"):
         halves = values.astype("<f2") if kind == "F16" else round_to_bf16(values)
     return halves.tobytes()

@@ -1,7 +1,7 @@
-"""The way from a text to its embedding that sentence-transformers describes beside a checkpoint.
+"""The steps from a text to its embedding that a checkpoint describes for sentence-transformers.
 
-A GGUF file holds the pooling alone. Prompts, the length at which texts are cut and the division by
-the length are left to whoever asks the engine.
+A GGUF file holds only the pooling. The caller of an engine must add prompts, truncate texts and
+normalise embeddings.
 """
 
 import json
@@ -31,8 +31,8 @@ POOL: dict[str, Callable[[F32], NDArray[np.float64]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """The steps from a text to its embedding. length: the largest number of tokens read; prompts:
-    all known ones."""
+    """The steps from a text to its embedding. `length` is the largest number of tokens that are
+    read. `prompts` are all prompts of the checkpoint."""
 
     prompt: str = ""
     prompts: tuple[str, ...] = ()
@@ -41,7 +41,8 @@ class Pipeline:
     normalised: bool
 
     def embed(self, rows: F32) -> NDArray[np.float64]:
-        """Pool the rows of tokens: (tokens, width) -> (width,)."""
+        """Pool the rows of tokens, (tokens, width) to (width,), and normalise the result if the
+        pipeline does."""
         found = POOL[self.pooling](rows)
         norm = np.linalg.norm(found)
         return found / norm if self.normalised and norm else found
@@ -57,7 +58,7 @@ TRAITS = {
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddedText:
-    """A line of a user's file. prompt: the name of one that the checkpoint has."""
+    """A line of a user's file. `prompt` is the name of one of the checkpoint's prompts."""
 
     text: str
     embedding: F32
@@ -65,7 +66,8 @@ class EmbeddedText:
 
 
 def read_embeddings(path: Path, width: int) -> list[EmbeddedText]:
-    """Return the lines of a file of JSON objects. Raises InvalidModel, OSError."""
+    """Return the lines of a file with a JSON object in each line. Raises InvalidModel or
+    OSError."""
     lines = read_regular(path, MAX_TOKENIZER_BYTES).splitlines()
     found = []
     for number, line in enumerate(filter(None, lines[: MAX_TEXTS + 1]), 1):
@@ -85,10 +87,10 @@ def read_embeddings(path: Path, width: int) -> list[EmbeddedText]:
 
 
 def pipeline_of(checkpoint: OriginalCheckpoint, length: int, prompt: str) -> Pipeline | None:
-    """Return what sentence-transformers does; None: the checkpoint is none of its.
+    """Return the pipeline of sentence-transformers; None if the checkpoint does not describe one.
 
-    length: most tokens of the model. prompt: the name of one, or "" for the usual one. Raises
-    InvalidModel.
+    `length` is the model's largest number of tokens. `prompt` is the name of a prompt; "" means the
+    default. Raises InvalidModel for an unknown prompt.
     """
     number = pooling_of(checkpoint)
     if number is None:
@@ -114,7 +116,8 @@ def pipeline_of(checkpoint: OriginalCheckpoint, length: int, prompt: str) -> Pip
 
 
 def variants(right: Pipeline, length: int) -> Iterator[tuple[list[str], Pipeline]]:
-    """Yield the traits in which a pipeline is another, and the pipeline: few traits first."""
+    """Yield each other pipeline with the list of traits in which it differs, those with few
+    differences first."""
     choices: dict[str, tuple[Any, ...]] = {
         "prompt": (right.prompt, "", *right.prompts),
         "length": (right.length, length),
@@ -128,7 +131,8 @@ def variants(right: Pipeline, length: int) -> Iterator[tuple[list[str], Pipeline
 
 
 def cut(ids: Sequence[int], n_after: int, length: int) -> list[int]:
-    """Return the first tokens of a text, and the last ones, which are put after every text."""
+    """Cut a text's ids to `length`, but keep the last `n_after` ids, which the tokenizer adds after
+    every text."""
     if len(ids) <= length:
         return list(ids)
     end = len(ids) - n_after

@@ -1,4 +1,4 @@
-"""The pre-tokenizer that a GGUF file names, against what tokenizer.json says it does."""
+"""Compares the pre-tokenizer that a GGUF file names with the steps in tokenizer.json."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,9 +14,10 @@ Steps = tuple[tuple[Any, ...], ...]
 def compare_pre_tokenizers(
     result: PartResult, tokenizer: Mapping[str, Any], metadata: Mapping[str, Any]
 ) -> None:
-    """Compare normaliser and cuts with those that llama.cpp's name stands for.
+    """Compare the normaliser and the pre-tokenizer with those that llama.cpp's name stands for.
 
-    Only what `ORIGINALS` describes can be compared. Several names may mean the same to llama.cpp.
+    Only the pre-tokenizers in `ORIGINALS` can be compared. Several names may mean the same in
+    llama.cpp.
     """
     said = steps_of(tokenizer.get("normalizer"), tokenizer.get("pre_tokenizer"))
     same = [each for each, row in ORIGINALS.items() if each and steps_of(*row[:2]) == said]
@@ -33,7 +34,7 @@ def compare_pre_tokenizers(
 
 
 def steps_of(*parts: Any) -> Steps:
-    """Return what normaliser and pre-tokenizer do, one step each, without what changes no id."""
+    """Return the steps of normaliser and pre-tokenizer, without options that change no id."""
     steps: list[tuple[Any, ...]] = []
     for part in parts:
         if not isinstance(part, Mapping):

@@ -29,7 +29,7 @@ HALVES = {"first-half": 0, "second-half": 1}
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedTensor:
-    """A tensor as the file should hold it. shape: slowest first."""
+    """A tensor that the file should hold. `shape` has the slowest axis first."""
 
     name: str
     originals: tuple[str, ...]  # more than one: matrices to stack
@@ -54,18 +54,18 @@ class ExpectedTensor:
 
     @property
     def n_rows(self) -> int:
-        """Return the number of rows of all matrices; a vector is one row."""
+        """Return the number of rows of all matrices. A vector is one row."""
         return int(np.prod(self.shape[:-1], dtype=np.int64))
 
     def runs(self, rows: int | None = None) -> Iterator[slice]:
-        """Yield runs of rows that are small enough to hold."""
+        """Yield slices of rows that are small enough for memory."""
         step = max(1, CHUNK // max(1, self.shape[-1]))
         n = self.n_rows if rows is None else rows
         for start in range(0, n, step):
             yield slice(start, min(start + step, n))
 
     def rows(self, index: NDArray[np.int64]) -> F32:
-        """Return rows with these numbers, counted through all matrices: (rows, columns)."""
+        """Return the rows with these numbers, counted through all matrices: (rows, columns)."""
         if len(self.shape) == 1:
             return self.finish(self.vector())[None]
         n = self.shape[-2]
@@ -98,9 +98,10 @@ class ExpectedTensor:
         return stored.values(array[index])
 
     def order(self, n: int, index: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the rows of the original that rows of the file come from; n: all rows.
+        """Return, for each row of the file, the row of the checkpoint that it comes from. `n` is
+        the number of rows.
 
-        A head of the checkpoint has the first elements of all pairs, then the second ones.
+        A head of the checkpoint has the first elements of all pairs, then the second elements.
         """
         index = (index - self.rolled) % n
         size = n // self.heads if self.heads else n
@@ -126,8 +127,8 @@ def expect(
     *,
     stacked: bool,
 ) -> ExpectedTensor:
-    """Return the tensor that a recipe makes. heads: of queries and of keys;
-    stacked: one matrix of each original. Raises InvalidModel."""
+    """Return the tensor that a recipe makes. `heads` is the number of heads of queries and of keys.
+    `stacked` makes each original one matrix of the tensor. Raises InvalidModel."""
     shape: tuple[int, ...] = stored[0].shape
     if any(each.shape != shape for each in stored) or not 1 <= len(shape) <= 3:
         raise InvalidModel(f"{originals[0]}: shapes of {name} are {[s.shape for s in stored]:.200}")
@@ -141,7 +142,7 @@ def expect(
     elif recipe in (OF_QUERIES, OF_KEYS):
         changes |= {"heads": heads[recipe == OF_KEYS], "turns": 1}
         if shape[0] % (2 * changes["heads"]):
-            text = f"{shape[0]} rows are no {changes['heads']} heads of pairs"
+            text = f"{shape[0]} rows cannot be split into {changes['heads']} heads of pairs"
             raise InvalidModel(f"{originals[0]}: {text}")
     if stacked:
         shape = (len(stored), *shape)

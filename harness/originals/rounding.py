@@ -1,22 +1,23 @@
 """The numbers that a type of a GGUF file may hold for given weights.
 
-F32, F16 and BF16 have one right answer: the nearest, to even. Many codes of a quantised type are
-right, because quantisers search for scales and weigh errors. Limits are in steps: the largest
-weight of a block, divided by the type's number of codes on one side of zero (LEVELS).
+F32, F16 and BF16 have one right value: the nearest, with ties to even. For a quantised type many
+codes are right, because quantisers search for scales and weigh errors. Limits are in steps: the
+largest weight of a block, divided by the type's number of codes on one side of zero (LEVELS).
 
-An honest code lies within half a step of its weight if the block is not clipped. A search tries
-scales down to 1 / 1.11 of the plain one, so the largest weights lose one step more; scales and
-minima that are stored in 6 bits add a third of a step. So no element is off by more than two steps
-(ELEMENT), and the root of the mean square of a row, about 0.29 for errors spread evenly over a
-step, is below a half (ROW). Weights of another tensor are off by several steps.
+A right code lies within half a step of its weight if the block is not clipped. A search tries
+scales down to 1 / 1.11 of the plain scale, so the largest weights may be off by one more step.
+Scales and minima stored in 6 bits add a third of a step. Therefore no element is off by more than
+two steps (ELEMENT). The root mean square of a row's errors is below half a step (ROW). It is about
+0.29 if the errors are spread evenly over a step. Weights of another tensor are off by several
+steps.
 
 A quantiser that weighs errors by importance (a file with keys of IMPORTANCE) may clip unimportant
-weights. Zero is a code, or half a step away from one, so a clipped weight is off by at most itself:
-the limit of an element is its weight and two steps, that of a row its energy.
+weights. Zero is a code, or half a step away from a code, so a clipped weight is off by at most its
+own size. The limit of an element is its weight plus two steps. The limit of a row is its energy.
 
-Types with code books have no such step. The best scale makes codes orthogonal to their errors, so
-the error's energy is the weights' less the codes', never more than the weights'. Codes of
-unrelated weights have the sum of both.
+Types with code books have no such step. The best scale makes codes orthogonal to their errors. The
+energy of the errors is then that of the weights minus that of the codes, so it never exceeds that
+of the weights. For codes of unrelated weights it is the sum of both.
 """
 
 import math
@@ -56,9 +57,10 @@ F16_ERROR = 2.0**-10  # relative, of a scale, and of a weight that was F16 befor
 
 @dataclass(frozen=True)
 class JudgedRows:
-    """wrong: (rows, columns); unusual: blocks that the plain quantiser would make otherwise.
+    """The judgement of some rows.
 
-    sums, where codes have steps: weights squared, weights times errors, errors squared.
+    wrong: (rows, columns). unusual: blocks that differ from those of the plain quantiser. sums:
+    squared weights, weights times errors, and squared errors, for types with steps.
     """
 
     wrong: NDArray[np.bool_]
@@ -74,7 +76,7 @@ def round_to_bf16(values: F32) -> NDArray[np.uint16]:
 
 
 def cut_to_f16(values: F32) -> F32:
-    """Return values cut to F16 towards zero, which nothing should do."""
+    """Return the values cut to F16 towards zero, which no right converter does."""
     with np.errstate(over="ignore"):
         near = values.astype(np.float16)
     beyond = np.abs(near.astype(np.float32)) > np.abs(values)
@@ -90,7 +92,7 @@ CUTS = {"F16": cut_to_f16, "BF16": cut_to_bf16}
 
 
 def round_to(kind: str, values: F32) -> F32:
-    """Return the values as F32, F16 or BF16 has them."""
+    """Return the values rounded to F32, F16 or BF16."""
     if kind == "F16":
         with np.errstate(over="ignore"):
             return values.astype(np.float16).astype(np.float32)
@@ -100,7 +102,7 @@ def round_to(kind: str, values: F32) -> F32:
 
 
 def same_bits(a: F32, b: F32) -> NDArray[np.bool_]:
-    """Return where two arrays have the same bits, or both NaN."""
+    """Return a mask of the elements with the same bits; NaN equals NaN."""
     same: NDArray[np.bool_] = a.view(np.uint32) == b.view(np.uint32)
     return same | (np.isnan(a) & np.isnan(b))
 
@@ -108,9 +110,10 @@ def same_bits(a: F32, b: F32) -> NDArray[np.bool_]:
 def judge_rows(
     kind: type[WeightFormat], want: F32, raw: Bytes, *, weighed: bool = False
 ) -> JudgedRows:
-    """Return the elements that the type need not have so.
+    """Return the elements that a right quantiser would not produce.
 
-    want: (rows, columns), contiguous; weighed: the quantiser may have weighed errors.
+    `want` is (rows, columns) and contiguous. `weighed` is True if the quantiser may have weighed
+    errors.
     """
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         got = kind.dequantize(raw).reshape(want.shape)
@@ -148,11 +151,12 @@ def judge_blocks(
 
 
 def wrong_factor(sums: NDArray[np.float64], n: int) -> float | None:
-    """Return the factor by which all weights of a quantised tensor are too large, or None.
+    """Return the factor by which all weights of a quantised tensor are too large; None if there is
+    none.
 
-    With nearest codes, errors do not correlate with weights; with the best scales, codes are
-    orthogonal to errors. So the errors' share along the weights lies between none and their energy,
-    but for chance: SIGMAS of a sum over n weights.
+    With the nearest codes, errors do not correlate with weights. With the best scales, codes are
+    orthogonal to errors. The correlation of errors with weights therefore lies between zero and the
+    energy of the errors. Chance adds up to SIGMAS deviations of a sum over n weights.
     """
     weights, along, errors = (float(each) for each in sums)
     if not weights > 0:
@@ -163,8 +167,9 @@ def wrong_factor(sums: NDArray[np.float64], n: int) -> float | None:
 
 
 def plain_scale(name: str, blocks: F32) -> tuple[F32, F32] | None:
-    """Return scale and minimum that ggml's plain quantiser gives each block, before they become
-    F16; None for types whose quantiser searches. blocks: (rows, blocks, weights)."""
+    """Return the scale and the minimum that ggml's plain quantiser gives each block, before they
+    become F16. Return None for types whose quantiser searches. `blocks` is (rows, blocks,
+    weights)."""
     if name == "Q8_0":
         return np.abs(blocks).max(axis=2) / np.float32(127), np.zeros(blocks.shape[:2], np.float32)
     if name in ("Q4_0", "Q5_0"):
@@ -180,10 +185,10 @@ def plain_scale(name: str, blocks: F32) -> tuple[F32, F32] | None:
 def unusual_blocks(
     kind: type[WeightFormat], want: F32, got: F32, raw: Bytes
 ) -> NDArray[np.bool_] | None:
-    """Return the blocks with another scale or minimum than the plain quantiser's, or with a code
-    that is not the nearest; None: there is no plain quantiser.
+    """Return the blocks whose scale or minimum differs from the plain quantiser's, or with a code
+    that is not the nearest. Return None if the type has no plain quantiser.
 
-    want: (rows, columns); got: (rows, blocks, weights).
+    `want` is (rows, columns), and `got` is (rows, blocks, weights).
     """
     want = want.reshape(got.shape)
     scales = plain_scale(kind.name, want)

@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file against those of the checkpoint, one at a time."""
+"""Compares the tensors of a GGUF file with those of the checkpoint, one at a time."""
 
 import math
 import re
@@ -32,7 +32,7 @@ Progress = Callable[[str], object]
 
 @dataclass
 class TensorPlan:
-    """The tensors that the file should hold, and what of the checkpoint was not asked for."""
+    """The tensors that the file should hold, and the checkpoint's tensors that no rule uses."""
 
     wanted: dict[str, ExpectedTensor] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
@@ -46,8 +46,8 @@ def compare_tensors(
     n_tokens: int,
     progress: Progress,
 ) -> PartResult:
-    """Return the tensors that differ from the converted checkpoint's. n_tokens: of the file; 0: it
-    has no vocabulary."""
+    """Return the tensors that differ from the converted checkpoint. `n_tokens` is the file's number
+    of tokens; 0 if it has no vocabulary."""
     result = PartResult(part=OriginalPart.tensors)
     plan = plan_tensors(checkpoint, architecture, config)
     for name in plan.left:
@@ -73,7 +73,8 @@ def compare_tensors(
 def plan_tensors(
     checkpoint: OriginalCheckpoint, architecture: OriginalArchitecture, config: OriginalConfig
 ) -> TensorPlan:
-    """Return the file's tensors by the table of the architecture. Raises InvalidModel."""
+    """Return the tensors that the file should hold, by the architecture's table. Raises
+    InvalidModel."""
     heads = (config.n_head, config.n_head_kv)
     by_name: dict[str, str] = {}
     for name in checkpoint.tensors:
@@ -99,7 +100,7 @@ def plan_tensors(
 
 
 def matches(rule: TensorRule, names: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield the tensors of a row, one for each layer, with the originals of all experts."""
+    """Yield the tensors of a table row, one for each layer, with the originals of all experts."""
     pattern = re.escape(rule.original).replace(r"\*", r"(?P<layer>0|[1-9]\d{0,5})")
     pattern = pattern.replace(r"\#", "(?P<expert>0|[1-9][0-9]{0,5})")
     found: dict[str, dict[int, str]] = {}
@@ -115,14 +116,15 @@ def matches(rule: TensorRule, names: Mapping[str, str]) -> Iterator[tuple[str, l
 
 
 def tie_head(plan: TensorPlan, config: OriginalConfig) -> None:
-    """Plan the embeddings as the tied head, even if the checkpoint holds another matrix."""
+    """Plan the embeddings as the head if the config ties them, even if the checkpoint holds another
+    matrix."""
     if config.tied and "token_embd.weight" in plan.wanted:
         embeddings = plan.wanted["token_embd.weight"]
         plan.wanted["output.weight"] = replace(embeddings, name="output.weight", may_lack=True)
 
 
 def factors_of(config: OriginalConfig) -> dict[str, NDArray[np.float64]]:
-    """Return the tensors that are made from config.json: factors of the rotation's frequencies."""
+    """Return the tensors that are computed from config.json: factors of rope frequencies."""
     rope = config.rope
     try:
         if config.rope_type == "llama3":
@@ -138,7 +140,8 @@ def factors_of(config: OriginalConfig) -> dict[str, NDArray[np.float64]]:
 
 
 def llama3_factors(config: OriginalConfig) -> NDArray[np.float64]:
-    """Return the factors of Llama 3.1: none for short waves, all for long ones, between in between.
+    """Return the factors of Llama 3.1: 1 for short waves, the full factor for long waves, and
+    interpolated values between.
 
     From the published definition (transformers, modeling_rope_utils).
     """

@@ -1,4 +1,5 @@
-"""The tokenizer of a GGUF file against the checkpoint's: tokens, merges, special ids, template."""
+"""Compares the tokenizer of a GGUF file with the checkpoint's: tokens, merges, special ids, chat
+template."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ TEMPLATE = "tokenizer.chat_template"
 
 
 def compare_tokenizers(checkpoint: OriginalCheckpoint, metadata: Metadata) -> PartResult:
-    """Return what differs between the tokenizers. Raises InvalidModel."""
+    """Return the differences between the tokenizers. Raises InvalidModel."""
     result = PartResult(part=OriginalPart.tokenizer)
     model = metadata.get(f"{PREFIX}.model")
     tokens = metadata.get(f"{PREFIX}.tokens")
@@ -63,7 +64,8 @@ def compare_tokenizers(checkpoint: OriginalCheckpoint, metadata: Metadata) -> Pa
 def compare_tokens(
     result: PartResult, vocabulary: OriginalVocabulary, tokens: Sequence[str], metadata: Metadata
 ) -> None:
-    """Compare texts, types and scores by id. Ids that the original lacks must be unused."""
+    """Compare texts, types and scores by id. Ids that the checkpoint lacks must be of type
+    unused."""
     types, scores = (metadata.get(f"{PREFIX}.{key}") for key in ("token_type", "scores"))
     for key, values in (("token_type", types), ("scores", scores)):
         if values is not None and len(values) != len(tokens):
@@ -86,7 +88,8 @@ def compare_tokens(
 def wrong_tokens(
     vocabulary: OriginalVocabulary, tokens: Sequence[str], types: Any, scores: Any
 ) -> Iterator[tuple[int, str, Any, Any]]:
-    """Yield id, property, expected value and the file's value. None of the file's: no token."""
+    """Yield the id, the property, the expected value and the file's value of each wrong token. The
+    file's value is None if it lacks the token."""
     for number, token in sorted(vocabulary.tokens.items()):
         if number >= len(tokens):
             yield number, "text", token.texts[0], None
@@ -127,7 +130,7 @@ def compare_special(
     model: str,
     metadata: Metadata,
 ) -> None:
-    """Compare ids of special tokens, and whether they are added to texts."""
+    """Compare the ids of special tokens, and the flags that add them to texts."""
     said = checkpoint.read_object("tokenizer_config.json")
     usual, added = USUAL_IDS.get(model, {}), added_by_template(checkpoint)
     for name in SPECIAL:
@@ -155,7 +158,7 @@ def compare_special(
 
 
 def is_usually_added(name: str, model: str, metadata: Metadata) -> bool | None:
-    """Return llama.cpp's default without a key; None: it adds another token instead."""
+    """Return llama.cpp's default for a missing key; None if it adds another token instead."""
     if name == "eos":
         return None if model == "bert" else False  # which ends texts with SEP
     if model != "gpt2":
@@ -170,7 +173,7 @@ def special_ids(
     vocabulary: OriginalVocabulary,
     name: str,
 ) -> list[int]:
-    """Return the ids that a special token may have; tokenizer_config.json goes first."""
+    """Return the ids that a special token may have. tokenizer_config.json comes first."""
     names = {"bos": ("bos", "cls"), "eos": ("eos", "sep")}.get(name, (name,))
     for each in names:
         entry = said.get(f"{each}_token")
@@ -184,8 +187,8 @@ def special_ids(
 
 
 def added_by_template(checkpoint: OriginalCheckpoint) -> dict[str, Any]:
-    """Return the tokens that tokenizer.json puts first and last, None for none; empty if it does
-    not say."""
+    """Return the tokens that tokenizer.json adds at both ends of a text. None means no token.
+    Return {} if the file does not say it."""
     post = checkpoint.tokenizer.get("post_processor")
     parts = post.get("processors", [post]) if isinstance(post, Mapping) else []
     for part in parts if isinstance(parts, list) else []:
@@ -224,7 +227,7 @@ def is_template(key: str) -> bool:
 
 
 def templates_of(checkpoint: OriginalCheckpoint) -> Iterator[tuple[str, str]]:
-    """Yield the chat templates by key."""
+    """Yield the key and the text of each chat template."""
     found = checkpoint.read_object("tokenizer_config.json").get("chat_template")
     path = checkpoint.folder / "chat_template.jinja"
     if found is None and path.is_file():

@@ -1,5 +1,5 @@
-"""The vocabulary that a GGUF file should hold, from tokenizer.json, or tokenizer.model by its
-library. Texts and types of tokens, scores, merges."""
+"""The vocabulary that a GGUF file should hold: texts and types of tokens, scores, merges. It comes
+from tokenizer.json, or from tokenizer.model read by its library."""
 
 import re
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ LOOKS_SPECIAL = re.compile(
 
 @dataclass(kw_only=True)
 class OriginalToken:
-    """A token: the texts and types that the file may hold."""
+    """A token with the texts and types that the file may hold."""
 
     texts: tuple[str, ...]
     types: tuple[int, ...]
@@ -37,7 +37,8 @@ class OriginalToken:
 
 @dataclass(kw_only=True)
 class OriginalVocabulary:
-    """The tokens by id, the ids of added ones by text, and merges as lines; None: not known."""
+    """The tokens by id, the ids of added tokens by text, and merges as lines. None means
+    unknown."""
 
     tokens: dict[int, OriginalToken] = field(default_factory=dict)
     ids: dict[str, int] = field(default_factory=dict)
@@ -46,7 +47,8 @@ class OriginalVocabulary:
 
 
 def read_vocabulary(checkpoint: OriginalCheckpoint, model: str) -> OriginalVocabulary:
-    """Return the vocabulary of a checkpoint; empty if it has none. model: tokenizer.ggml.model.
+    """Return the vocabulary of a checkpoint; empty if it has none. `model` is the value of
+    tokenizer.ggml.model.
 
     Raises InvalidModel.
     """
@@ -61,7 +63,7 @@ def read_vocabulary(checkpoint: OriginalCheckpoint, model: str) -> OriginalVocab
 
 
 def read_described(described: Mapping[str, Any], found: OriginalVocabulary, model: str) -> None:
-    """Take the tokens and merges of tokenizer.json's model."""
+    """Add the tokens and merges of tokenizer.json's model. Raises InvalidModel."""
     vocab = described.get("vocab")
     if isinstance(vocab, list):  # Unigram: pairs of text and score
         pairs = [(row[0], at) for at, row in enumerate(vocab) if isinstance(row, list) and row]
@@ -85,15 +87,16 @@ def read_described(described: Mapping[str, Any], found: OriginalVocabulary, mode
 
 
 def file_text(text: str, model: str) -> str:
-    """Return a token's text as the file has it: WordPiece marks the other tokens."""
+    """Return a token's text as the GGUF file has it. For WordPiece the file marks beginnings of
+    words instead of continuations."""
     if model != "bert":
         return text
     return text[2:] if text.startswith("##") else SPACE + text
 
 
 def merge_line(merge: Any) -> str:
-    """Return a merge as the file has it. A space within a part is written as byte-level BPE does,
-    256 further on."""
+    """Return a merge as the file has it. A space within a part becomes the character 256 places
+    later, as in byte-level BPE."""
     if isinstance(merge, str):
         return merge
     if not isinstance(merge, list) or not all(isinstance(part, str) for part in merge):
@@ -102,7 +105,7 @@ def merge_line(merge: Any) -> str:
 
 
 def read_pieces(checkpoint: OriginalCheckpoint, found: OriginalVocabulary) -> None:
-    """Take the tokens of tokenizer.model, with scores and types."""
+    """Add the tokens of tokenizer.model, with scores and types."""
     try:
         import sentencepiece
     except ImportError:
@@ -115,7 +118,7 @@ def read_pieces(checkpoint: OriginalCheckpoint, found: OriginalVocabulary) -> No
     try:
         pieces.LoadFromFile(str(path))
     except (OSError, RuntimeError) as error:
-        raise InvalidModel(f"{path} is no model of SentencePiece: {error!s:.200}") from None
+        raise InvalidModel(f"{path} is not a SentencePiece model: {error!s:.200}") from None
     for number in range(pieces.GetPieceSize()):
         kinds = (
             (pieces.IsUnknown, UNKNOWN),
@@ -132,7 +135,7 @@ def read_pieces(checkpoint: OriginalCheckpoint, found: OriginalVocabulary) -> No
 
 
 def add_tokens(checkpoint: OriginalCheckpoint, found: OriginalVocabulary, model: str) -> None:
-    """Take the added tokens of tokenizer.json and tokenizer_config.json."""
+    """Add the added tokens of tokenizer.json and tokenizer_config.json."""
     rows: list[tuple[Any, Any]] = []
     listed = checkpoint.tokenizer.get("added_tokens")
     if isinstance(listed, list):

@@ -1,1 +1,1 @@
-"""Work side by side: in processes of this machine, or on a cluster."""
+"""Parallel work: in processes of this machine, or on a cluster."""

@@ -1,8 +1,8 @@
-"""Work in separate processes, whose messages arrive at once and whose death is noticed.
+"""Work in separate processes. Their messages arrive at once, and their death is noticed.
 
-Our own engine and the judge read a model's mapped file in the process that checks it: a file that
-shrinks meanwhile ends that process (SIGBUS), and so may the system when memory runs out. The one
-that writes the report outlives it.
+Our own engine and the judge read a model's mapped file in the process that checks it. If the file
+shrinks meanwhile, that process ends (SIGBUS). The system may also end it when memory runs out. The
+process that writes the report survives.
 """
 
 import os
@@ -44,14 +44,14 @@ class Said:
 
 @dataclass(frozen=True)
 class Refused:
-    """The work cannot be done: bad input or a bad file, in one sentence."""
+    """The work cannot be done because of bad input or a bad file. The message is one sentence."""
 
     message: str
 
 
 @dataclass(frozen=True)
 class Unanswered:
-    """An engine left a question unanswered that the work needs."""
+    """An engine did not answer a question that the work needs."""
 
     status: Status
     summary: str
@@ -60,7 +60,7 @@ class Unanswered:
 
 @dataclass(frozen=True)
 class Failed:
-    """An unforeseen exception: a defect of Lockstep."""
+    """An unexpected exception, which is a defect of Lockstep."""
 
     message: str
     traceback: str
@@ -68,25 +68,25 @@ class Failed:
 
 @dataclass(frozen=True)
 class Died:
-    """The process ended before its work did."""
+    """The process ended before its work was done."""
 
     how: str  # "was killed by SIGBUS"
 
 
 @dataclass(frozen=True)
 class Done:
-    """The work is done, and all its messages have come."""
+    """The work is done, and all its messages have arrived."""
 
 
 Event = Said | Refused | Unanswered | Failed | Died | Done
 
 
 def side_by_side(works: Sequence[Work], jobs: int) -> Iterator[tuple[int, Event]]:
-    """Yield the index of a work and its events; its last event is not `Said`. At most `jobs` run at
-    a time.
+    """Yield the number of a work and one of its events, as events arrive. The last event of a work
+    is not `Said`. At most `jobs` works run at a time.
 
-    A caller that stops listening ends those that still run. Their temporary folders, models of
-    gigabytes among them, lie in one of ours, and go with them.
+    If the caller stops listening, the running works are ended. Their temporary folders, which may
+    hold models of gigabytes, lie in a folder of this process and are removed with it.
     """
     with tempfile.TemporaryDirectory(prefix="lockstep-", ignore_cleanup_errors=True) as folder:
         try:
@@ -120,9 +120,9 @@ def beside(works: Sequence[Work], jobs: int, folder: str) -> Iterator[tuple[int,
 def result_of(
     work: Work, progress: Callable[[str], None], tell: Callable[[Any], None] = lambda said: None
 ) -> Any:
-    """Return the last message of a work that is no text; texts are progress. tell: receives each
-    message that is no text, at once. Raises BadInput for an impossible request, NoAnswer for an
-    engine that leaves a question unanswered, and RuntimeError for a defect of ours."""
+    """Run a work, and return its last message that is not a text. Texts go to `progress`. `tell`
+    gets each other message at once. Raises BadInput for an impossible request, NoAnswer if an
+    engine does not answer, and RuntimeError for a defect of Lockstep."""
     value = None
     for _, event in side_by_side([work], 1):
         match event:
@@ -140,9 +140,9 @@ def result_of(
 
 
 def raise_for(event: Event) -> None:
-    """Raise the exception of the work in this process.
+    """Raise the work's exception in this process.
 
-    A death is a ChildProcessError.
+    A death becomes a ChildProcessError.
     """
     match event:
         case Refused(message):
@@ -166,7 +166,7 @@ def start_child(work: Work, folder: str) -> tuple[Connection, BaseProcess]:
 
 
 def body(work: Work, connection: Connection, folder: str) -> None:
-    """Run the work in the child. Its parent handles an interrupt from a terminal."""
+    """Run the work in the child process. Interrupts from a terminal are left to the parent."""
     watch_parent()
     os.environ[TEMPORARY] = tempfile.tempdir = folder
     for number in (signal.SIGTERM, signal.SIGHUP):

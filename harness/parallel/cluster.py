@@ -1,8 +1,8 @@
-"""Work on the workers of a Dask scheduler: an executor for `harness.parallel.works`.
+"""Runs works on the workers of a Dask scheduler: an executor for `harness.parallel.works`.
 
-Dask keeps the queue, hands a work to a worker that is free, and to another when a worker is lost.
-The results are ours: a worker's messages come by a queue of Dask's, wait here until the work is
-done or has a checkpoint, and later messages of a lost worker do not count.
+Dask keeps the queue, gives each work to a free worker, and repeats it on another worker if a worker
+is lost. Messages are our own: they come through one of Dask's queues. Here they wait until their
+work is done or reaches a checkpoint. Late messages of a lost worker do not count.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ MOST_LOSSES = 4  # machines that one work may cost without a step forward
 
 @contextmanager
 def executor_for(jobs: int, cluster: str | None) -> Iterator[Executor | None]:
-    """Yield an executor; None if the work is done here. Raises BadInput."""
+    """Yield an executor; None if this process does the work. Raises BadInput."""
     if cluster is None:
         yield None if jobs == 1 else Processes(jobs)
     else:
@@ -39,7 +39,7 @@ def executor_for(jobs: int, cluster: str | None) -> Iterator[Executor | None]:
 
 @contextmanager
 def on_cluster(address: str) -> Iterator["DaskCluster"]:
-    """Yield the executor of a cluster. Raises BadInput if there is no scheduler, or no worker."""
+    """Yield the executor of a cluster. Raises BadInput if there is no scheduler or no worker."""
     try:
         from distributed import Client
     except ImportError as error:
@@ -64,8 +64,9 @@ def on_cluster(address: str) -> Iterator["DaskCluster"]:
 
 
 async def who_answers(address: str) -> str:
-    """Return Dask's type of the process at the address. A client would wait without end for a
-    server that is none of Dask's, and would ask a worker what only a scheduler knows."""
+    """Return the type of the Dask process at the address. Without this check, a client would wait
+    for ever for a server that does not belong to Dask, and would ask a worker questions that only a
+    scheduler can answer."""
     from distributed import Security
     from distributed.core import rpc
 
@@ -76,7 +77,7 @@ async def who_answers(address: str) -> str:
 
 @dataclass(kw_only=True)
 class Progress:
-    """The state of one work: messages that count, and those that wait for a checkpoint."""
+    """The state of one work: the messages that count, and those that wait for a checkpoint."""
 
     work: Work
     future: Any
@@ -89,7 +90,7 @@ class Progress:
     is_over: bool = False  # says Dask
 
     def keep(self, value: Any) -> list[Any]:
-        """Take a message, and return the messages that now count."""
+        """Store a message, and return the messages that count from now on."""
         if isinstance(value, str):
             return [value]  # a word about progress may be said twice
         self.held.append(value)
@@ -105,7 +106,7 @@ class Progress:
 
 
 class DaskCluster:
-    """The workers of a scheduler; one run at a time."""
+    """The workers of a scheduler. Only one run can use it at a time."""
 
     def __init__(self, client: Any) -> None:
         self.client = client
@@ -142,7 +143,8 @@ class DaskCluster:
     def take_event(
         self, number: int, attempt: str, execution: str, count: int, event: Event | Begun
     ) -> Iterator[tuple[int, Event]]:
-        """Yield a message, with its number within this execution."""
+        """Yield the events that follow from a worker's message. `count` is the message's number
+        within this execution."""
         progress = self.open.get(number)
         if progress is None or progress.attempt != attempt:
             return  # of somebody who was given up
@@ -164,7 +166,8 @@ class DaskCluster:
     def begin_again(
         self, number: int, progress: Progress, execution: str
     ) -> Iterator[tuple[int, Event]]:
-        """Begin again from the last checkpoint, because the first machine was lost."""
+        """Note the beginning of an execution. If the work had begun before, its first worker was
+        lost, and it continues from the last checkpoint."""
         again = bool(progress.execution)
         progress.execution, progress.next_message = execution, 0
         if again:
@@ -173,7 +176,8 @@ class DaskCluster:
     def note_lost(
         self, number: int, progress: Progress, goes_on: bool
     ) -> Iterator[tuple[int, Event]]:
-        """Note a lost worker. goes_on: Dask repeats the work from its beginning."""
+        """Note that a worker was lost. `goes_on` is True if Dask already repeats the work from its
+        beginning."""
         progress.held.clear()
         progress.losses += 1
         if progress.losses >= MOST_LOSSES:
@@ -190,7 +194,8 @@ class DaskCluster:
             self.open[number] = rest
 
     def note_broken(self) -> Iterator[tuple[int, Event]]:
-        """End tasks that Dask gives up, because they lost too many workers or cannot run there."""
+        """Handle tasks that Dask gave up, because they lost too many workers or cannot run
+        there."""
         from distributed import KilledWorker
 
         for number, progress in list(self.open.items()):

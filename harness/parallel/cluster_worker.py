@@ -1,4 +1,4 @@
-"""Execution of a work by a Dask worker: in a process whose death does not end the worker."""
+"""Executes a work on a Dask worker, in a separate process whose death does not end the worker."""
 
 import hashlib
 import os
@@ -28,7 +28,8 @@ class Begun:
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """The surroundings of the run's start that a worker needs too."""
+    """The parts of the run's environment that a worker needs too: folder, files, source,
+    libraries."""
 
     folder: str  # relative paths mean the same in it
     files: tuple[tuple[str, int | None], ...]  # bytes; None of a folder
@@ -44,7 +45,7 @@ class Needs:
         return cls(folder=os.getcwd(), files=sizes, source=source_digest(), libraries=libraries)
 
     def lacking(self) -> str:
-        """Describe in one sentence what this machine lacks; "" if nothing."""
+        """Return a clause that says what this machine lacks; "" if it lacks nothing."""
         if self.source != source_digest():
             return "has another version of Lockstep: install the same on every machine"
         same = "workers must see the same files under the same paths"
@@ -69,8 +70,9 @@ def size_of(path: Path) -> int | None:
 
 @cache
 def source_digest() -> str:
-    """Return a digest of all our code and of the data it reads (known divergences, code books).
-    Answers of another version cannot be told from a finding."""
+    """Return a digest of our code and of the data files it reads (known divergences, code books).
+    All machines must have the same version, because a difference between versions would look like a
+    finding."""
     found = hashlib.sha256()
     top = Path(__file__).parents[2]
     for package in ("engine", "harness"):
@@ -83,7 +85,7 @@ def source_digest() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A work that was submitted once; Dask may execute it more than once."""
+    """A work that was submitted once. Dask may execute it several times."""
 
     run: str  # the name of the queue for what is said, too
     number: int
@@ -97,7 +99,7 @@ class Task:
 
 
 def do_task(task: Task) -> None:
-    """Do a task in a thread of a Dask worker."""
+    """Execute a task in a thread of a Dask worker."""
     from distributed import Queue, get_worker
 
     worker: Any = get_worker()
@@ -111,7 +113,7 @@ def do_task(task: Task) -> None:
 
 
 def events_of(task: Task, worker: Any) -> Iterator[Event | Begun]:
-    """Yield the events of a task. The last is missing if the client is gone."""
+    """Yield the events of a task. The last event is missing if the client is gone."""
     yield Begun()
     if lacking := task.needs.lacking():
         yield Refused(f"the worker {worker.address} {lacking}")
@@ -133,8 +135,8 @@ def events_of(task: Task, worker: Any) -> Iterator[Event | Begun]:
 
 
 def process_for(task: Task, worker: Any) -> WorkProcess:
-    """Return a free process of this run, or a new one. Processes of other runs may remain whose end
-    was never reported."""
+    """Return an idle process of this run, or a new process. Idle processes of other runs, whose end
+    was never reported, are killed."""
     idle = idle_of(worker)
     while idle:
         run, process = idle.pop()
@@ -151,7 +153,7 @@ def idle_of(worker: Any) -> list[tuple[str, WorkProcess]]:
 
 
 def end_processes(run: str, dask_worker: Any = None) -> None:
-    """End the processes of a finished run; Dask passes `dask_worker` by its name."""
+    """End the processes of a finished run. Dask passes `dask_worker` by this name."""
     idle = idle_of(dask_worker)
     mine = [pair for pair in idle if pair[0] == run]
     for pair in mine:
@@ -160,7 +162,7 @@ def end_processes(run: str, dask_worker: Any = None) -> None:
 
 
 def is_wanted(worker: Any, task: Task) -> bool:
-    """Return True if the task still has a client. Dask does not stop running tasks: a cancelled one
-    only changes its state."""
+    """Return True if a client still waits for the task. Dask does not stop a running task; it only
+    changes the task's state."""
     found = worker.state.tasks.get(task.key)
     return found is not None and found.state == "executing" and worker.status.name == "running"

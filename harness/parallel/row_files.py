@@ -1,4 +1,4 @@
-"""Files with a row of JSON for each result, from which an interrupted long run continues."""
+"""Files with a JSON row for each result, from which an interrupted long run can continue."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -25,7 +25,7 @@ def read_rows(file: Path | None, row_of: Callable[[dict[str, Any]], Row]) -> lis
 
 
 def make_row(kind: type[Row]) -> Callable[[dict[str, Any]], Row]:
-    """Return a function that makes a dataclass of a JSON row, turning lists back into tuples."""
+    """Return a function that turns a JSON row into a dataclass. Lists become tuples."""
     return lambda held: kind(**{name: as_tuples(value) for name, value in held.items()})
 
 
@@ -34,7 +34,7 @@ def as_tuples(value: Any) -> Any:
 
 
 def add_rows(file: Path | None, rows: Iterable[Any]) -> None:
-    """Append rows of a dataclass to the file."""
+    """Append rows (dataclasses) to the file."""
     if file is not None:
         with file.open("a", encoding="utf-8") as text:
             text.write("".join(f"{json.dumps(asdict(row))}\n" for row in rows))

@@ -1,8 +1,8 @@
 """A process that does one work after the other: `python -m ...work_process SOCKET`.
 
-It is fresh, not a fork, so it may be started where there are threads, and it has loaded everything
-by its second work. Works and their messages are sent as pickles: both ends are ours, and data of
-engines and models never arrive in this form (their adapters use `harness.processes.wire`).
+It is a new process, not a fork, so a process with threads may start it. From its second work on,
+all modules are loaded. Works and messages are sent as pickles, because both sides are our own code.
+Data of engines and models never arrive in this form (their adapters use `harness.processes.wire`).
 """
 
 import os
@@ -24,12 +24,11 @@ from lockstep.harness.processes.side_by_side import BLAS, interrupts_later
 
 
 class WorkProcess(EngineProcess):
-    """The parent's side of a work's process. Closing it ends the process at any time. The process
-    ends when our end is closed, whatever it is doing."""
+    """The parent's side of a process for works. Closing it ends the process at any time."""
 
     def __init__(self, variables: Mapping[str, str | None], folder: str | None = None) -> None:
-        """Start the process. variables: changes to its environment, None to remove one; folder: its
-        working folder."""
+        """Start the process. `variables` are changes to its environment, with None to remove one.
+        `folder` is its working folder."""
         ours, theirs = socket.socketpair()
         paths = [os.path.abspath(path) for path in sys.path]  # "" is this folder
         inherited = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
@@ -60,7 +59,7 @@ class WorkProcess(EngineProcess):
             self.connection.send(work)
 
     def next_event(self) -> Event:
-        """Return the next event of the current work. After `Died` the process is gone."""
+        """Return the next event of the current work. After `Died` the process no longer exists."""
         try:
             event: Event = self.connection.recv()
             return event
@@ -82,7 +81,7 @@ def main() -> None:
 
 
 def works_from(connection: Connection) -> Iterator[Work]:
-    """Yield works as they arrive. The loop ends once the other end is closed."""
+    """Yield works as they arrive, until the other side closes the connection."""
     works: SimpleQueue[Work] = SimpleQueue()
 
     def read() -> None:

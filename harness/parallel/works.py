@@ -1,10 +1,10 @@
-"""Parallel work: one narrow interface, implemented by local processes and by a cluster.
+"""Parallel work, with one interface for local processes and for a cluster.
 
-    works in -> (which work, what it says or becomes), as it comes -> the last event of each
+    works in -> (number of the work, event), as events arrive -> the last event of each work
 
-The last event of a work is any but `Said` (children.py). Its death is one of them: a process that
-is killed while it works is `Died`, here as on a cluster. A lost machine of a cluster is no event:
-another machine repeats the work, without repeated messages.
+The last event of a work is any event except `Said` (children.py). If a process is killed while it
+works, the last event is `Died`, on this machine and on a cluster. The loss of a cluster's machine
+is not an event: another machine repeats the work, without repeated messages.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,27 +27,29 @@ Result = TypeVar("Result")
 
 class Executor(Protocol):
     def run(self, works: Sequence[Work], files: Sequence[Path] = ()) -> Iterator[tuple[int, Event]]:
-        """Run the works. files: their inputs; a machine without them refuses the work. A caller
-        that stops listening ends the rest."""
+        """Run the works, and yield their events. `files` are the inputs; a machine that lacks them
+        refuses the work. If the caller stops listening, the remaining works end."""
         ...
 
 
 @runtime_checkable
 class Resumable(Protocol):
-    """A resumable work: if its machine is lost, another continues after its last checkpoint."""
+    """A work that can be resumed: if its machine is lost, another machine continues after the last
+    checkpoint."""
 
     def __call__(self, say: Say) -> None: ...
 
     def is_checkpoint(self, value: Any) -> bool: ...
 
     def behind(self, said: Sequence[Any]) -> Self:
-        """Return the rest of the work after these messages, up to a checkpoint."""
+        """Return the part of the work that remains after these messages, which end at a
+        checkpoint."""
         ...
 
 
 @dataclass(frozen=True)
 class Forks:
-    """A process for each work, forked from this one with everything it has loaded."""
+    """Runs each work in a fork of this process, which has everything loaded."""
 
     jobs: int
 
@@ -57,8 +59,9 @@ class Forks:
 
 @dataclass(frozen=True)
 class Processes:
-    """Fresh processes that stay, so that loaded code and models serve the next work. Their
-    temporary folders lie in one of ours, which is removed even if they are killed."""
+    """Runs works in new processes that are reused, so that loaded code and models serve the next
+    work. Their temporary folders lie in a folder of this process, which is removed even if they are
+    killed."""
 
     jobs: int
 
@@ -89,7 +92,7 @@ class Processes:
 def events_of(
     executor: Executor, works: Sequence[Work], files: Sequence[Path] = ()
 ) -> Iterator[tuple[int, Event]]:
-    """Yield all events, and check them: each work has one last event."""
+    """Yield all events, and check that each work has exactly one last event."""
     left = set(range(len(works)))
     for number, event in executor.run(works, files):
         if number not in left:
@@ -107,9 +110,10 @@ def as_done(
     files: Sequence[Path] = (),
     died: Callable[[Part, str], Result] | None = None,
 ) -> Iterator[Result]:
-    """Yield the result of each part; with an executor the first finished one comes first.
+    """Yield the result of each part. With an executor, results come in the order in which they are
+    finished.
 
-    died: makes a result of the death of a part's process; without it the death is raised.
+    `died` makes the result for a part whose process died. Without it, a death raises an exception.
     """
     if executor is None:
         with keep_template():

@@ -1,1 +1,1 @@
-"""Processes: started, limited, ended, and spoken to."""
+"""Starts and ends processes, limits them, and exchanges messages with them."""

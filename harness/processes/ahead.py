@@ -1,8 +1,8 @@
-"""Work that will be needed soon, done in advance. A fork of this process computes it while this one
-waits for engines, or an engine is asked while this process computes.
+"""Work that will be needed soon, done in advance. A fork of this process computes while this
+process waits for engines, or an engine computes while this process does.
 
-A fork has the recorded graph, the mapped file and the compiled kernels at once; it sends arrays and
-ends. If no fork can be made, or it dies, the work is done when it is wanted.
+A fork already has the recorded graph, the mapped file and the compiled kernels. It sends arrays and
+ends. If no fork can be made, or the fork dies, this process does the work when it is needed.
 """
 
 import ctypes
@@ -30,9 +30,9 @@ LATER = 19  # of what is wanted after other forks' work
 
 
 class Ahead:
-    """Work that a fork does in advance. work: returns a transferable result; it is dropped if the
-    fork fails. again: the work to do here after such a failure, if it is another one; all that
-    `work` holds then lives only in the fork."""
+    """Work that a fork does in advance. `work` returns a result that can be sent, and runs only in
+    the fork. If the fork fails, its result is dropped, and this process runs `again`, by default
+    the same work."""
 
     def __init__(
         self,
@@ -78,15 +78,16 @@ class Ahead:
 
 
 def give_back() -> None:
-    """Return freed memory to the system, for forks and engines. glibc keeps what lies between used
-    blocks."""
+    """Return freed memory to the system, so that forks and engines can use it. glibc keeps freed
+    memory between used blocks otherwise."""
     if sys.platform == "linux":
         with suppress(AttributeError):  # other C libraries have no such call
             ctypes.CDLL(None).malloc_trim(0)
 
 
 def answer(work: Callable[[], Any], to: socket.socket, parent: int, behind: int) -> None:
-    """Answer in the fork, which always ends here, and closes none of its parent's files."""
+    """Do the work in the fork, and send the result. The fork always ends here, and leaves its
+    parent's files open."""
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
@@ -101,9 +102,9 @@ def answer(work: Callable[[], Any], to: socket.socket, parent: int, behind: int)
 
 
 def may_fork() -> bool:
-    """Return True if forking is safe and useful. Other systems' libraries do not survive a fork,
-    and one processor gains nothing. A fork may also wait for threads of BLAS that it lacks, so
-    commands and tests start none."""
+    """Return True if forking is safe and useful. On other systems than Linux libraries do not
+    survive a fork, and on one processor a fork saves no time. Threads of BLAS would make a fork
+    hang, so commands and tests use none."""
     alone = os.environ.get(BLAS) == "1"
     return sys.platform == "linux" and alone and len(os.sched_getaffinity(0)) > 1
 
@@ -111,8 +112,9 @@ def may_fork() -> bool:
 def in_shares(
     work: Callable[[Sequence[A]], B], items: Sequence[A], most: int
 ) -> list[tuple[Sequence[A], B]]:
-    """Return each share of the items with its result. One share is computed here, the others in
-    forks. most: processes together; no items make one share."""
+    """Divide the items into at most `most` shares, and return each share with its result. This
+    process computes one share, and forks compute the others. If there are no items, there is one
+    empty share."""
     n = max(1, min(most, len(items), processors() if may_fork() else 1))
     shares = [items[i::n] for i in range(n)]
     others = [Ahead(partial(work, share)) for share in shares[1:]]
@@ -125,8 +127,8 @@ def in_shares(
 
 
 class Awaited(Generic[A]):
-    """Work in a thread that waits for another process. That process was started by this thread, and
-    would die with it."""
+    """Work that runs in a new thread and waits for another process. The caller's thread must have
+    started that process, because a process dies with the thread that started it."""
 
     def __init__(self, work: Callable[[], A]) -> None:
         self.work = work
@@ -150,8 +152,8 @@ class Awaited(Generic[A]):
 
 
 def at_once(first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
-    """Run two works at once, the first in a thread (`Awaited`). It has ended when this returns or
-    raises, except after an interrupt."""
+    """Run two works at the same time, the first in a thread (`Awaited`). The first work has ended
+    when this returns or raises, except after an interrupt."""
     awaited = Awaited(first)
     try:
         other = second()

@@ -1,8 +1,8 @@
-"""glibc's allocator, set so that freed and reallocated arrays do not cause page faults.
+"""Settings of glibc's allocator, so that freeing and allocating arrays again causes no page faults.
 
-Our products go through a matrix in runs of rows, a few megabytes of arrays each. glibc gives such
-an amount back to the system when it is freed, and the next arrays are taken from it anew, page by
-page: of a product with one token that was four fifths of the time.
+Our products process a matrix in groups of rows, each with arrays of a few megabytes. By default
+glibc returns such memory to the system when it is freed. The next arrays then cause a page fault
+for each page, which took four fifths of the time of a product with one token.
 """
 
 import ctypes
@@ -14,8 +14,8 @@ MAPPED = 32 << 20  # bytes of one array that is mapped apart, and goes back at o
 
 
 def keep_freed_memory() -> None:
-    """Keep memory that this process and its forks free. Other C libraries have no such knob and
-    need none."""
+    """Keep the memory that this process and its forks free. Other C libraries lack this setting and
+    do not need it."""
     with suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
         libc.mallopt(M_TRIM_THRESHOLD, KEPT)

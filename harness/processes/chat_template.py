@@ -1,7 +1,7 @@
-"""A chat template rendered by Jinja: in its sandbox, in a process with limited time and memory.
+"""Renders a chat template with Jinja, in its sandbox, in a process with limited time and memory.
 
-A template comes with a model file and is untrusted: a sandbox keeps it from objects of ours, and
-not from `'x' * 10**11`. As a program it reads one JSON object and writes the text.
+A template comes from a model file and is untrusted. The sandbox protects our objects, but does not
+prevent `'x' * 10**11`. Run as a program, this module reads one JSON object and writes the text.
 """
 
 import json
@@ -17,11 +17,12 @@ MAX_TEXT_BYTES = 1 << 20
 
 
 class NoText(Exception):
-    """Error: the template gives no text; one sentence with the reason."""
+    """Error: the template gives no text. Its message is one sentence with the reason."""
 
 
 def render_apart(template: str, message: str, bos: str, eos: str) -> str:
-    """Render in a limited process. Raises NoText, with the reason."""
+    """Render a template in a limited process, and return the text. Raises NoText with the
+    reason."""
     leash = [sys.executable, "-I", "-S", limits.__file__, str(os.getpid())]
     given = {"template": template, "message": message, "bos_token": bos, "eos_token": eos}
     try:
@@ -42,7 +43,8 @@ def render_apart(template: str, message: str, bos: str, eos: str) -> str:
 
 
 def render(template: str, message: str, bos_token: str, eos_token: str) -> str:
-    """Render a chat as transformers does: blocks trimmed, loop controls, an immutable sandbox."""
+    """Render a chat with the settings of transformers: trimmed blocks, loop controls, an immutable
+    sandbox."""
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     environment = ImmutableSandboxedEnvironment(

@@ -1,4 +1,5 @@
-"""A child process in which an engine answers: the last lines of its log, its death, and its end."""
+"""A child process in which an engine answers, with the last lines of its log, its death, and its
+end."""
 
 import os
 import re
@@ -32,12 +33,12 @@ LIVE: "weakref.WeakSet[EngineProcess]" = weakref.WeakSet()
 
 
 class EngineProcess:
-    """A process that leads its own group: interrupts reach only the parent, and all its descendants
-    die with it."""
+    """A process that leads its own process group. Interrupts reach only the parent. All descendants
+    of the process die with it."""
 
     def __init__(self, process: Process, log: IO[bytes], *ours: Closable) -> None:
-        """Watch a process. log: its output; ours: our ends of its connections, whose closing ends
-        it."""
+        """Watch a process. `log` is its output. `ours` are our ends of its connections; it ends
+        when they are closed."""
         self.process = process
         self.ours = ours
         self.tail: deque[str] = deque(maxlen=LOG_LINES)
@@ -47,7 +48,7 @@ class EngineProcess:
         LIVE.add(self)
 
     def death(self) -> str:
-        """Say how the process ended, as part of a sentence."""
+        """Return how the process ended, as part of a sentence."""
         if not self.ends_in_time():
             return "closed its connection without an answer"
         self.finalizer()
@@ -63,15 +64,15 @@ class EngineProcess:
         return signal_name(-status) if status is not None and status < 0 else ""
 
     def dismiss(self) -> None:
-        """Let the process end by itself, so that its engine can clean up; then kill it if
-        necessary."""
+        """Close our connections and wait until the process ends, so that its engine can clean up.
+        Kill it if it does not end in time."""
         for end in self.ours:
             end.close()
         self.ends_in_time()
         self.kill()
 
     def kill(self) -> tuple[str, ...]:
-        """End it and return the last lines of its log."""
+        """Kill the process, and return the last lines of its log."""
         self.finalizer()
         self.reader.join(GRACE_SECONDS)
         return tuple(self.tail)
@@ -86,15 +87,15 @@ class EngineProcess:
 
 
 def of_memory(log: Sequence[str], limit: int | None) -> str:
-    """Return a note on a death that the memory limit probably caused."""
+    """Return a note if the memory limit probably caused the death; else ""."""
     if limit is None or not any(map(NO_MEMORY.search, log)):
         return ""
     return f" (its memory limit is {limit / (1 << 30):.1f} GiB, without mapped files)"
 
 
 def has_ended(process: Process) -> bool:
-    """Return True if the process has ended, without reaping it: until then neither its id nor that
-    of its group can be reused."""
+    """Return True if the process has ended. It is not reaped, so that neither its id nor its
+    group's id can be reused."""
     if process.returncode is not None:
         return True
     if isinstance(process, ForkedProcess):
@@ -104,14 +105,15 @@ def has_ended(process: Process) -> bool:
 
 
 def end_all() -> None:
-    """End every process started by this one: for a fork, which ends without finalizers."""
+    """End every process that this process has started. A fork needs it, because it ends without
+    finalizers."""
     for each in list(LIVE):
         each.finalizer()
 
 
 def end_group(process: Process, ours: Sequence[Closable], owner: int) -> None:
-    """Kill the process with all its descendants, and reap it. A fork of its owner does nothing, as
-    the owner may still use it."""
+    """Kill the process with all its descendants, and reap it. In a fork of its owner this does
+    nothing, because the owner may still use it."""
     if os.getpid() != owner:
         return
     if isinstance(process, ForkedProcess | KeptProcess):

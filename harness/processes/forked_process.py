@@ -1,5 +1,5 @@
-"""A process that another one forked for us: the interface of a subprocess, through a socket to its
-parent, who reaps it only after our release."""
+"""A process that another process has forked for us, with the interface of a subprocess. A socket
+connects us to its parent, which reaps it only after we release it."""
 
 import socket
 import struct
@@ -11,8 +11,8 @@ NUMBER = struct.Struct("<q")  # first the process's id; once it has ended, its s
 
 class ForkedProcess:
     def __init__(self, parent: socket.socket, seconds: float) -> None:
-        """Fork. Raises OSError if there is no process: its parent has ended, or takes longer than
-        that."""
+        """Receive the id of the new process from its parent. Raises OSError if the parent has
+        ended, or does not answer within `seconds`."""
         self.parent = parent
         self.returncode: int | None = None
         parent.settimeout(seconds)
@@ -29,8 +29,8 @@ class ForkedProcess:
         return True
 
     def kill(self) -> None:
-        """Ask the parent to kill the process and its descendants: only the parent knows the id's
-        current owner.
+        """Ask the parent to kill the process and its descendants, because only the parent knows
+        which process now has this id.
 
         The process has ended when `wait` returns.
         """
@@ -38,7 +38,8 @@ class ForkedProcess:
             self.parent.shutdown(socket.SHUT_WR)
 
     def wait(self) -> int:
-        """Return the status as subprocess gives it. Another process may then get the id."""
+        """Return the exit status in the form that subprocess uses. After this call another process
+        may get the id."""
         if self.returncode is None:
             self.returncode = -9  # it dies with its parent, who then says nothing of it
             with suppress(OSError):

@@ -17,7 +17,7 @@ MARK = "LOCKSTEP_KEPT"  # a variable: what has it is a descendant, also where th
 
 
 class KeptProcess(subprocess.Popen[bytes]):
-    """The keeper, which ends as the process ends."""
+    """The keeper of a process. It ends when the process ends."""
 
     def __init__(self, command: Sequence[str], memory_limit: int | None, **of_popen: Any) -> None:
         keeper = [sys.executable, "-I", "-S", limits.__file__, str(os.getpid())]
@@ -28,7 +28,7 @@ class KeptProcess(subprocess.Popen[bytes]):
         )
 
     def kill(self) -> None:
-        """End it with all that it has started, and wait for that."""
+        """End the process with all processes that it has started, and wait for their end."""
         self.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + 2 * limits.KILL_SECONDS  # the keeper's own time, and a spare
         while time.monotonic() < deadline:
@@ -43,10 +43,10 @@ class KeptProcess(subprocess.Popen[bytes]):
 
 
 def kill_marked(variable: str, mark: str) -> None:
-    """Kill each process with this mark in the variable, until none is left, because killed ones may
-    have started others.
+    """Kill each process whose variable has this value, and repeat until none is left, because
+    killed processes may have started others.
 
-    A process that another program starts with variables of its own has no mark and stays.
+    A process that was started with other variables has no mark, and continues.
     """
     deadline = time.monotonic() + limits.KILL_SECONDS
     while time.monotonic() < deadline and (found := processes_marked(variable, mark)):
@@ -57,7 +57,7 @@ def kill_marked(variable: str, mark: str) -> None:
 
 
 def processes_marked(variable: str, mark: str) -> list[int]:
-    """Return the ids of our user's processes with this mark; none without /proc."""
+    """Return the ids of the current user's processes with this mark; none without /proc."""
     wanted, found = f"{variable}={mark}".encode(), []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):

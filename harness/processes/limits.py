@@ -1,10 +1,11 @@
-"""Limits of an engine's process: it dies with its parent, its memory is bounded, and no descendant
+"""Limits for an engine's process: it dies with its parent, its memory is limited, and no descendant
 outlives it.
 
-Imports next to nothing, because it also runs as a program, the keeper of an engine: `python -I -S
-limits.py PARENT BYTES COMMAND...` (BYTES 0: no bound). The keeper starts the command and ends as
-the command ends. At its end, at SIGTERM and at the end of PARENT it kills the command with all
-descendants: the kernel makes it the parent of orphans, in any group.
+This module imports almost nothing, because it also runs as a program, the keeper of an engine:
+`python -I -S limits.py PARENT BYTES COMMAND...` (BYTES 0: no limit). The keeper starts the command,
+and ends with the command's exit status. When the command, the keeper (by SIGTERM) or PARENT ends,
+the keeper kills the command with all descendants. The kernel makes the keeper the parent of orphans
+in any process group.
 """
 
 import ctypes
@@ -25,9 +26,10 @@ KILL_SECONDS = 5.0  # for the kernel to end what was killed; a process may hang 
 
 
 def die_with(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel send this process the signal at its parent's end, even in a C call.
+    """Let the kernel send this process a signal when its parent ends, even during a C call.
 
-    The kernel means the thread that started us: a runner belongs to a thread that outlives it.
+    For the kernel, the parent is the thread that started this process. Therefore the thread that
+    starts it must live longer.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, by, 0, 0, 0)
@@ -36,10 +38,10 @@ def die_with(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
 
 
 def limit_memory(limit: int | None) -> None:
-    """Bound the private memory; the pages of a memory-mapped model do not count.
+    """Limit the private memory. The pages of a memory-mapped model do not count.
 
-    RLIMIT_AS would count them, and twice with some loaders. Only Linux counts anonymous mappings
-    under RLIMIT_DATA (setrlimit(2)); elsewhere this bounds the heap at most.
+    RLIMIT_AS would count these pages, with some loaders twice. Only Linux counts anonymous mappings
+    under RLIMIT_DATA (setrlimit(2)). On other systems at most the heap is limited.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if limit is not None:
@@ -47,8 +49,8 @@ def limit_memory(limit: int | None) -> None:
 
 
 def room_for(size: int, limit: int) -> int:
-    """Return the memory limit of an engine that loads a model of so many bytes: `limit`, or more if
-    the file and all its decoded weights need it, up to the machine's memory."""
+    """Return the memory limit for an engine that loads a model of this size. It is `limit`, or more
+    if the file and all its decoded weights need more, up to the machine's memory."""
     return max(limit, min(memory_of_machine(), DECODED * size))
 
 
@@ -79,8 +81,8 @@ def main() -> None:
 
 
 def close_inherited() -> None:
-    """Close the engine's inherited connections, so that a closed end is seen; its log stays
-    open."""
+    """Close the connections that the engine inherits, so that it notices when another side closes.
+    Its log stays open."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1):
         os.dup2(nothing, number)
@@ -88,7 +90,8 @@ def close_inherited() -> None:
 
 
 def status_at_end(engine: int) -> int:
-    """Wait for the end of the engine, or for SIGTERM, which counts as its end by SIGKILL."""
+    """Wait for the end of the engine, and return its status. SIGTERM counts as the engine's end by
+    SIGKILL."""
     while signal.sigwait(WAKE) != signal.SIGTERM:
         for pid, status in ended_children():
             if pid == engine:
@@ -97,14 +100,14 @@ def status_at_end(engine: int) -> int:
 
 
 def ended_children() -> Iterator[tuple[int, int]]:
-    """Reap the ended children, and yield the id and status of each. Raises ChildProcessError where
-    no child is left."""
+    """Reap the children that have ended, and yield the id and the status of each. Raises
+    ChildProcessError if no child is left."""
     while (found := os.waitpid(-1, os.WNOHANG))[0]:
         yield found
 
 
 def kill_descendants() -> None:
-    """Kill descendants until none is left: an orphan becomes a child of this process."""
+    """Kill descendants until none is left. An orphan becomes a child of this process."""
     deadline = time.monotonic() + KILL_SECONDS
     with suppress(ChildProcessError):
         while time.monotonic() < deadline:
@@ -118,8 +121,7 @@ def kill_descendants() -> None:
 
 
 def children() -> list[int]:
-    """Return the ids of this process's children. Not every kernel has
-    /proc/PID/task/TID/children."""
+    """Return the ids of this process's children. Some kernels lack /proc/PID/task/TID/children."""
     found = []
     for name in filter(str.isdecimal, os.listdir("/proc")):
         with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
@@ -129,7 +131,7 @@ def children() -> list[int]:
 
 
 def end_like(status: int) -> NoReturn:
-    """End this process with the status of another one."""
+    """End this process with the same status as another process."""
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
         with suppress(OSError, ValueError):  # SIGKILL has no handler

@@ -1,4 +1,4 @@
-"""Parallel processes that do not compete for processors."""
+"""Helpers for processes that run in parallel without competing for processors."""
 
 import os
 import signal
@@ -17,9 +17,10 @@ Result = TypeVar("Result")
 
 @contextmanager
 def interrupts_later() -> Iterator[None]:
-    """Delay interrupts during the start of a process. An interrupt in the middle would end it with
-    a traceback, and until it has taken up `watch_parent` it would be interrupted itself. A blocked
-    signal stays blocked in the child: SIGTERM, by which a pool ends its processes, only waits."""
+    """Delay interrupts while a process starts. An interrupt during the start would end the new
+    process with a traceback, because it ignores interrupts only after `watch_parent`. SIGTERM is
+    only delayed, not blocked: the child would inherit the block, and a pool ends its processes with
+    SIGTERM."""
     if current_thread() is not main_thread():
         yield
         return
@@ -39,8 +40,8 @@ def interrupts_later() -> Iterator[None]:
 
 
 def watch_parent() -> None:
-    """End this process with its parent, instead of waiting for work for ever. Interrupts from a
-    terminal reach the whole group; only the parent acts on them."""
+    """End this process when its parent ends; otherwise it would wait for work for ever. Interrupts
+    from a terminal reach the whole group, but only the parent reacts to them."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     Thread(target=end_with_parent, daemon=True).start()

@@ -1,8 +1,8 @@
-"""The next process of an engine, started while the current one is still at work.
+"""Starts the next process of an engine while the current one still works.
 
-An engine gets a new process for each model made of the user's. One in Python first loads Python,
-numpy and the user's module: most of a second, several with torch. From the second on the next has
-loaded by the time it is wanted; it has seen no model, and answers one session alone.
+An engine gets a new process for each probe model. A Python engine first loads Python, numpy and the
+user's module, which takes most of a second, or several with torch. After the second process, the
+next one is always loaded before it is needed. It has seen no model, and answers only one session.
 """
 
 import os
@@ -18,9 +18,9 @@ P = TypeVar("P", bound=EngineProcess)
 
 
 class Spare:
-    """A process started in advance: at most one for each process and thread. A fork has none, and
-    one that another thread had started would die with it. kept: True if a process is started
-    ahead."""
+    """A process started in advance, at most one for each process and thread. A fork gets none. A
+    process that another thread had started would die with that thread. `kept` is True if processes
+    are started in advance."""
 
     def __init__(self) -> None:
         self.kept = 0
@@ -33,8 +33,8 @@ class Spare:
         self.waiting: EngineProcess | None = None
 
     def take(self, key: Hashable, start: Callable[[], P]) -> P:
-        """Return a process that was started in advance with the same key and environment, or a new
-        one."""
+        """Return the process that was started in advance, if its key and environment are the same;
+        else a new process."""
         if not self.is_ours():
             return start()
         key = key, surroundings()
@@ -46,8 +46,8 @@ class Spare:
         return found
 
     def start_next(self, start: Callable[[], EngineProcess]) -> None:
-        """Start the next process once the last one has loaded, so that they do not wait for each
-        other. Only an engine that was opened twice is started again."""
+        """Start the next process after the last one has loaded, so that they do not slow each other
+        down. This happens only for an engine that was opened twice."""
         if self.is_ours() and self.is_second and self.waiting is None:
             with suppress(OSError):  # no more processes: it is started when it is wanted
                 self.waiting = start()
@@ -64,7 +64,7 @@ class Spare:
 
     @contextmanager
     def keep(self) -> Iterator[None]:
-        """Start processes ahead within this context."""
+        """Start processes in advance within this context."""
         self.kept += 1
         try:
             yield
@@ -78,5 +78,5 @@ SPARE = Spare()
 
 
 def surroundings() -> tuple[Hashable, ...]:
-    """Return the environment that a process inherits from this one at its start."""
+    """Return the environment that a new process inherits from this one."""
     return os.getcwd(), tuple(sys.path), frozenset(os.environ.items())

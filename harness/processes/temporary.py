@@ -15,9 +15,9 @@ LOCK = ".lock"  # in a folder: locked as long as a process of its command lives
 
 @contextmanager
 def one_temporary_folder() -> Iterator[None]:
-    """Put all temporary folders of this context into one, also those of child processes. Each maker
-    removes its own folder, unless it is killed or may open no more files. This folder is removed
-    last. A command that is killed leaves it to the next one."""
+    """Put all temporary folders of this context and of its child processes into one folder. Each
+    creator removes its own folder, unless it is killed or cannot open more files. This folder is
+    removed last. If the command is killed, the next command removes it."""
     before = os.environ.get(TEMPORARY), tempfile.tempdir
     try:
         remove_abandoned(tempfile.gettempdir())
@@ -38,7 +38,7 @@ def one_temporary_folder() -> Iterator[None]:
 
 @contextmanager
 def locked_folder(folder: str) -> Iterator[None]:
-    """Hold the folder's lock; the kernel gives it up at the end of this process and its forks."""
+    """Hold the folder's lock. The kernel releases it when this process and its forks have ended."""
     with ExitStack() as stack:
         with suppress(OSError):  # without a lock nobody takes the folder for abandoned
             name = os.path.join(folder, LOCK)
@@ -49,7 +49,7 @@ def locked_folder(folder: str) -> Iterator[None]:
 
 
 def remove_abandoned(parent: str) -> None:
-    """Remove this user's folders of commands that were killed: their locks are free."""
+    """Remove the current user's folders of killed commands, whose locks are free."""
     with os.scandir(parent) as every:
         entries = list(every)
     for entry in entries:
@@ -64,8 +64,8 @@ def remove_abandoned(parent: str) -> None:
 
 
 def remove_tree(folder: str) -> None:
-    """Remove what can be removed, with one open file at a time; shutil.rmtree needs two per
-    level."""
+    """Remove as much of the folder as possible, with one open file at a time. shutil.rmtree needs
+    two per level."""
     for parent, folders, files in os.walk(folder, topdown=False):
         for name in (*files, *folders):
             path = os.path.join(parent, name)

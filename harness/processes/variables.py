@@ -1,4 +1,4 @@
-"""Variables of the environment that libraries read once, when they are loaded."""
+"""Environment variables that libraries read only once, when they are loaded."""
 
 NO_BACKTRACE = {"GGML_NO_BACKTRACE": "1"}  # ggml runs gdb, and buries the message of an abort
 ENVIRONMENT = {  # set before llama.cpp is loaded; what the user has set wins

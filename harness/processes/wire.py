@@ -1,7 +1,7 @@
 """Messages between the harness and a worker: a JSON head and raw arrays, nothing executable.
 
-A crafted model may own the worker, so nothing that it sends is trusted: every size is checked
-before memory is taken, every type comes from a closed list, and every field of a record is
+A malicious model may control the worker, so its messages are untrusted. Every size is checked
+before memory is allocated, every type must be on a closed list, and every field of a record is
 checked against its annotation.
 
     frame = magic, length of head (u32), length of payload (u64), head, payload
@@ -87,15 +87,15 @@ MANY = 1000  # whole numbers in a list: as text they take three times as long as
 
 
 class WireError(Exception):
-    """Error: bytes that are no message, or values of a forbidden type."""
+    """Error: the bytes are not a message, or a value has a forbidden type."""
 
 
 class WrongField(WireError):
-    """Raised for a record whose fields do not fit their annotations."""
+    """Error: the fields of a record do not match their annotations."""
 
 
 class Closed(Exception):
-    """The other side is gone."""
+    """Error: the other side has closed the connection."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,14 +107,14 @@ class MessageLimits:
 
 
 class Channel:
-    """One end of a stream socket that carries frames. Deadlines are on the monotonic clock."""
+    """One end of a stream socket that carries frames. Deadlines use the monotonic clock."""
 
     def __init__(self, stream: socket.socket, limits: MessageLimits | None = None) -> None:
         self.stream = stream
         self.limits = limits or MessageLimits()
 
     def send(self, value: Any, deadline: float | None = None) -> None:
-        """Send a message. Raises WireError before anything is written; Closed; TimeoutError."""
+        """Send a message. Raises WireError before anything is written, Closed, or TimeoutError."""
         self.write(pack(value), deadline)
 
     def write(self, frame: Sequence[bytes | memoryview], deadline: float | None = None) -> None:
@@ -127,9 +127,8 @@ class Channel:
                 raise Closed("the other side closed the connection") from error
 
     def receive(self, deadline: float | None = None) -> Any:
-        """Receive a message. Raises WireError for bytes that are no message; Closed;
-        TimeoutError.
-        """
+        """Receive a message. Raises WireError for bytes that are not a message, Closed, or
+        TimeoutError."""
         prefix = bytearray(PREFIX.size)
         self._fill(memoryview(prefix), deadline)
         magic, head_bytes, payload_bytes = PREFIX.unpack(prefix)
@@ -171,12 +170,13 @@ class Channel:
 
 
 def digest(*values: Any) -> bytes:
-    """Return a digest of transferable values: the same in every process."""
+    """Return a digest of values that can be sent. It is the same in every process."""
     return hashlib.sha256(b"".join(bytes(part) for part in pack(list(values)))).digest()
 
 
 def pack(value: Any) -> list[bytes | memoryview]:
-    """Return the parts of a frame. Raises WireError for a value that is not on the closed lists."""
+    """Return the parts of a frame. Raises WireError for a value whose type is not on the closed
+    lists."""
     arrays: list[NDArray[Any]] = []
     tree = encode(value, arrays)
     head = json.dumps(
@@ -190,7 +190,7 @@ def pack(value: Any) -> list[bytes | memoryview]:
 
 
 def raw_bytes(array: NDArray[Any]) -> memoryview:
-    """Return the memory of an array in C order, to read or to fill."""
+    """Return the memory of an array in C order, for reading or filling."""
     return array.reshape(-1).view(np.uint8).data
 
 
@@ -202,7 +202,8 @@ def check_size(what: str, size: int, limit: int) -> None:
 def open_head(
     head: bytes, payload_bytes: int
 ) -> tuple[list[tuple[np.dtype[Any], tuple[int, ...]]], Any]:
-    """Return the declared arrays and the value's tree; the arrays must fill the payload exactly."""
+    """Return the declared arrays and the value's tree. Raises WireError unless the arrays fill the
+    payload exactly."""
     try:
         message = json.loads(head)
         arrays, tree = message["arrays"], message["value"]
@@ -216,8 +217,8 @@ def open_head(
 
 
 def checked_shape(shape: Any) -> tuple[int, ...]:
-    """Return the shape as a tuple. Raises ValueError, also if zeros hide a dimension that numpy
-    cannot hold."""
+    """Return the shape as a tuple. Raises ValueError for an invalid shape, and if a zero hides a
+    dimension that numpy cannot hold."""
     if type(shape) is not list or len(shape) > MAX_DIMENSIONS:
         raise ValueError(f"no shape: {shape!r:.80}")
     if not all(type(n) is int and 0 <= n < 1 << 48 for n in shape):
@@ -231,8 +232,8 @@ def checked_shape(shape: Any) -> tuple[int, ...]:
 
 
 def encode(value: Any, arrays: list[NDArray[Any]]) -> Any:
-    """Return the tree of a value; arrays and bytes are appended to `arrays` and referenced by
-    index."""
+    """Return the tree of a value. Arrays and bytes are appended to `arrays`, and the tree refers to
+    their numbers."""
     if type(value) in PLAIN:
         return value
     if isinstance(value, np.generic):
@@ -240,7 +241,7 @@ def encode(value: Any, arrays: list[NDArray[Any]]) -> Any:
     if isinstance(value, np.ndarray):
         if value.dtype.name not in DTYPES:
             raise WireError(
-                f"an array of {value.dtype} may not cross (known: {list_known(DTYPES)})"
+                f"an array of {value.dtype} cannot be sent (known: {list_known(DTYPES)})"
             )
         arrays.append(np.asarray(value, DTYPES[value.dtype.name], order="C"))
         return {"$": "array", "v": len(arrays) - 1}
@@ -271,7 +272,7 @@ def encode_list(value: list[Any], arrays: list[NDArray[Any]]) -> Any:
 def encode_record(value: Any, arrays: list[NDArray[Any]]) -> Any:
     name = type(value).__name__
     if not is_dataclass(value) or RECORDS.get(name) is not type(value):
-        raise WireError(f"a {name} may not cross (known records: {list_known(RECORDS)})")
+        raise WireError(f"a {name} cannot be sent (known records: {list_known(RECORDS)})")
     held = {field.name: encode(getattr(value, field.name), arrays) for field in fields(value)}
     return {"$": name, "v": held}
 
@@ -327,18 +328,18 @@ def build_record(tag: Any, held: Any, arrays: Sequence[NDArray[Any]]) -> Any:
 
 
 def words_of(hint: Any) -> str:
-    """Return an annotation in terms of the protocol's documentation."""
+    """Return an annotation in the words of the protocol's documentation."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is np.ndarray:
         (scalar,) = typing.get_args(arguments[1]) or (Any,)
         return "an array" if scalar is Any else f"an array of {np.dtype(scalar)}"
     if origin is tuple and arguments[1:] == (...,):
-        return f"a tuple, each of it {words_of(arguments[0])}"
+        return f"a tuple, each item {words_of(arguments[0])}"
     return str(hint)
 
 
 def words_for(value: Any, hint: Any) -> str:
-    """Describe the actual value, down to the first part that does not fit."""
+    """Describe the actual value, down to the first part that does not match the annotation."""
     if isinstance(value, np.ndarray):
         return f"an array of {value.dtype} in the shape {value.shape}"
     arguments = typing.get_args(hint)
@@ -356,7 +357,7 @@ def index_of(held: Any, arrays: Sequence[NDArray[Any]]) -> int:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Return True if a value fits the annotation of a record."""
+    """Return True if a value matches the annotation of a record's field."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return True

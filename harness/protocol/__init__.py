@@ -1,2 +1,1 @@
-"""The protocol of programs under test: questions and possible answers (documented in
-PROTOCOL.md)."""
+"""The protocol of programs under test: questions and their possible answers (see PROTOCOL.md)."""

@@ -2,8 +2,8 @@
 
     {"id":7,"ask":"dequantize","type":"Q8_0","arrays":[["raw","u8",[34]]],"bytes":34}\\n<34 bytes>
 
-Nothing that an engine sends is trusted: a line and the arrays after it are limited before memory
-is taken, and names, types and shapes come from closed lists.
+Messages of an engine are untrusted. The sizes of a line and of the arrays after it are checked
+before memory is allocated. Names, types and shapes must be on closed lists.
 """
 
 import json
@@ -36,7 +36,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Message:
-    """A message. head: the head without `arrays` and `bytes`."""
+    """A message. `head` is the head without `arrays` and `bytes`."""
 
     head: Mapping[str, Any]
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
@@ -53,7 +53,7 @@ def pack_message(message: Message) -> list[bytes | memoryview]:
 
 
 class Pipe:
-    """Both our ends of a process's pipes. Deadlines are on the monotonic clock."""
+    """Our ends of a process's two pipes. Deadlines use the monotonic clock."""
 
     def __init__(self, to_engine: int, from_engine: int) -> None:
         self.to_engine, self.from_engine = to_engine, from_engine
@@ -63,7 +63,7 @@ class Pipe:
         self.searched = 0  # so many bytes of it hold no end of a line
 
     def send(self, message: Message, deadline: float) -> None:
-        """Send a message. Raises Closed; TimeoutError if nobody reads."""
+        """Send a message. Raises Closed, or TimeoutError if the process does not read it."""
         for part in pack_message(message):
             left = memoryview(part)
             while left:
@@ -76,11 +76,11 @@ class Pipe:
                     raise Closed("the engine stopped reading its input") from error
 
     def receive(self, deadline: float) -> Message:
-        """Receive a message. Raises WireError if it is malformed; Closed; TimeoutError."""
+        """Receive a message. Raises WireError if it is malformed, Closed, or TimeoutError."""
         return self.message(self.line(deadline), deadline)
 
     def message(self, line: bytes, deadline: float) -> Message:
-        """Read the rest of the message that the line begins."""
+        """Read the rest of the message that begins with this line."""
         head = head_of(line)
         shapes = shapes_of(head.pop("arrays", []), head.pop("bytes", None))
         arrays = {name: np.empty(shape, dtype) for name, dtype, shape in shapes}
@@ -90,13 +90,13 @@ class Pipe:
         return Message(head=head, arrays=arrays)
 
     def line(self, deadline: float) -> bytes:
-        """Return the next line, without its end."""
+        """Return the next line, without its newline."""
         while (line := self.whole_line()) is None:
             self.ahead += self.read(PIECE, deadline)
         return line
 
     def whole_line(self) -> bytes | None:
-        """Return the line if its end has been read already."""
+        """Return the next line if it has been read completely; else None."""
         end = self.ahead.find(b"\n", self.searched)
         if end < 0:
             self.searched = len(self.ahead)
@@ -132,7 +132,8 @@ class Pipe:
 def wait_for(
     deadline: float, *, reads: tuple[int, ...] = (), writes: int | None = None
 ) -> list[int]:
-    """Return the readable descriptors of `reads`. Raises TimeoutError."""
+    """Wait until a descriptor is ready, and return the readable ones of `reads`. Raises
+    TimeoutError."""
     left = deadline - time.monotonic()
     ready = select.select(reads, [] if writes is None else [writes], [], max(0.0, left))
     if left <= 0 or not (ready[0] or ready[1]):
@@ -141,7 +142,8 @@ def wait_for(
 
 
 class NoJson(WireError):
-    """Error: a line is no message, perhaps from another writer on the same descriptor."""
+    """Error: a line is not a message. Another program may have written it to the same
+    descriptor."""
 
 
 def head_of(line: bytes) -> dict[str, Any]:
@@ -156,7 +158,7 @@ def head_of(line: bytes) -> dict[str, Any]:
 
 
 def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build an object. Raises ValueError for a repeated key, which is ambiguous."""
+    """Build an object from pairs. Raises ValueError for a repeated key, which is ambiguous."""
     found = dict(pairs)
     if len(found) < len(pairs):
         seen: set[str] = set()
@@ -172,7 +174,8 @@ def no_constant(name: str) -> NoReturn:
 
 
 def shapes_of(rows: Any, n_bytes: Any) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
-    """Return name, type and shape of the arrays that a head announces. Raises WireError."""
+    """Return the name, type and shape of each array that a head announces. Raises WireError if they
+    are malformed."""
     try:
         if type(rows) is not list or len(rows) > MOST_ARRAYS:
             raise ValueError("it must be a list of [name, type, shape]")

@@ -1,8 +1,7 @@
 """The questions of the protocol: the content of each, and the required content of its answer.
 
-An answer is put into the harness's own records here, and what its numbers must be like is then
-looked at as for every engine (harness.answers). A name, list or array that is not there is
-MalformedAnswer.
+This module turns an answer into the harness's own records. Then harness.answers checks its numbers,
+as for every engine. A missing name, list or array raises MalformedAnswer.
 """
 
 import base64
@@ -76,7 +75,7 @@ Read = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Question:
-    """Form of one of the adapter's questions in the protocol."""
+    """The form of one of the adapter's questions in the protocol."""
 
     level: str
     send: Callable[..., Message]
@@ -85,7 +84,7 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Introduction:
-    """The introduction that an engine sends at its start."""
+    """The message that an engine sends at its start."""
 
     info: EngineInfo
     can: frozenset[str]
@@ -129,14 +128,16 @@ def introduction(name: str, asked: Settings, answer: Message) -> Introduction:
 
 
 def unicode_of(said: Mapping[str, Any]) -> bool:
-    """Return True if the engine's texts are only UTF-8, because its language has no others."""
+    """Return True if the engine says that its texts are always UTF-8, because its language has no
+    other texts. Raises MalformedAnswer for another value."""
     if said.get("text", "bytes") not in ("bytes", "utf8"):
         raise MalformedAnswer('"text"', '"bytes" or "utf8"', said["text"])
     return said.get("text") == "utf8"
 
 
 def settings_of(asked: Settings, said: Any) -> Settings:
-    """Return the real settings: an engine need not be able to set everything."""
+    """Return the settings that the engine really uses, because it may not support every setting.
+    Raises MalformedAnswer for wrong values."""
     if type(said) is not dict or not said.keys() <= set(SETTINGS):
         raise MalformedAnswer('"settings"', f"an object with some of {', '.join(SETTINGS)}", said)
     for name, value in said.items():
@@ -168,8 +169,8 @@ def texts_of(said: Mapping[str, Any], key: str, known: Collection[str]) -> tuple
 
 
 def names_of(said: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    """Return names of nodes, those of harness.sites first and in order. Any name that llama.cpp's
-    graph of a model may have is allowed."""
+    """Return the names of nodes. Names in harness.sites come first, in their order. Any name in
+    llama.cpp's graph of a model is allowed."""
     found = said.get(key)
     if type(found) is not list or len(found) > MOST_NAMES:
         raise MalformedAnswer(f'"{key}"', f"a list of up to {MOST_NAMES} names", found)
@@ -180,7 +181,7 @@ def names_of(said: Mapping[str, Any], key: str) -> tuple[str, ...]:
 
 
 def printable(text: str) -> str:
-    """Return an engine's text in one line, without control characters."""
+    """Return an engine's text as one line without control characters."""
     return "".join(c if c.isprintable() else " " for c in text[:LONGEST_TEXT]).strip()
 
 
@@ -188,8 +189,8 @@ def printable(text: str) -> str:
 
 
 def read_parse(answer: Message) -> FileSummary:
-    """Read a file summary, without fields that a reader does not show; types: all of them or
-    none."""
+    """Read a file summary. Fields that the reader does not show are listed as unknown. Either all
+    types are shown, or none."""
     said = answer.head["answer"]
     unknown = [
         name for name in ("version", "alignment", "data_offset", "tensors") if name not in said
@@ -210,8 +211,9 @@ def read_parse(answer: Message) -> FileSummary:
 
 
 def value_of(kind: str, said: Any) -> Any:
-    """Return a value of JSON. JSON has NaN and infinities only as texts: infinities become numbers
-    if `kind` is a float, since "inf" may also be a token; NaN stays a text, as in our records."""
+    """Return a metadata value from JSON, where NaN and infinities are texts. Infinities become
+    numbers only if `kind` is a float, because "inf" may also be a token. NaN stays a text, as in
+    our records."""
     if not kind.removeprefix("ARR[").startswith(("F32", "F64")):
         return said
     if type(said) is list:
@@ -220,7 +222,8 @@ def value_of(kind: str, said: Any) -> Any:
 
 
 def tensor_of(row: Mapping[str, Any]) -> TensorSummary:
-    """Return the tensor. A missing size in bytes follows from type and shape."""
+    """Return the summary of a tensor. If the size in bytes is missing, it follows from type and
+    shape."""
     ne = shape(row["ne"])
     return TensorSummary(
         name=row["name"],
@@ -291,7 +294,7 @@ def send_logprobs(prefixes: Sequence[Sequence[int] | bytes], k: int) -> Message:
 
 
 def read_logprobs(answer: Message) -> list[list[tuple[Any, float]]]:
-    """Read a list of candidates; tokens are ids, or texts as base64."""
+    """Read lists of candidates. Tokens are ids, or texts in base64."""
     said = answer.head["answer"]
     tokens = said["ids"] if "ids" in said else texts_in(said["texts"])
     return [
@@ -305,7 +308,7 @@ def texts_in(rows: Any) -> list[list[bytes]]:
 
 
 def number_of(said: Any) -> float:
-    """Return a number; NaN and infinities are texts in JSON."""
+    """Return a number. NaN and infinities are texts in JSON."""
     if type(said) is str and said in (*INFINITIES, "nan"):
         return float(said)
     if type(said) not in (int, float):
@@ -327,7 +330,7 @@ def send_multiply(type_name: str, raw: NDArray[np.uint8], x: NDArray[np.float32]
 def send_operate(
     op: str, inputs: Mapping[str, NDArray[Any]], params: Mapping[str, int | float | str]
 ) -> Message:
-    """Send an operation; truth values go as u8."""
+    """Send an operation. Booleans are sent as u8."""
     arrays = {k: v.astype(np.uint8) if v.dtype == bool else v for k, v in inputs.items()}
     return Message(head={"ask": "operate", "op": op, "params": dict(params)}, arrays=arrays)
 
@@ -362,7 +365,8 @@ EMBEDDINGS = Question("embed", send_embeddings, partial(read_run, rows="rows"))
 
 
 def question_of(question: str, args: Sequence[Any], can: Collection[str]) -> Question:
-    """Return the question for an engine with these levels; `embed` for a model without logits."""
+    """Return the form of a question, for an engine with these levels. A run of a model without
+    logits becomes `embed`."""
     if question == "evaluate" and args[0].embeddings and EMBEDDINGS.level in can:
         return EMBEDDINGS
     return QUESTIONS[question]

@@ -25,7 +25,7 @@ MEANT = re.compile(rf"""\{{\s*["'](?:id["']\s*:\s*\d|(?:{"|".join(ENDINGS)})["']
 
 
 def is_message(line: bytes) -> bool:
-    """Return True for an object of the protocol, and False for one of a log in JSON."""
+    """Return True for an object of the protocol; False for an object of a JSON log."""
     with suppress(WireError):
         head = head_of(line)
         return not head or type(head.get("id")) is int or any(key in head for key in ENDINGS)
@@ -33,7 +33,7 @@ def is_message(line: bytes) -> bool:
 
 
 def words_for_banner(who: str, printed: str) -> str:
-    """Return a sentence on an engine's output before its first message, with advice."""
+    """Return a sentence on the engine's output before its first message, with advice."""
     return (
         f"{who} printed {printed} on standard output before its first message. Lockstep "
         f"skips this text. Write answers to the descriptor in {DESCRIPTOR}, or print on "
@@ -42,7 +42,7 @@ def words_for_banner(who: str, printed: str) -> str:
 
 
 class EngineProgram(EngineProcess):
-    """The child, and the pipes to it."""
+    """The child process, and the pipes to it."""
 
     def __init__(self, command: Sequence[str], memory_limit: int | None) -> None:
         from_engine, answers = os.pipe()
@@ -72,14 +72,14 @@ class EngineProgram(EngineProcess):
         self.n_printed, self.printed = 0, ""  # lines before the first message, and the last
 
     def strange(self) -> str:
-        """Describe possible causes if a program wrote no message; "" if it wrote nothing."""
+        """Describe the text that a program wrote instead of a message; "" if it wrote nothing."""
         if not self.printed:
             return ""
         text = f"the engine wrote {self.printed[:SHOWN]!r}, expected a line of JSON"
         return f"{text} (lockstep protocol prints the format)"
 
     def exchange(self, message: Message, deadline: float) -> Message:
-        """Send a question and receive its answer. Raises WireError, Closed, TimeoutError."""
+        """Send a question, and return its answer. Raises WireError, Closed or TimeoutError."""
         self.asked += 1
         numbered = Message(head={"id": self.asked, **message.head}, arrays=message.arrays)
         pipe = self.pipe or self.pipe_of(self.output.fileno())
@@ -91,7 +91,7 @@ class EngineProgram(EngineProcess):
         self.announced = sum(array.nbytes for array in answer.arrays.values())
         head = answer.head
         if type(head.get("id")) is not int or head["id"] != self.asked:
-            twice = "; did the engine answer the question before twice?"
+            twice = "; did the engine answer the previous question twice?"
             raise WireError(
                 f'expected "id":{self.asked}, got {head.get("id")!r:.60}, as answer to '
                 f"{message.head['ask']}: {json.dumps(head)[:SHOWN]}"
@@ -102,13 +102,14 @@ class EngineProgram(EngineProcess):
         return answer
 
     def left_over(self) -> str:
-        """Note that a line without JSON may be the end of the previous answer."""
+        """Return a note that a line without JSON may be the end of the previous answer."""
         if self.announced is None:
             return ""
-        return f"; did the answer before send more than its {self.announced} bytes of arrays?"
+        return f"; did the previous answer send more than its {self.announced} bytes of arrays?"
 
     def who_else(self) -> str:
-        """Note that a library may print to standard output as well, if answers go there."""
+        """Return a note that a library may have printed the text, if answers go to standard
+        output."""
         if self.pipe is None or self.pipe.from_engine != self.output.fileno():
             return ""
         return (
@@ -116,8 +117,8 @@ class EngineProgram(EngineProcess):
         )
 
     def first(self, deadline: float) -> Message:
-        """Return the first message, from the dedicated descriptor or from standard output, where a
-        banner or a library's log may precede it."""
+        """Return the first message, from the dedicated descriptor or from standard output. On
+        standard output a banner or a library's log may precede it."""
         offered, output = (self.pipe_of(end.fileno()) for end in (self.answers, self.output))
         waiting = {pipe.from_engine: pipe for pipe in (offered, output)}
         while waiting:
@@ -138,8 +139,8 @@ class EngineProgram(EngineProcess):
         raise Closed("the engine closed its output")
 
     def message_in(self, line: bytes) -> bytes:
-        """Return the message at the end of a line on standard output, or a malformed one, so that a
-        wrong answer is reported at once. Text before it goes into the log and is named."""
+        """Return the message at the end of a line of standard output. Return a malformed message
+        too, so that it is reported at once. Text before the message goes into the log."""
         inside = (found.start() for found in islice(MEANT.finditer(line), MOST_STARTS))
         at = next((at for at in (0, *inside) if is_message(line[at:])), len(line))
         at = 0 if MEANT.match(line) else at
@@ -150,14 +151,15 @@ class EngineProgram(EngineProcess):
         return line[at:]
 
     def banner(self) -> str:
-        """Return the text before the first message on the message channel; "" if there is none."""
+        """Return the text that came before the first message on the message channel; "" if there is
+        none."""
         if not self.n_printed:
             return ""
         more = f", the last of {self.n_printed} lines" if self.n_printed > 1 else ""
         return f"{self.printed[:SHOWN]!r}{more}"
 
     def log_output(self) -> None:
-        """Read standard output as a second log to its end, which comes after our end is closed."""
+        """Read standard output to its end, as a second log."""
         os.set_blocking(self.output.fileno(), True)
         output = os.fdopen(os.dup(self.output.fileno()), "rb")
         threading.Thread(target=keep_tail, args=(output, self.tail), daemon=True).start()

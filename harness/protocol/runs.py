@@ -1,4 +1,4 @@
-"""The questions of the protocol about runs: logits, embeddings, and tensors on the way."""
+"""The protocol's questions about runs: logits, embeddings, and intermediate tensors."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -71,13 +71,13 @@ def read_rows(answer: Message, rows: str) -> tuple[NDArray[Any], ...]:
 
 
 def send_embeddings(request: Request) -> Message:
-    """Send `embed` with tensors to show or to replace."""
+    """Return the question `embed`, with the tensors to show or to replace."""
     asked = send_logits(request)
     return replace(asked, head={**asked.head, "ask": "embed"})
 
 
 def read_run(answer: Message, rows: str) -> Evaluation:
-    """Read `logits0`, `logits1`, ... in the order of the batches; other arrays are the trace."""
+    """Read `logits0`, `logits1`, ... in the order of the batches. Other arrays are the trace."""
     arrays = dict(answer.arrays)
     logits: list[NDArray[Any]] = []
     while (name := f"{rows}{len(logits)}") in arrays:
@@ -88,7 +88,7 @@ def read_run(answer: Message, rows: str) -> Evaluation:
 
 
 def key_of(site: Site) -> str:
-    """Return a key such as step0/attn_norm-3, as `lockstep trace` writes them."""
+    """Return a key such as step0/attn_norm-3, in the form that `lockstep trace` writes."""
     return f"step{site.step}/{site}"
 
 

@@ -22,13 +22,14 @@ def send_sample(request: SampleRequest) -> Message:
 
 
 def describe_stage(stage: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the stage with its sampler's name first, for programs without a JSON library."""
+    """Return the stage as a dict, with its sampler's name first for programs without a JSON
+    library."""
     named = {"sampler": stage["sampler"], **stage}
     return {name: plain_value(value) for name, value in named.items()}
 
 
 def plain_value(value: Any) -> Any:
-    """Return the value as JSON: texts as base64, infinities as texts."""
+    """Return the value as JSON: texts in base64, infinities as texts."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, tuple | list):

@@ -1,4 +1,5 @@
-"""A program under test: started with a command, asked in the protocol, never trusted."""
+"""A program under test, started with a command and asked through the protocol. Its answers are
+untrusted."""
 
 import json
 import shlex
@@ -51,10 +52,10 @@ UNASKED = {
 
 
 def command_of(engine: str) -> list[str] | None:
-    """Return the words of a command, if the engine is one: a path, or words with arguments, or an
-    engine of harness.foreign.
+    """Return the words of a command; None if the engine is not a command. A command is a path, a
+    program with arguments, or an engine of harness.foreign.
 
-    Raises Unsupported if there is no such program. No shell looks at it.
+    Raises Unsupported if there is no such program. No shell interprets it.
     """
     if command := building.command_of(engine):
         return command
@@ -72,9 +73,10 @@ def command_of(engine: str) -> list[str] | None:
 
 
 def is_file_with_spaces(engine: str) -> bool:
-    """Return True for a program's path with spaces, whose quotes the user's shell has removed.
+    """Return True if the text is a program's path with spaces, whose quotes the user's shell has
+    removed.
 
-    If the first word is a program by itself, the other words are its arguments.
+    If the first word alone is a program, the other words are its arguments.
     """
     first = engine.split(" ")[0]
     return (
@@ -83,7 +85,7 @@ def is_file_with_spaces(engine: str) -> bool:
 
 
 def found_command(words: Sequence[str]) -> list[str]:
-    """Return the same words, if the first is a program. Raises Unsupported."""
+    """Return the words unchanged if the first is a program. Raises Unsupported if it is not."""
     if shutil.which(words[0]) is None:
         found = "it cannot be executed (chmod +x?)" if Path(words[0]).exists() else "no such file"
         raise Unsupported(f"{words[0]} cannot be started: {found}")
@@ -91,13 +93,14 @@ def found_command(words: Sequence[str]) -> list[str]:
 
 
 def name_of(command: Sequence[str]) -> str:
-    """Return a short name for reports: of the script, if an interpreter starts one."""
+    """Return a short name for reports. If an interpreter runs a script, the name is the
+    script's."""
     files = [word for word in command[1:] if Path(word).is_file()]
     return Path((files or command)[0]).name
 
 
 class NotStarted(Exception):
-    """Error: an engine's own message in place of its introduction."""
+    """Error: the engine sent an error message instead of its introduction."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(outcome)
@@ -105,7 +108,7 @@ class NotStarted(Exception):
 
 
 class ProgramSession(Session):
-    """A program that starts with its first question, and restarts after its death."""
+    """A session with a program, which starts at the first question and restarts after its death."""
 
     def __init__(
         self,
@@ -185,7 +188,7 @@ class ProgramSession(Session):
             raise
 
     def lacks(self, question: str, args: tuple[Any, ...]) -> str:
-        """Return the level that a question needs and the engine lacks; "" if none."""
+        """Return the level that a question needs and the engine lacks; "" if it lacks none."""
         assert self.said is not None
         if question not in QUESTIONS:
             return f"{UNASKED.get(question, question)}, for which the protocol has no question"
@@ -199,8 +202,9 @@ class ProgramSession(Session):
     def ignores(
         self, program: EngineProgram, request: Request, found: Outcome, limit: float
     ) -> bool:
-        """Return True if the engine's answer ignores replaced values, which would accuse an honest
-        engine. The question is repeated until the engine heeds them."""
+        """Return True if the engine's answer ignores the replaced values, which would accuse an
+        honest engine. The same question without replacement is asked for comparison, until the
+        engine has once used replaced values."""
         assert self.said is not None
         if self.heeds or not (request.replace and isinstance(found, Answered)):
             return False
@@ -228,7 +232,8 @@ class ProgramSession(Session):
         return Answered(value=read(question, answer), seconds=seconds)
 
     def no_answer(self, answer: Message) -> Outcome | None:
-        """Return the engine's own message if it refused or failed; None if it answered."""
+        """Return the outcome if the engine refused or failed, with its own message; None if it
+        answered."""
         (ending,) = (key for key in ENDINGS if key in answer.head)
         if ending == "answer":
             return None
@@ -261,7 +266,7 @@ class ProgramSession(Session):
         return self.program
 
     def end(self) -> tuple[str, ...]:
-        """Kill the program, and return its last lines."""
+        """Kill the program, and return the last lines of its output."""
         program, self.program = self.program, None
         return program.kill() if program else ()
 

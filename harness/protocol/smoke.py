@@ -1,4 +1,4 @@
-"""`lockstep smoke`: one question for each level that an engine offers."""
+"""`lockstep smoke`: asks one question for each level that an engine offers."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -53,8 +53,8 @@ class SmokeStep:
 
 
 def smoke(session: Session) -> Iterator[SmokeStep]:
-    """Yield one step for the start and for each level, as they complete; nothing after a failed
-    start."""
+    """Yield one step for the start and one for each level, as they complete. After a failed start
+    there are no further steps."""
     outcome = session.ask("describe")
     if not isinstance(outcome, Answered):
         yield step_of(START, outcome)
@@ -78,7 +78,7 @@ def smoke(session: Session) -> Iterator[SmokeStep]:
 def question_for_level(
     level: str, info: EngineInfo | None = None, state: Path = Path("state")
 ) -> tuple[str, tuple[Any, ...], Mapping[str, Any]]:
-    """Return the question that tests a level. state: a file to save to."""
+    """Return the question that tests a level. `state` is the file to save to."""
     batches = Batch.of(PROMPT), Batch.of(NEXT, start=len(PROMPT))
     ones = np.ones((1, Q8_0.size // 34 * 32), np.float32)
     norm = {"x": np.ones((1, 8), np.float32), "weight": np.ones(8, np.float32)}
@@ -111,7 +111,7 @@ def question_for_level(
 
 
 def embeds_alone(info: EngineInfo | None) -> bool:
-    """Return True if the model gives only embeddings, whose runs then show its tensors."""
+    """Return True if the model gives only embeddings. Then its embedding runs show its tensors."""
     levels = (info.levels if info else None) or ()
     return "embed" in levels and "logits" not in levels
 

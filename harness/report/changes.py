@@ -1,8 +1,9 @@
-"""Changes from one run to another: of an engine, of llama.cpp, or of Lockstep.
+"""Changes between two runs, for example with two versions of an engine, of llama.cpp or of
+Lockstep.
 
-Two verdicts are the same one if suite, model, key and place are. If one run compared a suite of a
-model and the other did not, that is a change as well: what is not looked at any more is worse. So
-is a difference that is larger than it was.
+Two verdicts belong together if suite, model, key and place are equal. If only one run compared a
+suite of a model, this is a change too: a comparison that is missing in B counts as worse. A
+difference that has grown counts as worse too.
 """
 
 from collections import Counter
@@ -34,10 +35,11 @@ Spot = tuple[str, str, str]  # suite, model, what of it
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A suite's worst verdict on one model before and after, and how many comparisons held.
+    """A suite's worst verdict on one model before and after, and the numbers of comparisons that
+    agreed.
 
-    n_before: verdicts that agreed in A. n_after: those that agreed or were excused in B, since a
-    known divergence may take the place of an agreement.
+    n_before: verdicts that agreed in A. n_after: verdicts that agreed or were excused in B, because
+    a known divergence may replace an agreement.
     """
 
     suite: str
@@ -53,13 +55,13 @@ class Change:
 
     @property
     def lacks(self) -> bool:
-        """Return True if B lacks comparisons of A without a verdict that says why."""
+        """Return True if B lacks comparisons of A, and no verdict explains why."""
         return self.n_after < self.n_before and level(self.after) == level(self.before)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Move:
-    """A figure that moved towards its limit, as shares of it."""
+    """A figure that moved towards its limit. Its values are shares of this limit."""
 
     suite: str
     case: str
@@ -74,8 +76,8 @@ class Move:
 
 @dataclass(frozen=True, kw_only=True)
 class DifferenceSize:
-    """The size of a difference. share: the difference as a share of its limit, None without one;
-    count: the number of wrong elements, None if unknown."""
+    """The size of a difference. `share` is its share of the limit, None without a limit. `count` is
+    the number of wrong elements, None if unknown."""
 
     share: float | None = None
     count: int | None = None
@@ -86,8 +88,8 @@ class DifferenceSize:
         )
 
     def chance(self, other: "DifferenceSize") -> float:
-        """Return how far the counts of one fault may differ by chance. Bits and ids have no limit:
-        they are off or not."""
+        """Return how far the counts of the same fault may differ by chance. It is 0 for bits and
+        ids, which have no limit."""
         if self.share is None or other.share is None:
             return 0.0
         return DEVIATIONS * sqrt((self.count or 0) + (other.count or 0))
@@ -95,7 +97,7 @@ class DifferenceSize:
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """A difference in both runs whose size changed. row: a row of run b."""
+    """A difference in both runs whose size changed. `row` is a row of run B."""
 
     row: Row
     before: DifferenceSize
@@ -108,7 +110,7 @@ class Growth:
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """The changes from run a to run b."""
+    """The changes from run A to run B."""
 
     new: Sequence[Row]  # differences, and what did not come to an end
     gone: Sequence[Row]
@@ -194,7 +196,7 @@ def held_comparisons(run: RowsOfRun, statuses: Sequence[str]) -> Counter[tuple[s
 
 
 def sizes_changed(a: RowsOfRun, b: RowsOfRun) -> tuple[list[Growth], list[Growth]]:
-    """Return the differences that grew, in any respect, and those that shrank."""
+    """Return the differences that grew in any respect, and the differences that shrank."""
     times = GREW_OTHERWISE if any(otherwise(a, b)) else GREW
     before, after = extents(a), extents(b)
     grown, shrunk = [], []
@@ -211,8 +213,8 @@ def sizes_changed(a: RowsOfRun, b: RowsOfRun) -> tuple[list[Growth], list[Growth
 
 
 def extents(run: RowsOfRun) -> dict[Spot, tuple[Row, DifferenceSize]]:
-    """Return the size of every difference. One place may have several: its size is the largest, its
-    count the sum."""
+    """Return the size of every difference. If a place has several verdicts, the size is the
+    largest, and the count is the sum."""
     found: dict[Spot, tuple[Row, DifferenceSize]] = {}
     for row in run.verdicts:
         if row["status"] != "diverged":
@@ -234,8 +236,8 @@ def extent_of(detail: Mapping[str, Any]) -> DifferenceSize:
 
 
 def share_in(detail: Mapping[str, Any]) -> float | None:
-    """Return the error as a share of its limit: for a run the worst logit, for greedy tokens how
-    much likelier the right one was, for a node the worst element."""
+    """Return the error as a share of its limit. The error is the worst logit of a run, the worst
+    element of a node, or for greedy tokens the margin by which the right token was more likely."""
     if "worst_share" in detail:
         return size(detail["worst_share"])
     limit = detail.get("allowed_relative") or detail.get("allowed")
@@ -254,7 +256,7 @@ def share_in(detail: Mapping[str, Any]) -> float | None:
 def size(value: Any) -> float | None:
     """Return the value if it is a measure, else None (an id, a text).
 
-    Reports write infinity and NaN as texts. NaN is as far off as it can be.
+    Reports write infinity and NaN as texts. NaN counts as the largest possible error.
     """
     if value in ("inf", "-inf", "nan"):
         return float(value)
@@ -296,8 +298,8 @@ def shares_of(detail: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def moves(before: Mapping[Spot, float], after: Mapping[Spot, float]) -> list[Move]:
-    """Return the figures that moved towards their limits by more than MOVED; figures beyond are
-    differences."""
+    """Return the figures that moved towards their limits by more than MOVED. Figures beyond their
+    limits are differences instead."""
     found = [
         Move(suite=suite, case=case, what=what, before=before[spot], after=share)
         for spot, share in after.items()
@@ -318,7 +320,7 @@ def remarks(a: RowsOfRun, b: RowsOfRun) -> Iterator[str]:
 
 
 def otherwise(a: RowsOfRun, b: RowsOfRun) -> Iterator[str]:
-    """Yield the reasons why the two runs have other numbers."""
+    """Yield the reasons why the two runs have different numbers."""
     if a.header["seed"] != b.header["seed"]:
         yield f"the seeds differ: {a.header['seed']} and {b.header['seed']}"
     hashes = [{m["case"]: m["sha256"] for m in run.header["models"]} for run in (a, b)]
@@ -345,7 +347,7 @@ def line_of(row: Row) -> str:
 
 
 def sizes_of(growth: Growth) -> Iterator[str]:
-    """Yield the respects in which a difference changed."""
+    """Yield how the share and the count of a difference changed."""
     before, after = growth.before, growth.after
     if before.share is not None and after.share is not None and before.share != after.share:
         yield f"{of_limit(before.share)} to {of_limit(after.share)}"

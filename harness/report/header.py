@@ -1,4 +1,4 @@
-"""The first line of a report: everything that is needed to repeat the run."""
+"""The first line of a report, with everything that is needed to repeat the run."""
 
 import hashlib
 from collections.abc import Iterable

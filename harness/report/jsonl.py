@@ -1,4 +1,5 @@
-"""report.jsonl: header, verdicts, footer; a file without a footer is a run that did not finish."""
+"""report.jsonl: a header, verdicts, a footer. A file without a footer belongs to a run that did not
+finish."""
 
 import json
 import math
@@ -20,7 +21,7 @@ FORMAT = 1
 
 
 class ReportWriter:
-    """Writes and flushes one line at a time, so that a crash loses nothing earlier."""
+    """Writes and flushes one line at a time, so that a crash loses no earlier line."""
 
     def __init__(self, folder: Path, header: Mapping[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -34,12 +35,13 @@ class ReportWriter:
         self.write({"kind": "verdict", **asdict(verdict)})
 
     def checkpoint(self, target: str, done: int) -> None:
-        """Write a fuzzer's checkpoint: everything before case `done` of the target is reported."""
+        """Write a fuzzer's checkpoint: all findings before case `done` of the target are in the
+        report."""
         self.write({"kind": "checkpoint", "target": target, "done": done})
 
     @classmethod
     def go_on(cls, path: Path, rows: Sequence[Mapping[str, Any]]) -> Self:
-        """Append to the report of a run that was stopped, whose whole lines are these."""
+        """Continue the report of a run that was stopped. `rows` are its complete lines."""
         writer = cls.__new__(cls)
         writer.path = path
         writer.counts = Counter(row["status"] for row in rows if row["kind"] == "verdict")
@@ -50,8 +52,8 @@ class ReportWriter:
         return writer
 
     def footer(self, exit_code: int, seconds: float, **more: Any) -> None:
-        """Write the last line, and report.html. more: of a check the engines by model; the header
-        knows only those of the first."""
+        """Write the last line, and report.html. `more` holds further facts: for a check, the
+        engines by model, because the header has only those of the first model."""
         counts = dict(sorted(self.counts.items()))
         self.write(
             {"kind": "footer", "exit_code": exit_code, "seconds": round(seconds, 3)}
@@ -61,7 +63,7 @@ class ReportWriter:
         write_page_of_run(self.path)
 
     def close(self) -> None:
-        """Close without a footer: the report is that of an unfinished run."""
+        """Close the report without a footer, as for an unfinished run."""
         self.file.close()
 
     def write(self, row: Mapping[str, Any]) -> None:
@@ -72,7 +74,7 @@ class ReportWriter:
 
 
 def plain(value: Any) -> Any:
-    """Return the value as JSON has it, without secrets: NaN and infinities become "nan", "inf",
+    """Return the value in JSON form, without secrets. NaN and infinities become "nan", "inf",
     "-inf"."""
     if isinstance(value, str):
         return redact(value)
@@ -88,22 +90,22 @@ def plain(value: Any) -> Any:
 
 
 class BrokenReport(Exception):
-    """Error: a damaged report, with the fault and its line."""
+    """Error: a report is damaged. The message names the fault and its line."""
 
 
 def read_report(path: Path) -> list[dict[str, Any]]:
-    """Return all rows but checkpoints, each valid by the schema; BrokenReport, also without a
-    footer."""
+    """Return all rows except checkpoints, each valid by the schema. Raises BrokenReport if the
+    report is damaged or has no footer."""
     rows = rows_of(path, path.read_bytes().splitlines())
     check_order(path, rows)
     return [row for row in rows if row["kind"] != "checkpoint"]
 
 
 def read_unfinished(path: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a run that was stopped, checkpoints too; BrokenReport if there are
-    none.
+    """Return the complete lines of a run that was stopped, including checkpoints. Raises
+    BrokenReport if there are none.
 
-    The last line may be cut off.
+    The last line may be incomplete; it is omitted.
     """
     raw = path.read_bytes()
     rows = rows_of(path, raw[: raw.rfind(b"\n") + 1].splitlines())
@@ -131,15 +133,16 @@ def rows_of(path: Path, lines: Sequence[bytes]) -> list[dict[str, Any]]:
 
 @cache
 def validator() -> Any:
-    """Return a compiled validator: reports have long columns, and it takes milliseconds."""
+    """Return a compiled validator, because reports have long columns. Compiling it takes
+    milliseconds."""
     from jsonschema_rs import Draft202012Validator
 
     return Draft202012Validator(json.loads(SCHEMA.read_text()))
 
 
 def fault_of(row: Any) -> str:
-    """Return the schema's error for the row; "" if there is none. The words are those of the slower
-    validator, which also takes names of files that are no UTF-8."""
+    """Return the schema's error for the row; "" if there is none. The error's words come from the
+    slower validator, which also accepts file names that are not UTF-8."""
     with suppress(UnicodeEncodeError):
         if validator().is_valid(row):
             return ""

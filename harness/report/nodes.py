@@ -1,5 +1,5 @@
-"""Nodes of a graph with their errors as shares of their limits, in columns: tens of bytes for a
-node."""
+"""Nodes of a graph with their errors as shares of their limits, stored in columns: tens of bytes
+for each node."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ DIGITS = 3  # of a share or an error: for people and drawings, no verdict hangs 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeRow:
-    """One node, or one segment of several, in execution order."""
+    """One node, or one segment of several nodes, in execution order."""
 
     step: int
     order: int  # in its step
@@ -28,9 +28,10 @@ class NodeRow:
 
 
 def node_columns(rows: Sequence[NodeRow]) -> dict[str, Any]:
-    """Return `detail.nodes` of a verdict: texts once in lists, a row of numbers in each column.
+    """Return `detail.nodes` of a verdict. Each text is stored once in a list, and each column has a
+    number for each row.
 
-    A value that is None in all rows has no column.
+    If a value is None in all rows, its column is omitted.
     """
     names, ops, reasons = (unique(getattr(r, f) for r in rows) for f in ("name", "op", "reason"))
     columns: dict[str, Any] = {
@@ -61,6 +62,6 @@ def unique(texts: Iterable[str]) -> dict[str, int]:
 
 
 def short(value: float) -> float:
-    """Round to so many digits; a whole number is written as one."""
+    """Round to DIGITS digits. A whole number becomes an int."""
     rounded = float(f"{value:.{DIGITS}g}")
     return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded

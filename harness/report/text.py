@@ -1,4 +1,4 @@
-"""Text for people: sites, findings and verdicts in words."""
+"""Text for users: sites, findings and verdicts in words."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,8 +40,8 @@ CI_COMMAND = re.compile(r"##(?=\w*\[)")
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Return text with everything escaped that could steer a terminal, or a CI that reads commands
-    anywhere in a line of a log: `##[error]` (GitHub), `##vso[` (Azure)."""
+    """Return the text with everything escaped that could control a terminal, or a CI system that
+    reads commands in a log: `##[error]` (GitHub), `##vso[` (Azure)."""
     shown = "".join(
         c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
     )
@@ -49,7 +49,7 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """Return the beginning of a line in whole words, so that no number is cut."""
+    """Return the beginning of a line, cut between words, so that no number is cut."""
     if len(text) <= most:
         return text
     head = text[: most - 1]
@@ -58,7 +58,7 @@ def cut(text: str, most: int) -> str:
 
 
 def fault_of(who: str) -> str:
-    """Return the accused engine of a verdict, as a clause. who: `at_fault` of its detail."""
+    """Return a clause that names the engine at fault. `who` is the verdict's `at_fault`."""
     return f"at fault: {AT_FAULT.get(who, who)}"
 
 
@@ -67,21 +67,21 @@ def site_name(site: Site) -> str:
 
 
 def place_in(detail: Mapping[str, Any]) -> str:
-    """Return the place of a verdict's node, with its layer if the node's name does not contain it.
-    Reports of older versions have no name."""
+    """Return the place of a verdict's node. The layer is added if the node's name does not contain
+    it. Reports of older versions have no name."""
     of_layer = Site(step=0, layer=detail.get("layer"), name=detail["site"])
     name = str(detail.get("node", of_layer))
     return site_name(Site(step=detail.get("step") or 0, layer=None, name=name))
 
 
 def explain_finding(finding: SiteFinding) -> str:
-    """Return one line: the place, the value, the error, the limit."""
+    """Return a line with the place, the value, the error and the limit."""
     m = finding.mismatch
     if m is None:
         return f"{site_name(finding.site)} agrees"
     where = f"{site_name(finding.site)} = {finding.op}"
     if m.kind == "missing":
-        return f"{where}: missing, though the engine says that it shows it"
+        return f"{where}: missing, although the engine offers this tensor"
     if m.kind != "value":
         return f"{where}: {m.detail or m.kind}"
     return (
@@ -92,7 +92,7 @@ def explain_finding(finding: SiteFinding) -> str:
 
 
 def explain(verdict: Verdict) -> str:
-    """Return a divergence in four lines and a command."""
+    """Return a divergence as four lines and a command."""
     d = verdict.detail
     # an engine's words may be several lines: none begins a line of a log, where commands are read
     summary = verdict.summary.replace("\n", "\n  | ")
@@ -127,8 +127,8 @@ MESSAGE = re.compile(
 
 
 def last_words(log: Sequence[str]) -> Sequence[str]:
-    """Return an engine's last lines, without Python's report of its threads. For languages that
-    print a stack after the message, return the lines before the stack."""
+    """Return the last lines of an engine's log, without Python's report on its threads. If a
+    language prints a stack after its error message, return the message and the last line."""
     fatal = next((i for i, line in enumerate(log) if line.startswith("Fatal Python error")), None)
     log = log[:fatal] if fatal else log
     said = next((i for i in reversed(range(len(log))) if MESSAGE.match(log[i])), len(log))
@@ -140,8 +140,8 @@ def last_words(log: Sequence[str]) -> Sequence[str]:
 
 
 def where_to_look(others: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
-    """Return advice on where to look if no op is wrong. others: the suite and the detail of each
-    verdict of `check`."""
+    """Return advice on where to look if no op is wrong. `others` holds the suite and the detail of
+    each verdict of `check`."""
     every = list(others)
     suites = {suite for suite, _ in every}
     if suites and suites <= BEFORE_RUNS.keys():

@@ -1,4 +1,4 @@
-"""One model checked from Python: by scripts (`lockstep.check`) and by the pytest plugin."""
+"""Checks one model from Python, for scripts (`lockstep.check`) and for the pytest plugin."""
 
 import shlex
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ from lockstep.harness.runs.run import Listener, run_plans
 
 
 def plan_for_model(model: Path, engine: str, *, settings: str | None, **of_plan: Any) -> Plan:
-    """Return a plan of this model for both engines. of_plan: the other fields of Plan. Raises
-    BadInput."""
+    """Return a plan in which both engines run this model. `of_plan` holds the other fields of Plan.
+    Raises BadInput."""
     settings = settings or preset_for(engine)
     return Plan(
         case=model.name,
@@ -33,7 +33,7 @@ def plan_for_model(model: Path, engine: str, *, settings: str | None, **of_plan:
 def check_model(
     plan: Plan, reports: Path, *, known: Path | None = None, command: Sequence[str] = ()
 ) -> RunResult:
-    """Run the plan into a new folder of `reports`. Raises BadInput."""
+    """Run the plan, and write the report into a new folder in `reports`. Raises BadInput."""
     listed = read_known(known) if known else None
     command = command or ["lockstep", "check", *shlex.split(plan.command)]
     try:

@@ -15,7 +15,7 @@ def bisect_command(plan: "Plan") -> str:
 
 
 def diagnose_command(plan: "Plan") -> str:
-    """Return the command that names the known mistake; it always compares with llama.cpp."""
+    """Return the command that names the known mistake. It always compares with llama.cpp."""
     return f"lockstep diagnose {without(plan.command, '--oracle')}"
 
 

@@ -54,7 +54,7 @@ def examine() -> list[Row]:
 
 
 def library_row() -> Row:
-    """Return a row on the oracle's library: its name, and whether it is the pinned one."""
+    """Return a row on the oracle's library: its folder, and whether it is the pinned version."""
     folder = named_folder() or installed_folder()
     if folder is None:
         return ("oracle", "llama.cpp is not installed", False)
@@ -64,7 +64,7 @@ def library_row() -> Row:
 
 
 def oracle_rows() -> list[Row]:
-    """Return rows on the oracle's build, as llama.cpp reports it."""
+    """Return rows about the oracle's build, as llama.cpp reports it."""
     with Runner(time_limit=60).open("llama.cpp", None, EXACT) as session:
         outcome = session.ask("describe")
     if not isinstance(outcome, Answered):
@@ -81,7 +81,8 @@ def oracle_rows() -> list[Row]:
 
 
 def amx_rows() -> list[Row]:
-    """Check that a build with AMX uses it: "gcc-amx-tiles" of the known divergences."""
+    """Return a row that says if products with AMX work, for a build that uses AMX ("gcc-amx-tiles"
+    of the known divergences)."""
     if not has_amx():
         return []
     with tempfile.TemporaryDirectory() as folder:
@@ -101,7 +102,7 @@ def amx_rows() -> list[Row]:
 
 
 def rounding_rows() -> list[Row]:
-    """Describe how the library rounds activations, which our products follow
+    """Return rows on how the library rounds activations. Our products follow it
     (engine/activations)."""
     with Runner(time_limit=60).open("llama.cpp activations", None, EXACT) as session:
         outcome = session.ask("describe")

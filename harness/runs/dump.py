@@ -1,4 +1,4 @@
-"""`lockstep trace`: the named tensors of a run as safetensors, with an index."""
+"""`lockstep trace`: writes the named tensors of a run as safetensors, with an index."""
 
 import json
 from collections.abc import Sequence
@@ -39,9 +39,8 @@ INDEX, TENSORS = "index.json", "tensors.safetensors"
 
 
 def dump_trace(plan: Plan, folder: Path, prompt: str | None, say: Say) -> None:
-    """Write a dump of a run, and report how many tensors it has. A prompt replaces seeded
-    tokens.
-    """
+    """Write a dump of a run, and report how many tensors it holds. A prompt replaces the seeded
+    tokens."""
     check_folder(folder)
     opened = open_plan(plan, say)
     try:
@@ -72,8 +71,8 @@ def dump_trace(plan: Plan, folder: Path, prompt: str | None, say: Say) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Check the folder before a run that takes a while. Raises BadInput if the path is no folder,
-    or if it holds another program's dump, whose files have the same names."""
+    """Check the output folder before a long run. Raises BadInput if the path is not a folder, or if
+    it holds another program's dump with the same file names."""
     if folder.exists() and not folder.is_dir():
         raise BadInput(f"{folder} is not a folder: name one for the tensors")
     there = [name for name in (INDEX, TENSORS) if (folder / name).exists()]
@@ -92,8 +91,8 @@ def is_ours(index: Path) -> bool:
 
 
 def trace_run(session: Session, batches: Sequence[Batch]) -> Trace:
-    """Trace a run; for a model without logits, the run that gives embeddings. If harness.sites does
-    not say which node of llama.cpp is which, trace every node of its graph."""
+    """Trace a run. For a model without logits, trace a run for embeddings. If harness.sites does
+    not know this model's nodes, trace every node of llama.cpp's graph."""
     request = Request(batches=tuple(batches), capture=True)
     outcome = session.ask("evaluate", request)
     if lacks(outcome):
@@ -108,7 +107,7 @@ def trace_run(session: Session, batches: Sequence[Batch]) -> Trace:
 
 
 def capture_run(session: Session, batches: Sequence[Batch], program: Program) -> Trace:
-    """Capture a run under the names that a replay uses."""
+    """Capture a run, with the site names that a replay uses."""
     sites, records = sites_of(program), []
 
     def keep(node: Node) -> None:

@@ -11,7 +11,7 @@ from lockstep.harness.report.header import sha256_of
 
 @dataclass(frozen=True)
 class FileState:
-    """The system's facts about a file, with its hash once it is read."""
+    """The system's facts about a file, and its hash after it was read."""
 
     size: int
     modified: int  # nanoseconds since 1970
@@ -25,7 +25,7 @@ class FileState:
         return cls(found.st_size, found.st_mtime_ns, (found.st_dev, found.st_ino))
 
     def with_hash(self, path: Path) -> "FileState":
-        """Add the hash, unless the file has changed by the time that it was read."""
+        """Return this state with the hash, unless the file has changed by the time it was read."""
         try:
             sha256 = sha256_of(path)
             return replace(self, sha256=sha256) if FileState.of(path) == self else self
@@ -33,11 +33,11 @@ class FileState:
             return self
 
     def row(self) -> dict[str, Any]:
-        """Return the row for the header of a report."""
+        """Return the file's row for the header of a report."""
         return {"sha256": self.sha256, "bytes": self.size}
 
     def change(self, path: Path) -> str:
-        """Describe the change of the file, in a sentence; "" if its bytes are the same."""
+        """Return a sentence on how the file changed; "" if its bytes are the same."""
         try:
             now = FileState.of(path)
             if now == replace(self, sha256=""):

@@ -1,5 +1,6 @@
-"""The minimal time that a check will take, from an engine's first answer of known length. Only
-certain runs count: the same suite's other runs of the model itself."""
+"""A lower limit for the time that a check will take, estimated from an engine's first timed
+answer. It counts only runs that will surely follow: the other runs of the same suite on the
+model itself."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ SUITES = {"evaluate": "logits", "greedy": "decode"}  # that ask it first
 
 @dataclass(kw_only=True)
 class Foretold:
-    """Prints a forecast once, if the check takes long. suites: the suites that run; empty: all."""
+    """Prints an estimate once, if the check will take long. `suites` are the suites that run; empty
+    means all."""
 
     context: Context
     suites: Sequence[str]
@@ -52,8 +54,9 @@ def what_takes_less(context: Context) -> str:
 
 
 def still_to_come(context: Context, question: str) -> int:
-    """Return the tokens still to come for the model itself if nothing differs. Most of `logits` on
-    a large model runs on its first layers alone, if the engine accepts such a model."""
+    """Return the number of tokens in the runs of the model itself that still follow if nothing
+    differs. On a large model, most runs of `logits` use only its first layers, if the engine
+    accepts such a model."""
     if question == "greedy":
         listed = "logprobs" in (context.subject_info.levels or ())
         n = min(context.n_tokens, MOST_BEGINNINGS)

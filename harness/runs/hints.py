@@ -1,4 +1,4 @@
-"""The next command to run: after a run that diverges, or one that could compare only little."""
+"""Suggests the next command after a run that diverged, or that could compare only little."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -30,14 +30,14 @@ LARGE_FOR_MANY_RUNS = 1 << 28
 
 
 def next_step(plans: "Sequence[Plan]", result: "RunResult") -> str:
-    """Return the commands that find the place in the first model whose runs differ, or that compare
-    more closely; "": there are none."""
+    """Return the commands that locate the difference in the first model that differs, or that
+    compare more closely; "" if there are none."""
     return where_it_differs(plans, result) or what_sees_more(plans, result)
 
 
 def what_is_quicker(model: Path | None, large: int = LARGE) -> str:
-    """Return a quicker command for a model on which this one takes minutes. It does from `large`
-    bytes on; the model must have more layers than `slice` leaves."""
+    """Return a quicker command for a model of at least `large` bytes, on which this command takes
+    minutes. Return "" if the model has no more layers than `slice` keeps."""
     from lockstep.engine.errors import EngineError
 
     try:
@@ -56,10 +56,10 @@ def what_is_quicker(model: Path | None, large: int = LARGE) -> str:
 
 
 def diagnose_of_a_slice(plan: "Plan", wrong: Sequence[int], n: int) -> str:
-    """Return the commands that diagnose a slice with the first wrong layers. After many layers a
-    mistake may be less than honest engines differ by, and the first of them show it. wrong: layers;
-    n: how many there are; "": these are no fewer, or no file that both engines are given can be
-    cut."""
+    """Return the commands that diagnose a slice with the first layers, up to the first wrong layer.
+    After many layers a mistake may be smaller than the difference between honest engines. `wrong`
+    are the wrong layers of `n`. Return "" if the slice would keep all layers, or if the engines run
+    different files."""
     keep = max(LAYERS, min(wrong, default=n) + 1)
     first, *options = shlex.split(without(plan.command, "--oracle"))
     if keep >= n or first != str(plan.model) or plan.subject_model != plan.model:
@@ -71,7 +71,7 @@ def diagnose_of_a_slice(plan: "Plan", wrong: Sequence[int], n: int) -> str:
 
 
 def smaller_model(plan: "Plan") -> str:
-    """Return the commands that diagnose the first layers of a model, or a built-in one."""
+    """Return the commands that diagnose only the first layers of a model, or a built-in model."""
     from lockstep.engine.gguf.split_files import open_model
     from lockstep.harness.blackbox.slices import n_layers
 
@@ -88,7 +88,8 @@ def slice_name(model: Path) -> str:
 
 
 def size_and_layers(model: Path, large: int) -> tuple[int, int]:
-    """Return bytes of all the model's files, and its layers; small files are not opened."""
+    """Return the size of all the model's files in bytes, and the number of its layers; (0, 0) for
+    small files, which are not opened."""
     from lockstep.engine.gguf.split_files import NAME, open_model
     from lockstep.harness.blackbox.slices import n_layers
 
@@ -99,8 +100,9 @@ def size_and_layers(model: Path, large: int) -> tuple[int, int]:
 
 
 def what_sees_more(plans: "Sequence[Plan]", result: "RunResult") -> str:
-    """Return commands for a conforming server that was compared under the default preset, though it
-    may be more exact. Also for a conforming engine that opens any file and shows no tensors."""
+    """Return commands that compare a conforming engine more closely. They are for a server that
+    was compared under the default preset, and for an engine that opens any file and shows no
+    tensors."""
     from lockstep.harness.adapters.parts.users import is_users
     from lockstep.harness.http.session import is_address, is_served
     from lockstep.harness.protocol.session import command_of
@@ -142,8 +144,8 @@ def where_it_differs(plans: "Sequence[Plan]", result: "RunResult") -> str:
 
 
 def is_of_a_made_model(verdict: "Verdict") -> bool:
-    """Return True for a verdict that diagnose cannot repeat: on a made model, or with several
-    threads."""
+    """Return True for a verdict that `diagnose` cannot reproduce, because it is about a probe model
+    or several threads."""
     from lockstep.harness.records import MADE_MODEL
 
     elsewhere = MADE_MODEL in verdict.detail or "n_threads" in verdict.detail
@@ -151,9 +153,9 @@ def is_of_a_made_model(verdict: "Verdict") -> bool:
 
 
 def without_tensors(plan: "Plan", *, sliced: bool, ordinary: bool = True) -> Iterator[str]:
-    """Yield commands that find the place, and the mistake, from answers alone. sliced: the engine
-    answers on models made of the plan's. ordinary: it is also wrong on the plan's own, which is all
-    that diagnose looks at."""
+    """Yield commands that locate the fault and name the mistake without tensors. `sliced` is True
+    if the engine runs probe models. `ordinary` is True if it is also wrong on the plan's own model,
+    the only one that `diagnose` uses."""
     if sliced:
         yield f"{LAYER}: {black_box_command(plan)}"
     if ordinary:
@@ -165,7 +167,8 @@ def black_box_command(plan: "Plan") -> str:
 
 
 def can_be_sliced(plan: "Plan", engines: "Sequence[EngineInfo]") -> bool:
-    """Return True if the engine shows no tensors, and answers on models made of the plan's."""
+    """Return True if the engine shows no tensors, and can run probe models made from the plan's
+    model."""
     from lockstep.harness.blackbox.offers import shows_no_tensors, why_not_asked
 
     own = [info for info in engines if info.engine != plan.oracle and shows_no_tensors(info)]

@@ -5,10 +5,11 @@ resolved.
                 "reason": "pairs are turned otherwise, issue 12",
                 "at": {"Qcur_rope, layer 2, step 0": [{"kind": "value", "size": 41.5}]}}]}
 
-A divergence's key stands in the report; it has no layer and no number in it. At another place, of
-another kind or of another size it is another fault, or one that got worse, and is not excused. So a
-list holds for the options that it was written with. An entry may have a kind and a size, or
-neither, instead of places: it excuses all of its key that are not ten times as large.
+The key of a divergence is in the report; it contains no layer and no number. A divergence at
+another place, of another kind or of another size is another fault, or has become worse, so it is
+not excused. Therefore a list is valid only for the options with which it was written. Instead of
+places, an entry may have a kind and a size, or neither. Then it excuses all divergences with its
+key that are less than ten times as large.
 """
 
 import json
@@ -41,16 +42,17 @@ Name = tuple[str, str, str]  # case, suite, key
 
 @dataclass(frozen=True, kw_only=True)
 class Extent:
-    """Kind and size of a divergence; an empty kind or a size of None matches any.
+    """The kind and the size of a divergence. An empty kind or a size of None matches any.
 
-    size: how many times its limit it is off, or how many values differ that must be equal.
+    size: the error as a multiple of its limit, or the number of values that differ if they must be
+    equal.
     """
 
     kind: str = ""
     size: float | int | None = None
 
     def exceeded_by(self, other: "Extent") -> str:
-        """Return why this listed extent does not cover the other one; "" if it does."""
+        """Return why this listed extent does not cover the other extent; "" if it does."""
         if self.kind and other.kind != self.kind:
             return f"its kind is {other.kind!r}, and {self.kind!r} is listed"
         if self.size is not None and other.size is None:
@@ -77,7 +79,7 @@ class Extent:
 
 @dataclass(kw_only=True)
 class KnownFailures:
-    """The listed failures of one run, and those that still differ."""
+    """The listed failures of one run, and those that still occur."""
 
     reasons: dict[Name, str] = field(default_factory=dict)
     extents: dict[Name, Extent] = field(default_factory=dict)
@@ -85,7 +87,7 @@ class KnownFailures:
     met: set[Name] = field(default_factory=set)
 
     def __or__(self, other: "KnownFailures") -> "KnownFailures":
-        """Merge two lists; for names in both, the other's entry counts, as with dicts."""
+        """Merge two lists. For names in both, the entry of `other` is used, as with dicts."""
         return KnownFailures(
             reasons=self.reasons | other.reasons,
             extents=self.extents | other.extents,
@@ -111,8 +113,7 @@ class KnownFailures:
         )
 
     def why_not(self, name: Name, verdict: Verdict) -> str:
-        """Return why a divergence with this key differs from the listed one; "" if they are
-        equal."""
+        """Return why a divergence with this key differs from the listed one; "" if it does not."""
         found = extent_of(verdict)
         if name not in self.places:
             return self.extents.get(name, Extent()).exceeded_by(found)
@@ -123,15 +124,16 @@ class KnownFailures:
         return "" if "" in reasons else reasons[0]
 
     def is_gone(self, name: Name, own: Sequence[Verdict]) -> bool:
-        """Return True if a listed divergence is gone. own: verdicts of its case and suite, which
-        must have run to its end. A divergence that is not listed may end a suite early."""
+        """Return True if a listed divergence is gone. `own` are the verdicts of its case and suite.
+        The suite must have run to its end without an unlisted divergence, which may end a suite
+        early."""
         sure = bool(own) and all(v.status in CONCLUSIVE for v in own)
         sure = sure and not any(v.status == "diverged" for v in own)
         return sure and name not in self.met
 
     def gone(self, verdicts: Sequence[Verdict], again: str) -> Iterator[Verdict]:
-        """Yield an error for each listed failure that is gone, among the suites that ran. again:
-        the command of the run."""
+        """Yield an error for each listed failure of the suites that ran which no longer occurs.
+        `again` is the command of the run."""
         for name, reason in self.reasons.items():
             case, suite, key = name
             own = [v for v in verdicts if (v.case, v.suite) == (case, suite)]
@@ -162,7 +164,7 @@ def extent_of(verdict: Verdict) -> Extent:
 
 
 def place_of(detail: Mapping[str, Any]) -> str:
-    """Return the verdict's place, if it is the same on every processor; "" for a whole run."""
+    """Return the verdict's place if it is the same on every processor; "" for a whole run."""
     if "site" in detail:
         return f"{detail['site']}, layer {detail.get('layer')}, step {detail.get('step')}"
     if "tensor" in detail:
@@ -172,8 +174,9 @@ def place_of(detail: Mapping[str, Any]) -> str:
 
 
 def size_of(detail: Mapping[str, Any]) -> float | int | None:
-    """Return the error in limits: for a run the worst logit, for greedy tokens how much likelier
-    the right one was, for a node the worst element. Without a limit, return how many differ."""
+    """Return the error as a multiple of its limit. The error is the worst logit of a run, the worst
+    element of a node, or for greedy tokens the margin by which the right token was more likely.
+    Without a limit, return the number of values that differ."""
     limit = detail.get("allowed_relative") or detail.get("allowed")
     if "allowed_relative" in detail:
         off = detail.get("worst_relative_to_largest_logit")
@@ -195,7 +198,7 @@ def read_known(path: Path) -> KnownFailures:
     except OSError as error:
         raise InvalidModel(f"{path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise InvalidModel(f"{path}: no JSON: {error}") from error
+        raise InvalidModel(f"{path}: not JSON: {error}") from error
     rows = document.get("known") if type(document) is dict else None
     if type(rows) is not list:
         raise InvalidModel(f'{path}: expected {{"known": [...]}}; see lockstep check --write-known')
@@ -244,18 +247,19 @@ def check_size(row: Mapping[str, Any], where: str) -> None:
 
 
 def listed_in(path: Path) -> KnownFailures:
-    """Read the list in a file to be rewritten after a long run, as it contains the user's reasons.
-    Raises InvalidModel, and BadInput if it is another kind of file or cannot be written."""
+    """Read the list in a file that will be rewritten after a long run, because it contains the
+    user's reasons. Raises InvalidModel if it cannot be read or written, and BadInput for a
+    model."""
     if path.is_dir() or not path.absolute().parent.is_dir():
-        why = "is a folder" if path.is_dir() else f"{path.absolute().parent} is no folder"
+        why = "is a folder" if path.is_dir() else f"{path.absolute().parent} is not a folder"
         raise InvalidModel(f"{path}: cannot be written: {why}")
     check_is_no_model(path)
     return read_known(path) if path.exists() else KnownFailures()
 
 
 def write_known(path: Path, verdicts: Sequence[Verdict], old: KnownFailures) -> int:
-    """Write the current differences, with the earlier reasons; return their number. Entries of
-    models and suites that were not run stay listed."""
+    """Write the current differences with the earlier reasons, and return their number. Entries of
+    models and suites that did not run stay in the list."""
     of = [v for v in verdicts if not is_gone_entry(v)]
     differ = [v for v in of if v.status == "diverged"]
     stay = (
@@ -279,7 +283,8 @@ def write_known(path: Path, verdicts: Sequence[Verdict], old: KnownFailures) -> 
 def extents_of(
     name: Name, verdicts: Sequence[Verdict] | None, old: KnownFailures
 ) -> dict[str, Any]:
-    """Return the current places and sizes; a size that agrees with the listed one is unchanged."""
+    """Return the current places and sizes. A listed size stays if the current size agrees with
+    it."""
     if verdicts is None:
         if name not in old.places:
             return row_of(old.extents.get(name, Extent()))

@@ -1,4 +1,4 @@
-"""A matrix of engines: the suites that each answers, and its results, on the same cases."""
+"""A matrix of engines: which suites each engine answers, and its results on the same cases."""
 
 import json
 from collections import Counter
@@ -32,7 +32,7 @@ NOTHING = "-"  # of a cell: the engine does not offer it, or no case has it
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixRow:
-    """One engine. error: why it could not be asked at all."""
+    """One engine of the matrix. `error` says why it could not be asked at all."""
 
     engine: str
     info: EngineInfo | None = None
@@ -44,7 +44,7 @@ class MatrixRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One suite on all cases: the worst verdict of each."""
+    """One suite for all cases, with the worst verdict of each case."""
 
     cases: Mapping[str, Verdict]
     partly: frozenset[str] = frozenset()  # cases that agree in what could be compared
@@ -55,8 +55,8 @@ class Cell:
 
     @property
     def text(self) -> str:
-        """Return a text such as `5/7, 2 diverged`: agreeing cases of all, and the status of the
-        rest."""
+        """Return a text such as `5/7, 2 diverged`: the agreeing cases out of those asked, and the
+        statuses of the others."""
         counts, partly = self.counts, len(self.partly)
         asked = len(self.cases) - counts["not-applicable"]
         if not asked:
@@ -76,7 +76,7 @@ def run_matrix(
     jobs: int,
     progress: Callable[[str, str], None],
 ) -> Iterator[MatrixRow]:
-    """Yield a row for each engine, with a report for each. plans: each engine's plans, by its
+    """Yield a row for each engine, with its own report. `plans` holds each engine's plans by its
     name."""
     for engine, same in plans.items():
         try:
@@ -99,8 +99,7 @@ def listener_of(engine: str, progress: Callable[[str, str], None]) -> Listener:
 
 
 def cells_of(verdicts: Iterable[Verdict], cases: Sequence[str]) -> dict[str, Cell]:
-    """Return the cells by suite, in the order of a run, without suites that did not ask the
-    subject."""
+    """Return the cells by suite, in the order of a run, without suites that ask only the oracle."""
     order = {suite.name: suite.order for suite in suites_named(())}
     apart = {suite.name for suite in suites_named(()) if suite.of_oracle_alone}
     worst: dict[str, dict[str, Verdict]] = {}
@@ -126,7 +125,8 @@ def rank(verdict: Verdict) -> int:
 
 
 def exit_code_of_matrix(rows: Sequence[MatrixRow]) -> int:
-    """Return the worst of all engines; one that could not be asked is incomplete."""
+    """Return the worst exit code of all engines. An engine that could not be asked counts as
+    incomplete."""
     found = {row.code for row in rows}
     return next(code for code in (1, 2, 3, 0) if code in found)
 
@@ -142,7 +142,7 @@ def write_matrix(
     *,
     html: bool = False,
 ) -> list[Path]:
-    """Write matrix.json and matrix.md into a new folder, with html matrix.html as well. plans: the
+    """Write matrix.json and matrix.md into a new folder, and matrix.html if `html`. `plans` are the
     plans of any one engine."""
     folder = run_folder(reports, "matrix")
     document = document_of(rows, plans, command)
@@ -156,7 +156,7 @@ def write_matrix(
 
 
 def document_of(rows: Sequence[MatrixRow], plans: Sequence[Plan], command: str) -> dict[str, Any]:
-    """Return the content of matrix.json. plans: the plans of any one engine."""
+    """Return the content of matrix.json. `plans` are the plans of any one engine."""
     document = {
         "format": FORMAT,
         **header(command, plans[0].seed, [], []),
@@ -171,7 +171,8 @@ def document_of(rows: Sequence[MatrixRow], plans: Sequence[Plan], command: str) 
 
 
 def page_of_document(document: dict[str, Any], rows: Sequence[MatrixRow], folder: Path) -> str:
-    """Return the page of a matrix that will lie in the folder. rows: whose reports it links to."""
+    """Return the page of a matrix, which will be written into this folder. It links to the reports
+    of the rows."""
     suites = columns(rows)
     texts = [dict(zip(suites, texts_of(row, suites), strict=True)) for row in rows]
     reports = [
@@ -200,7 +201,7 @@ def cell_of(cell: Cell) -> dict[str, Any]:
 
 
 def columns(rows: Sequence[MatrixRow]) -> list[str]:
-    """Return suites with a question to any engine, in the order of a run."""
+    """Return the suites that asked any engine, in the order of a run."""
     order = {suite.name: suite.order for suite in suites_named(())}
     found = {n for row in rows for n, cell in row.cells.items() if cell.text != NOTHING}
     return sorted(found, key=lambda name: order.get(name, len(order)))
@@ -228,7 +229,7 @@ def is_compared(row: MatrixRow) -> bool:
 
 
 def texts_of(row: MatrixRow, suites: Sequence[str]) -> list[str]:
-    """Return a cell for each suite."""
+    """Return the text of the cell of each suite."""
     return [row.cells[suite].text if suite in row.cells else NOTHING for suite in suites]
 
 
@@ -251,7 +252,7 @@ def markdown(rows: Sequence[MatrixRow], plans: Sequence[Plan]) -> Iterator[str]:
 
 
 def notes_of(row: MatrixRow) -> Iterator[str]:
-    """Yield each problem, with the command that shows it."""
+    """Yield lines on each problem, with the command that shows it."""
     if row.error:
         yield f"- **{safe(row.engine)}** was not asked: {safe(row.error)}"
     elif not is_compared(row):
@@ -265,5 +266,5 @@ def notes_of(row: MatrixRow) -> Iterator[str]:
 
 
 def safe(text: str) -> str:
-    """Escape a text of a token or an engine, so that it contains no markup."""
+    """Return a text of a token or an engine, escaped so that it contains no markup."""
     return "".join(f"&#{ord(c)};" if c in "<>&|`[]*_\\" else c for c in printable(text))

@@ -1,4 +1,4 @@
-"""`lockstep original`: a checkpoint and a GGUF file compared, with a report."""
+"""`lockstep original`: compares a checkpoint and a GGUF file, and writes a report."""
 
 import shlex
 import time
@@ -35,16 +35,17 @@ WORDS = {
     DifferenceKind.truncated: "is cut to its type, not rounded",
     DifferenceKind.narrowed: "was rounded to {by_way_of} on the way",
     DifferenceKind.shifted: "is shifted by {by} rows",
-    DifferenceKind.halves: "has its two halves the other way round",
+    DifferenceKind.halves: "has its two halves exchanged",
     DifferenceKind.scaled: "is about {factor:.3f} times the original",
     DifferenceKind.blocks: "has {blocks} blocks that differ from the usual quantiser's",
-    DifferenceKind.computed: "is computed otherwise ({op}), by {error:.1e}, allowed {allowed:.1e}",
+    DifferenceKind.computed: "is computed differently ({op}), by {error:.1e}, "
+    "allowed {allowed:.1e}",
     DifferenceKind.outputs: "differs by {worst_relative_to_largest_logit:.1e} of the largest, "
     "allowed {allowed_relative:.1e}",
-    DifferenceKind.prompt: "was embedded with another prompt",
-    DifferenceKind.truncation: "was cut at another number of tokens",
-    DifferenceKind.pooling: "was pooled otherwise",
-    DifferenceKind.normalisation: "was or was not divided by its norm",
+    DifferenceKind.prompt: "was embedded with a different prompt",
+    DifferenceKind.truncation: "was cut at a different number of tokens",
+    DifferenceKind.pooling: "was pooled differently",
+    DifferenceKind.normalisation: "was divided by its norm in only one pipeline",
 }
 PERMUTED = {  # by how often the rows of each head were put into the order of pairs
     0: "is not permuted for rope: its rows are in the checkpoint's order",
@@ -59,7 +60,7 @@ ADVICE = {
 
 @dataclass(frozen=True, kw_only=True)
 class OriginalRun:
-    """The result of the command, and where its report is."""
+    """The result of the command, and the folder of its report."""
 
     comparison: OriginalComparison
     folder: Path
@@ -74,10 +75,10 @@ def run_original(
     options: RunOptions | None = None,
     embeddings: Path | None = None,
 ) -> OriginalRun:
-    """Compare, and write a report into a new folder. options: the run's options; None: of files
-    alone. embeddings: of a user's pipeline, to be explained.
+    """Compare the files, and write a report into a new folder. `options` are the options of the
+    runs; None compares only the files. `embeddings` is a file with a user's embeddings to explain.
 
-    Raises EngineError and OSError.
+    Raises EngineError or OSError if a file cannot be read.
     """
     started = time.monotonic()
     found = compare_original(checkpoint, model, progress)
@@ -99,7 +100,7 @@ def run_original(
 
 
 def verdicts_of(part: PartResult, case: str, repro: str) -> list[Verdict]:
-    """Return a verdict for each difference and each place that was not compared."""
+    """Return a verdict for each difference and for each place that was not compared."""
     same: dict[str, Any] = {"suite": SUITE, "case": case, "repro": repro}
     found = [
         Verdict(
@@ -127,13 +128,14 @@ def verdicts_of(part: PartResult, case: str, repro: str) -> list[Verdict]:
 
 
 def describe_place(found: OriginalDifference) -> dict[str, Any]:
-    """Return the facts of a difference by the names that reports show."""
+    """Return the facts of a difference under the names that reports use."""
     facts = {"part": found.part, "kind": found.kind, "where": found.place}
     return {**facts, "expected": found.expected, "actual": found.got, **found.detail}
 
 
 def conclude(found: OriginalComparison) -> str:
-    """Return the last line: the same, or the first place that differs."""
+    """Return the last line of the output: that the files are the same, or the first place that
+    differs."""
     wrong = next((part for part in found.parts if part.differences), None)
     if wrong is None:
         incomplete = ", except for what was not compared" if found.exit_code else ""
@@ -145,7 +147,7 @@ def conclude(found: OriginalComparison) -> str:
 
 
 def describe_difference(found: OriginalDifference) -> str:
-    """Return a line for people."""
+    """Return a line on a difference for the terminal."""
     place, detail = found.place, found.detail
     if "what" in detail:
         place += f" ({detail['what']})"
@@ -166,7 +168,7 @@ def describe_difference(found: OriginalDifference) -> str:
 
 
 def describe_known(found: OriginalDifference) -> str:
-    """Return a line for people: what differs, and why."""
+    """Return a line on a known difference for the terminal: what differs, and why."""
     name = found.detail["known"]
     return f"{describe_difference(found)} (known: {name}: {known_sentence(name)})"
 
@@ -183,7 +185,7 @@ def describe_known_ones(known: Sequence[OriginalDifference]) -> list[str]:
 
 
 def describe_loss(loss: QuantisationLoss) -> str:
-    """Return a line for people."""
+    """Return a line on the loss for the terminal."""
     return (
         f"{loss.positions} positions: KL divergence {loss.kl:.2e} ± {loss.kl_error:.1e} nats, "
         f"same likeliest token {loss.same_top:.1%} ± {loss.same_top_error:.1%}"
@@ -225,7 +227,7 @@ def describe_run(found: OriginalComparison) -> dict[str, Any]:
 
 
 def describe_reason(skip: NotCompared) -> str:
-    """Return the reason, and what to do about it or what an engine said."""
+    """Return the reason, with advice or with the engine's own message."""
     said = f" ({skip.said})" if skip.said else ADVICE.get(skip.reason, "")
     return f"{skip.reason}{said}"
 

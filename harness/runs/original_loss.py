@@ -1,4 +1,4 @@
-"""The loss by quantising: how far a file's probabilities are from the checkpoint's."""
+"""The loss by quantisation: how far the file's probabilities are from the checkpoint's."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ QUANTILE = 2.3646  # of Student's t with PROMPTS - 1 degrees of freedom, two-sid
 
 
 def run_for_loss(plan: Plan, say: Say) -> None:
-    """Report progress as texts, and finally the QuantisationLoss."""
+    """Send progress as texts, and at the end the QuantisationLoss."""
     opened = open_plan(plan, say)
     try:
         say(measure_loss(opened.context))
@@ -47,8 +47,9 @@ def measure_loss(context: Context) -> QuantisationLoss:
 def divergences(
     original: Evaluation, file: Evaluation
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return the Kullback-Leibler divergence of each position in nats, and whether the likeliest
-    token is the same. Tokens of padding, which one of them has alone, are left out."""
+    """Return the Kullback-Leibler divergence of each position in nats, and True for each
+    position with the same most likely token. Padding tokens, which only one of the models has,
+    are left out."""
     runs = [np.concatenate(each.logits) for each in (original, file)]
     n_tokens = min(rows.shape[-1] for rows in runs)
     p, q = (log_softmax(rows[:, :n_tokens]) for rows in runs)
@@ -64,6 +65,6 @@ def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def half_width(means: list[float]) -> float:
-    """Return half of the 95 % interval of a mean, from the means of prompts: positions of one
-    prompt depend on each other."""
+    """Return half of the 95 % confidence interval of a mean. It is computed from the means of
+    prompts, because the positions of one prompt depend on each other."""
     return float(QUANTILE * np.std(means, ddof=1) / np.sqrt(len(means)))

@@ -1,4 +1,5 @@
-"""The checkpoint, run by transformers, beside a GGUF file: outputs, and the first layer that parts.
+"""Runs the checkpoint with transformers and a GGUF file with an engine, and compares outputs and
+layers.
 
 The checkpoint is an engine like others (harness.foreign, `originals:FOLDER`). Its tensors are
 judged along llama.cpp's graph, from its own inputs. Its outputs may differ by the noise of honest
@@ -51,7 +52,7 @@ PROMPTS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """The options of a run. engine: the engine that runs the GGUF file."""
+    """The options of a run. `engine` runs the GGUF file."""
 
     engine: str = "llama.cpp"
     n_tokens: int = 32
@@ -61,9 +62,11 @@ class RunOptions:
 
 @dataclass(kw_only=True)
 class RunOfOriginal:
-    """The result of a run: tensors judged, the wrong ones in the order of the graph, outputs.
+    """The result of a run: the number of tensors judged, the wrong tensors in graph order, the
+    outputs.
 
-    n_ctx: cells of the cache."""
+    n_ctx: the number of cells in the cache.
+    """
 
     n_ctx: int
     judged: int = 0
@@ -74,7 +77,8 @@ class RunOfOriginal:
 def compare_results(
     folder: Path, model: Path, options: RunOptions, progress: Callable[[str], None]
 ) -> PartResult:
-    """Run the checkpoint and the file, and compare. Raises RuntimeError for a defect of ours."""
+    """Run the checkpoint and the file, and compare them. Raises RuntimeError for a defect of
+    Lockstep."""
     result = PartResult(part=OriginalPart.run)
     if not is_added(ENGINES[ENGINE]):
         result.skip(SkipReason.no_environment, RESULTS)
@@ -114,7 +118,8 @@ def plan_for(folder: Path, model: Path, options: RunOptions) -> Plan:
 
 
 def loss_of(plan: Plan, progress: Callable[[str], None]) -> QuantisationLoss | None:
-    """Return the loss of a quantised file; None: it has no logits. Raises what `result_of` does."""
+    """Return the loss of a quantised file; None if it has no logits. Raises the same errors as
+    `result_of`."""
     if not facts_of_model(plan.model).has_logits:
         return None
     found: QuantisationLoss = result_of(partial(run_for_loss, plan), progress)
@@ -122,7 +127,7 @@ def loss_of(plan: Plan, progress: Callable[[str], None]) -> QuantisationLoss | N
 
 
 def run_both(plan: Plan, say: Say) -> None:
-    """Report progress as texts, and finally the RunOfOriginal."""
+    """Send progress as texts, and at the end the RunOfOriginal."""
     opened = open_plan(plan, say)
     try:
         say(judge_runs(opened.context))
@@ -131,7 +136,8 @@ def run_both(plan: Plan, say: Say) -> None:
 
 
 def judge_runs(context: Context) -> RunOfOriginal:
-    """Judge tensors of the first prompt, then outputs of all, until one is wrong."""
+    """Judge the tensors of the first prompt, then the outputs of all prompts, until an output is
+    wrong."""
     context.begin_noise()
     found = locate(context)
     judged = sum(each.compared > 0 for each in found.all)
@@ -160,7 +166,7 @@ def wrong_places(guilty: Sequence[SiteFinding]) -> list[SiteFinding]:
 
 
 def compare_outputs(context: Context, prompt: Context) -> Verdict:
-    """Compare logits or embeddings of a prompt. context: its noise is measured."""
+    """Compare the logits or embeddings of a prompt. The noise of `context` is already measured."""
     batches = prompt.batches
     context.progress(f"outputs of both, {len(batches[0])} tokens, seed {prompt.seed}")
     if context.embeddings:
@@ -174,7 +180,7 @@ def compare_outputs(context: Context, prompt: Context) -> Verdict:
 
 
 def find_known(config: Mapping[str, Any], n_ctx: int, node: str) -> str:
-    """Return the id of the known difference that explains a node's; "" if none does."""
+    """Return the id of the known difference that explains a wrong node; "" if none does."""
     row = architecture_of(config)
     facts = OriginalConfig(flatten_config(config), row.defaults).facts
     known = (each for each in known_of_originals() if each.explains(row.name, facts, n_ctx, node))
@@ -182,9 +188,10 @@ def find_known(config: Mapping[str, Any], n_ctx: int, node: str) -> str:
 
 
 def note_run(result: PartResult, found: RunOfOriginal, known: Callable[[str], str]) -> None:
-    """Note the run's differences: of places, or of outputs if no place is wrong.
+    """Add the run's differences to the result: wrong places, or wrong outputs if no place is wrong.
 
-    known: the id of what explains a node's difference, or ""."""
+    `known` returns the id of the known difference that explains a node, or "".
+    """
     misshapen = [each for each in found.wrong if each.mismatch and each.mismatch.kind != "value"]
     if misshapen:  # of another model: its numbers are no numbers of this one
         result.skip(SkipReason.no_answer, RESULTS, explain_finding(misshapen[0]))

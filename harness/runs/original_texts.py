@@ -1,8 +1,8 @@
-"""Embeddings of a user's own pipeline, explained by its deviations.
+"""Explains the embeddings of a user's own pipeline by its deviations.
 
-Each is compared with the checkpoint's hidden states under every combination of prompt, length,
-pooling and norm. The engine and the checkpoint differ on the same tokens as well. Twice that is the
-limit.
+Each embedding is compared with the checkpoint's hidden states under every combination of prompt,
+length, pooling and normalisation. The limit is twice the difference between the engine and the
+checkpoint on the same tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -53,8 +53,8 @@ CELLS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainedText:
-    """A text whose embedding was looked at. other: traits of the pipeline; None: no combination of
-    them gives it."""
+    """The explanation of a text's embedding. `other` are the deviating traits of the pipeline.
+    `found` is None if no combination of traits gives the embedding."""
 
     right: Pipeline
     found: Pipeline | None
@@ -65,7 +65,7 @@ class ExplainedText:
 
 @dataclass(kw_only=True)
 class TextJudge:
-    """The two engines, and the embeddings of a text."""
+    """The two engines, which explain the embedding of a text."""
 
     original: Session
     engine: Session
@@ -91,7 +91,7 @@ class TextJudge:
         return found
 
     def apart(self, ids: Sequence[int], pipeline: Pipeline, hidden: F32) -> float:
-        """Return how far engine and checkpoint are apart on the same tokens."""
+        """Return the difference between engine and checkpoint on the same tokens."""
         row = np.asarray(ask(self.engine, "embed", (Batch.of(ids),))[0], np.float64).reshape(-1)
         if row.size != hidden.shape[1]:
             raise Unsupported("the file names no pooling")
@@ -102,7 +102,8 @@ class TextJudge:
         return max(float(np.abs(row - truth).max()), step)
 
     def explain(self, text: EmbeddedText, right: Pipeline, pooling: str) -> ExplainedText:
-        """Return the fewest traits that make the embedding. pooling: the file's pooling."""
+        """Return the smallest set of deviating traits that gives the embedding. `pooling` is the
+        file's pooling."""
         states: dict[tuple[int, ...], F32] = {}
         limits: dict[bool, float] = {}
         distance = np.inf
@@ -130,7 +131,7 @@ class TextJudge:
 
 
 def ask(session: Session, question: str, *args: Any) -> Any:
-    """Return the answer. Raises NoAnswer."""
+    """Return the answer to a question. Raises NoAnswer."""
     outcome = session.ask(question, *args)
     if not isinstance(outcome, Answered):
         raise no_answer(session.name, question, outcome)
@@ -144,7 +145,7 @@ def compare_texts(
     options: RunOptions,
     progress: Callable[[str], None],
 ) -> PartResult:
-    """Explain the embeddings of a file. Raises InvalidModel, OSError, RuntimeError."""
+    """Explain the embeddings in a file. Raises InvalidModel, OSError or RuntimeError."""
     result = PartResult(part=OriginalPart.embeddings)
     if not is_added(ENGINES[ENGINE]):
         result.skip(SkipReason.no_environment, RESULTS)
@@ -167,7 +168,7 @@ def explain_all(
     options: RunOptions,
     say: Say,
 ) -> None:
-    """Report progress as texts, and finally a list of ExplainedText."""
+    """Send progress as texts, and at the end a list of ExplainedText."""
     with open_model(model) as file:
         metadata = {key: value.data for key, value in file.metadata.items()}
         prefix = architecture_name(file.metadata)
@@ -197,7 +198,7 @@ def explain_all(
 
 
 def note_texts(result: PartResult, found: Sequence[ExplainedText]) -> None:
-    """Note the deviation of each text."""
+    """Add the deviation of each text to the result."""
     result.compared = len(found)
     for number, each in enumerate(found, 1):
         place, detail = f"text {number}", {"error": each.distance, "allowed": each.allowed}

@@ -1,4 +1,4 @@
-"""The place for a command's words: a terminal, a pipe, or nowhere."""
+"""The interface for a command's output: a terminal, a pipe, or nothing."""
 
 from typing import Protocol
 

@@ -2,8 +2,8 @@
 
     pytest --lockstep-engine "./my-engine --threads 1" --lockstep-model model.gguf -n auto
 
-One test for each model and suite. pytest loads this file wherever Lockstep is installed, so nothing
-of weight is imported before a test runs.
+There is one test for each model and suite. pytest loads this file wherever Lockstep is installed,
+so it imports no slow modules before a test runs.
 """
 
 import shlex
@@ -104,7 +104,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def check_settings(text: str) -> None:
-    """Refuse settings that no check takes. Raises UsageError."""
+    """Refuse settings that `check` would refuse. Raises UsageError."""
     from lockstep.harness.check.settings import settings_named
     from lockstep.harness.exit_codes import BadInput
 
@@ -121,7 +121,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Let all workers of pytest-xdist write into one folder."""
+    """Give all workers of pytest-xdist the same report folder."""
     node.workerinput[OUTPUT] = str(folder_of_session(node.config))
 
 
@@ -134,7 +134,7 @@ def folder_of_session(config: pytest.Config) -> Path:
 def pytest_collection_modifyitems(
     session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Add our tests to the collected ones; they belong to no file."""
+    """Add our tests to the collected tests. They belong to no file."""
     for path in config.getoption("--lockstep-model"):
         for suite in config.getoption("--lockstep-suite") or SUITES:
             name = f"lockstep[{Path(path).name}-{suite}]"
@@ -142,7 +142,7 @@ def pytest_collection_modifyitems(
 
 
 class SuiteItem(pytest.Item):
-    """One suite on one model."""
+    """The test of one suite on one model."""
 
     def __init__(self, *, model: Path, suite: str, **of_pytest: Any) -> None:
         super().__init__(**of_pytest)
@@ -156,7 +156,7 @@ class SuiteItem(pytest.Item):
         self.user_properties.append((OUTPUT, folder))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """Return Lockstep's words, without the traceback of the code that raises them."""
+        """Return Lockstep's message, without the traceback of the code that raises it."""
         if excinfo.errisinstance(pytest.fail.Exception):
             return str(excinfo.value)
         return super().repr_failure(excinfo, style)
@@ -174,8 +174,8 @@ def check_with(
     note: Callable[[str], None] = lambda _: None,
     **of_plan: Any,
 ) -> Any:
-    """Return the run (runs.result.RunResult). It fails the test on differences, and skips it if
-    nothing applies."""
+    """Check a model, and return the run (runs.result.RunResult). Fail the test on differences, and
+    skip it if nothing applies."""
     from lockstep.harness.asking.template import keep_template
     from lockstep.harness.check.check import BadInput
     from lockstep.harness.redaction import redact
@@ -229,10 +229,10 @@ def lockstep(request: pytest.FixtureRequest) -> Callable[..., Any]:
 
 
 class PluginSummary:
-    """Prints at the end the places of the reports, and why tests were skipped; with xdist the
-    workers report it.
+    """Prints the folders of the reports and the reasons for skipped tests at the end. With xdist
+    the workers send them.
 
-    If all our tests were skipped, nothing was compared, which is no success.
+    If all our tests were skipped, nothing was compared. This is not a success.
     """
 
     def __init__(self, folder: Path) -> None:

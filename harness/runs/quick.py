@@ -1,4 +1,4 @@
-"""The quick looks: text and ids from any engine, without a comparison."""
+"""Quick commands that show text and ids from any engine, without a comparison."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +31,7 @@ NO_VOCABULARY = "the file has no vocabulary (tokenizer.ggml.model), so it has no
 
 
 def answer(session: Session, question: str, *args: Any, **kwargs: Any) -> Any:
-    """Return the value of an answer. Raises BadInput with the reason if there is none."""
+    """Return the value of an answer. Raises BadInput, with the reason, if there is no answer."""
     return value_of(session, question, session.ask(question, *args, **kwargs))
 
 
@@ -48,7 +48,8 @@ def open_session(path: Path, engine: str, settings: Settings) -> Session:
 
 
 def facts_to_run(path: Path) -> ModelFacts:
-    """Return facts of a model. Raises BadInput, with its name, if no engine can run it."""
+    """Return the facts of a model. Raises BadInput, with the model's name, if no engine can run
+    it."""
     try:
         facts = facts_of_model(check_file(path))
     except EngineError as error:
@@ -59,7 +60,7 @@ def facts_to_run(path: Path) -> ModelFacts:
 
 
 def who_runs(engine: str | None, facts: ModelFacts) -> tuple[str, str]:
-    """Return the engine, and why it is not the default one; "" if it is."""
+    """Return the engine to use, and a reason if it is not the usual one; else ""."""
     if not facts.not_ours:
         return engine or USUAL, ""
     if engine is None:
@@ -79,7 +80,7 @@ def generate(
     n: int,
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Generate text. prompt: a text, or ids for a model without a vocabulary."""
+    """Generate text. `prompt` is a text, or ids for a model without a vocabulary."""
     facts = facts_to_run(path)
     name, why = who_runs(engine, facts)
     try:
@@ -133,8 +134,8 @@ def generate_texts(
 
 
 def ids_in(session: Session, path: Path, text: bytes, by_us: list[str]) -> list[int]:
-    """Return the ids of a text. by_us: receives a sentence if our own tokenizer replaces a missing
-    one."""
+    """Return the ids of a text. `by_us` gets a sentence if our own tokenizer replaces one that the
+    engine lacks."""
     said = session.ask("tokenize", [text])
     if isinstance(said, Unanswerable) and (ours := tokenizer_in(path)):
         by_us.append(f"{session.name} offers no tokenizer, so our tokenizer made the prompt's ids")
@@ -144,8 +145,8 @@ def ids_in(session: Session, path: Path, text: bytes, by_us: list[str]) -> list[
 
 
 def tokens_behind(session: Session, ids: list[int], n: int, by_us: list[str]) -> list[int]:
-    """Return n greedy tokens. An engine that shows only logits gets each prefix anew, so n tokens
-    cost as much as n prompts. by_us: receives a sentence if the largest logit decides."""
+    """Return n greedy tokens. An engine that shows only logits gets each prefix again, so n tokens
+    take as long as n prompts. `by_us` gets a sentence if the largest logit decides."""
     said = session.ask("greedy", ids, n)
     if not isinstance(said, Unanswerable):
         found: list[int] = value_of(session, "greedy", said)
@@ -185,8 +186,8 @@ def tokenizer_in(path: Path) -> Tokenizer | None:
 
 
 def check_vocabulary(path: Path) -> None:
-    """Refuse a file without a vocabulary. Raises BadInput. A file that our reader refuses is left
-    to the engine."""
+    """Refuse a file without a vocabulary. Raises BadInput. A file that our reader refuses is passed
+    on to the engine."""
     try:
         with GgufFile.open(check_file(path)) as file:
             if not vocabulary_of(file):
@@ -208,7 +209,7 @@ def encode_texts(
 def decode_ids(
     path: Path, engine: str, inputs: Sequence[bytes], special: bool, parse_special: bool
 ) -> Iterator[str]:
-    """Decode JSON lists of ids. Bytes that are no UTF-8 come out as \\xNN."""
+    """Decode JSON lists of ids. Bytes that are not UTF-8 are written as \\xNN."""
     rows = [ids_of(raw) for raw in inputs]
     check_vocabulary(path)
     with open_session(path, engine, PRESETS["exact"]) as session:

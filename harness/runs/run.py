@@ -1,4 +1,4 @@
-"""One run over one or more models: plans in, a report folder and an exit code out."""
+"""A run over one or more models: plans go in, a report folder and an exit code come out."""
 
 import shlex
 import time
@@ -66,14 +66,14 @@ OF_CHECKS = tuple(f"lockstep.engine.{name}" for name in ("architectures", "quant
 
 @dataclass(frozen=True)
 class Remark:
-    """A remark of a check, beside its verdicts."""
+    """A remark during a check, in addition to its verdicts."""
 
     text: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listener:
-    """The callbacks that show a run on the command line in progress."""
+    """The callbacks that show the progress of a run on the command line."""
 
     progress: Callable[[str, str], None] = field(default=lambda case, text: None)
     verdict: Callable[[Verdict], None] = field(default=lambda verdict: None)
@@ -82,7 +82,7 @@ class Listener:
 
 
 def builtin_model(name: str, folder: Path) -> Path:
-    """Write a built-in model once into the folder."""
+    """Write a built-in model into the folder, unless it is there, and return its path."""
     path = folder / f"{name}.gguf"
     if not path.exists():
         write_llama(BUILTIN[name], path)
@@ -90,8 +90,8 @@ def builtin_model(name: str, folder: Path) -> Path:
 
 
 def run_folder(reports: Path, what: str) -> Path:
-    """Return a new folder for one run, named by time; a second run in the same second gets a
-    number."""
+    """Create a folder for one run, named by time, and return it. A second run in the same second
+    gets a number."""
     stem = f"{datetime.now():%Y%m%d-%H%M%S}-{what}"
     for n in range(1000):
         folder = reports / (stem if n == 0 else f"{stem}-{n}")
@@ -111,11 +111,12 @@ def run_plans(
     listener: Listener,
     known: KnownFailures | None = None,
 ) -> RunResult:
-    """Check every plan, each in its own process; each verdict is on disk before the next one.
+    """Check every plan, each in its own process. Each verdict is written to disk before the next
+    one comes.
 
-    known: divergences that are excused; one that is resolved is an error.
+    `known` lists divergences to excuse. A listed divergence that no longer occurs is an error.
 
-    Raises BadInput for an impossible request, before there is a report.
+    Raises BadInput for an impossible request, before a report is written.
     """
     check_suites(known or KnownFailures())
     provide_engines(plans, listener.progress)
@@ -130,7 +131,7 @@ def run_plans(
 
 
 def check_suites(known: KnownFailures) -> None:
-    """Refuse entries of unknown suites, which would never apply. Raises BadInput."""
+    """Refuse list entries of unknown suites, because they would never apply. Raises BadInput."""
     suites = {suite.name for suite in suites_named(())}
     for _, suite, key in known.reasons:
         if suite not in suites:
@@ -141,8 +142,8 @@ def check_suites(known: KnownFailures) -> None:
 
 
 def provide_engines(plans: Sequence[Plan], progress: Callable[[str, str], None]) -> None:
-    """Build other versions of an engine before starting child processes: these are killed when a
-    run is interrupted, and a build would continue without them. Raises BadInput."""
+    """Build other versions of an engine before child processes start. An interrupt kills child
+    processes, but a build would continue. Raises BadInput."""
     for plan in plans:
         for name in (plan.oracle, plan.engine):
             try:
@@ -152,8 +153,8 @@ def provide_engines(plans: Sequence[Plan], progress: Callable[[str, str], None])
 
 
 def load_what_checks_need(plans: Sequence[Plan]) -> None:
-    """Load the modules of checks once, for all forks. An unknown name is refused where it is
-    opened."""
+    """Load the modules of checks once, for all forks. Unknown names are ignored here, and refused
+    when they are opened."""
     suites_named(())
     for package in OF_CHECKS:
         import_members(package)
@@ -165,7 +166,7 @@ def load_what_checks_need(plans: Sequence[Plan]) -> None:
 
 
 class CheckRun:
-    """Takes the messages of processes as they come, and writes the report."""
+    """Receives the messages of the processes and writes the report."""
 
     def __init__(
         self,
@@ -211,7 +212,7 @@ class CheckRun:
                 self.write(ending(plan, event, self.suite[number]))
 
     def open(self, engines: tuple[EngineInfo, ...]) -> ReportWriter:
-        """Return the report, opened at its first line."""
+        """Write the first line of the report, and return the report."""
         self.files = {path: state.with_hash(path) for path, state in self.files.items()}
         rows = [row for plan in self.plans for row in model_rows(plan, self.files)]
         head = header(self.command, self.plans[0].seed, rows, engines)
@@ -220,8 +221,8 @@ class CheckRun:
         return ReportWriter(folder, head)
 
     def says_of_changes(self, plan: Plan) -> bool:
-        """Return True if a file of the plan has changed, so that no finding counts. Reports the
-        change."""
+        """Return True if a file of the plan has changed, so that its findings do not count. Also
+        write a verdict on the change."""
         for path in dict.fromkeys((plan.model, plan.subject_model)):
             if path in self.changed:
                 return True
@@ -260,7 +261,7 @@ class CheckRun:
 
 
 def check_one(plan: Plan, say: Say) -> None:
-    """Check one plan. It sends progress as text, then the engines, then each verdict."""
+    """Check one plan. Send progress as texts, then the engines, then each verdict."""
     try:
         opened = opened_for(plan, say)
     except (BadInput, NoAnswer) as error:
@@ -293,8 +294,8 @@ def check_one(plan: Plan, say: Say) -> None:
 
 
 def not_taken(plan: Plan, why: str) -> Verdict:
-    """Return the verdict on a model that an engine need not accept: it is reported, and changes no
-    exit code."""
+    """Return the verdict on a model that an engine may refuse. It is reported, but does not change
+    the exit code."""
     return Verdict(
         suite=plan.suites[0],
         case=plan.case,
@@ -313,7 +314,7 @@ def opened_for(plan: Plan, say: Say) -> Opened:
 
 
 def bisect_one(plan: Plan, say: Say) -> None:
-    """Bisect one plan. It sends progress as text, and then the Bisection."""
+    """Bisect one plan. Send progress as texts, and then the Bisection."""
     opened = opened_for(plan, say)
     try:
         opened.context.on_made_models = questions(plan)
@@ -363,7 +364,7 @@ def ending(plan: Plan, event: Event, suite: str) -> Verdict:
 
 
 def model_rows(plan: Plan, files: Mapping[Path, FileState]) -> Iterator[dict[str, Any]]:
-    """Yield rows on the checked bytes, and for a built-in model its recipe."""
+    """Yield rows about the checked files. The row of a built-in model has its recipe."""
     name = plan.case.removeprefix(BUILTIN_PREFIX)
     builtin = plan.case.startswith(BUILTIN_PREFIX) and name in BUILTIN
     recipe = {"recipe": asdict(BUILTIN[name])} if builtin else {}

@@ -1,8 +1,9 @@
 """A second comparison for engines whose run matches another configuration of llama.cpp.
 
-An engine may add LoRA files to the weights when it loads the model: weights and pairs are rounded
-once together then. It may hold heads in a quantised cache as they are, where llama.cpp turns them.
-No design of single ops explains either; llama.cpp in that form does, and all designs apply there.
+An engine may add LoRA files to the weights when it loads the model, so that weights and pairs are
+rounded together once. It may also store heads in a quantised cache without rotating them, which
+llama.cpp does. No design of single ops explains these differences. llama.cpp in the other
+configuration does, and all designs apply to it too.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,8 +34,8 @@ def look_again(
     opened: Callable[[Plan], Opened],
     progress: Callable[[str], None],
 ) -> Iterator[Verdict]:
-    """Yield the verdicts; those of a diverging suite are replaced if the suite agrees with another
-    configuration of the oracle."""
+    """Yield the verdicts. The verdicts of a diverging suite are replaced if the suite agrees with
+    another configuration of the oracle."""
     forms = other_forms(plan.settings)
     if not forms:
         yield from verdicts
@@ -54,16 +55,15 @@ def look_again(
 
 
 def verdicts_on(plan: Plan, opened: Callable[[Plan], Opened]) -> list[Verdict]:
-    """Return the verdicts on the other configuration; none if an engine cannot be asked, so that
-    the first ones stay."""
+    """Return the verdicts with the other configuration. Return none if an engine cannot be asked;
+    then the first verdicts stay."""
     with suppress(BadInput, NoAnswer), closing(opened(plan)) as other:
         return list(run_suites(other.context, plan.suites))
     return []
 
 
 def is_explained(found: Sequence[Verdict]) -> bool:
-    """Return True if something agrees and nothing differs. An unanswered question explains
-    nothing."""
+    """Return True if something agrees and nothing differs. Unanswered questions explain nothing."""
     statuses = {each.status for each in found}
     return "agreed" in statuses and statuses <= {*FINE}
 
@@ -74,7 +74,7 @@ def said_of(verdict: Verdict, form: OracleForm) -> Verdict:
 
 
 def in_form(plan: Plan, form: OracleForm, folder: Path) -> Plan:
-    """Return the plan with the oracle in this configuration. folder: for a merged file."""
+    """Return the plan with the oracle in this configuration. `folder` is for a merged file."""
     model = plan.model
     if form is OracleForm.MERGED:
         model = folder / plan.model.name

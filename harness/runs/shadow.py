@@ -1,4 +1,4 @@
-"""`lockstep shadow`: a judgement of llama.cpp's graph, for one model or one of every
+"""`lockstep shadow`: judges llama.cpp's graph, for one model or for a model of every
 architecture."""
 
 import shlex
@@ -53,7 +53,7 @@ ENGINE = "llama.cpp"
 
 @dataclass(frozen=True, kw_only=True)
 class ShadowPlan:
-    """A plan of a shadow run: a file, or a variant to make."""
+    """A plan of a shadow run, for a file or for a variant that is generated."""
 
     case: str
     model: Path | None
@@ -73,7 +73,7 @@ class ShadowPlan:
 
     @property
     def by_trial(self) -> "Iterator[ShadowPlan]":
-        """Yield one plan for each fault, which repeats it."""
+        """Yield a plan for each fault, with the options that repeat this fault alone."""
         for number in self.trials:
             options = (*self.options, "--faults", "1", "--start", str(number))
             yield replace(self, trials=(number,), options=options)
@@ -81,7 +81,7 @@ class ShadowPlan:
 
 @dataclass(kw_only=True)
 class Judged:
-    """The result of one plan; small enough to send between processes."""
+    """The verdicts of one plan, small enough to send between processes."""
 
     case: str
     verdicts: list[Verdict]
@@ -95,8 +95,7 @@ def path_of(plan: ShadowPlan, folder: Path) -> Path:
 
 
 def judge_model(plan: ShadowPlan, folder: Path) -> Judged:
-    """Have llama.cpp run the model, and judge every node. folder: the folder of the variants'
-    files."""
+    """Run the model with llama.cpp, and judge every node. `folder` is for the files of variants."""
     generic: tuple[str, ...] = ()
     try:
         path = path_of(plan, folder)
@@ -130,7 +129,8 @@ def settings_for(
     cache_type_k: str | None = None,
     cache_type_v: str | None = None,
 ) -> Settings:
-    """Return the preset with a cache and, unless set, ubatches that fit the work."""
+    """Return the preset with a cache that fits the work. The ubatches fit it too, unless `ubatch`
+    is given."""
     return replace(
         preset,
         n_ctx=max(preset.n_ctx, -(-work.cells // CELLS) * CELLS),
@@ -178,7 +178,7 @@ def verdicts_for(plan: ShadowPlan, path: Path, session: Session, build: Build) -
 
 
 def faults_found(plan: ShadowPlan, path: Path, session: Session, build: Build) -> Iterator[Verdict]:
-    """Yield one verdict for each fault, which must be found only at its node."""
+    """Yield a verdict for each fault. A fault must be found, and only at its node."""
     with open_model(path) as file:
         trials = Trials(
             session=session,
@@ -220,8 +220,8 @@ def run_shadow(
     executor: Executor | None,
     listener: Listener,
 ) -> RunResult:
-    """Run the plans; each model's verdicts are on disk before the next model's. Raises Unsupported
-    for libraries that are not the pinned llama.cpp."""
+    """Run the plans. Each model's verdicts are written to disk before the next model's. Raises
+    Unsupported if the libraries are not the pinned llama.cpp."""
     started = time.perf_counter()
     refuse_broken(plans)
     adapter_class(ENGINE).check_libraries()
@@ -252,7 +252,7 @@ def run_shadow(
 
 
 def refuse_broken(plans: Sequence[ShadowPlan]) -> None:
-    """Refuse broken models before any is judged. Raises BadInput."""
+    """Refuse broken models before the first model is judged. Raises BadInput."""
     for plan in plans:
         if plan.model is None:
             continue
@@ -263,7 +263,8 @@ def refuse_broken(plans: Sequence[ShadowPlan]) -> None:
 
 
 def rows_of(plans: Sequence[ShadowPlan], first: Judged) -> list[dict[str, Any]]:
-    """Return the rows of the given files. The command has the recipe of made ones."""
+    """Return the header's rows of the given files. For generated models the command contains the
+    recipe."""
     if len(plans) == 1:
         return [first.row] if first.row else []
     return [model_row(plan.case, plan.model, "both") for plan in plans if plan.model is not None]

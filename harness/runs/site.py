@@ -1,7 +1,7 @@
 """A static site of a matrix: an index, a page for each engine and a page for each finding.
 
-A run that is interrupted keeps the engines that it finished, and the next run with the same setup
-goes on after them.
+An interrupted run keeps the rows of finished engines. The next run with the same setup continues
+with the other engines.
 """
 
 import json
@@ -36,10 +36,10 @@ MAX_SLUG_CHARACTERS = 60
 
 
 def open_site(folder: Path, plans: Mapping[str, Sequence[Plan]]) -> dict[str, MatrixRow]:
-    """Return the rows of an interrupted run with the same setup, by engine. Raises BadInput for a
-    folder with other content."""
+    """Return the rows that an interrupted run with the same setup has stored, by engine. Raises
+    BadInput for a folder with other content."""
     if folder.exists() and any(folder.iterdir()) and not is_site(folder):
-        what = f"{folder} is not empty, and no site that lockstep matrix wrote"
+        what = f"{folder} is not empty, and is not a site that lockstep matrix wrote"
         raise BadInput(f"{what}: name a new folder")
     folder.mkdir(parents=True, exist_ok=True)
     kept = read_rows(folder / UNFINISHED, lambda held: (held["setup"], row_from(held)))
@@ -52,8 +52,8 @@ def ask_rest(
     plans: Mapping[str, Sequence[Plan]],
     ask: Callable[[Mapping[str, Sequence[Plan]]], Iterator[MatrixRow]],
 ) -> Iterator[MatrixRow]:
-    """Yield the rows of an interrupted run, then those of the other engines, which are stored too.
-    folder: None if no site is wanted."""
+    """Yield the rows of an interrupted run, then the rows of the other engines, which are stored
+    too. `folder` is None if no site is wanted."""
     known = open_site(folder, plans) if folder else {}
     yield from known.values()
     for row in ask({engine: each for engine, each in plans.items() if engine not in known}):
@@ -67,7 +67,8 @@ def is_site(folder: Path) -> bool:
 
 
 def setup_of(plans: Sequence[Plan]) -> str:
-    """Return a digest of the setup of an engine's row, except the engine's own version."""
+    """Return a digest of the setup that determines an engine's row, without the engine's own
+    version."""
     asked = [
         (p.case, digest(p.model), p.oracle, p.settings.name, p.n_tokens, p.n_steps, p.seed)
         for p in plans
@@ -81,7 +82,7 @@ def digest(path: Path) -> str:
 
 
 def keep_row(folder: Path, row: MatrixRow, plans: Sequence[Plan]) -> None:
-    """Keep the row of a finished engine, so that an interrupted run can go on."""
+    """Store the row of a finished engine, so that an interrupted run can continue."""
     info = row.info and {n: getattr(row.info, n) for n in ("engine", "version", "build")}
     held = {
         "engine": row.engine,
@@ -162,7 +163,8 @@ def write_page_of_site(path: Path, text: str) -> None:
 
 
 def findings_of(rows: Sequence[MatrixRow], pages: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the verdicts with a problem, folded by suite and key over engines and cases."""
+    """Return the verdicts with a problem, grouped by suite, status and key over all engines and
+    cases."""
     found: dict[tuple[str, str, str], dict[str, Any]] = {}
     for row, name, page in zip(rows, names_of(rows), pages, strict=True):
         for verdict in verdicts_of_row(row):
@@ -191,6 +193,7 @@ def verdicts_of_row(row: MatrixRow) -> Iterator[Verdict]:
 
 
 def slug(text: str) -> str:
-    """Return a file name for any text: its letters and digits, and a digest against collisions."""
+    """Return a file name for any text: its letters and digits, and a digest that makes it
+    unique."""
     words = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:MAX_SLUG_CHARACTERS]
     return f"{words}-{sha256(text.encode()).hexdigest()[:8]}"

@@ -12,7 +12,7 @@ from lockstep.engine.states.fit import StateShape, find_misfits, shape_of_model
 def examine_state(path: Path, model: Path | None) -> dict[str, Any]:
     """Return the contents of a file as plain values. Raises EngineError and OSError.
 
-    `fits` is None without a model; `compared` says whether its layers and sizes are known.
+    `fits` is None without a model. `compared` is True if the model's layers and sizes are known.
     """
     shape = None
     if model is not None:

@@ -1,1 +1,1 @@
-"""Samplers of any engine, held stage by stage against our definitions."""
+"""Compares the samplers of any engine, stage by stage, with our definitions."""

@@ -1,4 +1,4 @@
-"""Engines asked for their samplers: which they have, and every stage of those that show the end."""
+"""Asks engines for their samplers: which samplers they have, and the list after every stage."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,8 +10,8 @@ Ask = Callable[[SampleRequest], SampleAnswer]
 
 
 def ask_every_stage(ask: Ask, request: SampleRequest) -> SampleAnswer:
-    """Return an answer with all stages. An engine that shows only the last list is asked for each
-    prefix of the chain; it draws and accepts the same tokens."""
+    """Return an answer with the lists of all stages. An engine that shows only the last list is
+    asked for each prefix of the chain, with the same draws and accepted tokens."""
     whole = ask(request)
     if whole.sizes.shape[1] == len(request.chain):
         return whole

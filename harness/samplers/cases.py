@@ -1,4 +1,4 @@
-"""Seeded questions about samplers: chains of any order, and rows of logits of kinds that hurt."""
+"""Seeded questions about samplers: chains in any order, and rows of difficult logits."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ GRAMMAR_ROWS, LAZY_CASES = 8, 8
 
 @dataclass(frozen=True, kw_only=True)
 class SampleCase:
-    """A question with its subject."""
+    """A question, with the seed and the kinds of logits that it uses."""
 
     seed: int
     kinds: tuple[str, ...]  # of the rows
@@ -76,7 +76,7 @@ KINDS: dict[str, Callable[[Generator, int], Rows]] = {
 
 
 def single(value: Any) -> float:
-    """Return a number that is one in float32, so that every engine is given the same."""
+    """Return the number rounded to float32, so that every engine gets the same number."""
     return float(F(value))
 
 
@@ -165,7 +165,8 @@ def stage_for(name: str, rng: Generator, n: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class CaseLimits:
-    """Limits of a case: the samplers that an engine has, and a vocabulary for some of them."""
+    """Limits of a case: the samplers that an engine has, and the vocabulary that some samplers
+    need."""
 
     samplers: frozenset[str] = frozenset((*CUTTING, *CHOOSING))
     words: SamplerVocabulary | None = None
@@ -177,7 +178,8 @@ ANY = CaseLimits()
 
 
 def random_stages(rng: Generator, n: int, limits: CaseLimits) -> list[dict[str, Any]]:
-    """Return stages in any order; with a vocabulary, those that read it come as well."""
+    """Return random stages in any order. With a vocabulary they may include the stages that read
+    it."""
     cutting, choosing = (
         [name for name in table if name in limits.samplers] for table in (CUTTING, CHOOSING)
     )
@@ -202,9 +204,10 @@ def make_case(
     limits: CaseLimits = ANY,
     stages: Sequence[Mapping[str, Any]] = (),
 ) -> SampleCase:
-    """Return a question. Its draws are those of llama.cpp's seeds; chosen tokens are accepted.
+    """Return a question. Its draws are those of llama.cpp's seeds, and its accepted tokens include
+    the chosen ones.
 
-    stages: the chain, if it is not to be drawn.
+    `stages` is the chain; if it is empty, the chain is random.
     """
     rng = np.random.default_rng(seed)
     words = limits.words
@@ -216,8 +219,8 @@ def make_case(
 
 
 def grammar_cases(seed: int, limits: CaseLimits) -> Iterator[SampleCase]:
-    """Yield a case for each grammar, and several for those that wait for a trigger. If the engine
-    can draw, a draw follows."""
+    """Yield a case for each grammar, and several cases for each sampler that waits for a trigger.
+    If the engine can draw, each chain ends with a draw."""
     assert limits.words is not None
     rng, n = np.random.default_rng(seed), len(limits.words.pieces)
     stages = [grammar_stage(text) for text in GRAMMARS]
@@ -234,7 +237,7 @@ def complete(
     rng: Generator,
     words: SamplerVocabulary | None = None,
 ) -> SampleRequest:
-    """Return the request with the accepted tokens before each row, and the draws of each."""
+    """Return the request, with the tokens accepted before each row and the draws of each row."""
     n = logits.shape[1]
     chain = make_chain(stages, n, words, LLAMA_CPP)
     few = rng.integers(0, n, 6)  # tokens that come again
@@ -254,7 +257,7 @@ def complete(
 
 
 def accept_permitted(chain: Chain, tokens: Sequence[int]) -> list[int]:
-    """Return the tokens that the chain accepted."""
+    """Let the chain accept each token that it permits, and return these tokens."""
     told = []
     for token in tokens:
         if chain.permits(token):
@@ -264,7 +267,8 @@ def accept_permitted(chain: Chain, tokens: Sequence[int]) -> list[int]:
 
 
 def next_token(last: CandidateList, other: int, stages: Sequence[Mapping[str, Any]]) -> int:
-    """Return the selected token; without one, the likeliest of a grammar's, or another."""
+    """Return the selected token. If none is selected, return the most likely token if the chain has
+    a grammar, else `other`."""
     if last.token >= 0:
         return last.token
     is_reading = any(stage["sampler"] in READING for stage in stages)

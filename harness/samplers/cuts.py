@@ -1,4 +1,4 @@
-"""Criteria of samplers that cut, and how many candidates each may keep."""
+"""The criteria of samplers that cut, and the number of candidates that each may keep."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,7 +35,8 @@ FARTHEST = 1e4  # nats from the mean surprise: no float64 that is not zero is as
 
 @dataclass(frozen=True, kw_only=True)
 class RankedCut:
-    """A ranking, the highest kept, and how many: the fewest and the most for a kept set."""
+    """A ranking of which a sampler keeps the highest candidates, and the smallest and largest
+    number that it may keep."""
 
     score: F64  # (candidates,)
     radius: F64  # (candidates,)
@@ -44,9 +45,8 @@ class RankedCut:
 
 
 def cut_for(sampler: Sampler, before: CandidateList, learnt_off: float) -> RankedCut | None:
-    """Return how the sampler cuts the list; None if it cuts nothing or its result is compared as
-    is.
-    """
+    """Return how the sampler cuts the list. Return None if it cuts nothing, or if its result is
+    compared directly."""
     if type(sampler) in LEARNT:
         return LEARNT[type(sampler)](sampler, before, learnt_off)
     make = CUTS.get(type(sampler))
@@ -63,15 +63,17 @@ def by_logits(before: CandidateList, sizes: Sizes, *, lowest: bool = False) -> R
 
 
 def cut_top_k(sampler: TopK, c: CandidateList) -> RankedCut:
-    """Allow any number of candidates equal to the last one: transformers keeps them all."""
+    """Allow any number of candidates that are equal to the last one, because transformers keeps
+    them all."""
     n = len(c) if sampler.k <= 0 else min(sampler.k, len(c))
     last = np.sort(c.logits)[-n]
     return by_logits(c, size_between(n, int(np.count_nonzero(c.logits >= last))))
 
 
 def reaches(p: F64, radius: float, goal: float, min_keep: int, slack: Kept | None) -> Sizes:
-    """Return sizes of a set that just reaches a goal. slack: which candidates may be its last, or
-    all be there because they are equal to it, as transformers keeps them."""
+    """Return a function that gives the allowed sizes of a set whose sum just reaches a goal.
+    `slack` are the candidates any of which may be the last of the set. All of them may be kept if
+    they are equal, as in transformers."""
 
     def sizes(kept: Kept) -> tuple[int, int]:
         n = int(np.count_nonzero(kept))
@@ -136,7 +138,7 @@ def cut_typical(sampler: Typical, c: CandidateList) -> RankedCut:
 
 
 def cut_xtc(sampler: Xtc, c: CandidateList) -> RankedCut:
-    """Keep the lowest candidate that reaches the threshold, and all below it."""
+    """Keep the lowest candidate that reaches the threshold, and all candidates below it."""
     n = len(c)
     if sampler.is_off or n < 2 or F(sampler.source.clone().single()) > F(sampler.p):
         return by_logits(c, size_between(n, n), lowest=True)
@@ -181,10 +183,10 @@ def cut_mirostat(sampler: Mirostat, c: CandidateList, off_mu: float) -> RankedCu
 
 
 def zipf_sizes(sampler: Mirostat, p: F64, relative: float, off_mu: float) -> list[float]:
-    """Return the extreme values of k. p: those that it is estimated from, sorted.
+    """Return the extreme values of k. `p` are the sorted probabilities from which k is estimated.
 
-    The exponent s of Zipf's law has the error of its sums of products, mu that of the learnt state,
-    and k the roundings of its own formula.
+    The exponent s of Zipf's law has the error of its sums of products. mu has the error of the
+    learnt state. k has the roundings of its own formula.
     """
     i = np.arange(len(p) - 1)
     t, b = np.log((i + 2) / (i + 1)), np.log(p[:-1] / p[1:])
@@ -201,10 +203,11 @@ def zipf_sizes(sampler: Mirostat, p: F64, relative: float, off_mu: float) -> lis
 
 
 def zipf_size(n_vocab: int, s: float, mu: float) -> tuple[float, float]:
-    """Return k = (eps * 2^mu / (1 - N^-eps)) ^ (1 / s), eps = s - 1, and its relative error.
+    """Return k = (eps * 2^mu / (1 - N^-eps)) ^ (1 / s), where eps = s - 1, and its relative error.
 
-    N^-eps is within a last place and eps * ln N roundings, which the difference from 1 makes more
-    of; the power makes 1 / s of what it is given, and a rounding of 1 / s counts by the logarithm.
+    The error of N^-eps is one unit in the last place plus eps * ln N roundings. The difference from
+    1 enlarges it. The power divides the error of its base by s. A rounding of 1 / s counts in
+    proportion to the logarithm.
     """
     eps = s - 1
     if s <= 0:  # flat: a power of infinity, which may be anything where its base may be 1
@@ -222,8 +225,8 @@ def zipf_size(n_vocab: int, s: float, mu: float) -> tuple[float, float]:
 
 
 def cut_grammar(sampler: Grammar, c: CandidateList) -> RankedCut:
-    """Allow leaving out a candidate at minus infinity, which is never drawn. So may a control token
-    that is allowed by its spelling: many engines read it as no text."""
+    """Allow an engine to drop a candidate at minus infinity, which is never drawn. It may also drop
+    a control token that is allowed by its spelling, because many engines read it as no text."""
     n = len(c)
     if sampler.is_open:
         return by_logits(c, size_between(n, n))

@@ -1,4 +1,4 @@
-"""Sentences about the fault of a stage."""
+"""Sentences that describe the fault of a stage."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from lockstep.harness.samplers.legal import StageDifference, Wrong
 
 
 def describe_finding(finding: StageFinding, request: SampleRequest) -> str:
-    """Return where and what: the stage with its parameters, the candidate, the numbers."""
+    """Return a sentence on a finding: the stage with its parameters, the candidate, the numbers."""
     stages = len(request.chain)
     place = f"stage {finding.stage + 1} of {stages}" if stages > 1 else "the only stage"
     where = describe_stage(request.chain[finding.stage])
@@ -17,14 +17,14 @@ def describe_finding(finding: StageFinding, request: SampleRequest) -> str:
 
 
 def describe_stage(stage: Stage) -> str:
-    """Return a sampler's name with its numbers."""
+    """Return a sampler's name with its parameters."""
     given = {k: v for k, v in stage.items() if k != "sampler"}
     named = ", ".join(f"{name} {value:.6g}" for name, value in given.items() if is_number(value))
     return f"{stage['sampler']} ({named})" if named else str(stage["sampler"])
 
 
 def describe_stages(chain: Sequence[Stage]) -> str:
-    """Return the stages before the draw, or the draw alone."""
+    """Return the stages before the draw as text, or a text for a chain that is only a draw."""
     return ", ".join(map(describe_stage, chain[:-1])) or "the draw alone"
 
 
@@ -32,7 +32,7 @@ def describe_drawn(found: DrawnDifference) -> str:
     tokens = f"token {', '.join(map(str, found.tokens[:4]))}"
     if found.kind is Unlikely.KEPT:
         how = f"in {found.actual:.1%} of {found.draws} draws" if found.draws else "in the list"
-        return f"{tokens} is {how}, and no right sampler leaves it"
+        return f"{tokens} is {how}, and a right sampler removes it"
     if not found.draws and found.kind is Unlikely.DROPPED:
         return f"{tokens} is missing, expected {found.low:.6g} to {found.high:.6g}"
     numbers = f"{found.actual:.6g}, expected {found.low:.6g} to {found.high:.6g}"

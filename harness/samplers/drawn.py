@@ -1,8 +1,10 @@
-"""Truth about the next token that a server draws, and exact tests of lists and counts.
+"""The expected distribution of the next token that a server draws, and exact tests of lists and
+counts.
 
-The truth is our samplers' on the oracle's logits, which a server's may differ from by the noise of
-honest runs. So chains run many times, each with logits that are off by it: all up or down by rank,
-where cuts are decided, and at random. Candidates that differ between these runs decide nothing.
+The expected distribution comes from our samplers on the oracle's logits. The server's logits may
+differ from these by the noise of honest runs. Therefore each chain runs many times with logits that
+are changed by this noise: up or down by rank, where cuts are decided, and at random. Candidates
+that differ between these runs are not judged.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,17 +43,17 @@ SUSPICION = log(1e-4)  # of a test: what asks for more draws
 
 
 class Unlikely(Enum):
-    """Faults that no right sampler shows, or in effect never."""
+    """Faults that a right sampler never shows, or almost never."""
 
     KEPT = "a candidate that the chain forbids"
     DROPPED = "a candidate is missing"
     P = "another probability"
-    COUNT = "drawn too often or too seldom"
+    COUNT = "drawn too often or too rarely"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnDifference:
-    """The worst one of a list, or of counted draws."""
+    """The worst difference in a list, or in counted draws."""
 
     kind: Unlikely
     tokens: tuple[int, ...]  # of whose probabilities it is the sum, the likeliest first
@@ -64,7 +66,7 @@ class DrawnDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class Labels:
-    """Tokens as a server shows them: by id, or by a text that several may share."""
+    """Tokens as a server shows them: by id, or by a text that several tokens may share."""
 
     of: NDArray[np.int64]  # (vocabulary,)
     names: Mapping[int | bytes, int]
@@ -77,8 +79,8 @@ class Labels:
 
     @classmethod
     def by_text(cls, pieces: Sequence[bytes], unseen: Sequence[int]) -> "Labels":
-        """Label tokens by text, without the spaces around it, which some servers lose. pieces: the
-        bytes of all tokens."""
+        """Label tokens by their text without surrounding spaces, which some servers lose. `pieces`
+        are the bytes of all tokens."""
         names: dict[int | bytes, int] = {b"": UNSEEN}
         of = np.zeros(len(pieces), np.int64)
         for token, piece in enumerate(pieces):
@@ -93,7 +95,7 @@ class Labels:
 
 
 def plain_text(piece: bytes) -> bytes:
-    """Return a text without spaces around it; nothing if it is no whole characters."""
+    """Return a text without surrounding spaces; b"" if it contains incomplete characters."""
     try:
         return piece.decode().strip().replace("\ufffd", "").encode()
     except UnicodeDecodeError:
@@ -102,7 +104,7 @@ def plain_text(piece: bytes) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class NextToken:
-    """The logits that a server draws from, and what its samplers know."""
+    """The logits from which a server draws, and the data that its samplers use."""
 
     row: F32  # (vocabulary,)
     noise: float  # by how much an honest logit may be off
@@ -120,7 +122,8 @@ class NextToken:
         return share_out(left, len(row))
 
     def chain_of(self, chain: Sequence[Stage], ways: Ways) -> Chain:
-        """Return the stages before the draw, told of the prompt; grammars are parsed once."""
+        """Return the stages before the draw, after they have accepted the prompt. Grammars are
+        parsed once."""
         key = repr(chain), ways
         if key not in self.made:
             stages = [stage for stage in chain if stage["sampler"] != "dist"]
@@ -138,7 +141,7 @@ class NextToken:
 
     @cached_property
     def rows(self) -> list[F32]:
-        """Return all runs: the first is without noise."""
+        """Return the logits of all runs. The first run has no noise."""
         rng = np.random.default_rng(0)
         chance = [rng.choice((-1, 1), len(self.row)) for _ in range(RANDOM_RUNS)]
         return [self.row, *self.move([*self.turn(self.order), *chance])]
@@ -148,18 +151,19 @@ class NextToken:
         return np.argsort(-self.row, kind="stable")
 
     def turn(self, order: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """Return signs by which the first logits by rank go up, and all after them down."""
+        """Return arrays of signs. In each, the first logits by rank go up, and all others go
+        down."""
         n, rank = len(order), np.argsort(order, kind="stable")
         return [np.where(rank < turn, 1, -1) for turn in TURNS if turn < n]
 
     def move(self, signs: Sequence[NDArray[np.int64]]) -> list[F32]:
-        """Return the logits with room for the noise, each way."""
+        """Return the logits for each array of signs, moved up or down by the noise."""
         step = ROOM * self.noise
         return [np.asarray(self.row + s * step, np.float32) for r in signs for s in (r, -r)]
 
     def runs(self, chain: Sequence[Stage], ways: Ways = DEFINITION) -> F64:
-        """Return probabilities of all runs, (runs, vocabulary). If the chain changes the likeliest
-        tokens, as penalties do, logits go up by those ranks as well."""
+        """Return the probabilities of all runs: (runs, vocabulary). If the chain changes the ranks
+        of likely tokens, as penalties do, logits also go up by the new ranks."""
         rows, most = self.rows, TURNS[-1]
         order = np.argsort(-self.probabilities(chain), kind="stable")
         if not np.array_equal(order[:most], self.order[:most]):
@@ -168,8 +172,8 @@ class NextToken:
 
 
 def is_clear(runs: F64) -> bool:
-    """Return True if the same candidates are left of all runs. Otherwise a server may keep a set
-    that none of them keeps, so only candidates kept by all, or by none, count."""
+    """Return True if all runs keep the same candidates. Otherwise a server may keep a set that no
+    run keeps. Then only candidates that all runs or no runs keep are judged."""
     return bool(((runs > 0) == (runs[0] > 0)).all())
 
 
@@ -200,7 +204,8 @@ def share_out(left: CandidateList, n: int) -> F64:
 def judge_listed(
     listed: Sequence[tuple[int | bytes, float]], runs: F64, asked: int
 ) -> DrawnDifference | None:
-    """Return the worst difference of a list with ids. asked: candidates at most."""
+    """Return the worst difference of a list with ids; None if there is none. `asked` is the largest
+    number of candidates."""
     low, high = runs.min(axis=0), runs.max(axis=0)
     shown = {token: p for token, p in listed if isinstance(token, int) and p > 0}
     at = np.array([*shown], np.int64)
@@ -242,7 +247,8 @@ def difference(
 
 
 def judge_draws(drawn: Sequence[int], runs: F64, labels: Labels) -> DrawnDifference | None:
-    """Return the least likely of all sums of labels. drawn: labels."""
+    """Return the least likely difference over all sums of labels; None if there is none. `drawn`
+    are the labels of the draws."""
     n_labels = int(labels.of.max()) + 1
     sums = [np.bincount(labels.of, run, n_labels).astype(np.float64) for run in runs]
     p = np.stack(sums)
@@ -284,7 +290,8 @@ def of_labels(
 
 
 def sums_of_labels(p: F64) -> list[NDArray[np.int64]]:
-    """Return each likely label alone, and the likeliest together. p: (labels,)"""
+    """Return groups of labels: each likely label alone, and growing groups of the most likely
+    labels. `p` has the shape (labels,)."""
     order = np.argsort(-p, kind="stable")
     alone = [order[i : i + 1] for i in range(min(TOP_LABELS, len(order)))]
     sizes = [2**i for i in range(1, 20) if 2**i < len(order)]
@@ -292,7 +299,8 @@ def sums_of_labels(p: F64) -> list[NDArray[np.int64]]:
 
 
 def log_tail(n: int, count: int, low: float, high: float) -> float:
-    """Return the logarithm of the binomial probability of a count as far off; 0 if it is not."""
+    """Return the logarithm of the binomial probability of a count at least as far off; 0 if the
+    count is not off."""
     if count > n * high:
         return log_sum([log_binomial(n, k, high) for k in range(count, n + 1)])
     if count < n * low:
@@ -317,7 +325,7 @@ def total_variation(p: F64, q: F64) -> float:
 
 
 def largest_change(p: F64, q: F64, least: float = 1e-6) -> float:
-    """Return the largest relative change of a probability that a list shows."""
+    """Return the largest relative change of a probability, among those that a list shows."""
     larger = np.maximum(p, q)
     shown = larger > least
     return float((np.abs(p - q)[shown] / larger[shown]).max(initial=0.0))

@@ -1,6 +1,7 @@
-"""Chains to draw from: parameters that tell a right stage from its neighbours on given logits.
+"""Chains to draw from, with parameters that distinguish a right stage from its neighbours on given
+logits.
 
-A neighbour is the chain without the stage, with one of its parameters otherwise, with one candidate
+A neighbour is the chain without the stage, with another value of a parameter, or with one candidate
 less or more. The chains that distinguish most neighbours are chosen.
 """
 
@@ -35,7 +36,7 @@ ORDERED = (("temp", "top_p"), ("temp", "min_p"), ("temp", "typical"))
 
 
 def stages_for(token: NextToken) -> dict[str, list[Stage]]:
-    """Return parameters of each sampler that mean something on these logits."""
+    """Return, for each sampler, stages whose parameters have an effect on these logits."""
     row, p = token.row.astype(np.float64), np.sort(token.probabilities(()))[::-1]
     found: dict[str, list[dict[str, Any]]] = {"top_k": [{"k": n} for n in (*RANKS, 0)]}
     found |= {"top_p": shares(p), "typical": shares(p[typical_order(p)])}
@@ -83,7 +84,8 @@ def stages_for(token: NextToken) -> dict[str, list[Stage]]:
 
 
 def penalty_rows() -> Iterator[tuple[int, float, float, float]]:
-    """Yield penalties; negative ones make tokens of the prompt likelier, which draws show best."""
+    """Yield parameters of penalties. Negative ones make tokens of the prompt more likely, which
+    draws show best."""
     for repeat in (0.2, 0.5, 1.5, 4.0):
         yield 64, repeat, 0.0, 0.0
     for number in (-2.0, 2.0, -4.0):
@@ -107,7 +109,7 @@ def biases_for(row: F32) -> Iterator[tuple[tuple[int, float], ...]]:
 
 
 def shares(p: F64) -> list[dict[str, Any]]:
-    """Return shares in the middle between sums. p: in the order in which they are added up."""
+    """Return shares halfway between successive sums of `p`, which is in the order of addition."""
     sums = np.concatenate([[0.0], np.cumsum(p)])
     middles = [single((sums[n - 1] + sums[n]) / 2) for n in RANKS if n < len(p)]
     found = [{"p": share, "min_keep": 0} for share in middles if 0 < share < 1]
@@ -123,7 +125,7 @@ def typical_order(p: F64) -> Any:
 
 
 def orders_for(stages: Mapping[str, Sequence[Stage]]) -> Iterator[tuple[Stage, ...]]:
-    """Yield two stages in both orders."""
+    """Yield pairs of stages, each in both orders."""
     for first, second in ORDERED:
         for heat in stages.get(first, [])[:3]:
             for cut in stages.get(second, [])[1:3]:
@@ -135,8 +137,8 @@ def orders_for(stages: Mapping[str, Sequence[Stage]]) -> Iterator[tuple[Stage, .
 
 
 def neighbours(token: NextToken, chain: Sequence[Stage], right: F64) -> Iterator[tuple[str, F64]]:
-    """Yield probabilities of wrong chains, by their mistake. right: the probabilities of the chain
-    itself."""
+    """Yield the name of each mistake and the probabilities of the wrong chain. `right` are the
+    probabilities of the right chain."""
     without = token.probabilities(chain[1:])
     yield "without", without
     if len(chain) > 1:
@@ -163,7 +165,7 @@ def neighbours(token: NextToken, chain: Sequence[Stage], right: F64) -> Iterator
 
 
 def miscounts(stage: Stage) -> Iterator[tuple[str, dict[str, float]]]:
-    """Yield penalties that count a repeated token otherwise."""
+    """Yield penalties that count a repeated token in a wrong way."""
     repeat, each, once = (stage[name] for name in PENALTIES[1:])
     yield "each time counted once", {"penalty_freq": 0.0, "penalty_present": each + once}
     yield "once counted each time", {"penalty_freq": each + once, "penalty_present": 0.0}
@@ -192,7 +194,8 @@ def other_values(value: Any) -> Iterator[tuple[str, Any]]:
 def choose_chains(
     token: NextToken, labels: Labels, chains: Sequence[tuple[Stage, ...]], *, by_list: bool
 ) -> tuple[list[tuple[Stage, ...]], bool]:
-    """Return chains that distinguish most, and whether one of them tests the stage itself."""
+    """Return the chains that distinguish most neighbours, and True if one of them tests the stage
+    itself."""
     far = BY_LIST if by_list else BY_DRAWS
     told = [shown_by(token, labels, chain, far, by_list=by_list) for chain in chains]
     names = sorted({name for each in told for name in each})
@@ -224,7 +227,8 @@ def choose_chains(
 def shown_by(
     token: NextToken, labels: Labels, chain: Sequence[Stage], far: float, *, by_list: bool
 ) -> dict[str, float]:
-    """Return the distance of each neighbour, as a share of a certain finding."""
+    """Return the distance of each neighbour, as a share of the distance that is certain to be
+    found."""
     right = token.probabilities(chain)
     if by_list:  # all chains are asked for
         without = token.probabilities(chain[1:])

@@ -1,7 +1,7 @@
-"""Grammars that every engine with such samplers is asked for, on any vocabulary with letters.
+"""Grammars for every engine that has such samplers, with any vocabulary that has letters.
 
-Each shows something that engines get wrong: classes, repetitions, ends, characters cut between
-tokens, tokens that no text can spell, nothing allowed, and text in front of a trigger.
+Each tests a point at which engines fail: classes, repetitions, ends, characters cut between tokens,
+tokens that no text can spell, nothing allowed, and text before a trigger.
 """
 
 from collections.abc import Callable, Mapping
@@ -62,7 +62,8 @@ Parameters = Callable[[Generator, int], Mapping[str, Any]]
 
 
 def waiting(word: str, at: int) -> Parameters:
-    """Return parameters of a grammar that waits for words or patterns, or for tokens."""
+    """Return a function that makes the parameters of a grammar which waits for words, patterns or
+    tokens."""
 
     def parameters(rng: Generator, n: int) -> Mapping[str, Any]:
         row = WAITING[int(rng.integers(len(WAITING)))]
@@ -87,7 +88,7 @@ def grammar_stage(text: str) -> dict[str, Any]:
 
 
 def bad_grammars(n_vocab: int) -> dict[str, SampleRequest]:
-    """Return a question for each bad grammar, by its mistake."""
+    """Return a question for each invalid grammar, by the name of its mistake."""
     return {
         mistake: SampleRequest(
             chain=(grammar_stage(text),),
@@ -100,5 +101,5 @@ def bad_grammars(n_vocab: int) -> dict[str, SampleRequest]:
 
 
 def is_open(answer: SampleAnswer) -> bool:
-    """Return whether an answer forbids nothing."""
+    """Return True if an answer forbids no token."""
     return len(answer.logits) > 0 and bool(np.isfinite(answer.logits).all())

@@ -1,4 +1,4 @@
-"""An engine's answer to a question about samplers, judged row by row and stage by stage."""
+"""Judges an engine's answer to a question about samplers, row by row and stage by stage."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ EVERY = frozenset(Accident)
 
 @dataclass(frozen=True, kw_only=True)
 class StageFinding:
-    """A stage that no right sampler answers so."""
+    """An answer of a stage that no right sampler gives."""
 
     row: int
     stage: int
@@ -32,7 +32,7 @@ class StageFinding:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """Result of judging all lists of one answer."""
+    """The result of judging all lists of an answer."""
 
     judged: int
     undefined: int  # no definition says what becomes of a list without a finite best
@@ -46,7 +46,8 @@ class Judgement:
 def judge_answer(
     request: SampleRequest, answer: SampleAnswer, words: SamplerVocabulary | None = None
 ) -> Judgement:
-    """Judge an answer with every stage. A stage is judged by its own input in the engine."""
+    """Judge an answer with the lists of every stage. Each stage is judged on the engine's own list
+    before it."""
     n_vocab = request.logits.shape[1]
     chain = make_chain(request.chain, n_vocab, words)
     judges = [StageJudge(sampler) for sampler in chain.samplers]
@@ -73,8 +74,8 @@ def judge_answer(
 
 
 class StageJudge:
-    """One stage from row to row: the definition in the engine's state, and llama.cpp's beside it,
-    whose earlier accidents may have left another state."""
+    """Judges one stage from row to row. It keeps our definition in the engine's state, and a copy
+    of llama.cpp's sampler, whose earlier mistakes may have led to another state."""
 
     def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler
@@ -131,7 +132,8 @@ def is_defined(c: CandidateList) -> bool:
 
 
 def find_accident(sampler: Sampler, before: CandidateList, shown: SampledList) -> Accident | None:
-    """Return the accident without which llama.cpp would not answer so, if it answers so."""
+    """Return the mistake of llama.cpp that is needed for this answer, if llama.cpp answers so; else
+    None."""
     says = (False, True) if shown.sorted is None else (before.sorted,)
     for claim in says:
         start = before.change(sorted=claim)
@@ -143,7 +145,8 @@ def find_accident(sampler: Sampler, before: CandidateList, shown: SampledList) -
 def needed_accidents(
     sampler: Sampler, start: CandidateList, shown: SampledList
 ) -> Iterator[Accident]:
-    """Look for one, then for two of which either would do."""
+    """Yield mistakes without which llama.cpp would answer differently: first single ones, then
+    pairs of which either is enough."""
     for n in (1, 2):
         for left_out in combinations(Accident, n):
             if not is_same(run_mirror(sampler, start, EVERY - {*left_out}), shown):
@@ -162,7 +165,7 @@ def run_mirror(
 
 
 def is_same(found: CandidateList, shown: SampledList) -> bool:
-    """Compare bit for bit; for p, compare whether it is a number."""
+    """Return True if the lists agree bit for bit. Of p only the NaN values are compared."""
     p = np.isnan(shown.p)
     return (
         np.array_equal(found.ids, shown.ids)
@@ -179,7 +182,8 @@ def is_descending(logits: np.ndarray) -> bool:
 def count_mirror_differences(
     request: SampleRequest, answer: SampleAnswer, words: SamplerVocabulary | None = None
 ) -> dict[str, int]:
-    """Return how many lists differ from llama.cpp's by our mirror, bit for bit, by what differs."""
+    """Return how many lists differ bit for bit from llama.cpp's, computed by our copy of its
+    samplers, for each property."""
     chain = make_chain(request.chain, request.logits.shape[1], words, LLAMA_CPP)
     found = dict.fromkeys(("ids", "logits", "p", "selected", "sorted"), 0)
     for row, lists in enumerate(split_lists(answer)):
@@ -203,6 +207,6 @@ def compare_lists(
 
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
-    """Compare bits, with all NaN equal."""
+    """Compare bits. All NaN values count as equal."""
     one, other = (np.where(np.isnan(x), np.float32(np.nan), x).view(np.int32) for x in (a, b))
     return np.array_equal(one, other)

@@ -1,6 +1,6 @@
-"""Bounds of learnt state: how far that of an engine may be from ours.
+"""Bounds of the difference between an engine's learnt state and ours.
 
-Each choice adds the error of its probability, and the roundings of the update, of both engines.
+Each choice adds the error of its probability, and the roundings of the update in both engines.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ UPDATE = 4 * UNIT  # an error, a product, a difference and the tau or weight in 
 
 
 def learn_error(sampler: Sampler, before: CandidateList, after: CandidateList) -> float:
-    """Return the error that the choice in `after` adds: to mu, or to the average of
+    """Return the error that the choice in `after` adds to mu, or to the average of
     probabilities."""
     if isinstance(sampler, Mirostat | MirostatV2):
         return mu_error(sampler, after)
@@ -32,8 +32,8 @@ def learn_error(sampler: Sampler, before: CandidateList, after: CandidateList) -
 
 
 def mu_error(sampler: Any, after: CandidateList) -> float:
-    """Return the error of mu: the surprise -log2 p has the relative error of p, and log2's last
-    place."""
+    """Return the error of mu. The surprise -log2 p has the relative error of p, and one unit in the
+    last place of log2."""
     held = probabilities_of(after.logits)
     p, radius = float(held.p[after.selected]), float(held.radius[after.selected])
     if p <= 0:

@@ -1,14 +1,15 @@
-"""The differences between two right samplers, all of them, in one place.
+"""All differences that are allowed between two right samplers.
 
-- Any order of the list. A draw is taken in the order of the engine's own list.
+- Any order of the list. A draw uses the order of the engine's own list.
 - Any choice among candidates that are equal for a cut.
-- A cut at another place, where the threshold lies within the bound of a candidate's probability.
-- A candidate at minus infinity, or left out: nothing draws it. A control token that a grammar
-  allows by its spelling alone, either way.
-- Logits and probabilities within their bounds; probabilities but for a factor of the whole list.
+- A cut at another place, if the threshold lies within the error bound of a candidate's probability.
+- A candidate at minus infinity may be present or absent, because it is never drawn. The same is
+  true for a control token that a grammar allows only by its spelling.
+- Logits and probabilities within their bounds. Probabilities may differ by a factor for the whole
+  list.
 
-Everything is judged on the list that the engine itself had in front of the stage, so that a mistake
-is found at its stage and nowhere else. Bounds: `probabilities`, `limits`.
+Everything is judged on the engine's own list before the stage, so a mistake is found only at its
+own stage. Bounds: `probabilities`, `limits`.
 """
 
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from lockstep.harness.samplers.probabilities import F64, UNIT, probabilities_of
 
 
 class Wrong(Enum):
-    """Fault of the list that a stage left."""
+    """The kind of fault in the list after a stage."""
 
     FOREIGN = "a candidate that was not there"
     DROPPED = "too few candidates"
@@ -40,7 +41,7 @@ class Wrong(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class StageDifference:
-    """The first thing that no right sampler does."""
+    """The first value that no right sampler gives."""
 
     wrong: Wrong
     token: int = -1
@@ -52,9 +53,10 @@ class StageDifference:
 def judge_stage(
     sampler: Sampler, before: CandidateList, after: CandidateList, learnt_off: float = 0.0
 ) -> StageDifference | None:
-    """Return the error of a stage, or None.
+    """Return the fault of a stage; None if it is right.
 
-    sampler: our definition in the engine's state; `learnt_off`: the error of its learnt state.
+    `sampler` is our definition in the engine's state, and `learnt_off` is the error of its learnt
+    state.
     """
     with np.errstate(all="ignore"):
         expected = sampler.clone().apply(before)
@@ -83,7 +85,8 @@ class JudgedStage:
 
 
 def show_impossible(expected: CandidateList, after: CandidateList) -> CandidateList:
-    """Return the list with as many candidates at minus infinity as ours has, whichever they are."""
+    """Return the engine's list with as many candidates at minus infinity as ours has. Which
+    candidates these are does not matter."""
     gone = np.flatnonzero((expected.logits == -np.inf) & ~np.isin(expected.ids, after.ids))
     both = (np.count_nonzero(each.logits == -np.inf) for each in (expected, after))
     gone = gone[: max(next(both) - next(both), 0)]
@@ -213,7 +216,8 @@ def places_of(ids: NDArray[np.int32], source: NDArray[np.int32]) -> NDArray[np.i
 
 
 def check_p(stage: JudgedStage) -> StageDifference | None:
-    """Compare p. A list may be normalised or not; NaN, where it is undefined, is not compared."""
+    """Compare the probabilities p. A list may be normalised or not. NaN stands for undefined and is
+    not compared."""
     after = stage.after
     if np.isnan(after.p).all() or not len(after):
         return None
@@ -232,7 +236,7 @@ def check_p(stage: JudgedStage) -> StageDifference | None:
 def check_merged_p(
     before: CandidateList, expected: CandidateList, after: CandidateList
 ) -> StageDifference | None:
-    """Compare p after infill, which merges candidates: each sum has the error of its terms."""
+    """Compare p after infill, which merges candidates. Each sum has the errors of its terms."""
     held = probabilities_of(before.logits)
     want = expected.p[places_of(after.ids, expected.ids)].astype(np.float64)
     share = after.p / np.float64(after.p.astype(np.float64).sum())

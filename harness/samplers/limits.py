@@ -1,6 +1,7 @@
-"""Logits after each stage, with the limits of an honest engine's.
+"""Logits after each stage, with the limits for an honest engine.
 
-Counted in roundings of 2^-24 of the rounded values, twice: ours are rounded as well.
+Limits count roundings of 2^-24 of the rounded values. They are doubled, because our values are
+rounded too.
 """
 
 from collections.abc import Callable
@@ -43,7 +44,7 @@ SMALLEST = 2.0**-148  # two steps of the smallest float32
 
 @dataclass(frozen=True, kw_only=True)
 class LogitLimits:
-    """Bounds of the logits, by candidate."""
+    """The bounds of the logits of each candidate."""
 
     ids: NDArray[np.int32]
     logits: F64
@@ -54,9 +55,9 @@ class LogitLimits:
 def logit_limits(
     sampler: Sampler, before: CandidateList, expected: CandidateList, learnt_off: float
 ) -> LogitLimits | None:
-    """Return the limits of a sampler's logits; None if it has none.
+    """Return the limits for the logits after a sampler; None for a sampler without limits.
 
-    learnt_off: the error of the sampler's learnt state.
+    `learnt_off` is the error of the sampler's learnt state.
     """
     if isinstance(sampler, Infill):
         return None
@@ -79,7 +80,7 @@ def logit_limits(
 
 
 def shows_p(sampler: Sampler, before: CandidateList) -> bool:
-    """Return whether the stage itself computes probabilities of its list."""
+    """Return True if the stage itself computes probabilities of its list."""
     match sampler:
         case TopP() | Typical():
             return bool(F(sampler.p) < 1)
@@ -101,13 +102,13 @@ def wide(values: NDArray[Any]) -> F64:
 
 
 def temp(sampler: Temp, c: CandidateList, e: CandidateList, places: NDArray[Any]) -> Found:
-    """Return a quotient, or a product with a rounded reciprocal; without heat any of equals is
-    left."""
+    """Return limits that allow a division, or a product with a rounded reciprocal. At temperature 0
+    any of several equal candidates may remain."""
     return divide(float(F(sampler.t)), c, e, 0.0)
 
 
 def divide(t: float, c: CandidateList, e: CandidateList, off: float) -> Found:
-    """Divide by t. off: relative error of t."""
+    """Return limits for a division by t. `off` is the relative error of t."""
     if t > 0:
         return np.abs(wide(e.logits)) * (2 * UNIT + off), None
     best = c.logits.max()
@@ -119,8 +120,8 @@ def divide(t: float, c: CandidateList, e: CandidateList, off: float) -> Found:
 
 
 def temp_ext(sampler: TempExt, c: CandidateList, e: CandidateList, places: NDArray[Any]) -> Found:
-    """Return limits in which the error of the entropy becomes one of the temperature, and of each
-    logit."""
+    """Return limits in which the error of the entropy becomes an error of the temperature, and so
+    of each logit."""
     if F(sampler.delta) <= 0:
         return divide(float(F(sampler.t)), c, e, 0.0)
     if len(c) <= 1:
@@ -156,7 +157,8 @@ def penalties(
 
 
 def dry(sampler: Dry, c: CandidateList, e: CandidateList, places: NDArray[Any]) -> Found:
-    """Return limits for a power that may be a product of as many factors as its exponent."""
+    """Return limits for a power. Engines may compute it as a product with as many factors as its
+    exponent."""
     change = np.abs(wide(e.logits) - wide(c.logits[places]))
     factors = 6 + len(sampler.tokens)
     radius = UNIT * (factors * change + 2 * np.abs(wide(e.logits)))
@@ -175,7 +177,7 @@ def bias(sampler: LogitBias, c: CandidateList, e: CandidateList, places: NDArray
 def top_n_sigma(
     sampler: TopNSigma, c: CandidateList, e: CandidateList, places: NDArray[Any]
 ) -> Found:
-    """Return limits; candidates near the threshold may be kept or not."""
+    """Return limits. Candidates near the threshold may be kept or not."""
     before = wide(c.logits[places])
     valid = before[np.isfinite(before)]
     if F(sampler.n) <= 0 or len(c) <= 1 or not len(valid):
@@ -197,7 +199,8 @@ def adapt(
     places: NDArray[Any],
     learnt_off: float,
 ) -> Found:
-    """Return limits by the slope of 5 - 10 d^2 / (1 + d), at most 10; d = |p - target| / 0.3."""
+    """Return limits from the slope of 5 - 10 d^2 / (1 + d), which is at most 10, where d = |p -
+    target| / 0.3."""
     if F(sampler.target) < 0:
         return np.zeros(len(e)), None
     held = probabilities_of(c.logits)
@@ -208,7 +211,8 @@ def adapt(
 
 
 def forbid(sampler: Grammar, c: CandidateList, e: CandidateList, places: NDArray[Any]) -> Found:
-    """Return minus infinity, or the earlier logit; either for spelled control tokens."""
+    """Return limits: minus infinity or the earlier logit. For control tokens that are allowed by
+    their spelling, both are right."""
     if sampler.is_open:
         return np.zeros(len(e)), None
     spelled = sampler.find_spelled()[e.ids]

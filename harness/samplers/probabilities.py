@@ -1,9 +1,10 @@
-"""Probabilities of a list in float64, and how far an honest engine's may be from them.
+"""Probabilities of a list in float64, with limits for the error of an honest engine.
 
-Derived, in units of 2^-24 (half a last place of 1): an argument of exp is a rounded difference;
-expf is within one last place; a sum of positive terms is off by at most a unit of each running
-sum, and these are largest in descending order; engines that keep logarithms round those of sums.
-Engines that compute in float64 lie within the same, and show logits that are rounded.
+The limits are derived in units of 2^-24 (half a unit in the last place of 1). The argument of exp
+is a rounded difference. expf is within one unit in the last place. A sum of positive terms is off
+by at most a unit of each running sum, and these are largest in descending order. Engines that keep
+logarithms also round the logarithms of sums. Engines that compute in float64 lie within the same
+limits, and show rounded logits.
 """
 
 from dataclasses import dataclass
@@ -19,14 +20,15 @@ LEAST_P = 2.0**-126  # below it float32 has fewer bits, or none
 
 @dataclass(frozen=True, kw_only=True)
 class Probabilities:
-    """Probabilities of a list of candidates, in its order."""
+    """The probabilities of a list of candidates, in the order of the list."""
 
     p: F64  # (candidates,)
     radius: F64  # (candidates,): absolute
 
     @property
     def sum_radius(self) -> float:
-        """Return how far the sum of any of them may be off, if it is added up in float32."""
+        """Return the largest error of any partial sum of the probabilities, if it is added in
+        float32."""
         return float(self.radius.sum() + UNIT * running_total(self.p))
 
 
@@ -36,7 +38,8 @@ def running_total(terms: F64) -> float:
 
 
 def probabilities_of(logits: NDArray[np.float32]) -> Probabilities:
-    """Return the probabilities. logits: (candidates,), the largest of them finite."""
+    """Return the probabilities. `logits` has the shape (candidates,), and its largest value is
+    finite."""
     wide = logits.astype(np.float64)
     far = wide - wide.max()
     weights = np.exp(far)

@@ -1,4 +1,5 @@
-"""Samplers of an engine that is a server: one next token, drawn many times, and lists if shown."""
+"""Tests the samplers of a server: one next token, drawn many times, and lists if the server shows
+them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -47,7 +48,7 @@ Ask = Callable[[DrawRequest], "DrawAnswer | NotSaid"]
 
 @dataclass(frozen=True, kw_only=True)
 class NotSaid:
-    """The interface cannot say a chain, or the server refuses it."""
+    """The interface cannot express a chain, or the server refuses it."""
 
     why: str
 
@@ -67,7 +68,7 @@ WORST = (Result.WRONG, Result.UNSAID, Result.IGNORED)
 
 @dataclass(frozen=True, kw_only=True)
 class ServedPart:
-    """Result for one sampler, for the order of stages or for seeds."""
+    """The result for one sampler, for the order of stages, or for seeds."""
 
     part: str
     result: Result
@@ -81,7 +82,8 @@ class ServedPart:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedChain:
-    """Result for one chain. accident: llama.cpp's, which explains all that is off."""
+    """The result for one chain. `accident` is a known mistake of llama.cpp that explains all
+    differences."""
 
     chain: tuple[Stage, ...]
     result: Result
@@ -93,7 +95,7 @@ class JudgedChain:
 
 @dataclass(kw_only=True)
 class ServedRun:
-    """Asks for one part after the other. prompt: as the server is given it."""
+    """Tests one part after the other. `prompt` is the prompt that the server gets."""
 
     token: NextToken
     labels: Labels
@@ -105,13 +107,14 @@ class ServedRun:
     has_lists: bool = False
 
     def results(self) -> Iterator[ServedPart]:
-        """Yield the draw itself first; without it, nothing can be counted."""
+        """Yield the results, first for the plain draw. If the plain draw is wrong, counts prove
+        nothing, and the other parts are not tested."""
         self.has_lists = self.find_lists()
         plain = self.judge_part("dist", [(DRAW,)])
         yield plain
         if plain.result is Result.UNSAID or (plain.result is not Result.RIGHT and self.no_list):
             yield from (
-                ServedPart(part=name, result=Result.UNASKED, why="the draw itself is not right")
+                ServedPart(part=name, result=Result.UNASKED, why="the draw itself is wrong")
                 for name in (*self.stages, ORDER, SEED)
             )
             return
@@ -173,9 +176,11 @@ class ServedRun:
     # --- one part ---------------------------------------------------------------------------------
 
     def judge_stage(self, part: str, chains: list[tuple[Stage, ...]]) -> ServedPart:
-        """Choose chains that the server takes, and ask for them."""
+        """Choose chains that the server accepts, and judge the server's answers to them."""
         if not chains:
-            return ServedPart(part=part, result=Result.UNASKED, why="its stages are wrong alone")
+            return ServedPart(
+                part=part, result=Result.UNASKED, why="single stages are already wrong"
+            )
         if self.requests >= MAX_REQUESTS:
             return ServedPart(part=part, result=Result.UNASKED, why="too many requests")
         by_list = self.has_lists and part != "grammar"  # a list there may be of all candidates
@@ -240,7 +245,7 @@ class ServedRun:
         return replace(found, draws=len(drawn))
 
     def judge_texts(self, chain: tuple[Stage, ...], found: "JudgedChain") -> "JudgedChain":
-        """Look for a token that a grammar forbids after others."""
+        """Generate texts, and look for a token that the grammar forbids."""
         for _ in range(TEXTS):
             answer = self.draw(chain, more=MORE_TOKENS)
             if isinstance(answer, NotSaid) or not isinstance(answer.token, int):
@@ -259,7 +264,7 @@ class ServedRun:
         return found
 
     def judge_bad_grammars(self) -> ServedPart:
-        """Ask for grammars that are none, which no server may draw by."""
+        """Ask for draws with invalid grammars, which every server must refuse."""
         taken = [
             mistake
             for mistake, text in BAD_GRAMMARS.items()
@@ -278,7 +283,8 @@ class ServedRun:
         off: DrawnDifference | None,
         judge: Callable[[F64], DrawnDifference | None],
     ) -> "JudgedChain":
-        """Look for what llama.cpp does by accident, if something is off."""
+        """Look for a known mistake of llama.cpp that explains a difference; without a difference,
+        do nothing."""
         accident = None
         if off is not None:
             accident = find_accident(lambda ways: judge(self.token.runs(chain, ways)) is None)
@@ -288,7 +294,7 @@ class ServedRun:
         return JudgedChain(chain=chain, result=result, difference=off)
 
     def draw_many(self, chain: Sequence[Stage], n: int) -> tuple[list[int], bool]:
-        """Return labels of tokens, and whether the interface promises the chain."""
+        """Return the labels of n drawn tokens, and True if the interface guarantees the chain."""
         found, promised = list[int](), True
         for _ in range(n):
             answer = self.draw(chain)
@@ -299,14 +305,15 @@ class ServedRun:
         return found, promised
 
     def is_ignored(self, chain: Sequence[Stage], drawn: Sequence[int]) -> bool:
-        """Return whether the draws are as those of the chain without its first stage."""
+        """Return True if the draws look like draws without the chain's first stage."""
         runs: F64 = self.token.runs(chain[1:])
         if len(drawn) < MORE_DRAWS:
             drawn, _ = self.draw_many(chain, MORE_DRAWS)
         return self.far_off(drawn, runs) is None
 
     def judge_seeds(self) -> ServedPart:
-        """Ask for some seeds twice: the same token comes again, but for one near a boundary."""
+        """Ask twice for some seeds. The same seed must give the same token, except near a boundary
+        between tokens."""
         p = np.bincount(self.labels.of, self.token.probabilities(()))
         if (p**2).sum() > LEAST_SPREAD:
             return ServedPart(part=SEED, result=Result.UNTOLD)
@@ -328,8 +335,8 @@ def permits_all(forbidden: Callable[[Ways], int | None], ways: Ways) -> bool:
 
 
 def find_accident(holds: Callable[[Ways], bool]) -> Accident | None:
-    """Return an accident of llama.cpp without which an answer would not be its own; None: the
-    answer is not llama.cpp's either."""
+    """Return a mistake that llama.cpp needs for this answer; None if the answer is not
+    llama.cpp's."""
     every = frozenset(Accident)
     if not holds(replace(LLAMA_CPP, accidents=every)):
         return None

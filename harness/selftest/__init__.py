@@ -1,1 +1,1 @@
-"""Self-tests: wrong engines must be found, and honest ones not accused."""
+"""Self-tests: the harness must find wrong engines, and must not accuse honest engines."""

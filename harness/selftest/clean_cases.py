@@ -1,4 +1,4 @@
-"""Random models and runs without any mistake, for every architecture of our engine."""
+"""Random models and runs without any mistake, for every architecture that our engine supports."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ Pick = Callable[..., int]
 
 
 def picker(seed: int, what: str) -> Pick:
-    """Return a function that picks one of its arguments, by the seed alone."""
+    """Return a function that picks one of its arguments. The choice depends only on the seed."""
     bits = stream(seed, what)
 
     def pick(*choices: int) -> int:
@@ -43,7 +43,7 @@ def picker(seed: int, what: str) -> Pick:
 
 
 def types_multiplied() -> list[str]:
-    """Return every type that synth makes and llama.cpp can multiply by."""
+    """Return every weight type that synth can write and llama.cpp can multiply."""
     import_members("lockstep.engine.quants")
     kinds = sorted(WeightFormat.family.values(), key=lambda kind: kind.type_id)
     return [k.name for k in kinds if k.name in MAKERS and k.vec_dot_type != NO_PRODUCT]
@@ -58,7 +58,7 @@ def random_type(pick: Pick) -> str:
 
 
 def random_recipe(seed: int) -> LlamaRecipe:
-    """Return a small llama of any legal shape and type."""
+    """Return a random small llama model of any legal shape and type."""
     pick = picker(seed, "clean case")
     quant = random_type(pick)
     n_expert = pick(0, 0, 0, 2, 4, 5)
@@ -78,7 +78,8 @@ def random_recipe(seed: int) -> LlamaRecipe:
 
 
 def random_shape(quant: str, pick: Pick) -> LlamaRecipe:
-    """Return sizes in whole blocks: odd if a block is one weight, few blocks if blocks are long."""
+    """Return random sizes in whole blocks. They are odd if a block is a single weight, and few
+    blocks if blocks are long."""
     block = type_by_name(quant).block
     counts: tuple[int, ...] = (1, 2, 3, 4)  # of heads
     if block == 1:
@@ -105,7 +106,7 @@ def random_shape(quant: str, pick: Pick) -> LlamaRecipe:
 
 
 def random_variant(arch: str, seed: int) -> tuple[Variant, str]:
-    """Return a small model of an architecture, and the type of its matrices of whole blocks."""
+    """Return a random small model of an architecture, and the type of its matrices."""
     pick = picker(seed, "clean variant")
     n_head_kv = 1 if arch in ONE_KEY else pick(1, 2, 3)
     n_head = n_head_kv * (1 if arch in ALIKE else pick(1, 2, 3))
@@ -134,7 +135,7 @@ def own_architectures() -> list[str]:
 
 
 def write_model(seed: int, path: Path) -> str:
-    """Write the model of the next architecture, in turn."""
+    """Write a model, and return its architecture. Successive seeds go through all architectures."""
     known = own_architectures()
     arch = known[seed % len(known)]
     if arch == "llama":
@@ -197,7 +198,8 @@ def try_clean(seed: int) -> TriedCase:
 def clean_results(
     seeds: range, executor: Executor | None = None, file: Path | None = None
 ) -> Iterator[TriedCase]:
-    """Run the cases. file: a line of JSON for each case; cases that it has are not run again."""
+    """Run the cases, and yield the results. `file` has a JSON line for each case, and cases in it
+    are not run again."""
     rows = read_rows(file, make_row(TriedCase))
     before = {tried.seed: tried for tried in rows if tried.seed in seeds}
     yield from before.values()

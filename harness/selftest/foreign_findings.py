@@ -1,4 +1,5 @@
-"""A finding about a foreign engine in reproducible form: its smallest file, and a text."""
+"""A finding about a foreign engine in reproducible form: the smallest file that shows it, and a
+text."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -23,7 +24,7 @@ N_TOKENS, N_STEPS = 8, 4  # enough for every finding; some engines compile anew 
 
 
 def write_case(finding: Finding, path: Path) -> None:
-    """Write the case, with the same bytes on every machine."""
+    """Write the file of the finding, with the same bytes on every machine."""
     if finding.acid:
         write_acid(path, quant=finding.acid)
         return
@@ -41,7 +42,8 @@ def write_case(finding: Finding, path: Path) -> None:
 def write_any(
     arch: str, path: Path, *, sizes: Mapping[str, int], changed: Mapping[str, int]
 ) -> None:
-    """Write a changed model. changed: keys, which begin with a dot, with other numbers."""
+    """Write a model with changed keys. `changed` maps keys, which begin with a dot, to other
+    numbers."""
     found = replace(variant_named(arch), sizes=tuple(sizes.items()), changed=tuple(changed.items()))
     with open_for_variants() as session:
         make_variant(with_vocabulary(found, N_VOCAB), path, session=session)
@@ -49,7 +51,7 @@ def write_any(
 
 def verdicts_on_case(finding: Finding, progress: Callable[[str], None]) -> list[Verdict]:
     """Return the verdicts of the finding's suites on its file. Raises BadInput if the engine is not
-    there."""
+    built."""
     with TemporaryDirectory(prefix="lockstep-") as folder:
         path = Path(folder) / FILE
         write_case(finding, path)
@@ -72,8 +74,8 @@ def is_seen_in(finding: Finding, verdict: Verdict) -> bool:
 
 
 def ending_of(finding: Finding, verdicts: Sequence[Verdict]) -> tuple[int, str]:
-    """Return exit code and description. An engine that could not answer proves neither the finding
-    nor its absence."""
+    """Return an exit code and a description. An engine that could not answer proves neither that
+    the fault still occurs nor that it is gone."""
     if any(is_seen_in(finding, verdict) for verdict in verdicts):
         return 0, "still true"
     failed = [verdict.summary for verdict in verdicts if verdict.status in FAILED]
@@ -96,7 +98,7 @@ def commands(finding: Finding) -> tuple[str, ...]:
 
 
 def text_of(finding: Finding) -> str:
-    """Return the finding as a report that could be filed."""
+    """Return the finding as a text to file as an issue."""
     seen = f"{finding.engine} {finding.version}, by `lockstep check`: {', '.join(finding.suites)}"
     lines = [f"# {finding.sentence}", "", f"Seen in {seen}.", ""]
     lines += [f"Cause: {finding.cause}", "", "To see it:", ""]

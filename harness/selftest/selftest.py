@@ -1,4 +1,4 @@
-"""`lockstep selftest`: the proof that the harness can fail, and raises no false alarm."""
+"""`lockstep selftest`: proves that the harness finds mistakes, and raises no false alarm."""
 
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,8 @@ def mutants() -> list[type[Mutant]]:
 
 
 def is_confirmed(trial: Trial) -> bool:
-    """Return True if patching the culprits heals the run, for an engine that moves logits."""
+    """Return True if patching the wrong ops heals the run, for an engine whose mistake changes
+    logits. For other engines, return True if patching confirms nothing."""
     cls: Any = Adapter.member(trial.engine)
     return trial.confirmed is bool(cls.moves_logits)
 
@@ -43,8 +44,8 @@ def run_selftest(
     file: Path | None,
     executor: Executor | None = None,
 ) -> int:
-    """Run the self-test. Return 0 if all are caught and located without a false alarm, else 1.
-    file: of clean cases, those run."""
+    """Run the self-test. Return 0 if all wrong engines are caught and located without a false
+    alarm, else 1. `file` stores the results of clean cases."""
     if list_only:
         for cls in mutants():
             out.line(f"{cls.name:<34} {cls.mistake}")
@@ -80,7 +81,8 @@ def run_selftest(
 
 
 def mutant_trials(out: Output, executor: Executor | None) -> list[Trial]:
-    """Return the trials in the order of the mutants, each on the model that shows it."""
+    """Return a trial for each wrong engine, sorted by name. Each runs on the model that shows its
+    mistake."""
     trials: list[Trial] = []
     for some in as_done(
         partial(try_part, through=(ALL,)), list(parts_of(mutants(), AT_ONCE)), executor
@@ -91,8 +93,8 @@ def mutant_trials(out: Output, executor: Executor | None) -> list[Trial]:
 
 
 def tokenizers_are_caught(out: Output, executor: Executor | None) -> bool:
-    """Return True if `fuzz tokens` catches every wrong tokenizer, with a small text each. Their
-    engines compute like the reference."""
+    """Return True if `fuzz tokens` catches every wrong tokenizer with a small text. The engines of
+    these tokenizers compute like the reference."""
     results = []
     for result in as_done(try_wrong_tokenizer, wrong_tokenizers(), executor):
         out.progress("selftest", f"fuzz tokens {result.name}")

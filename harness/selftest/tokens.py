@@ -1,5 +1,5 @@
-"""The tokenizer part of `lockstep selftest`: a campaign of `fuzz tokens` catches each wrong one and
-shrinks its text."""
+"""The tokenizer part of `lockstep selftest`: a campaign of `fuzz tokens` must catch each wrong
+tokenizer, and shrink the text that shows it."""
 
 from dataclasses import dataclass
 
@@ -37,7 +37,8 @@ def try_wrong_tokenizer(
 
 
 def size_of(given: str | list[int]) -> int:
-    """Return the size of a text in hexadecimal digits (bytes), or of a list of ids."""
+    """Return the number of bytes in a text written in hexadecimal digits, or the number of ids in a
+    list."""
     return len(bytes.fromhex(given)) if isinstance(given, str) else len(given)
 
 
@@ -49,6 +50,6 @@ def in_words(result: TokenResult) -> str:
     if not result.caught:
         return "MISSED"
     if result.size is None:
-        return "caught, NOT IN THE DIRECTION EXPECTED"
+        return "caught, NOT IN THE EXPECTED DIRECTION"
     size = f"a case of {result.size} bytes or ids" if result.size else "the empty text or no ids"
     return f"caught, {size}" if result.located else f"caught, {size}, EXPECTED {result.most}"

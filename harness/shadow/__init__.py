@@ -1,1 +1,1 @@
-"""Re-execution of llama.cpp's own graph, op by op, on its own inputs."""
+"""Computes llama.cpp's own graph again, op by op, from llama.cpp's own inputs."""

@@ -15,8 +15,8 @@ SECOND = 3  # tokens of the second batch: it is neither a prompt nor a single to
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """An amount of work. tokens: a prompt's tokens; batches: after it; sequences: side by side in
-    every batch."""
+    """An amount of work. `tokens` is the length of the prompt, `batches` the number of batches
+    after it, and `sequences` the number of sequences in every batch."""
 
     tokens: int = 16
     batches: int = 2
@@ -24,7 +24,7 @@ class Work:
 
     @property
     def lengths(self) -> list[int]:
-        """Return the tokens of a sequence in each batch."""
+        """Return the number of tokens that a sequence has in each batch."""
         return [self.tokens, SECOND, *[1] * self.batches][: 1 + self.batches]
 
     @property
@@ -33,8 +33,8 @@ class Work:
 
 
 def batches_of(work: Work, seed: int, file: GgufFile) -> tuple[Batch, ...]:
-    """Return batches of seeded ids from the whole vocabulary, with one sequence after the other in
-    each. An encoder gets the prompt first."""
+    """Return batches of seeded ids from the whole vocabulary. Each batch holds one sequence after
+    the other. If the model has an encoder, it reads the prompt first."""
     embeddings = file.tensors.get("token_embd.weight")
     if embeddings is None:
         raise EngineError("the model has no token_embd.weight, so its vocabulary is unknown")

@@ -15,7 +15,7 @@ NO_FAMILY = "without a meaning"  # ops that nothing is known of: a fault in them
 
 
 def ending_of(trial: FaultTrial) -> tuple[Status, str, tuple[str, ...]]:
-    """Return status, summary and key."""
+    """Return the status, the summary and the key of a trial's verdict."""
     what, injected = f"fault {trial.number}: {trial.kind}", trial.injected
     if injected is None:
         why = ", ".join(f"{n} {reason}" for reason, n in Counter(r for _, r in trial.again).items())
@@ -50,7 +50,7 @@ def known_family(op: str) -> str:
 
 @dataclass(kw_only=True)
 class Count:
-    """The counts of one family of ops, or of all."""
+    """The counts of one family of ops, or of all ops."""
 
     injected: Counter[str] = field(default_factory=Counter)  # by kind of fault
     found: Counter[str] = field(default_factory=Counter)
@@ -60,8 +60,8 @@ class Count:
 
 
 def count_faults(verdicts: Iterable[Verdict]) -> dict[str, Count]:
-    """Count the faults by family, ALL last. A fault that was drawn again counts where it would have
-    been."""
+    """Count the faults by family, ALL last. A draw that gave no fault counts for the family of its
+    op."""
     details = [v.detail for v in verdicts if "trial" in v.detail]
     families = {f["family"] for d in details for f in (d, *d["again"]) if "family" in f}
     return {

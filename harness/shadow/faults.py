@@ -1,10 +1,10 @@
-"""Faults written into llama.cpp's own tensors: each must be found, and only at its node.
+"""Faults written into llama.cpp's own tensors. Each must be found, and only at its own node.
 
-Nodes after a faulty one compute with the faulty value, as with a real bug, and are right.
+Nodes after a faulty node compute with the faulty value, as with a real bug, and are right.
 
 An honest value lies within its bound of the truth, so a change of more than twice the bound always
-leaves it: no such fault may be missed. Smaller ones are drawn again, and counted: a bound that is
-too wide shows there.
+leaves the bound. No such fault may be missed. Smaller faults are drawn again and counted, which
+shows bounds that are too wide.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -57,7 +57,7 @@ class FaultPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class Injected:
-    """A fault to be found, and where the judge found one."""
+    """An injected fault, and the places where the judge found a fault."""
 
     fault: Fault
     place: FaultPlace
@@ -75,7 +75,7 @@ class Injected:
 
 @dataclass(kw_only=True)
 class FaultTrial:
-    """One fault, and the tries before it that were drawn again."""
+    """One fault, and the earlier draws that gave none."""
 
     number: int
     kind: str
@@ -85,7 +85,7 @@ class FaultTrial:
 
 @dataclass(kw_only=True)
 class Trials:
-    """The trials of faults in one model, in one session."""
+    """The trials of faults in one model, all in one session."""
 
     session: Session
     batches: Sequence[Batch]
@@ -93,7 +93,7 @@ class Trials:
     seed: int
 
     def run(self, numbers: Sequence[int]) -> Iterator[FaultTrial]:
-        """Run the trials. Seed and number decide each one."""
+        """Run the trials. The seed and the number determine each trial."""
         places: dict[str, list[FaultPlace]] = {}  # by op: rare ones are drawn as often as others
         outcome = self.stream(lambda n: places.setdefault(n.op, []).append(FaultPlace.of(n)), None)
         if not isinstance(outcome, Answered):
@@ -161,8 +161,8 @@ def draw_fault(
 
 
 def size_of(judge: ShadowJudge, struck: Node, honest: NDArray[Any]) -> float:
-    """Return the largest change of compared values, in bounds; infinite if every bit is
-    determined."""
+    """Return the largest change of compared values, as a multiple of the bound; infinite if every
+    bit is determined."""
     expected, after = judge.expect(struck)
     _, before = judge.expect(replace(struck, value=honest))
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):

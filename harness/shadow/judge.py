@@ -1,4 +1,4 @@
-"""Judges one node after the other: recomputes it from its sources, and compares it within its
+"""Judges one node after the other: computes it again from its sources, and compares it within its
 bound."""
 
 import re
@@ -31,7 +31,7 @@ SENSELESS = (ArithmeticError, AssertionError, LookupError, MemoryError, TypeErro
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NodeFinding:
-    """A node that differs from the result of its sources."""
+    """A node whose value differs from the result computed from its sources."""
 
     step: int
     ubatch: int
@@ -51,7 +51,7 @@ class NodeFinding:
 
 @dataclass(kw_only=True)
 class Tally:
-    """The results for one kind of op, in one layer or in all."""
+    """The results for one kind of op, in one layer or in all layers."""
 
     nodes: int = 0
     elements: int = 0  # really compared; these are not, see Incomparable:
@@ -88,7 +88,7 @@ class Tally:
 
 
 class ShadowJudge:
-    """Takes nodes as they arrive and keeps counts and findings, never the nodes."""
+    """Judges nodes as they arrive. It keeps counts and findings, but not the nodes."""
 
     def __init__(self, file: GgufFile, build: Build) -> None:
         self.file = file
@@ -109,8 +109,8 @@ class ShadowJudge:
         self.compare(node, expected, actual, tally)
 
     def expect(self, node: Node) -> tuple[Expected, NDArray[Any]]:
-        """Return the expected result of a node, and the actual one. Raises EngineError,
-        SENSELESS."""
+        """Return the expected result of a node, and the actual one. Raises EngineError or an error
+        in SENSELESS."""
         sources = tuple(s if s is None else self.resolve(s) for s in node.sources)
         expected = expect(replace(node, sources=sources), self.build)
         return expected, node.value if expected.actual is None else expected.actual
@@ -152,7 +152,8 @@ class ShadowJudge:
     def count_elements(
         self, value: NDArray[Any], actual: NDArray[Any], allowed: F64 | float, tally: Tally
     ) -> bool:
-        """Count the elements of a node without a mismatch. Return False if none can be compared."""
+        """Count the elements of a node that has no mismatch. Return False if no element can be
+        compared."""
         none = incomparable(value, actual, allowed)
         tally.nan += none.nan
         tally.unbounded += none.unbounded
@@ -163,7 +164,7 @@ class ShadowJudge:
         return True
 
     def resolve(self, source: Operand) -> Operand:
-        """Return the operand with its value; a weight's is read from the model's file."""
+        """Return the operand with its value. The value of a weight comes from the model's file."""
         if not source.weight:
             return source
         if source.weight not in self.file.tensors:
@@ -171,7 +172,7 @@ class ShadowJudge:
         return replace(source, value=view_of(self.file.raw(source.weight), source))
 
     def by_op(self) -> Iterator[tuple[str, Tally]]:
-        """Yield all layers together, in the order of names."""
+        """Yield each kind of op with its counts over all layers, in order of name."""
         for op in sorted({op for op, _ in self.tallies}):
             tally = Tally()
             for (name, _), one in self.tallies.items():
@@ -198,8 +199,8 @@ def row_of(
 
 
 def view_of(raw: NDArray[np.uint8], source: Operand) -> NDArray[Any]:
-    """Return a view of a weight's bytes, with the strides of the operand. Raises EngineError
-    outside."""
+    """Return a view of a weight's bytes, with the strides of the operand. Raises EngineError if it
+    reaches outside the weight."""
     dtype, shape, strides, reach = lying(source.type, source.ne, source.nb)
     if reach is None:
         return np.empty(shape, dtype)  # a batch of which no output is asked for ends in no rows
@@ -212,8 +213,9 @@ def view_of(raw: NDArray[np.uint8], source: Operand) -> NDArray[Any]:
 def lying(
     kind: str, ne: tuple[int, ...], nb: tuple[int, ...]
 ) -> tuple[np.dtype[Any], tuple[int, ...], tuple[int, ...], int | None]:
-    """Return dtype, shape, strides, and the bytes from its first to after its last: None for an
-    empty tensor, 0 if elements would lie before the first."""
+    """Return the dtype, the shape, the strides, and the number of bytes from the first element to
+    the end of the last. The number is None for an empty tensor, and 0 if elements would lie before
+    the first."""
     dtype, shape, strides = layout(kind, ne, nb)
     assert strides is not None
     ends = sum((n - 1) * b for n, b in zip(shape, strides, strict=True))
@@ -222,7 +224,7 @@ def lying(
 
 
 def rounded_to(value: NDArray[Any], actual: NDArray[Any]) -> NDArray[Any]:
-    """Return the truth rounded to the result's type; bounds include that rounding."""
+    """Return the truth rounded to the result's type. The bounds include this rounding."""
     if actual.dtype.kind != "f" or value.dtype == actual.dtype:
         return value
     with np.errstate(over="ignore"):
@@ -232,8 +234,8 @@ def rounded_to(value: NDArray[Any], actual: NDArray[Any]) -> NDArray[Any]:
 def closeness(
     value: NDArray[Any], actual: NDArray[Any], allowed: NDArray[np.float64] | float
 ) -> tuple[float, float, tuple[int, ...]]:
-    """Return the worst error of finite elements, as a share of the limit and absolute, and its
-    place; () if every element is exact."""
+    """Return the worst error of finite elements as a share of its limit, the worst absolute error,
+    and the place of the worst share. The place is () if every element is exact."""
     if value.shape != actual.shape or value.size == 0:
         return 0.0, 0.0, ()
     most, worst, at = 0.0, 0.0, -1
@@ -256,12 +258,13 @@ def closeness(
 def reach_of(
     value: NDArray[Any], actual: NDArray[Any], allowed: NDArray[np.float64] | float, u: float
 ) -> tuple[int, float]:
-    """Return how many elements have more roundings than their own, u, and how far they are off.
+    """Return the number of elements with roundings besides u, the rounding of the result itself,
+    and the size of their errors.
 
-    Their own counts twice, because the truth is rounded as well. Roundings have random signs: k of
-    them add up to about the root of k. This is the geometric mean of one and of all k, or u times
-    the size and the bound. The second value is the largest share of that. An element in which
-    everything cancels has roundings of the others' size.
+    The rounding u counts twice, because the truth is rounded too. Roundings have random signs, so k
+    roundings add up to about sqrt(k) of one. The errors are compared with the geometric mean of one
+    rounding (u times the size) and of all k (the bound). The second value is the largest ratio to
+    this mean. If everything in an element cancels, the usual size of the other elements counts.
     """
     if value.shape != actual.shape or not np.any(allowed):
         return 0, 0.0
@@ -278,7 +281,7 @@ def reach_of(
 
 
 def usual_size(value: NDArray[Any]) -> float:
-    """Return the root of the mean square of the finite values."""
+    """Return the root mean square of the finite values."""
     total, n = 0.0, 0
     for _, (part,) in pieces(value):
         finite = np.isfinite(part)

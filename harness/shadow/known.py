@@ -1,4 +1,4 @@
-"""Known faults of llama.cpp's graphs: [[shadow]] of harness/known."""
+"""Known faults of llama.cpp's graphs: the table [[shadow]] of harness/known."""
 
 from collections.abc import Collection
 
@@ -11,9 +11,9 @@ from lockstep.harness.records import Settings
 def known_crash(
     variant: str, preset: str, types: Collection[str] = ("F32",), generic: Collection[str] = ()
 ) -> str:
-    """Return the known crash of a made variant, in words; empty without one. types: the types of
-    its weights; generic: the build's differences, as in Build. A known crash is still a crash:
-    nothing was compared."""
+    """Return the known crash of a generated variant as text; "" if there is none. `types` are the
+    types of its weights. `generic` are the differences of the build, as in Build. A known crash is
+    still a crash, because nothing was compared."""
     for entry in entries("shadow"):
         changed = entry["keys"] or entry["complete"] or "tokens" in entry
         same = variant in (entry["variant"], *entry.get("also", ()))
@@ -26,13 +26,13 @@ def known_crash(
 
 
 def known_crash_of(context: Context) -> str:
-    """Return the known crash on a user's model."""
+    """Return the known crash on a user's model; "" if there is none."""
     types = {tensor.type.name for tensor in context.file.tensors.values()}
     settings = context.settings
     return known_crash(context.facts.architecture, settings.name, types, settings.generic)
 
 
 def perhaps_amx(settings: Settings, said: str) -> str:
-    """Return a clause for a crash that may come from a build whose AMX is not set up; else ""."""
+    """Return a clause if a crash may come from a build whose AMX is not set up; else ""."""
     dies = settings.repack and "SIGSEGV" in said and has_amx()
     return "; this may be gcc-amx-tiles: lockstep doctor tests this build for it" if dies else ""

@@ -1,5 +1,4 @@
-"""The files of tiny models of any architecture: llama.cpp names the tensors, and Lockstep writes
-them."""
+"""Writes tiny models of any architecture: llama.cpp names the tensors, and Lockstep writes them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,8 +27,8 @@ def make_variant(
     insist: bool = False,
     session: Session,
 ) -> list[str]:
-    """Write the file, as `write_variant`. Raises EngineError with llama.cpp's answer if it names no
-    tensors."""
+    """Write the file, as `write_variant` does. Raises EngineError, with llama.cpp's answer, if
+    llama.cpp names no tensors."""
     outcome = session.ask("name_tensors", metadata_bytes(variant))
     if not isinstance(outcome, Answered):
         raise EngineError(
@@ -41,8 +40,9 @@ def make_variant(
 def make_variants(
     names: Sequence[str], folder: Path, *, seed: int = 0, quant: str = "F32", vocabulary: int = 0
 ) -> list[Path]:
-    """Make variants. One engine names the tensors of all, because starting it takes longer than
-    asking. vocabulary: as in `with_vocabulary`."""
+    """Write the variants, and return their paths. One engine names the tensors of all variants,
+    because starting it takes longer than asking it. `vocabulary` is used as in
+    `with_vocabulary`."""
     paths = [folder / f"{name}.gguf" for name in names]
     with open_for_variants() as session:
         for name, path in zip(names, paths, strict=True):
@@ -52,5 +52,5 @@ def make_variants(
 
 
 def open_for_variants() -> Session:
-    """Return a session that `make_variant` can ask for any number of variants."""
+    """Return a session that `make_variant` can use for any number of variants."""
     return Runner(memory_limit=ROOM).open(NAMES_TENSORS, None, EXACT)

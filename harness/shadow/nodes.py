@@ -1,4 +1,4 @@
-"""Nodes from an engine, converted from columns to values; an engine may send anything."""
+"""Converts nodes of an engine from columns to values. The engine's data are untrusted."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +26,7 @@ def capture(
     batches: Sequence[Batch],
     fault: Fault | None = None,
 ) -> Outcome:
-    """Decode the batches, and consume every node that the engine computes."""
+    """Decode the batches, and pass every node that the engine computes to `consume`."""
 
     def each(piece: Nodes) -> None:
         for node in nodes_of(piece):
@@ -47,7 +47,8 @@ def nodes_of(piece: Nodes) -> Iterator[Node]:
 
 
 def rows_of(piece: Nodes) -> Iterator[tuple[int, int]]:
-    """Yield each node's own row, and the one after its last source. Raises MalformedAnswer."""
+    """Yield, for each node, the number of its own row and the number after its last source. Raises
+    MalformedAnswer."""
     if len(piece.place) and piece.place[0] != NODE:
         raise MalformedAnswer("the first row", "a node", int(piece.place[0]))
     starts = [*np.flatnonzero(piece.place == NODE).tolist(), len(piece.place)]
@@ -55,9 +56,10 @@ def rows_of(piece: Nodes) -> Iterator[tuple[int, int]]:
 
 
 def node_of(piece: Nodes, first: int, end: int, *, values: bool = True) -> Node:
-    """Return the node. values: True if its result must have a value; else a missing one is zeros.
+    """Return the node. `values` is True if its result must have a value; otherwise zeros replace a
+    missing value.
 
-    Raises ValueError if the value is missing.
+    Raises ValueError if a required value is missing.
     """
     sources: list[Operand | None] = []
     for row in range(first + 1, end):
@@ -106,7 +108,7 @@ def operand_of(piece: Nodes, row: int) -> Operand:
 
 
 def value_of(piece: Nodes, row: int) -> NDArray[Any] | None:
-    """Return a view of the piece's bytes; numpy refuses what lies outside."""
+    """Return a view of the piece's bytes. numpy refuses a view that reaches outside."""
     if piece.at[row] < 0:
         return None
     dtype, shape, _ = layout(piece.types[piece.type[row]], tuple(piece.ne[row].tolist()))
@@ -121,7 +123,8 @@ def text(name: NDArray[np.uint8]) -> str:
 
 @lru_cache(maxsize=4096)
 def layer_of(names: tuple[str, ...]) -> int | None:
-    """Return the first layer in these names: the node's own, else that of its sources."""
+    """Return the layer of a node: the first that these names contain. They are the node's own name,
+    then those of its sources."""
     for name in names:
         if found := LAYER.search(name):
             return int(next(filter(None, found.groups())))

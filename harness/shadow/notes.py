@@ -1,11 +1,12 @@
-"""Bounds far above the observed errors: an op far better than its bound gets a note.
+"""Notes on ops whose errors are far below their bound.
 
-Such an op may round less often than we count (a wider accumulator), or the bound may hide faults. k
-roundings of random signs add up to about the root of k of them. Honest errors can be smaller by a
-few factors of two: a rounding is uniform below its bound (root of 3), a mantissa lies anywhere
-between one and two (1.4), partial sums are smaller than the whole (2), and the last roundings of a
-tree count more than the first. Below an eighth of the root, in a thousand elements, not
-chance but the count is wrong. A note is no failure.
+Such an op may round less often than we count (with a wider accumulator), or the bound may hide
+faults. k roundings with random signs add up to about sqrt(k) times one rounding. Honest errors can
+be smaller by small factors: a rounding is uniform below its bound (sqrt(3)), a mantissa lies
+anywhere between one and two (1.4), partial sums are smaller than the whole (2), and the last
+roundings of a tree count more than the first. If errors of a thousand elements stay below an eighth
+of the expected size, this is not by chance: the count of roundings is wrong. A note is not a
+failure.
 """
 
 ELEMENTS = 1000  # the worst of so many is no accident
@@ -13,8 +14,8 @@ EIGHTH = 1 / 8
 
 
 def note_of(op: str, free: int, reach: float, worst: float) -> str:
-    """Return a note on a Tally's counts; "" if the roundings are as counted. worst: the largest
-    share of the bound."""
+    """Return a note on the counts of a Tally; "" if the errors fit the counted roundings. `worst`
+    is the largest share of the bound."""
     if free < ELEMENTS or reach >= EIGHTH:
         return ""
     if worst == 0.0:

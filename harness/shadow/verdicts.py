@@ -1,5 +1,5 @@
-"""The judge's findings on one model, as verdicts: one for each kind of op, and one for missing
-ones."""
+"""The judge's findings on one model as verdicts: one for each kind of op, and one for each kind
+that was not compared."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -54,8 +54,8 @@ def counts(tally: Tally) -> dict[str, Any]:
 
 
 def layers(judge: ShadowJudge, op: str) -> dict[str, Any]:
-    """Return the nodes and the worst share in each layer; "-" stands for nodes outside the
-    layers."""
+    """Return the number of nodes and the worst share in each layer. "-" stands for nodes outside
+    the layers."""
     return {
         "-" if layer is None else str(layer): [tally.nodes, tally.worst]
         for (name, layer), tally in sorted(judge.tallies.items(), key=str)
@@ -91,7 +91,7 @@ def places(found: list[NodeFinding]) -> dict[str, Any]:
 
 
 def all_seen(judge: ShadowJudge, captured: Outcome) -> str:
-    """Return the error of the whole stream of nodes; "" if there is none."""
+    """Return the error in the stream of nodes as a whole; "" if there is none."""
     value = getattr(captured, "value", None)
     seen = sum(tally.nodes for tally in judge.tallies.values())
     if isinstance(value, Captured) and value.nodes != seen:

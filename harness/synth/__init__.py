@@ -1,1 +1,1 @@
-"""Small seeded models: a recipe in, the same bytes out on every machine."""
+"""Small seeded models. A recipe gives the same bytes on every machine."""

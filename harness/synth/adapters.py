@@ -1,4 +1,4 @@
-"""Seeded adapters for a model's file: a LoRA file, and a control vector."""
+"""Seeded adapters for a model: a LoRA file, and a control vector."""
 
 import re
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ PLAIN = {"F32": np.float32, "F16": np.float16}
 
 @dataclass(frozen=True, kw_only=True)
 class LoraRecipe:
-    """A pair for each matrix of a model."""
+    """The recipe of a LoRA file with a pair for each matrix of a model."""
 
     seed: int = 0
     rank: int = 4
@@ -83,8 +83,8 @@ def values(seed: int, name: str, shape: tuple[int, ...], sigma: float) -> NDArra
 
 
 def write_control_vector(seed: int, model: Path, path: Path) -> None:
-    """Write a direction for each layer but the first. Raises EngineError or OSError for the
-    model."""
+    """Write a direction for each layer except the first. Raises EngineError or OSError if the model
+    cannot be read."""
     with open_model(model) as file:
         arch = architecture_name(file.metadata)
         keys = Keys(file.metadata, arch)

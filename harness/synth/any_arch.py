@@ -1,9 +1,9 @@
 """Tiny seeded models of any architecture: llama.cpp names the tensors, and Lockstep draws the
 weights.
 
-llama.cpp is given `metadata` and says which tensors it would read, with their sizes
-(`Adapter.name_tensors`); `write_variant` draws the weights and writes the file. So the bytes depend
-on the variant, the seed, the weight type and llama.cpp's list of tensors, and on nothing else.
+llama.cpp gets `metadata` and lists the tensors that it would read, with their sizes
+(`Adapter.name_tensors`). Then `write_variant` draws the weights and writes the file. The bytes
+depend only on the variant, the seed, the weight type and llama.cpp's list of tensors.
 """
 
 import re
@@ -69,7 +69,7 @@ SCALED = frozenset({"gemma", "gemma2"})  # of those: embeddings are multiplied b
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """An architecture in its dense form, or with experts."""
+    """An architecture, in its dense form or with experts."""
 
     arch: str
     moe: bool
@@ -85,7 +85,7 @@ class Variant:
 
 
 def variants() -> dict[str, Variant]:
-    """Return every variant by name, without those that cannot be made."""
+    """Return every variant by name, without the variants that cannot be written."""
     forms = [(arch, False) for arch in (*DENSE_ONLY, *BOTH)]
     forms += [(arch, True) for arch in (*MOE_ONLY, *BOTH)]
     made = (Variant(arch=arch, moe=moe) for arch, moe in sorted(forms) if arch not in IMPOSSIBLE)
@@ -93,7 +93,8 @@ def variants() -> dict[str, Variant]:
 
 
 def variant_named(name: str) -> Variant:
-    """Return the variant. Raises Unsupported, with the reason or the known names."""
+    """Return the variant. Raises Unsupported, with the reason or the known names, if there is
+    none."""
     known = variants()
     if name in IMPOSSIBLE:
         raise Unsupported(f"synth cannot make {name!r}: {IMPOSSIBLE[name]}")
@@ -103,7 +104,8 @@ def variant_named(name: str) -> Variant:
 
 
 def with_vocabulary(variant: Variant, n_vocab: int) -> Variant:
-    """Give the variant the vocabulary kind of published models, if known. n_vocab: 0 means none."""
+    """Return the variant with the kind of vocabulary that published models have, if it is known.
+    `n_vocab` is its size; 0 means no vocabulary."""
     if not n_vocab or variant.arch not in USUAL:
         return variant
     kind, pre = USUAL[variant.arch]
@@ -130,7 +132,7 @@ def metadata(variant: Variant) -> Keys:
 
 
 def check(variant: Variant, sizes: Sizes) -> None:
-    """Refuse metadata that would end llama.cpp. Raises InvalidModel."""
+    """Refuse metadata that would crash llama.cpp. Raises InvalidModel."""
     if sizes.n_embd % sizes.n_head:
         raise InvalidModel(f"n_embd is {sizes.n_embd}; expected a multiple of {sizes.n_head} heads")
     if sizes.n_head % sizes.kv_heads:
@@ -142,7 +144,7 @@ def check(variant: Variant, sizes: Sizes) -> None:
 
 
 def metadata_bytes(variant: Variant) -> bytes:
-    """Return the metadata as a GGUF file without tensors: the question to llama.cpp."""
+    """Return the metadata as a GGUF file without tensors, which is the question to llama.cpp."""
     return gguf_bytes(metadata(variant))
 
 
@@ -155,11 +157,11 @@ def write_variant(
     quant: str = "F32",
     insist: bool = False,
 ) -> list[str]:
-    """Write a variant of an architecture. tensors: as named by llama.cpp for `metadata_bytes`;
-    quant: the type of its matrices.
+    """Write a variant of an architecture. `tensors` are those that llama.cpp names for
+    `metadata_bytes`. `quant` is the type of its matrices.
 
-    -> matrices that stay F32, because their rows are no whole blocks. insist: raises InvalidModel
-    where that is all of them.
+    Return the names of matrices that stay F32, because their rows are not whole blocks. With
+    `insist`, raise InvalidModel if all matrices stay F32.
     """
     keys: Keys = {
         **metadata(variant),
@@ -191,7 +193,7 @@ def write_variant(
 
 
 def fuse_matrices(tensors: Sequence[TensorSummary]) -> Iterator[TensorSummary]:
-    """Yield tensors with one fused matrix in place of queries, keys and values."""
+    """Yield the tensors, with one fused matrix instead of queries, keys and values."""
     by_name = {tensor.name: tensor for tensor in tensors}
     for tensor in tensors:
         part = re.fullmatch(r"(blk\.\d+\.attn_)([qkv])(\.weight)", tensor.name)
@@ -204,7 +206,7 @@ def fuse_matrices(tensors: Sequence[TensorSummary]) -> Iterator[TensorSummary]:
 
 
 def halves(tensor: TensorSummary) -> Iterator[TensorSummary]:
-    """Yield gates and ups apart, where llama.cpp would take one tensor."""
+    """Yield separate tensors for gates and ups where llama.cpp would use one tensor."""
     if "gate_up_exps" not in tensor.name:
         yield tensor
         return
@@ -215,8 +217,8 @@ def halves(tensor: TensorSummary) -> Iterator[TensorSummary]:
 
 
 def embedding_size(arch: str, tensors: Sequence[TensorSummary]) -> float:
-    """Return the deviation of embeddings. Tied embeddings as large as what layers add would make
-    each token follow itself, so that text shows no fault."""
+    """Return the standard deviation of embeddings. If tied embeddings were as large as the output
+    of layers, each token would be followed by itself, and text would show no fault."""
     by_name = {tensor.name: tensor for tensor in tensors}
     if "output.weight" in by_name or "token_embd.weight" not in by_name:
         return 1.0
@@ -225,20 +227,20 @@ def embedding_size(arch: str, tensors: Sequence[TensorSummary]) -> float:
 
 
 def row(tensor: TensorSummary, arch: str, seed: int, quant: str, embedded: float) -> TensorRow:
-    """Return a row. embedded: the deviation of embeddings."""
+    """Return a row of the tensor table. `embedded` is the standard deviation of embeddings."""
     kind, draw = type_of(tensor, quant), published_draw(tensor.name, arch)
     bits = partial(stream, seed, tensor.name)
     return tensor.name, tensor.ne, kind, Lazy(lambda: weights(tensor, kind, bits(), draw, embedded))
 
 
 def has_choice(tensor: TensorSummary) -> bool:
-    """Return True if the tensor is a matrix of any type that llama.cpp multiplies by."""
+    """Return True if the tensor is a matrix that may have any type which llama.cpp multiplies."""
     matrix = len(tensor.ne) > 1 and tensor.name.endswith(".weight")
     return matrix and tensor.type == "F32" and not FLOATS.search(tensor.name)
 
 
 def type_of(tensor: TensorSummary, quant: str) -> str:
-    """Return the requested type for matrices whose rows are whole blocks of it."""
+    """Return the type of a tensor: `quant` for a matrix whose rows are whole blocks of it."""
     if not has_choice(tensor):
         return tensor.type
     return quant if tensor.ne[0] % type_by_name(quant).block == 0 else "F32"
@@ -247,8 +249,8 @@ def type_of(tensor: TensorSummary, quant: str) -> str:
 def weights(
     tensor: TensorSummary, kind: str, bits: Philox, draw: Draw | None, embedded: float
 ) -> Iterator[bytes]:
-    """Yield weights that keep activations near one; a tensor with its own range gets that.
-    embedded: the deviation of embeddings."""
+    """Yield weights that keep activations near one. A tensor with its own range gets values from
+    that range. `embedded` is the standard deviation of embeddings."""
     n, name = prod(tensor.ne), tensor.name
     if draw is not None:
         yield draw(bits, n, tensor.ne[0]).astype("<f4").tobytes()

@@ -1,7 +1,7 @@
 """Blocks of the quantised types: random bytes, with scales that give the weights their size.
 
-Nothing but the scales decides whether a model stays finite, so every other bit is drawn evenly:
-every code, sign and sub-scale occurs. A code that no quantiser writes is not drawn.
+Only the scales decide if a model stays finite. All other bits are drawn uniformly, so that every
+code, sign and sub-scale occurs. Codes that no quantiser writes are not drawn.
 """
 
 import math
@@ -37,7 +37,7 @@ def draw_weights(name: str, bits: Philox, n: int) -> NDArray[Any]:
 
 
 def scale_blocks(name: str, bits: Philox, n: int, sigma: float) -> bytes:
-    """Draw blocks with a half-precision scale `d`, and perhaps one for minima."""
+    """Draw blocks with a half-precision scale `d`, and for some types a scale for minima."""
     blocks = draw_weights(name, bits, n)
     largest = sigma / SPREAD[name]
     blocks["d"] = scales(bits, n, largest)
@@ -48,7 +48,7 @@ def scale_blocks(name: str, bits: Philox, n: int, sigma: float) -> bytes:
 
 
 def ternary(name: str, bits: Philox, n: int, sigma: float) -> bytes:
-    """Draw TQ1_0 and TQ2_0: only the codes of -1, 0 and 1."""
+    """Draw blocks of TQ1_0 or TQ2_0, with only the codes of -1, 0 and 1."""
     blocks = draw_weights(name, bits, n)
     blocks["d"] = scales(bits, n, sigma / TERNARY)
     if name == "TQ2_0":
@@ -63,7 +63,8 @@ def ternary(name: str, bits: Philox, n: int, sigma: float) -> bytes:
 
 
 def iq1_m(bits: Philox, n: int, sigma: float) -> bytes:
-    """Draw IQ1_M. The scale's four nibbles are the top ones of four 16-bit words of sub-scales."""
+    """Draw blocks of IQ1_M. The four nibbles of the scale are the upper bits of four 16-bit words
+    of sub-scales."""
     blocks = draw_weights("IQ1_M", bits, n)
     d = scales(bits, n, sigma / IQ1_M).view("<u2")
     nibbles = (d[:, None] >> np.array([0, 4, 8, 12], np.uint16)) & 15
@@ -72,7 +73,8 @@ def iq1_m(bits: Philox, n: int, sigma: float) -> bytes:
 
 
 def mxfp4(bits: Philox, n: int, sigma: float) -> bytes:
-    """Draw MXFP4. Scales are two neighbouring powers of two, mixed to give the size."""
+    """Draw blocks of MXFP4. Their scales are two neighbouring powers of two, mixed to give the
+    right size."""
     blocks = draw_weights("MXFP4", bits, n)
     mantissa, exponent = math.frexp(sigma / MXFP4)  # mantissa: 0.5 to 1
     upper = ((2 * mantissa) ** 2 - 1) / 3
@@ -81,7 +83,7 @@ def mxfp4(bits: Philox, n: int, sigma: float) -> bytes:
 
 
 def nvfp4(bits: Philox, n: int, sigma: float) -> bytes:
-    """Draw NVFP4: four 8-bit float scales a block, each rounded to the nearest value."""
+    """Draw blocks of NVFP4, each with four 8-bit float scales, rounded to the nearest value."""
     blocks = draw_weights("NVFP4", bits, n)
     wanted = between(bits, 4 * n, sigma / NVFP4)
     middles = (UE4M3[1:] + UE4M3[:-1]) / 2
@@ -90,8 +92,8 @@ def nvfp4(bits: Philox, n: int, sigma: float) -> bytes:
 
 
 def ue4m3(code: int) -> float:
-    """Return UE4M3: four bits of exponent, three of mantissa, no sign; ggml halves it
-    (ggml-impl.h)."""
+    """Return the value of a UE4M3 code: four bits of exponent, three of mantissa, no sign. ggml
+    halves it (ggml-impl.h)."""
     exponent, mantissa = code >> 3, code & 7
     if exponent == 0:
         return math.ldexp(mantissa, -10)

@@ -1,4 +1,4 @@
-"""The default models of `lockstep check`, all seeded."""
+"""The default models of `lockstep check`, which are all seeded."""
 
 from lockstep.harness.synth.llama import LlamaRecipe
 from lockstep.harness.synth.vocabularies import KINDS

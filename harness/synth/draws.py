@@ -1,4 +1,5 @@
-"""Numbers from a counter-based generator's raw integers: the same with any numpy."""
+"""Random numbers from the raw integers of a counter-based generator, which are the same with any
+version of numpy."""
 
 import threading
 import zlib
@@ -11,7 +12,8 @@ AGAIN = threading.local()  # of each thread a generator, and its state at the be
 
 
 def stream(seed: int, name: str) -> Philox:
-    """Return an independent stream for each tensor, so that one more tensor changes no other."""
+    """Return an independent stream for each tensor, so that an additional tensor changes no other
+    tensor."""
     return Philox(key=key_of(seed, name))
 
 
@@ -20,15 +22,15 @@ def key_of(seed: int, name: str) -> int:
 
 
 def raw(seed: int, name: str, n: int) -> NDArray[np.uint64]:
-    """Return the first n numbers of such a stream."""
+    """Return the first n numbers of a new stream."""
     found: NDArray[np.uint64] = begin_stream(seed, name).random_raw(n)
     return found
 
 
 def begin_stream(seed: int, name: str) -> Philox:
-    """Return a thread's stream, valid until the thread begins another one. A new generator asks the
-    system for randomness that a key makes needless, which takes longer than a thousand numbers. So
-    one generator begins again."""
+    """Return this thread's stream, valid until the thread begins another stream. A new generator
+    would ask the system for random numbers that it does not need, which takes longer than drawing a
+    thousand numbers. Therefore one generator is reused."""
     if not hasattr(AGAIN, "bits"):
         AGAIN.bits = Philox(key=0)
         AGAIN.state = AGAIN.bits.state
@@ -40,7 +42,7 @@ def begin_stream(seed: int, name: str) -> Philox:
 
 
 def integers(bits: Philox, n: int, below: int) -> NDArray[np.int64]:
-    """Return n integers in 0..below-1; the bias of the remainder (below / 2^32) does not matter
+    """Return n integers from 0 to below-1. The bias of the remainder (below / 2^32) is negligible
     here."""
     return (bits.random_raw(n) >> np.uint64(32)).astype(np.int64) % below
 
@@ -52,19 +54,19 @@ def octets(bits: Philox, n: int) -> NDArray[np.uint8]:
 
 
 def uniform(bits: Philox, n: int, sigma: float) -> NDArray[np.float32]:
-    """Return n floats with standard deviation sigma, evenly spread: bounded, so nothing
-    overflows."""
+    """Return n floats with standard deviation sigma. They are uniformly distributed, so they are
+    bounded and nothing overflows."""
     grid = (bits.random_raw(n) >> np.uint64(40)).astype(np.float32)  # 24 bits: exact
     unit = grid * np.float32(2.0**-23) - np.float32(1)
     return unit * np.float32(sigma * 3**0.5)
 
 
 def scales(bits: Philox, n: int, largest: float) -> NDArray[np.float16]:
-    """Return scales between half of `largest` and all of it."""
+    """Return scales between half of `largest` and `largest`."""
     return between(bits, n, largest).astype("<f2")
 
 
 def between(bits: Philox, n: int, largest: float) -> NDArray[np.float32]:
-    """Return uniform float32 numbers. Their root mean square is 0.764 of the largest."""
+    """Return uniform float32 numbers, whose root mean square is 0.764 of the largest."""
     grid = (bits.random_raw(n) >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
     return (grid + 1) * np.float32(largest / 2)

@@ -1,4 +1,5 @@
-"""Random weights of any type, legal and of a given size: the same bytes on every machine."""
+"""Random weights of any type, with legal codes and a given size: the same bytes on every
+machine."""
 
 from collections.abc import Callable, Iterator
 
@@ -18,7 +19,7 @@ NO_SCALE = ("I8", "I16", "I32", "I64")
 
 
 def around_one(bits: Philox, n: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-    """Return weights of a norm."""
+    """Return random weights of a norm, which are near one."""
     return np.float32(1) + uniform(bits, n, 0.1)
 
 

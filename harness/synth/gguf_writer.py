@@ -1,4 +1,4 @@
-"""Writer of GGUF files: typed metadata and streamed tensor data, with the same bytes every time.
+"""Writes GGUF files: typed metadata and streamed tensor data, with the same bytes every time.
 
     write_gguf(
         path,
@@ -6,7 +6,8 @@
         [("token_embd.weight", (64, 512), "Q8_0", chunks)],
     )
 
-Types are spelled out because GGUF readers tell a U32 from an I32; nothing is guessed from a value.
+The types are explicit, because GGUF readers distinguish U32 from I32. No type is guessed from a
+value.
 """
 
 import errno
@@ -69,11 +70,12 @@ def write_gguf(
     version: int = 3,
     alignment: int = DEFAULT_ALIGNMENT,
 ) -> None:
-    """Write the file under a temporary name beside `path`, then rename it.
+    """Write the file under a temporary name next to `path`, then rename it.
 
-    Chunks are asked for when their tensor is written, so a large model is never held in memory. An
-    alignment other than 32 adds `general.alignment` after the other keys if it is not among them.
-    ValueError says what does not fit: a value and its type, or a tensor and its number of bytes.
+    Chunks are drawn only when their tensor is written, so a large model is never held in memory. An
+    alignment other than 32 adds `general.alignment` after the other keys, unless it is among them.
+    Raises ValueError, which names a value that does not fit its type, or a tensor with a wrong
+    number of bytes.
     """
     check_output(path)
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
@@ -90,8 +92,8 @@ def write_gguf(
 
 
 def check_output(path: Path, model: Path | None = None) -> None:
-    """Check that a file can be written at the path. Raises OSError if not, and InvalidModel if it
-    would replace one of the model's own files. A split model has several."""
+    """Check that a file can be written at the path. Raises OSError if it cannot, and InvalidModel
+    if it would replace one of the model's own files, of which a split model has several."""
     if path.exists():
         check_regular(path)  # renamed over, a device would be gone
     if not path.absolute().parent.is_dir():
@@ -110,7 +112,7 @@ def gguf_bytes(
     version: int = 3,
     alignment: int = DEFAULT_ALIGNMENT,
 ) -> bytes:
-    """Return a small file's bytes in memory."""
+    """Return the bytes of a small file, built in memory."""
     out = io.BytesIO()
     _write(out, metadata, tensors, version, alignment)
     return out.getvalue()
@@ -207,8 +209,8 @@ def _scalar(kind: ValueType, data: Any) -> bytes:
 
 
 def _array(type_name: str, data: Any) -> bytes:
-    """Write an array. Elements of arrays of arrays are `Value`s, or plain sequences of the inner
-    type."""
+    """Return the bytes of an array. The elements of nested arrays are `Value`s, or plain sequences
+    of the inner type."""
     if not type_name.endswith("]"):
         raise ValueError(f"the bracket of {type_name!r} is not closed")
     if isinstance(data, str):
@@ -290,9 +292,7 @@ def _chunks(row: _Row) -> Iterator[bytes | memoryview]:
 
 
 def _check_array(row: _Row, source: NDArray[Any]) -> None:
-    """Raise ValueError unless an array of numbers has the tensor's type and shape, not
-    transposed.
-    """
+    """Raise ValueError unless an array of numbers has the tensor's type and shape, in C order."""
     wanted = _PLAIN.get(row.type.name)
     if wanted is None or source.dtype != wanted or source.shape != row.ne[::-1]:
         text = f"{row.name!r} is {row.type.name} of numpy shape {row.ne[::-1]}"

@@ -1,4 +1,4 @@
-"""Seeded llama models of any shape: the recipe is everything that decides the bytes."""
+"""Seeded llama models of any shape. The recipe determines all bytes."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from lockstep.harness.synth.vocabularies import check_kind, vocabulary_keys
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaRecipe:
-    """The choices that decide a model's bytes. Sizes are in ggml's names."""
+    """All choices that determine a model's bytes. Sizes have ggml's names."""
 
     seed: int = 0
     quant: str = "F32"  # of every matrix; norms and the router are F32, as in real files
@@ -51,7 +51,7 @@ TensorRow = tuple[str, tuple[int, ...], str, Iterable[bytes]]
 
 
 def write_llama(recipe: LlamaRecipe, path: Path) -> None:
-    """Write the model; the bytes depend on the recipe alone."""
+    """Write the model. The bytes depend only on the recipe."""
     check(recipe)
     write_gguf(path, metadata(recipe), tensors(recipe), alignment=recipe.alignment)
 
@@ -116,7 +116,7 @@ def metadata(r: LlamaRecipe) -> dict[str, tuple[str, Any]]:
 
 
 def tensors(r: LlamaRecipe) -> Iterator[TensorRow]:
-    """Yield name, sizes in ggml's order, type and bytes of each tensor."""
+    """Yield the name, the sizes in ggml's order, the type and the bytes of each tensor."""
     q, kv = r.n_head * r.head_size, r.n_head_kv * r.head_size
     yield matrix(r, "token_embd", (r.n_embd, r.n_vocab), sigma=1.0)
     if r.rope_freqs:
@@ -156,7 +156,8 @@ def matrix(
     sigma: float | None = None,
     quant: str | None = None,
 ) -> TensorRow:
-    """Return a matrix. The default spread keeps the size of activations: 1 / sqrt(inputs)."""
+    """Return a row for a matrix. The default standard deviation, 1 / sqrt(inputs), keeps the size
+    of activations."""
     spread = ne[0] ** -0.5 if sigma is None else sigma
     kind = quant or r.quant
     n = int(np.prod(ne))
@@ -173,14 +174,14 @@ def norm(r: LlamaRecipe, name: str) -> TensorRow:
 
 
 def rope_factors(r: LlamaRecipe) -> bytes:
-    """Return factors of 1 to 8 in steps of an eighth, as in long-context models."""
+    """Return rope factors from 1 to 8 in steps of an eighth, as in long-context models."""
     steps = integers(stream(r.seed, "rope_freqs.weight"), r.head_size // 2, 57)
     return (1 + steps / 8).astype("<f4").tobytes()
 
 
 @dataclass(frozen=True)
 class Lazy:
-    """An iterable that draws only on iteration."""
+    """An iterable that draws its numbers only when it is iterated."""
 
     make: Callable[[], Iterator[bytes]]
 

@@ -1,4 +1,4 @@
-"""A model's file with LoRA files added to its weights, which become F32."""
+"""Writes a model with LoRA files added to its weights, which become F32."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,8 +15,8 @@ SPLIT = "split."  # keys of a model in several files, which the merged one is no
 
 
 def write_merged(model: Path, loras: Sequence[tuple[Path, float]], path: Path) -> None:
-    """Write a model with merged adapters. loras: files, each with its scale. One tensor is in
-    memory at a time. Raises EngineError or OSError."""
+    """Write a model with merged adapters. `loras` are files with their scales. Only one tensor is
+    in memory at a time. Raises EngineError or OSError."""
     with open_model(model) as file:
         lora = Lora(loras, file)
         try:

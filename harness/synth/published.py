@@ -1,7 +1,8 @@
-"""Tensors outside of products: drawn from the initial ranges of their architectures.
+"""Tensors that are not used in products, drawn from the initial ranges of their architectures.
 
-A factor near zero, where real files have ones, hides everything before it: the layer adds nothing
-that shows beside what passes it by, and a fault in it is below the noise of the rest.
+A factor near zero, where real files have values near one, would hide everything before it. The
+layer would add almost nothing to the residual stream, and a fault in it would be smaller than the
+noise of the rest.
 """
 
 import re
@@ -20,7 +21,7 @@ Draw = Callable[[Philox, int, int], Values]  # how many, in rows of so many
 
 
 def beyond_one(bits: Philox, n: int, row: int) -> Values:
-    """Draw divisors of frequencies: an angle becomes no larger."""
+    """Draw divisors of frequencies that are at least one, so that no angle becomes larger."""
     return np.float32(1) + np.abs(uniform(bits, n, 1.0))
 
 
@@ -29,16 +30,18 @@ def factors(bits: Philox, n: int, row: int) -> Values:
 
 
 def decay(bits: Philox, n: int, row: int) -> Values:
-    """Return -exp(A_log), so that a state never grows. Mamba: -1, -2, .. for a channel's states;
-    Mamba 2 and the gated delta rules: one number per head, evenly from -16 to -1."""
+    """Return -exp(A_log), so that a state never grows. In Mamba the states of a channel have -1,
+    -2, and so on. In Mamba 2 and the gated delta rules each head has one number, uniform from -16
+    to -1."""
     if row > 1 and n > row:
         return -np.resize(np.arange(1, row + 1, dtype=np.float32), n) * around_one(bits, n)
     return np.float32(-8.5) + between_ends(bits, n) * np.float32(7.5)
 
 
 def step(bits: Philox, n: int, row: int) -> Values:
-    """Return values whose softplus is a time step from 0.001 to 0.1, uniform in logarithm: -6.9 to
-    -2.3. So small a number is nearly its own softplus, so the bytes depend on no machine's exp."""
+    """Return values whose softplus is a time step from 0.001 to 0.1, uniform in the logarithm: -6.9
+    to -2.3. Such small numbers are nearly their own softplus, so the bytes do not depend on a
+    machine's exp."""
     return np.float32(-4.6) + between_ends(bits, n) * np.float32(2.3)
 
 
@@ -66,6 +69,7 @@ OTHERWISE: Mapping[str, tuple[tuple[str, Draw | None], ...]] = MappingProxyType(
 
 
 def published_draw(name: str, arch: str) -> Draw | None:
-    """Return how to draw a tensor that has its own range; None: like a matrix."""
+    """Return the function that draws a tensor with its own range; None if the tensor is drawn like
+    a matrix."""
     rules = (*OTHERWISE.get(arch, ()), *PUBLISHED)
     return next((draw for pattern, draw in rules if re.search(pattern, name)), None)

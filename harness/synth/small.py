@@ -1,6 +1,8 @@
-"""The smallest models of each memory: full attention (also with YaRN), window, states, hybrid.
+"""The smallest models of each kind of memory: full attention (also with YaRN), window, states,
+hybrid.
 
-For questions about batches and caches, where the numbers only have to tell histories apart.
+They are for questions about batches and caches, in which the numbers only have to distinguish
+histories.
 """
 
 from collections.abc import Iterator
@@ -21,7 +23,7 @@ Keys = dict[str, tuple[str, Any]]
 
 @dataclass(frozen=True)
 class Drawn:
-    """A tensor with weights from a seeded stream: a distribution, or a norm's weights around
+    """A tensor with weights from a seeded stream: a given distribution, or weights of a norm around
     one."""
 
     name: str
@@ -44,8 +46,8 @@ def norm(name: str, size: int = WIDTH) -> Drawn:
 
 
 def write_window(path: Path, seed: int = 1) -> None:
-    """Write a gemma3 with a window of WINDOW positions in one layer, and full attention in the
-    next."""
+    """Write a gemma3 model. One layer has a window of WINDOW positions, and the next has full
+    attention."""
     arch = "gemma3"
     keys = common(arch) | {
         f"{arch}.feed_forward_length": ("U32", FF),
@@ -83,8 +85,8 @@ def gemma3_layer(seed: int, layer: int) -> Iterator[TensorRow]:
 
 
 def write_recurrent(path: Path, seed: int = 1) -> None:
-    """Write a mamba with two layers, each with a convolution's tail and a state for every
-    sequence."""
+    """Write a mamba model with two layers. Each layer keeps the last inputs of its convolution and
+    a state for every sequence."""
     arch, inner = "mamba", 2 * WIDTH
     keys = common(arch) | {
         f"{arch}.ssm.conv_kernel": ("U32", CONV),
@@ -115,8 +117,8 @@ def mamba_layer(seed: int, layer: int, inner: int) -> Iterator[TensorRow]:
 
 
 def write_hybrid(path: Path, seed: int = 1) -> None:
-    """Write an lfm2: a layer with a convolution's tail for every sequence, then one of full
-    attention."""
+    """Write an lfm2 model with two layers. The first keeps the last inputs of its convolution for
+    every sequence, and the second has full attention."""
     arch = "lfm2"
     keys = common(arch) | {
         f"{arch}.feed_forward_length": ("U32", FF),
@@ -172,7 +174,8 @@ def common(arch: str) -> Keys:
 
 
 def vocabulary() -> Keys:
-    """Return a name for every token: llama.cpp needs one to print its batches."""
+    """Return a vocabulary with a text for every token, which llama.cpp needs to print its
+    batches."""
     return {
         "tokenizer.ggml.model": ("STR", "llama"),
         "tokenizer.ggml.tokens": ("ARR[STR]", [f"t{token}" for token in range(N_VOCAB)]),
@@ -190,7 +193,7 @@ def ends(norm_name: str = "output_norm") -> list[Drawn]:
 
 
 def write_attention(path: Path, seed: int = 1, yarn_factor: float = 0.0) -> None:
-    """Write a llama with two layers of full attention."""
+    """Write a llama model with two layers of full attention."""
     recipe = LlamaRecipe(
         seed=seed,
         n_vocab=N_VOCAB,
@@ -205,7 +208,8 @@ def write_attention(path: Path, seed: int = 1, yarn_factor: float = 0.0) -> None
 
 
 def write_yarn(path: Path, seed: int = 1) -> None:
-    """Write the model of `write_attention`, stretched by YaRN: rotated keys grow by a factor."""
+    """Write the model of `write_attention`, stretched by YaRN, which enlarges rotated keys by a
+    factor."""
     write_attention(path, seed, yarn_factor=4.0)
 
 

@@ -1,10 +1,10 @@
 """`lockstep twin`: the same model with every matrix decoded to F32, streamed from file to file.
 
-llama.cpp converts the activations of quantised products, and an engine that does not is honest as
-well: that difference hides small faults in logits. In the twin there is nothing to convert, so that
-it hides none. Its values are those of the source, bit for bit (a NaN stays one), and so is its
-metadata but `general.file_type`. llama.cpp's own quantize rewrites that key as well, and keeps
-`general.quantization_version` in a file of F32.
+llama.cpp converts the activations in quantised products. An engine that does not convert them is
+right too, and this difference hides small faults in logits. The twin needs no conversions, so it
+hides none. Its values equal those of the source bit for bit (a NaN stays NaN). Its metadata are
+equal too, except `general.file_type`. llama.cpp's own quantize also rewrites this key, and keeps
+`general.quantization_version` in an F32 file.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -26,10 +26,10 @@ Progress = Callable[[str], None]
 
 
 def write_twin(model: Path, output: Path, progress: Progress = lambda _: None) -> int:
-    """Write the twin, and return how many tensors were decoded.
+    """Write the twin, and return the number of tensors that were decoded.
 
-    Raises EngineError, OSError; then no file is left. Memory is bounded: a chunk of a tensor at a
-    time, and the header.
+    Raises EngineError or OSError, and leaves no file then. It holds only a chunk of a tensor and
+    the header in memory.
     """
     with open_model(model) as file:
         check_output(output, model)
@@ -51,7 +51,7 @@ def write_twin(model: Path, output: Path, progress: Progress = lambda _: None) -
 
 
 def metadata_of(file: GgufFile) -> Mapping[str, Typed | Value]:
-    """Return the metadata of a model in one file, even if the source is split."""
+    """Return the metadata for a model in a single file, even if the source is split."""
     pairs: dict[str, Typed | Value] = {
         key: value for key, value in file.metadata.items() if key not in SPLIT
     }
@@ -76,8 +76,8 @@ def chunks(
     format: type[WeightFormat] | None,
     started: Callable[[], None],
 ) -> Iterator[bytes]:
-    """Yield the twin's bytes of a tensor. Pages of the source that were read are released, or they
-    would pile up."""
+    """Yield the bytes of a tensor in the twin. Pages of the source that were read are released,
+    because they would fill the memory."""
     started()
     raw = file.raw(info.name)
     step = CHUNK * info.type.bytes // info.type.block

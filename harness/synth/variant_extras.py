@@ -57,7 +57,7 @@ SIZES: Mapping[str, Sizes] = MappingProxyType(
 
 
 def mla(s: Sizes) -> Keys:
-    """Return keys of latent attention: 32 + 8 in the cache; heads of 24, values of 16."""
+    """Return keys of latent attention: 32 + 8 in the cache, heads of size 24, values of size 16."""
     return {
         ".attention.key_length": u32(40),
         ".attention.value_length": u32(32),
@@ -87,7 +87,7 @@ def hyper(s: Sizes) -> Keys:
 
 
 def ple(s: Sizes) -> Keys:
-    """Return keys for embeddings of n-grams, whose history is in layer 0's recurrent cache."""
+    """Return keys for embeddings of n-grams, whose history is in the recurrent cache of layer 0."""
     return {
         ".ple.layers": ("ARR[U32]", [0]),
         ".ple.ngram_size": u32(PLE_NGRAM),
@@ -118,7 +118,7 @@ def bert(s: Sizes) -> Keys:
 
 
 def heads(s: Sizes) -> Keys:
-    """Return keys of real files; without them engines assume heads of 128 or 256, and no base."""
+    """Return keys of real files, without which engines assume other heads and no rope base."""
     return {
         ".attention.key_length": u32(s.head),
         ".attention.value_length": u32(s.head),
@@ -127,7 +127,7 @@ def heads(s: Sizes) -> Keys:
 
 
 def gemma2(s: Sizes) -> Keys:
-    """Return keys for heads whose size is no fraction of the width, and caps near the scores."""
+    """Return keys for heads whose size is not width / heads, and for soft caps near the scores."""
     return {
         ".attention.key_length": u32(2 * s.head),
         ".attention.value_length": u32(2 * s.head),
@@ -137,7 +137,7 @@ def gemma2(s: Sizes) -> Keys:
 
 
 def gpt_oss(s: Sizes) -> Keys:
-    """Return keys for heads that are no share of the width, and a short training context."""
+    """Return keys for heads whose size is not width / heads, and for a short training context."""
     return {
         ".attention.key_length": u32(2 * s.head),
         ".attention.value_length": u32(2 * s.head),
@@ -242,7 +242,7 @@ def hrm_text(s: Sizes) -> Keys:
 
 
 def nemotron_h(s: Sizes) -> Keys:
-    """Return keys for a recurrent layer, one of attention, and one of a feed-forward network."""
+    """Return keys for a recurrent layer, an attention layer and a feed-forward layer."""
     return {
         **heads_by_layer(s),
         ".feed_forward_length": u32(*(0 if il <= 1 else s.n_ff for il in range(s.n_layer))),
@@ -250,7 +250,7 @@ def nemotron_h(s: Sizes) -> Keys:
 
 
 def granite_switch(s: Sizes) -> Keys:
-    """Return keys for two adapters, switched on by tokens 3 and 4."""
+    """Return keys for two adapters, which tokens 3 and 4 switch on."""
     return {
         ".adapters.count": u32(2),
         ".adapters.lora_rank": u32(4),

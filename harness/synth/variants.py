@@ -1,9 +1,9 @@
-"""Metadata that makes llama.cpp build a tiny model of every architecture, as a table.
+"""A table of metadata with which llama.cpp builds a tiny model of every architecture.
 
-One set of keys serves nearly all: llama.cpp ignores those that an architecture does not read.
-Special requirements of an architecture are in `variant_extras.py`. Keys are those of
-src/llama-arch.cpp of llama-cpp-python 0.3.36. The file of an architecture in src/models shows which
-keys it reads.
+One set of keys serves nearly all architectures, because llama.cpp ignores the keys that an
+architecture does not read. Special requirements of an architecture are in `variant_extras.py`. The
+keys are those of src/llama-arch.cpp of llama-cpp-python 0.3.36. The file of an architecture in
+src/models shows which keys it reads.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ def yes(value: bool) -> Typed:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """The basic sizes of a model, in ggml's names; all others follow."""
+    """The basic sizes of a model, with ggml's names. All other sizes follow from them."""
 
     n_layer: int = 2
     n_embd: int = 64
@@ -56,7 +56,7 @@ class Sizes:
 
 
 def per_layer(s: Sizes, value: int, *, without: int = 1) -> Typed:
-    """Return one value for each layer, zero in layer `without`, which is recurrent."""
+    """Return one value for each layer, and zero for layer `without`, which is recurrent."""
     return u32(*(0 if il == without else value for il in range(s.n_layer)))
 
 

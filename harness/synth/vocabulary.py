@@ -1,4 +1,4 @@
-"""A seeded SentencePiece vocabulary: bytes, characters, and pieces glued from other pieces."""
+"""A seeded SentencePiece vocabulary: bytes, characters, and pieces that join two other pieces."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -39,8 +39,8 @@ def sentencepiece(n_vocab: int, seed: int) -> Mapping[str, tuple[str, Any]]:
 
 
 def glued_pieces(n: int, seed: int) -> list[str]:
-    """Return the characters, then pieces made of two earlier ones, so that merging reaches every
-    piece."""
+    """Return the characters, then pieces that join two earlier pieces, so that merging can reach
+    every piece."""
     pieces = list(CHARACTERS)
     known = set(pieces)
     bits = stream(seed, "tokenizer.ggml.tokens")

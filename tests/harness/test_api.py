@@ -1,4 +1,5 @@
-"""The public names: light to import, whole, and `check` for scripts."""
+"""The public names of the package: they are complete, importing them is fast, and `check` works in
+scripts."""
 
 import subprocess
 import sys
@@ -33,7 +34,7 @@ def test_import_of_lockstep_loads_no_numpy() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_public_names_are_those_of_the_api() -> None:
+def test_public_names_are_exactly_those_of_the_api() -> None:
     assert {*api.__all__} <= {*dir(lockstep)}
     assert lockstep.Adapter is Adapter  # the import of 0.2.0 gives the same class
     assert all(getattr(lockstep, name) is getattr(api, name) for name in api.__all__)

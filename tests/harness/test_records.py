@@ -1,4 +1,4 @@
-"""The shared records: frozen, and a trace that names every tensor once."""
+"""The shared records cannot be changed, and a trace names every tensor once."""
 
 from dataclasses import FrozenInstanceError, fields, is_dataclass
 

@@ -1,4 +1,4 @@
-"""Secrets are never shown, written or logged, in any spelling or part."""
+"""Secrets are never shown, written or logged, in any spelling, whole or in part."""
 
 import json
 import sys

@@ -5,12 +5,13 @@
     "model.layers.{layer}.self_attn.q_proj" = { node = "Qcur-{layer}", rows = "halves" }
     "attention.{layer}.query" = { node = "Qcur_rope-{layer}", axes = [1, 0, 2] }
 
-{layer} stands for a number, * in a name for anything. The first pattern that fits counts, and what
-no pattern fits is not compared. A node is named as llama.cpp names it: "Qcur ADD-{layer}" where it
-gives one name to several, "inp_norm-0" where only one layer has it. `rows`: "halves" where a head's
-first half is rotated with its second (as Hugging Face has it), and llama.cpp's with its neighbour.
-`axes`: the order of theirs in which they are as llama.cpp's, after leading axes of one.
-`architectures = ["llama"]` above the table: the names mean these nodes in files of these alone.
+{layer} stands for a number, and * stands for any text. The first matching pattern applies. Tensors
+without a matching pattern are not compared. A node has llama.cpp's name. Write "Qcur ADD-{layer}"
+if llama.cpp gives several nodes one name, and "inp_norm-0" if only one layer has the node. rows =
+"halves" is for engines that rotate element i of a head with element i + n/2 (as Hugging Face does),
+while llama.cpp rotates neighbours. `axes` is the order of the tensor's axes that gives llama.cpp's
+order; leading axes of size 1 do not count. `architectures = ["llama"]` above the table limits the
+map to files of these architectures.
 """
 
 import re
@@ -44,7 +45,7 @@ HEADS = {"Qcur": "heads", "Kcur": "kv_heads", "Qcur_rope": "heads", "Kcur_rope":
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """A rule of a map. node: a name, with {layer} if it belongs to a layer."""
+    """A rule of a map. `node` is a name, which contains {layer} if each layer has this node."""
 
     pattern: re.Pattern[str]
     node: str
@@ -52,8 +53,8 @@ class Rule:
     axes: tuple[int, ...] = ()
 
     def apply(self, value: NDArray[Any], sizes: Mapping[str, int]) -> NDArray[Any]:
-        """Return the tensor in llama.cpp's layout. sizes: the sizes of the model's axes. Raises
-        ValueError."""
+        """Return the tensor in llama.cpp's layout. `sizes` holds the sizes of the model's axes.
+        Raises ValueError if the sizes do not fit."""
         if self.axes:
             value = np.transpose(value, self.axes)
         if self.halves:
@@ -78,9 +79,10 @@ class NodeMap:
     known: dict[str, tuple[str, Rule] | None] = field(default_factory=dict, compare=False)
 
     def find(self, name: str) -> tuple[str, Rule] | None:
-        """Return the node, such as attn_norm-3, and the rule that says so.
+        """Return the node, such as attn_norm-3, and the rule that matches the name; None if no rule
+        matches.
 
-        Raises InvalidModel if there is too much to try.
+        Raises InvalidModel if the map and the dump need too many comparisons.
         """
         if name not in self.known:
             if (len(self.known) + 1) * len(self.rules) > MOST_TRIES:
@@ -100,7 +102,7 @@ class NodeMap:
 
 
 def ready() -> list[str]:
-    """Return names of the maps that come with Lockstep."""
+    """Return the names of the maps that come with Lockstep."""
     return sorted(p.name.removesuffix(".toml") for p in files(__package__).iterdir() if is_map(p))
 
 
@@ -109,7 +111,8 @@ def is_map(path: Any) -> bool:
 
 
 def read_map(name: str, folder: Path = Path()) -> NodeMap:
-    """Read a map that comes with Lockstep, or a file from the folder. Raises InvalidModel."""
+    """Read a map that comes with Lockstep, or a file in the folder. Raises InvalidModel if the map
+    is missing or malformed."""
     known = ready()
     if name in known:
         return map_of(name, (files(__package__) / f"{name}.toml").read_bytes())
@@ -125,7 +128,7 @@ def map_of(name: str, raw: bytes) -> NodeMap:
     try:
         said = tomllib.loads(raw.decode())
     except (ValueError, RecursionError) as error:
-        raise InvalidModel(f"{name}: no TOML: {error}") from error
+        raise InvalidModel(f"{name}: not TOML: {error}") from error
     nodes, of = said.get("nodes"), said.get("architectures", [])
     good = {"nodes"} <= said.keys() <= {"nodes", "architectures"}
     if not good or type(nodes) is not dict or not nodes:
@@ -174,12 +177,13 @@ def regex(where: str, pattern: str) -> re.Pattern[str]:
 
 
 def not_found(names: Sequence[str]) -> str:
-    """Return some of the names that no pattern fits."""
+    """Return some of the names that no pattern matches."""
     few = ", ".join(name[:80] for name in names[:4])
     return f"{few}, and {len(names) - 4} more" if len(names) > 4 else few
 
 
 def fits_none(names: Sequence[str]) -> str:
-    """Return a sentence on unmatched names; those that differ only by batch or layer come once."""
+    """Return a sentence on the names that no pattern matches. Names that differ only in batch or
+    layer are listed once."""
     alike = dict.fromkeys(NUMBER.sub("*", STEP.sub("", name)) for name in names)
     return f"no pattern of the map matches {not_found([*alike])}"

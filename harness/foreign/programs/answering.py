@@ -1,8 +1,8 @@
-"""Parts shared by the programs in Python: frames of PROTOCOL.md, and the rules for one sequence.
+"""Parts shared by the Python programs: frames of PROTOCOL.md, and the rules for one sequence.
 
-It runs in the engine's own environment, which has the standard library and numpy, and nothing of
-Lockstep. Answers go to the descriptor that Lockstep offers, because the engines' libraries
-print.
+This module runs in the engine's own environment, which has the standard library and numpy, but
+nothing of Lockstep. Answers go to the descriptor that Lockstep offers, because the engines'
+libraries print to standard output.
 """
 
 import base64
@@ -18,19 +18,19 @@ NAMES = {np.dtype(code): name for name, code in TYPES.items()}
 
 
 class Unsupported(Exception):
-    """Error: the engine lacks a level; the question is not compared."""
+    """Error: the engine lacks a level, so the question is not compared."""
 
 
 class Refused(Exception):
-    """Raised for input that the engine does not accept, which is compared with the other engine."""
+    """Error: the engine does not accept the input. Lockstep compares this with the other engine."""
 
 
 def serve(start):
-    """Serve the protocol. start(model, settings) returns the engine's description and {ask:
-    function}. settings["adapters"] has the files to be added, of the kinds that the engine says it
-    can.
+    """Serve the protocol. start(model, settings) returns the engine's description and a dict
+    {question: function}. settings["adapters"] holds the adapter files to add, of the kinds that the
+    engine supports.
 
-    A function is given the question and its arrays, and returns the answer and its arrays.
+    A function takes the question and its arrays, and returns the answer and its arrays.
     """
     asked = sys.stdin.buffer
     answers = {}
@@ -57,8 +57,8 @@ def serve(start):
 
 
 def later(load, *names):
-    """Return a function for each named method of a model. The first question loads the model, and
-    gets its refusal as the answer."""
+    """Return a function for each named method of a model. The first question loads the model. If
+    loading fails, the error is the answer."""
     loaded = []
 
     def answer(name):
@@ -90,26 +90,27 @@ def write(out, head, arrays):
 
 
 def steps(batches):
-    """Yield (ids, position of the first, wanted rows) of each step, for one sequence alone."""
+    """Yield (ids, position of the first, wanted rows) for each step of a single sequence. Raises
+    Unsupported for other batches."""
     done = 0
     for batch in batches:
         if batch["encoder"] or len({*batch["sequences"]}) > 1:
             raise Unsupported("an encoder, or several sequences")
         if batch["positions"] != list(range(done, done + len(batch["tokens"]))):
-            raise Unsupported("positions that do not follow one another")
+            raise Unsupported("positions that are not consecutive")
         yield batch["tokens"], done, np.array(batch["outputs"], bool)
         done += len(batch["tokens"])
 
 
 def rows_of(decode, question):
-    """Answer `logits` for an engine without a trace. decode(ids, start) -> (tokens, vocabulary);
-    start 0 clears the cache."""
+    """Answer `logits` for an engine without a trace. decode(ids, start) returns (tokens,
+    vocabulary), and start 0 clears the cache."""
     rows = [decode(ids, at)[wanted] for ids, at, wanted in steps(question["batches"])]
     return {}, {f"logits{i}": np.asarray(r, np.float32) for i, r in enumerate(rows)}
 
 
 def greedy_ids(decode, question):
-    """Answer `greedy`: the argmax of each row of logits, and the first of equal ones."""
+    """Answer `greedy`: the argmax of each row of logits, and the lowest id if several are equal."""
     row = decode(question["prompt"], 0)[-1]
     ids, at = [int(np.argmax(row))], len(question["prompt"])
     while len(ids) < question["n"]:
@@ -120,7 +121,7 @@ def greedy_ids(decode, question):
 
 
 def wanted_rows(node, value, wanted, last_layer):
-    """Drop the rows that llama.cpp drops: those without output after the last layer's attention."""
+    """Drop the rows that llama.cpp drops: rows without output, after the last layer's attention."""
     name, _, layer = node.rpartition("-")
     behind = name.startswith(("ffn_", "l_out")) and layer == str(last_layer)
     return value[wanted] if behind or node.startswith("result_") else value
@@ -134,6 +135,6 @@ def texts(question):
 
 
 def encode_answer(pieces):
-    """Encode the answer to `detokenize`, of texts or of bytes."""
+    """Encode the answer to `detokenize`. The pieces are texts or bytes."""
     raw = (piece.encode() if isinstance(piece, str) else piece for piece in pieces)
     return {"texts": [base64.b64encode(piece).decode() for piece in raw]}, {}

@@ -1,6 +1,7 @@
-"""A checkpoint of Hugging Face: checkpoint_torch.py FOLDER, which is read by transformers.
+"""A Hugging Face checkpoint, read by transformers: checkpoint_torch.py FOLDER.
 
-Nothing of FOLDER is run: no code of its own, and weights out of files of safetensors alone.
+Nothing in FOLDER is executed: its own code is ignored, and weights are read only from safetensors
+files.
 """
 
 import importlib.metadata
@@ -23,7 +24,7 @@ HIDDEN = "result_embd"  # what is pooled
 
 
 class Checkpoint(TorchModel):
-    """A model, and what sentence-transformers does with its hidden states, if anything."""
+    """A model, and the modules that sentence-transformers applies to its hidden states."""
 
     def __init__(self, folder):
         config = AutoConfig.from_pretrained(folder, **SAFE)
@@ -59,8 +60,8 @@ class Checkpoint(TorchModel):
         found.setdefault(node, []).append((places, value))
 
     def rows(self, ids, positions):
-        """Return hidden states: (tokens, width), or (1, width) of a sequence if there is
-        pooling."""
+        """Return hidden states: (tokens, width), or (1, width) for the sequence if the model
+        pools."""
         ids, positions = torch.tensor(ids)[None], torch.tensor(positions)[None]
         hidden = self.model(ids, position_ids=positions, use_cache=False).last_hidden_state
         if self.behind is None:
@@ -73,7 +74,8 @@ class Checkpoint(TorchModel):
 
 
 def join_parts(parts):
-    """Join the rows of tokens in the order of the batch, or one row of each sequence, in turn."""
+    """Join the rows of tokens in the order of the batch. If the model pools, join one row per
+    sequence, in the order of the sequences."""
     if any(len(value) != len(places) for places, value in parts):
         return np.concatenate([value for _, value in parts])
     rows = np.concatenate([value for _, value in parts])
@@ -82,16 +84,19 @@ def join_parts(parts):
 
 
 def modules_behind(folder):
-    """Return the modules after the model, except for the last norm; None without any."""
+    """Return the sentence-transformers modules after the model, without normalisation; None if the
+    folder has none."""
     path = Path(folder) / MODULES
     if not path.is_file():
         return None
     rows = json.loads(path.read_text())
     for row in rows:
         if not row["type"].startswith(OWN_MODULES):
-            raise Unsupported(f"{MODULES}: {row['type']} is none of sentence-transformers' own")
+            raise Unsupported(
+                f"{MODULES}: {row['type']} is not a module of sentence-transformers itself"
+            )
         if any(path.parent.joinpath(row["path"]).glob("*.bin")):
-            raise Unsupported(f"{row['path']} has weights that are no safetensors")
+            raise Unsupported(f"{row['path']} has weights that are not safetensors")
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(

@@ -1,4 +1,4 @@
-"""ctransformers: a binding of a ggml of 2023, for llama alone: ids, text, logits."""
+"""ctransformers: a binding of a ggml from 2023, for llama models only: ids, text, logits."""
 
 import importlib.metadata
 
@@ -18,7 +18,7 @@ class Model:
             raise Unsupported(str(error)) from error
 
     def decode(self, ids, start):
-        """Decode one by one, because the library keeps only the last token's logits."""
+        """Decode tokens one by one, because the library keeps only the last token's logits."""
         if start == 0:
             self.llm.reset()
         rows = []
@@ -43,7 +43,7 @@ class Model:
 
     def detokenize(self, question, _):
         if question["remove_special"] or not question["unparse_special"]:
-            raise Unsupported("special tokens are shown as their text, always")
+            raise Unsupported("special tokens are always shown as their text")
         return encode_answer(self.llm.detokenize(ids, decode=False) for ids in question["ids"])
 
 

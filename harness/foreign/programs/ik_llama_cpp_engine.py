@@ -1,4 +1,4 @@
-"""ik-llama-cpp-python: the binding of ik_llama.cpp, a fork of llama.cpp with kernels of its own."""
+"""ik-llama-cpp-python: the binding of ik_llama.cpp, a fork of llama.cpp with its own kernels."""
 
 import importlib.metadata
 import os
@@ -16,7 +16,8 @@ CACHE = {"type_k": "F16", "type_v": "F16", "flash_attn": False}
 
 class Model:
     def __init__(self, path, settings):
-        """Set what the class for contexts leaves as it is."""
+        """Open a context through the C interface, because the library's own class does not set all
+        these parameters."""
         self.model = IkModel(path)
         params = api.llama_context_default_params()
         params.n_ctx = params.n_batch = settings["n_ctx"]

@@ -1,7 +1,8 @@
-"""Samplers of ik_llama.cpp: functions on an array of candidates, whose order is up to who calls.
+"""Samplers of ik_llama.cpp: functions on an array of candidates, which the caller applies in any
+order.
 
-A draw is put into the library's generator (std::mt19937 of libstdc++), which lies at the beginning
-of its struct llama_sampling. So most samplers need no model; grammars and dry need its vocabulary.
+A draw is written into the library's generator (std::mt19937 of libstdc++), at the beginning of its
+struct llama_sampling. Therefore most samplers need no model. grammars and dry need its vocabulary.
 """
 
 import base64
@@ -29,7 +30,7 @@ def call(name, *arguments, result=None):
 
 
 def call_inner(name, rest, *arguments, result=None):
-    """Call a function on struct llama_sampling, of which only C++ has the name."""
+    """Call a function on struct llama_sampling, whose name only the C++ library exports."""
     plain = f"llama_sample_{name}_impl"
     function = api._lib[f"_Z{len(plain)}{plain}P14llama_samplingP22llama_token_data_array{rest}"]
     function.restype = result
@@ -37,7 +38,8 @@ def call_inner(name, rest, *arguments, result=None):
 
 
 def generator_word(share):
-    """Return the word of the generator's state from which it makes this share of its largest."""
+    """Return the word of the generator's state from which the generator makes this share of its
+    largest number."""
     y = 0 if np.isnan(share) else min(round(share * LARGEST), LARGEST)
     y ^= y >> 18
     y ^= y << 15 & 0xEFC60000
@@ -69,7 +71,8 @@ class Stage:
             make(n_vocab, vocabulary, **self.numbers)
 
     def hold(self, made, taker, ending):
-        """Hold an object of the library, the function that tells it of a token, and its last."""
+        """Keep an object of the library, the function that accepts a token for it, and the function
+        that frees it."""
         self.held, self.taker, self.ending = POINTER(made), taker, ending
         if not made:
             raise Refused("the library refuses these numbers or texts")
@@ -111,7 +114,7 @@ class Stage:
     # --- logits -----------------------------------------------------------------------------------
 
     def run_temp(self, array, t):
-        """Divide by t > 0, and be greedy otherwise, as the programs of the library are."""
+        """Divide by t if t > 0, and choose greedily otherwise, as the library's programs do."""
         if t > 0:
             call("sample_temp", None, array, FLOAT(t))
         else:
@@ -120,7 +123,7 @@ class Stage:
             held.size = 1
 
     def run_temp_ext(self, array, t, delta, exponent):
-        """Call `entropy` for a range and `temp` for none, as the programs of the library do."""
+        """Call `entropy` if there is a range, else `temp`, as the library's programs do."""
         if delta <= 0:
             return self.run_temp(array, t)
         ends = FLOAT(max(0.0, t - delta)), FLOAT(t + delta)
@@ -164,8 +167,8 @@ class Stage:
         return call_inner("token_mirostat_v2", "ffPf", self.own, array, *numbers, result=I32)
 
     def make_adaptive_p(self, n_vocab, vocabulary, target, decay, seed):
-        """Make one that remembers the probability in the list that it is given, as llama.cpp's
-        does. The library has no function of C that frees it."""
+        """Make a sampler that remembers the probability in its input list, as llama.cpp's sampler
+        does. The library has no C function that frees it."""
         numbers = I32(n_vocab), FLOAT(target), FLOAT(decay), ctypes.c_bool(True), I32(seed)
         self.hold(call("init_adaptive_p", *numbers, result=POINTER), None, None)
         self.shows_old_p = True
@@ -222,7 +225,7 @@ class Samplers:
         self.path, self.model = path, None
 
     def vocabulary(self):
-        """Return the model's vocabulary, which is loaded when the first stage reads it."""
+        """Return the model's vocabulary. It is loaded when the first stage needs it."""
         if self.path is None:
             raise Unsupported("without a model there is no vocabulary")
         self.model = self.model or IkModel(self.path)
@@ -252,7 +255,7 @@ class Samplers:
 
 
 def apply_all(stages, logits, draws):
-    """Yield the list after each stage, and the selected token or -1."""
+    """Yield the list after each stage, and the selected token; -1 if none is selected."""
     rows = np.zeros(len(logits), ROW)
     rows["id"], rows["logit"] = np.arange(len(logits)), logits
     data = ctypes.cast(rows.ctypes.data, ctypes.POINTER(api.llama_token_data))

@@ -1,6 +1,6 @@
-"""mistralrs (Rust, candle): text to ids and back, and what text follows. No logits.
+"""mistralrs (Rust, candle): converts text to ids and back, and continues texts. It shows no logits.
 
-It reads LoRA files as PEFT keeps them, and adds one to a request.
+It reads LoRA files in PEFT's format, and adds one LoRA per request.
 """
 
 import os
@@ -34,7 +34,7 @@ def load(path, adapters):
 class Model:
     def __init__(self, path, loras):
         if len(loras) > 1:
-            raise Unsupported("it adds one LoRA file to a request")
+            raise Unsupported("it adds only one LoRA file to a request")
         self.adapter = ADDED if loras else None
         if not loras:
             self.runner = load(path, None)
@@ -62,7 +62,7 @@ class Model:
         return encode_answer(self.runner.detokenize_text(ids, False) for ids in question["ids"])
 
     def generate(self, question, _):
-        """Generate a text. The engine puts no BOS in front, whatever the file says."""
+        """Generate a text. The engine adds no BOS, even if the file asks for one."""
         prompt = base64.b64decode(question["prompt"]).decode()
         asked = mistralrs.CompletionRequest(
             model="default",

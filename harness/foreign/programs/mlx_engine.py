@@ -1,5 +1,5 @@
-"""mlx: its reader of GGUF, and the llama and qwen models of mlx-lm with the weights that it
-read."""
+"""mlx: its GGUF reader, and the llama and qwen models of mlx-lm with the weights from this
+reader."""
 
 import importlib
 import importlib.metadata
@@ -124,8 +124,8 @@ def scaling(key):
 
 
 def module_of(name):
-    """Return the parameter of mlx-lm. Tensors without a place are kept: leaving them out would be
-    our doing."""
+    """Return the parameter of mlx-lm for a tensor. Raises Unsupported for a tensor without a
+    parameter, because dropping it would be a fault of this program."""
     parts = name.split(".")
     layer, (stem, kind) = (
         (f"model.layers.{parts[1]}.", parts[2:]) if len(parts) > 2 else ("", parts)
@@ -136,9 +136,11 @@ def module_of(name):
 
 
 def weights_of(tensors):
-    """Return all weights in float32; mx.dequantize decodes those that mx.load keeps in blocks.
+    """Return all weights in float32. mx.dequantize decodes the weights that mx.load keeps in
+    blocks.
 
-    With scales of half precision, as they come, its values would be of that precision too.
+    The scales come in half precision, and are widened first, because the decoded values have their
+    precision.
     """
     found = {}
     for name, value in tensors.items():
@@ -156,7 +158,8 @@ def weights_of(tensors):
 
 
 def load(path):
-    """Load the file. A type that the reader lacks is no fault of the file or of the reader."""
+    """Load the file. A tensor type that the reader lacks is not a fault of the file or the
+    reader."""
     try:
         return mx.load(str(path), return_metadata=True)
     except RuntimeError as error:
@@ -166,7 +169,8 @@ def load(path):
 
 
 def parse(path):
-    """Return what mlx's reader keeps: values without types, and tensors as it made them."""
+    """Return what mlx's reader keeps of a file: values without types, and tensors as it decoded
+    them."""
     _, keys = load(path)
     return {"metadata": {key: [None, plain(value)] for key, value in keys.items()}}, {}
 
@@ -180,9 +184,9 @@ def plain(value):
 
 
 def dequantize(question, arrays):
-    """Decode a file with this one tensor: mx.load reads nothing else."""
+    """Decode a file that holds this single tensor, because mx.load reads only files."""
     if question["type"] not in TYPES:
-        raise Unsupported(f"a file with {question['type']} was not tried")
+        raise Unsupported(f"a file with {question['type']}, which was not tested")
     kind, weights, size = TYPES[question["type"]]
     raw = arrays["raw"].tobytes()
     rows = len(raw) // size  # of one block each

@@ -1,6 +1,5 @@
-"""A LoRA file in GGUF, written as PEFT keeps one: a folder with adapter_config.json and
-adapter_model.safetensors, with the names and rows of Hugging Face's model.
-"""
+"""Writes a LoRA file from GGUF in PEFT's format: a folder with adapter_config.json and
+adapter_model.safetensors, with the names and row order of the Hugging Face model."""
 
 import json
 import re
@@ -24,7 +23,8 @@ HEADS = {"attn_q": "llama.attention.head_count", "attn_k": "llama.attention.head
 
 
 def write_peft_folder(model, adapter, folder):
-    """Write {"path", "scale"} for a model's file into a new folder. Return its path, a text."""
+    """Write the adapter {"path", "scale"} of a model's file into a new folder, and return the
+    folder's path as text."""
     file, of_model = GGUFReader(adapter["path"]), GGUFReader(model)
     tensors = {tensor.name: tensor for tensor in file.tensors}
     saved, ranks = {}, {}
@@ -49,8 +49,8 @@ def write_peft_folder(model, adapter, folder):
 
 
 def config(ranks, alpha, scale):
-    """Return PEFT's config. PEFT divides alpha by the rank; without alpha, the scale alone
-    counts."""
+    """Return PEFT's configuration. PEFT divides alpha by the rank; if the file has no alpha, only
+    the scale counts."""
     most = max(ranks.values())
     others = {module: rank for module, rank in ranks.items() if rank != most}
     if others and not alpha:
@@ -69,7 +69,8 @@ def config(ranks, alpha, scale):
 
 
 def module_of(name):
-    """Return the tensor's part and its module: blk.1.attn_q.weight -> attn_q, and where it is."""
+    """Return the tensor's part and its Hugging Face module: blk.1.attn_q.weight gives attn_q and
+    the module's path."""
     found = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.weight", name)
     layer, part = found.groups() if found else (None, "")
     if part not in MODULES:
@@ -84,7 +85,7 @@ def values(tensor):
 
 
 def number(file, key):
-    """Return a key's number, 0 if there is none."""
+    """Return a key's number; 0 if the key is missing."""
     field = file.get_field(key) if key else None
     return field.contents() if field else 0
 

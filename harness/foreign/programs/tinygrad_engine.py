@@ -1,4 +1,5 @@
-"""tinygrad's own loader of GGUF and its Transformer: weights, logits and tensors of every layer."""
+"""tinygrad: its own GGUF loader and its Transformer, with weights, logits and tensors of every
+layer."""
 
 import os
 
@@ -99,7 +100,7 @@ class Model:
 
 
 def load(work, *given, **options):
-    """Load the file. A type that the reader lacks is no fault of the file."""
+    """Load the file. A tensor type that the reader lacks is not a fault of the file."""
     try:
         return work(*given, **options)
     except ValueError as error:
@@ -109,13 +110,15 @@ def load(work, *given, **options):
 
 
 def parse(path):
-    """Return the values; this reader keeps no types, and tensors only as it made them."""
+    """Return the values of a file. This reader keeps no types, and shows tensors only as it decoded
+    them."""
     keys, _ = load(gguf_load, path)
     return {"metadata": {key: [None, plain(value)] for key, value in keys.items()}}, {}
 
 
 def plain(value):
-    """Convert a value to JSON; a value that JSON lacks becomes the string that Python shows."""
+    """Convert a value to JSON. A value that JSON lacks becomes the text that Python prints for
+    it."""
     if isinstance(value, list):
         return [plain(each) for each in value]
     if isinstance(value, float) and not math.isfinite(value):

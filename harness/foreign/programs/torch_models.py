@@ -1,4 +1,4 @@
-"""Runs of a model of transformers, and its tensors under llama.cpp's names by hooks on modules."""
+"""Runs of a transformers model. Hooks on its modules show its tensors under llama.cpp's names."""
 
 import os
 
@@ -65,7 +65,7 @@ SHOWS += dict.fromkeys(n for own in (OF_LAYER, OF_NORMED) for names in own.value
 
 
 class TorchModel:
-    """A loaded model. heads: True if it gives logits, and not only hidden states."""
+    """A loaded model of transformers, with hooks that record its tensors."""
 
     def __init__(self, model):
         self.model = model.eval()
@@ -118,8 +118,8 @@ class TorchModel:
         self.shown[node] = self.as_in_the_file(node, value[0].numpy().copy())
 
     def as_in_the_file(self, node, value):
-        """Return rows of Q and K in the file's order, with the elements of each pair side by
-        side."""
+        """Return the rows of Q and K in the order of the GGUF file, in which the two elements of a
+        pair are neighbours."""
         if not node.startswith(("Qcur", "Kcur")) or self.config.model_type not in PERMUTED:
             return value
         halves = value.reshape(len(value), -1, 2, self.layers[0].self_attn.head_dim // 2)
@@ -152,7 +152,7 @@ class TorchModel:
 
 
 class Tokenizer:
-    """A tokenizer of transformers, asked for ids and texts."""
+    """A transformers tokenizer that converts texts to ids and back."""
 
     def __init__(self, tokenizer):
         self.tokenizer = tokenizer
@@ -173,13 +173,13 @@ class Tokenizer:
 
 
 def within(module):
-    """Return the module inside a PEFT wrapper; any other module itself."""
+    """Return the module inside a PEFT wrapper. Any other module is returned unchanged."""
     return getattr(module, "base_layer", module)
 
 
 def add_biases_last(model):
-    """Add each bias to its product, as llama.cpp does. torch begins its sum with the bias, and if
-    that is large, every term is rounded more coarsely."""
+    """Add each bias after its product, as llama.cpp does. torch begins the sum with the bias. If
+    the bias is large, torch therefore rounds every term more coarsely."""
     for module in model.modules():
         if isinstance(module, torch.nn.Linear | Conv1D) and module.bias is not None:
             turned = isinstance(module, Conv1D)
@@ -188,7 +188,7 @@ def add_biases_last(model):
 
 
 def layers_of(model, n_layers):
-    """Return the name and the list of a model's layers: the first list of this name and length."""
+    """Return the name and the list of a model's layers: the first module list with this length."""
     for name, module in model.named_modules():
         known = name.rpartition(".")[2] in LAYERS
         if known and isinstance(module, torch.nn.ModuleList) and len(module) == n_layers:

@@ -1,7 +1,7 @@
-"""transformers' logits processors, one for each sampler; filtered candidates are at minus infinity.
+"""Logits processors of transformers, one for each sampler. Removed candidates get minus infinity.
 
-A stage is made as `generate` makes it of the same number. Choosing at random is torch's, which
-takes no draw from outside.
+A stage is constructed as `generate` constructs it. torch does the random choice, and accepts no
+draw from outside.
 """
 
 import numpy as np
@@ -58,7 +58,7 @@ def make_stage(said):
 
 
 def window(said, seen):
-    """Return the ids that a processor is given, (1, tokens)."""
+    """Return the ids that a processor gets: (1, tokens)."""
     last = said.get("penalty_last_n", 0)
     return torch.tensor([seen[-last:] if last > 0 else []], dtype=torch.long)
 

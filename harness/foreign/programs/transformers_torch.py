@@ -1,4 +1,4 @@
-"""transformers with torch: a GGUF loaded by from_pretrained. PEFT adds LoRA files."""
+"""transformers with torch: from_pretrained loads the GGUF file, and PEFT adds LoRA files."""
 
 import importlib.metadata
 from importlib.util import find_spec
@@ -23,7 +23,7 @@ def load(path, loras):
 
 
 def add_loras(model, path, loras):
-    """Let PEFT put its modules into the model."""
+    """Add the LoRA files to the model with PEFT."""
     from peft import PeftModel
     from peft_folder import write_peft_folder
 
@@ -44,8 +44,8 @@ def load_tokenizer(path):
 
 
 def dequantize(question, arrays):
-    """Decode by the loader that version 5.23 has for some architectures; gguf-py decodes for
-    others."""
+    """Decode with the loader that version 5.23 has for some architectures. gguf-py decodes for the
+    other architectures."""
     ids = {name: number for number, name in dequant.GGML_NAME.items()}
     if question["type"] not in ids:
         raise Unsupported(f"transformers has no decoder of its own for {question['type']}")

@@ -1,7 +1,7 @@
-"""xllamacpp: llama.cpp's server inside of a Python process.
+"""xllamacpp: llama.cpp's server inside a Python process.
 
-Its /detokenize keeps the space in front of a text that llama_detokenize takes away, by intention:
-that is not asked for.
+The server's /detokenize intentionally keeps the leading space that llama_detokenize removes.
+Therefore this program does not offer detokenizing.
 """
 
 import importlib.metadata
@@ -30,8 +30,8 @@ class Model:
         self.server = xllamacpp.Server(p)
 
     def ask(self, path, body):
-        """Ask one of its own endpoints on this machine; its Python interface offers only
-        OpenAI's."""
+        """Ask the server's own endpoints on this machine, because its Python interface offers only
+        OpenAI's endpoints."""
         asked = urllib.request.Request(
             self.server.listening_address + path,
             json.dumps(body).encode(),
@@ -46,9 +46,9 @@ class Model:
         return {"ids": [self.ask("/tokenize", each)["tokens"] for each in asked]}, {}
 
     def greedy(self, question, _):
-        """Generate greedily; after an end of text, ask the engine to go on.
+        """Generate greedily. After an end-of-text token, ask the engine to continue.
 
-        If it were told to ignore such tokens, it could not choose any.
+        The engine cannot be told to ignore such tokens, because then it would never choose them.
         """
         options = {"temperature": 0, "cache_prompt": False, "return_tokens": True}
         prompt, n, ids = list(question["prompt"]), question["n"], []

@@ -1,1 +1,1 @@
-"""Parts that honest engines are made of."""
+"""Parts from which honest engines are built."""

@@ -1,7 +1,8 @@
-"""Grammars matched without a table: by the remainder of the rules after each character.
+"""Grammars matched without a table: after each character, the remaining rules are computed.
 
-A remainder is a tuple of parts that must follow, repetitions counted down. Texts are decoded by
-Python, each token alone; a character cut in two is kept as bytes.
+A remainder is a tuple of parts that must follow; the counts of repetitions decrease. Python decodes
+the text of each token separately. If a token ends inside a character, the bytes of the incomplete
+character are kept.
 """
 
 import codecs
@@ -28,7 +29,7 @@ LAST_TAILS = {0xED: 0x9F, 0xF4: 0x8F}  # and the largest
 
 
 class Derivatives:
-    """Rules, and the remainder after each character."""
+    """The rules of a grammar, and the remainders after each character."""
 
     def __init__(self, rules: Rules, root: str, sampler: Any) -> None:
         self.rules, self.find_token = rules, sampler.find_token
@@ -36,7 +37,8 @@ class Derivatives:
         self.memory: dict[tuple[Remainder, str], frozenset[Remainder]] = {}
 
     def heads(self, remainder: Remainder) -> frozenset[Remainder]:
-        """Return the readings that begin with a character or a token, or are empty."""
+        """Return all ways to read a remainder so that it begins with a character or a token, or is
+        empty."""
         todo, seen, found = [remainder], set[Remainder](), set[Remainder]()
         while todo:
             each = todo.pop()
@@ -93,7 +95,7 @@ class Derivatives:
 
 
 def may_go_on(remainder: Remainder, half: bytes) -> bool:
-    """Return True if a character that begins with these bytes may come next."""
+    """Return True if the rules allow a character that begins with these bytes."""
     if not half:
         return True
     head = remainder[0] if remainder else None
@@ -104,7 +106,7 @@ def may_go_on(remainder: Remainder, half: bytes) -> bool:
 
 
 def ends_of(half: bytes) -> tuple[int, int]:
-    """Return the first and the last character that begins with these bytes."""
+    """Return the first and the last character that begin with these bytes."""
     lead = half[0]
     n = 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
     ends = []

@@ -1,4 +1,4 @@
-"""Construction of a wrong engine from the right one: other ops, numbers or weights."""
+"""Builds a wrong engine from the right one, by replacing ops, numbers or weights."""
 
 from typing import Any, ClassVar
 
@@ -13,7 +13,8 @@ Blocks = NDArray[Any]  # (n,) of a format's layout
 
 
 class WrongFormat(Mistake):
-    """A wrong reading of one format: `before` changes the bytes, `after` the decoded weights."""
+    """A wrong reading of one format. `before` changes the bytes, and `after` changes the decoded
+    weights."""
 
     group = "formats"
     kind: ClassVar[str]
@@ -26,7 +27,7 @@ class WrongFormat(Mistake):
 
     @staticmethod
     def after(blocks: Blocks, out: F32) -> None:
-        """Change decoded weights. out: (blocks, weights of each)."""
+        """Change the decoded weights `out`: (blocks, weights per block)."""
 
     @classmethod
     def wrong(cls) -> type[WeightFormat]:

@@ -1,4 +1,4 @@
-"""Bases for catalogues of mistakes: one op, number, method or memory is wrong."""
+"""Base classes for catalogues of mistakes, in which one op, number, method or memory is wrong."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -24,13 +24,13 @@ OF_GRAPH, OF_STORE, OF_CELLS, OF_STATES = "graph_", "store_", "cells_", "states_
 
 
 class Mistake(Mutant):
-    """A mistake in methods. A method named as an op is called instead of it, with the op as its
-    first argument.
+    """A mistake in methods. A method with an op's name is called instead of this op, and gets the
+    right op as its first argument.
 
-    So are `graph_norm` and the like; `store_write`, `cells_visible` and `states_read` are given the
-    object as well, before what its own method would do. `numbers` may alter the hyperparameters,
-    `change` the model that was opened. `taken` gets the reader of tensors and a tensor's name, and
-    returns the tensor to use.
+    `graph_norm` and similar methods replace methods of the graph in the same way. `store_write`,
+    `cells_visible` and `states_read` also get the object as first argument, before the right
+    method. `numbers` may change the hyperparameters, and `change` may change the opened model.
+    `taken` gets the reader of tensors and a tensor's name, and returns the tensor to use.
     """
 
     def make_ops(self) -> Ops:
@@ -79,12 +79,12 @@ class Mistake(Mutant):
 
 
 def names_with(cls: type[Mistake], prefix: str) -> tuple[str, ...]:
-    """Return the rest of each method's name after a prefix."""
+    """Return the names of the methods that begin with a prefix, without this prefix."""
     return tuple(name.removeprefix(prefix) for name in dir(cls) if name.startswith(prefix))
 
 
 def change_weights(model: Model, change: Callable[[Read, str], Weight]) -> None:
-    """Change how tensors are read. change: takes the right reader and a name, and returns the
+    """Change how tensors are read. `change` gets the right reader and a name, and returns the
     weight."""
     weights = model.graph.tensors.weights
     right = weights.tensor
@@ -96,6 +96,6 @@ def change_weights(model: Model, change: Callable[[Read, str], Weight]) -> None:
 
 
 def as_weight(weight: Weight, values: F32) -> Weight:
-    """Return other numbers in the weight's place, unquantised."""
+    """Return an unquantised weight with these values, to replace another weight."""
     raw = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint8)
     return Weight(weight.name, WeightFormat.member("F32"), values.shape, raw)

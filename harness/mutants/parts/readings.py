@@ -1,4 +1,5 @@
-"""Wrong ways to read blocks of weights: each changes a copy of the bytes, or the right weights."""
+"""Wrong ways to read blocks of weights. Each changes a copy of the bytes, or the decoded
+weights."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ from lockstep.harness.mutants.parts.changed import Blocks
 
 
 def turn(values: NDArray[Any], by: int) -> NDArray[Any]:
-    """Rotate the bits of each byte."""
+    """Rotate the bits of each byte by this number of places."""
     return (values << by | values >> (8 - by)).astype(np.uint8)
 
 
@@ -62,7 +63,7 @@ def nibbles(blocks: Blocks) -> NDArray[np.uint8]:
 
 
 def group_scales(blocks: Blocks) -> F32:
-    """Return d times the six bits of each group of Q4_K: (blocks, 8)."""
+    """Return the scale of each group of Q4_K, which is d times its six-bit number: (blocks, 8)."""
     s = blocks["scales"]
     later = (s[:, 8:] & 15) | (s[:, :4] >> 6) << 4
     found: F32 = scales(blocks) * np.concatenate([s[:, :4] & 63, later], axis=1).astype(np.float32)
@@ -73,8 +74,8 @@ def group_scales(blocks: Blocks) -> F32:
 
 
 def pair_in_order(blocks: Blocks, out: F32) -> None:
-    """Give weights 2j and 2j + 1 the values from one byte, whose right places are half a group of
-    32 apart."""
+    """Give weights 2j and 2j + 1 the two values of byte j. Their right places are 16 apart in a
+    group of 32."""
     groups = out.reshape(-1, 32)
     low, high = groups[:, :16].copy(), groups[:, 16:].copy()
     groups[:, ::2], groups[:, 1::2] = low, high
@@ -98,7 +99,7 @@ def sign_extend_q4_k(blocks: Blocks, out: F32) -> None:
 
 
 def sign_extend_q6_k(blocks: Blocks, out: F32) -> None:
-    """Set all higher bits of a negative byte in the values, so that qh's bits change nothing
+    """Set all upper bits in the values of negative bytes, so that the bits of qh have no effect
     there."""
     low, high = blocks["ql"].reshape(-1, 2, 64) >= 128, blocks["qh"].reshape(-1, 2, 32)
     tops = np.concatenate([high >> 4 & 3, high >> 6], axis=2)

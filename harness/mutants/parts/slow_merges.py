@@ -1,6 +1,6 @@
-"""Merging in a few lines of plain Python, right or with one mistake.
+"""Merging of tokens in plain Python, right or with one mistake.
 
-Wrong engines and tests use it. Ours is compiled, and has no way to be wrong on purpose.
+Wrong engines and tests use it. Our own merging is compiled, and cannot be made wrong.
 """
 
 from collections.abc import Callable
@@ -16,8 +16,8 @@ Rank = Callable[[bytes, bytes], float | None]
 def merge_parts(
     parts: list[bytes], rank: Rank, *, from_the_right: bool = False, careless: bool = False
 ) -> list[bytes]:
-    """Join neighbours, the lowest rank first, and the leftmost if equal by default. careless:
-    ignores that the left part of a pair is gone."""
+    """Join neighbours in order of their rank, the leftmost first for equal ranks. `from_the_right`
+    takes the rightmost first. `careless` ignores that the left part of a pair no longer exists."""
     text, sizes = b"".join(parts), list(map(len, parts))
     starts = list(accumulate(sizes, initial=0))
     waiting: list[tuple[float, int, int, int]] = []  # rank, place, right, bytes of both
@@ -48,8 +48,8 @@ def merge_parts(
 
 
 def characters(text: bytes) -> list[bytes]:
-    """Split into characters by their first bytes, which give the lengths; the bytes after them are
-    not checked."""
+    """Split a text into characters. The first byte of each character gives its length, and the
+    bytes after it are not checked."""
     parts, at = [], 0
     while at < len(text):
         size = LENGTHS[text[at] >> 4]
@@ -61,7 +61,7 @@ def characters(text: bytes) -> list[bytes]:
 def ids(
     tokenizer: LlamaTokenizer, text: bytes, *, from_the_right: bool = False, careless: bool = False
 ) -> list[int]:
-    """Return `tokenizer.segment`'s ids, or wrong ones."""
+    """Return the ids of `tokenizer.segment`, or wrong ids if an option asks for a mistake."""
     known, scores = tokenizer.vocabulary.ids, tokenizer.vocabulary.scores
 
     def rank(left: bytes, right: bytes) -> float | None:

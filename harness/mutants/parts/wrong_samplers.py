@@ -1,6 +1,7 @@
-"""The contract of an engine with a wrong sampler, and helpers to make one.
+"""The interface of an engine with a wrong sampler, and helpers to make one.
 
-The suite `samplers` must name the stage. They run no model, so no selftest of graphs has them.
+The suite `samplers` must name the wrong stage. These engines run no model, so self-tests of graphs
+do not include them.
 """
 
 import sys
@@ -23,7 +24,8 @@ WRONG_SAMPLERS: dict[str, "type[WrongSampler]"] = {}
 
 
 class WrongSampler(Reference):
-    """The reference with another `apply` or `accept` of one sampler, `stage`, or another chain."""
+    """The reference in which one sampler (`stage`) has another `apply` or `accept`, or in which the
+    chain differs."""
 
     group: ClassVar[str] = "samplers"
     mistake: ClassVar[str]
@@ -49,7 +51,7 @@ class WrongSampler(Reference):
     def add_fault(
         cls, name: str, mistake: str, stage: str, source: str = "", **wrong: Callable[..., Any]
     ) -> type[Self]:
-        """Register an engine. wrong: the wrong methods of its sampler."""
+        """Register an engine. `wrong` holds the wrong methods of its sampler."""
         held: dict[str, Any] = {"__module__": module_of_caller(), "mistake": mistake}
         held |= {"stage": stage, "source": source}
         if "change" in wrong:
@@ -60,18 +62,19 @@ class WrongSampler(Reference):
 
 
 def module_of_caller() -> str:
-    """Return the module of the caller, to which the row belongs."""
+    """Return the name of the module that calls `add_fault`, to which the engine belongs."""
     return str(sys._getframe(2).f_globals["__name__"])
 
 
 def right(sampler: Any, c: CandidateList) -> CandidateList:
-    """Apply the sampler's correct method."""
+    """Apply the sampler's right method."""
     found: CandidateList = type(sampler).apply(sampler, c)
     return found
 
 
 def changed(**parameters: Any) -> Apply:
-    """Return an `apply` with other parameters; functions get the sampler as argument."""
+    """Return an `apply` in which parameters have other values. A value that is a function gets the
+    sampler as argument."""
 
     def apply(sampler: Any, c: CandidateList) -> CandidateList:
         values = {k: v(sampler) if callable(v) else v for k, v in parameters.items()}
@@ -88,7 +91,8 @@ def changed(**parameters: Any) -> Apply:
 
 
 def of_logits(change: Callable[[Any, CandidateList], Any]) -> Apply:
-    """Return an `apply` that ranks and weighs by changed logits, and keeps the right ones."""
+    """Return an `apply` that selects candidates by changed logits, and outputs the original
+    logits."""
 
     def apply(sampler: Any, c: CandidateList) -> CandidateList:
         found = right(sampler, c.change(logits=np.asarray(change(sampler, c), F)))

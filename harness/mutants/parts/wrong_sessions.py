@@ -1,6 +1,6 @@
-"""The contract of an engine that saves or loads its state wrongly, and helpers to make one.
+"""The interface of an engine that saves or loads its state wrongly, and helpers to make one.
 
-The suite `states` must find it. Its runs are right, so no selftest of graphs has it.
+The suite `states` must find it. Its runs are right, so self-tests of graphs do not include it.
 """
 
 import sys
@@ -21,9 +21,9 @@ WRONG_SESSIONS: dict[str, "type[WrongSession]"] = {}
 
 
 class WrongSession(Reference):
-    """The reference with a wrong session file. `cells` alters the saved attention cache, `state` a
-    recurrent state, `near` the second of two caches, with the window layers; `go_on` the batches
-    after loading."""
+    """The reference with a wrong session file. `cells` changes the saved attention cache, and
+    `state` changes a recurrent state. `near` changes the second of two caches, which holds the
+    window layers. `go_on` changes the batches after loading."""
 
     group: ClassVar[str] = "sessions"
     mistake: ClassVar[str]
@@ -64,7 +64,7 @@ class WrongSession(Reference):
 
     @classmethod
     def add_fault(cls, name: str, mistake: str, memory: str, **changed: Any) -> type[Self]:
-        """Register an engine. changed: the changed methods."""
+        """Register an engine. `changed` holds the changed methods."""
         held: dict[str, Any] = {"__module__": sys._getframe(1).f_globals["__name__"]}
         held |= {"mistake": mistake, "memory": memory, **changed}
         found = type(name, (cls,), held, name=f"mutant:{name}")
@@ -75,13 +75,13 @@ class WrongSession(Reference):
 def with_numbers(
     saved: SavedCells, change: Callable[[int, F32, F32], tuple[F32, F32]]
 ) -> SavedCells:
-    """Return the cells with changed keys and values: change(layer, keys, values)."""
+    """Return the cells with the keys and values that change(layer, keys, values) returns."""
     changed = {layer: change(layer, k, v) for layer, (k, v) in saved.numbers.items()}
     return replace(saved, numbers=changed)
 
 
 def without_cells(saved: SavedCells, keep: Callable[[int, int], bool]) -> SavedCells:
-    """Return the cells that keep(number of the cell, number of cells) selects."""
+    """Return the cells for which keep(number of the cell, number of cells) is true."""
     rows = [row for stream in saved.streams for row in stream]
     kept = [i for i in range(len(rows)) if keep(i, len(rows))]
     streams, at = [], 0

@@ -1,5 +1,5 @@
-"""A report in the formats of CI systems: JUnit XML, CTRF, Markdown, a badge; made only from its
-lines."""
+"""Reports in the formats of CI systems: JUnit XML, CTRF, Markdown, a badge. They are made only from
+the lines of report.jsonl."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,10 +25,11 @@ def write_format(
 ) -> Path:
     """Write the report of a run in one of FORMATS, into its folder if no path is given.
 
-    run: what `read_results` has read of that folder, where several formats are wanted.
+    `run` is the result of `read_results` for this folder, which saves time if several formats are
+    wanted.
 
-    Raises BrokenReport if report.jsonl is damaged. One without a footer is a run that did not
-    finish: the file says so, and never reads as a pass.
+    Raises BrokenReport if report.jsonl is damaged. If it has no footer, the run did not finish: the
+    written file says so, and never looks like a success.
     """
     file, text_of = FORMATS[name]
     path = path or report_folder / file

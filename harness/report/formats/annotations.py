@@ -1,6 +1,7 @@
-"""GitHub's annotations: lines that its runner reads out of a job's log and shows at its top.
+"""GitHub's annotations: lines that GitHub's runner reads from a job's log and shows above it.
 
-One for each cause. GitHub shows ten errors and ten warnings of a step and drops what comes after.
+There is one for each cause. GitHub shows ten errors and ten warnings of a step and drops the
+others.
 """
 
 from collections.abc import Iterator
@@ -33,8 +34,8 @@ def level(result: TestResult) -> str:
 
 
 def command(name: str, title: str, text: str) -> str:
-    """Escape a command as actions/toolkit does: a text can neither end its line nor begin another
-    one."""
+    """Return an escaped command, as actions/toolkit does it: a text can neither end its line nor
+    begin a command."""
     escaped = escape_command(title).replace(":", "%3A").replace(",", "%2C")
     return f"::{name} title={escaped}::{escape_command(text)}"
 

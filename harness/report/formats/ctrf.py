@@ -1,8 +1,8 @@
 """CTRF, the Common Test Report Format: JSON, the same for every test framework.
 
-`diverged`, `crashed` and the like are failed; `not-compared` is `other`, for it is neither failed
-nor passed nor left out on purpose; `excused` and `not-applicable` are skipped. `rawStatus` says it
-in our words.
+`diverged`, `crashed` and similar statuses are `failed`. `not-compared` is `other`, because it is
+neither failed, passed nor skipped on purpose. `excused` and `not-applicable` are `skipped`.
+`rawStatus` holds our own status.
 """
 
 import json

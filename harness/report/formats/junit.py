@@ -1,7 +1,8 @@
-"""JUnit XML, in the form of Jenkins' xunit plugin, which Surefire and pytest write as well.
+"""JUnit XML, in the form of Jenkins' xunit plugin, which Surefire and pytest write too.
 
-A suite for each model. `diverged` is a failure; what could not be compared is an error, because it
-spoils the exit code; `excused` and `not-applicable` are skipped, with the reason.
+There is a suite for each model. `diverged` is a failure. A comparison that was impossible is an
+error, because it changes the exit code. `excused` and `not-applicable` are skipped, with the
+reason.
 """
 
 from junitparser import Error, Failure, Skipped

@@ -1,4 +1,4 @@
-"""A summary in Markdown, as GitHub shows it for a job: the comparisons and the failures."""
+"""A summary in Markdown for a GitHub job: the comparisons and the failures."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -42,7 +42,7 @@ def lines_of(run: RunResults) -> Iterator[str]:
 
 
 def marks(counts: Counter[str]) -> list[tuple[str, str]]:
-    """Return the statuses that occur, in the order of all tables, with their words."""
+    """Return the statuses that occur, with their words, in the order that all tables use."""
     return [(status, mark) for status, mark in MARKS.items() if counts[status]]
 
 
@@ -63,7 +63,7 @@ def table(results: Sequence[TestResult]) -> Iterator[str]:
 
 
 def causes(red: Sequence[TestResult]) -> list[list[TestResult]]:
-    """Return the failures, folded: divergences with the same key have the same cause. Differences
+    """Return the failures in groups: divergences with the same key have the same cause. Differences
     come before unanswered questions."""
     found: dict[str, list[TestResult]] = {}
     for result in sorted(red, key=lambda each: [*MARKS].index(each.status)):
@@ -84,7 +84,8 @@ def cause(same: Sequence[TestResult]) -> Iterator[str]:
 
 
 def reasons(results: Sequence[TestResult]) -> Iterator[str]:
-    """Yield the reasons of results that were not compared without failing, or that are excused."""
+    """Yield the reasons of results that were excused, or were not compared and still do not fail
+    the run."""
     lines = dict.fromkeys(
         f"- {MARKS[r.status]}: {as_cell(r.model)}, {as_cell(r.suite)}: "
         f"{as_code(cut(r.summary, LONGEST_TEXT))}"

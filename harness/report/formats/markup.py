@@ -1,4 +1,4 @@
-"""Text in Markdown without any markup: tokens, metadata and names of files are untrusted."""
+"""Text in Markdown without any markup: tokens, metadata and file names are untrusted."""
 
 import re
 from string import punctuation
@@ -7,21 +7,22 @@ MARKUP = set(punctuation) - set("-,.()")  # of GitHub's Markdown, inside a line
 
 
 def as_cell(text: str) -> str:
-    """Escape text for a table or a line. Entities are never markup, a link, a mention or the end of
-    a cell."""
+    """Return the text escaped for a table cell or a line. The entities cannot become markup, a
+    link, a mention or the end of a cell."""
     shown = "".join(f"&#{ord(c)};" if c in MARKUP else c for c in text)
     return shown.replace("www.", "www&#46;")
 
 
 def as_code(text: str) -> str:
-    """Return a span of code, without markup inside. Not for tables, whose cells end at any `|`."""
+    """Return the text as inline code, without markup inside. It is not for tables, whose cells end
+    at any `|`."""
     fence = "`" * (longest_run(text) + 1)
     apart = " " if text[:1] in ("`", " ") or text[-1:] in ("`", " ") else ""
     return f"{fence}{apart}{text}{apart}{fence}"
 
 
 def as_block(text: str) -> str:
-    """Return lines of code."""
+    """Return the text as a code block."""
     fence = "`" * max(3, longest_run(text) + 1)
     return f"{fence}text\n{text}\n{fence}"
 

@@ -1,6 +1,7 @@
 """The verdicts of a report as test results, the common form of all CI formats.
 
-Results that spoil the exit code are red in each of them, and uncompared ones never read as a pass.
+In each format, results that change the exit code are failures, and uncompared results never look
+like a success.
 """
 
 from collections import Counter
@@ -24,7 +25,8 @@ RUN = "run"  # the suite of what no verdict says: how the run ended
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TestResult:
-    """One verdict. All texts are printable: no control characters but line feeds, no bidi marks."""
+    """One verdict. All texts are printable: except for line feeds, they have no control characters
+    and no bidi marks."""
 
     __test__ = False  # pytest takes it for tests otherwise
 
@@ -45,7 +47,8 @@ class TestResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunResults:
-    """A report. results: in its order, followed by the end of the run if it failed."""
+    """A report. `results` are in the report's order, followed by the end of the run if it
+    failed."""
 
     command: str
     started: datetime
@@ -66,7 +69,8 @@ class RunResults:
 
 
 def read_results(folder: Path) -> RunResults:
-    """Read the results in a run's folder. Raises BrokenReport, but not for a missing footer."""
+    """Read the results in a run's folder. Raises BrokenReport if they are damaged, but not if the
+    footer is missing."""
     path = folder / "report.jsonl"
     rows = read_unfinished(path)
     finished = rows[-1]["kind"] == "footer"
@@ -91,7 +95,7 @@ def read_results(folder: Path) -> RunResults:
 
 
 def verdict_of(row: Mapping[str, Any]) -> Verdict:
-    """Return the verdict of a line. JSON has no infinity: the words of `plain` become numbers
+    """Return the verdict of a line. JSON has no infinity, so the words of `plain` become numbers
     again."""
     detail = {
         name: float(value) if value in ("inf", "-inf", "nan") else value
@@ -122,7 +126,7 @@ def results_of(verdicts: Sequence[Verdict]) -> Iterator[TestResult]:
 
 
 def name_of(verdict: Verdict) -> str:
-    """Return a name that stays the same in the next run: the place or the part, never a number."""
+    """Return a name that is the same in the next run: the place or the part, never a number."""
     detail = verdict.detail
     if all(part in detail for part in ("site", "step", "layer")):
         site = Site(step=detail["step"], layer=detail["layer"], name=detail["site"])
@@ -133,7 +137,7 @@ def name_of(verdict: Verdict) -> str:
 
 
 def ending(exit_code: int | None, results: Sequence[TestResult]) -> list[TestResult]:
-    """Return results for an exit code that no verdict explains."""
+    """Return a result for an exit code that no verdict explains; none if a verdict does."""
     if exit_code is None:
         return [of_run("finished", "the run did not finish: its findings are incomplete")]
     if exit_code and not any(result.is_red for result in results):
@@ -149,7 +153,7 @@ def of_run(name: str, text: str) -> TestResult:
 
 
 def clip_text(text: str, most: int = LONGEST, keep: str = "") -> str:
-    """Return the text printable, and at most this long."""
+    """Return the text in printable form, cut to at most this length."""
     shown = printable(text[: most + 1], keep)
     if len(shown) <= most:
         return shown

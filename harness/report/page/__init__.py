@@ -1,1 +1,1 @@
-"""report.html: a run as a single file that a browser opens anywhere, without a network."""
+"""report.html: a run as a single file that any browser opens without a network."""

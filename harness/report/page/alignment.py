@@ -1,4 +1,4 @@
-"""Two lists of ids beside each other, with their pieces."""
+"""Two lists of ids side by side, with the text of each token."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -73,7 +73,7 @@ def first_difference(expected: SideOfText, actual: SideOfText) -> int:
 
 
 def texts_of(expected: SideOfText, actual: SideOfText) -> dict[str, str] | None:
-    """Return the text before the first token that differs, and from there on, on both sides."""
+    """Return the text before the first token that differs, and the text after it on both sides."""
     at = first_difference(expected, actual)
     if not expected.pieces or not actual.pieces:
         return None
@@ -88,7 +88,8 @@ def texts_of(expected: SideOfText, actual: SideOfText) -> dict[str, str] | None:
 def steps(
     expected: SideOfText, actual: SideOfText, *, in_step: bool
 ) -> list[tuple[str, int, int, int, int]]:
-    """Return steps like difflib's opcodes. in_step: for texts that diverge after a difference."""
+    """Return steps like difflib's opcodes. `in_step` is for texts that have nothing in common after
+    the first difference."""
     a, b = list(expected.ids), list(actual.ids)
     if not in_step:
         return list(SequenceMatcher(None, a, b, autojunk=False).get_opcodes())
@@ -113,7 +114,7 @@ def lines(
                 "actual": actual.at(b + i) if b + i < b_end else None,
             }
         if n > DIFFERING + AROUND:
-            what = "more step behind it" if in_step else "more place that differs"
+            what = "more step after it" if in_step else "more place that differs"
             yield {"kind": "skipped", "what": what, "count": n - DIFFERING}
 
 

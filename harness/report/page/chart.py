@@ -1,6 +1,8 @@
-"""Logits by position as plain SVG: the error of each, the limit, and the greedy token's margin.
+"""Logits by position as plain SVG: the error of each position, the limit, and the greedy token's
+margin.
 
-The scale is logarithmic. Everything is one path, so that 512 positions cost some kilobytes.
+The scale is logarithmic. Each line is a single path, so that 512 positions need only some
+kilobytes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -70,7 +72,8 @@ def bars(tops: Any, width: float, base: float) -> str:
 
 
 def as_float(value: Any) -> float:
-    """Return a float, also for the strings that represent numbers missing in JSON."""
+    """Return a float. Strings such as "inf", which stand for numbers that JSON lacks, are converted
+    too."""
     return float(value)
 
 

@@ -1,5 +1,5 @@
-"""The page of two runs: differences that are new, gone, larger, smaller, changed, or nearer to the
-limit."""
+"""The page of two runs: differences that are new, gone, larger, smaller or changed, and figures
+nearer to their limit."""
 
 from lockstep.harness.report.changes import ABSENT, Change, Changes, sizes_of, title_of
 from lockstep.harness.report.page.page import render_page
@@ -10,7 +10,7 @@ MOST = 400  # rows of a kind
 
 
 def sentence_of(changes: Changes) -> str:
-    """Sum up the changes between two runs."""
+    """Return a sentence that sums up the changes between two runs."""
     worse = sum(change.worse for change in changes.changed)
     if not (changes.new or changes.gone or changes.changed):
         text = f"{'Worse: no' if changes.worse else 'No'} verdict changed"
@@ -29,7 +29,8 @@ def sentence_of(changes: Changes) -> str:
 
 
 def words(change: Change) -> tuple[str, str]:
-    """Return the verdict before and after; if only comparisons are missing, their numbers."""
+    """Return the verdict before and after. If only comparisons are missing, return their
+    numbers."""
     if change.lacks:
         return count_words(change.n_before, "comparison"), str(change.n_after)
     before, after = (

@@ -1,4 +1,4 @@
-"""Facts of a verdict's detail in words: the error, the limit, and its reason."""
+"""Facts in a verdict's detail, as words: the error, the limit, and the reason for the limit."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,13 +10,13 @@ Fact = tuple[str, str]
 
 
 def facts_of(row: Mapping[str, Any]) -> list[Fact]:
-    """Return pairs (label, text), in the order in which a reader asks."""
+    """Return pairs (label, text), in a useful order for readers."""
     d = row["detail"]
     return [*how_far(d), *limits(d), *of_the_run(d), *whose(d)]
 
 
 def in_short(row: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Return the error, the limit and its reason, for a line of a table."""
+    """Return the error, the limit and the reason for the limit, for a line of a table."""
     d = row["detail"]
     far = d.get("worst_relative_to_largest_logit", d.get("err_local", d.get("margin")))
     if far is None and is_plain(d.get("actual")) and is_plain(d.get("expected")):
@@ -90,7 +90,7 @@ def whose(d: Detail) -> Iterator[Fact]:
 
 
 def of_tokens(d: Detail) -> bool:
-    """Return True if a black box was compared by tokens, for which its summary has the limit."""
+    """Return True if a black box was compared by tokens. Then only its summary has the limit."""
     return "worst" in d and not d.get("allowed")
 
 

@@ -1,7 +1,7 @@
 """Drawings of a verdict's detail: a chart, two columns of ids, bytes, a schedule, text.
 
-A detail comes from a file that anybody may have written. A detail that is not in the form for a
-drawing is named, and the rest of the page stands.
+A detail comes from a file that may be damaged or forged. If it does not have the right form for a
+drawing, the page names it and shows everything else.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,7 +45,7 @@ def log_of(d: Detail) -> Any:
 
 
 def answers_of(d: Detail) -> Any:
-    """Return the answer of each way of reading a file."""
+    """Return the answers of the ways to read a file; None if there are none."""
     answers = d.get("answers")
     return [*answers.items()] if isinstance(answers, Mapping) and answers else None
 
@@ -58,7 +58,8 @@ def differences_of(d: Detail) -> Any:
 
 
 def bisection_of(d: Detail) -> Any:
-    """Return layers in graph order: the error that each passes on, and its wrong ops."""
+    """Return the layers in graph order, each with the error that it passes on and its wrong ops;
+    None if there is no bisection."""
     given = d.get("bisection")
     if given is None:
         return None
@@ -92,7 +93,8 @@ MOST_CHARTS = 100  # of verdicts that agree; of more those nearest to their limi
 
 
 def agreeing_with_charts(verdicts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the agreeing findings with charts. Diverging ones are drawn elsewhere."""
+    """Return the agreeing findings that have charts. Charts of diverging findings are drawn
+    elsewhere."""
     fine = (row for row in verdicts if row["status"] in ("agreed", "excused"))
     return [row for row in fine if "by_position" in row["detail"]]
 

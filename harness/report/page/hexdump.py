@@ -14,7 +14,7 @@ NEAR = 4  # values on either side of the one that differs: no more can be seen a
 
 
 def blocks_of(detail: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the block of a wrong weight, once for each engine whose bytes differ."""
+    """Return the block of a wrong weight, drawn for each engine if the bytes differ."""
     if (given := detail.get("decoded")) is not None:
         sides = {name: given[name] for name in ("oracle", "subject")}
         same = sides["oracle"]["hex"] == sides["subject"]["hex"]
@@ -35,7 +35,7 @@ def blocks_of(detail: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def unlike_bytes(a: bytes, b: bytes) -> frozenset[int]:
-    """Return the places in which two blocks of one size differ."""
+    """Return the positions at which two blocks of the same size differ."""
     pairs = enumerate(zip(a, b, strict=True)) if len(a) == len(b) else ()
     return frozenset(i for i, (x, y) in pairs if x != y)
 
@@ -43,14 +43,14 @@ def unlike_bytes(a: bytes, b: bytes) -> frozenset[int]:
 def block(
     who: str, kind: str, raw_hex: str, unlike: frozenset[int] = frozenset()
 ) -> dict[str, Any]:
-    """Draw a block. unlike: places of bytes that differ in the other engine's block."""
+    """Draw a block. `unlike` are the positions of bytes that differ in the other engine's block."""
     raw = bytes.fromhex(raw_hex)
     return {"who": who, "type": kind, "bytes": len(raw), "fields": fields_of(kind, raw, unlike)}
 
 
 def fields_of(kind: str, raw: bytes, unlike: frozenset[int]) -> list[dict[str, Any]]:
-    """Return name, type, place and bytes of each field, with the value of a single number; one
-    field if none has a name."""
+    """Return the name, type, position and bytes of each field, and its value if it is a single
+    number. A block without named fields is one field."""
     import_members("lockstep.engine.quants")
     layout = WeightFormat.family[kind].layout if kind in WeightFormat.family else None
     if layout is None or layout.itemsize != len(raw) or not layout.fields:
@@ -68,7 +68,7 @@ def fields_of(kind: str, raw: bytes, unlike: frozenset[int]) -> list[dict[str, A
 
 
 def in_lines(raw: bytes, unlike: frozenset[int]) -> list[list[tuple[str, bool]]]:
-    """Return the bytes in lines, each with a flag if it is marked."""
+    """Return the bytes in lines. Each byte has a flag that marks it as different."""
     every = [(f"{byte:02x}", i in unlike) for i, byte in enumerate(raw)]
     return [every[i : i + WIDE] for i in range(0, len(every), WIDE)]
 
@@ -87,7 +87,7 @@ def values_of(sides: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def dump_of(detail: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a minimal file of `fuzz gguf`, or the input of `fuzz tokens`."""
+    """Return the dump of a minimal file of `fuzz gguf`, or of the input of `fuzz tokens`."""
     given = detail.get("file")
     name = "The smallest file"
     if not given and detail.get("way") == "encode" and is_hex(detail.get("input")):

@@ -18,8 +18,8 @@ def page_of_matrix(
     texts: Sequence[Mapping[str, str]],
     folder: Path,
 ) -> str:
-    """Draw the page of a matrix. document: matrix.json. names, texts: of its engines, and of its
-    cells by suite. folder: the page's future folder."""
+    """Draw the page of a matrix. `document` is the content of matrix.json. `names` are the engines'
+    names, and `texts` their cells by suite. `folder` is the page's future folder."""
     suites = list(dict.fromkeys(suite for cells in texts for suite in cells))
     rows = [
         {
@@ -42,7 +42,7 @@ def page_of_matrix(
 
 
 def sentence_of(engines: Sequence[Mapping[str, Any]], oracle: str) -> str:
-    """Say how many engines conform."""
+    """Return a sentence that says how many engines conform."""
     codes = [row["exit_code"] for row in engines]
     conform = codes.count(0)
     text = (
@@ -74,7 +74,7 @@ def told_of(suites: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[dict[
 
 def link_to(report: str, folder: Path) -> str:
     """Return a relative link, so that a folder of reports can be moved; "" without a report.
-    report: a page, or the lines that a page lies beside."""
+    `report` is a page, or a report.jsonl in the same folder as its page."""
     if not report:
         return ""
     page = Path(report) if report.endswith(".html") else Path(report).with_name(NAME)

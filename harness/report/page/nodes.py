@@ -1,6 +1,6 @@
-"""The nodes of every model of a run, as the page's data for its script.
+"""The nodes of every model of a run, as data for the page's script.
 
-One list of texts for all models, and for each model its nodes in execution order, in columns.
+All models share one list of texts. For each model the nodes are in execution order, in columns.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ Node = dict[str, Any]  # a value for each of COLUMNS, and "wrong"
 
 
 class Texts:
-    """A list that holds each text once."""
+    """A list in which each text occurs once."""
 
     def __init__(self) -> None:
         self.places: dict[str, int] = {}
@@ -25,7 +25,8 @@ class Texts:
 
 
 def node_data(verdicts: Sequence[Row]) -> dict[str, Any]:
-    """Return `texts`, and `models`: one for each model and suite whose verdicts hold nodes."""
+    """Return `texts` and `models`, with an entry for each model and suite whose verdicts hold
+    nodes."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in verdicts:
         if "by_node" in row["detail"]:
@@ -44,7 +45,8 @@ def node_data(verdicts: Sequence[Row]) -> dict[str, Any]:
 
 
 def in_order(rows: Iterable[Row]) -> list[Node]:
-    """Return the nodes of all verdicts on one model: shadow has one verdict for each op."""
+    """Return the nodes of all verdicts on one model in execution order. The suite shadow has one
+    verdict for each op."""
     found = [node for row in rows for node in nodes_of(row["detail"]["by_node"])]
     return sorted(found, key=lambda node: (node["step"], node["order"]))
 
@@ -88,7 +90,7 @@ def columns(nodes: Sequence[Node], texts: Texts) -> dict[str, Any]:
 
 
 def found_at(suite: str, case: str, verdicts: Sequence[Row]) -> dict[str, Any]:
-    """Return the worst element of each divergence, by step, layer and name."""
+    """Return the values at the worst element of each divergence, by step, layer and name."""
     found = {}
     for row in verdicts:
         d = row["detail"]

@@ -1,4 +1,4 @@
-"""Renders the page: one file, whose policy lets nothing run but the script that lies in it."""
+"""Draws the page: one file, whose security policy allows only its own script to run."""
 
 from base64 import b64encode
 from functools import cache
@@ -69,7 +69,7 @@ def environment() -> Environment:
 
 
 def page_of(run: RowsOfRun) -> str:
-    """Return the whole file of one run."""
+    """Return the page of one run."""
     causes = causes_of(run.verdicts, LOUD)
     listed, charted = run.verdicts, agreeing_with_charts(run.verdicts)
     if len(listed) > MOST_ROWS:
@@ -95,7 +95,7 @@ def page_of(run: RowsOfRun) -> str:
 
 
 def undrawn(error: Exception) -> str:
-    """Return a page with the reason for which a page could not be drawn."""
+    """Return a page that says why a page could not be drawn."""
     return render_page("undrawn.html", title="Lockstep", error=f"{type(error).__name__}: {error}")
 
 
@@ -110,7 +110,7 @@ def render_page(template: str, **values: Any) -> str:
 
 
 def load_templates() -> None:
-    """Load the templates in advance, because compiling takes longer than drawing a page."""
+    """Load the templates in advance, because compiling them takes longer than drawing a page."""
     for name in ("base.html", "figures.html", "run.html"):
         environment().get_template(name)
 

@@ -43,7 +43,7 @@ def step_of(step: Sequence[Any]) -> dict[str, Any]:
 
 
 def chip(row: Sequence[Any]) -> dict[str, Any]:
-    """Draw one token; a question mark represents an unknown part."""
+    """Return the drawing of one token. A question mark stands for an unknown part."""
     token, pos, seqs, output = row[:4]
     owner = "?" if seqs is None else ",".join(map(str, seqs)) or "none"
     return {"token": token, "pos": "?" if pos is None else pos, "seqs": owner, "output": output}
@@ -67,7 +67,7 @@ def ubatch_of(one: Sequence[Any]) -> dict[str, Any]:
 
 
 def cells_of(slot: Sequence[Any]) -> dict[str, Any]:
-    """Draw one look at the cells before an ubatch is placed."""
+    """Return the drawing of the cells before an ubatch is placed."""
     window, stream, n, used, head, owners, positions = slot
     cells = [] if owners == "-" else list(zip(owners, positions.split(" "), strict=True))
     where = "window's cache" if window else "cache"

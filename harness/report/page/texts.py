@@ -1,4 +1,4 @@
-"""Text of models, tokens and engines on a page: escaped, cut, with its length."""
+"""Texts of models, tokens and engines on a page: escaped, cut, and with their length."""
 
 import json
 import re
@@ -16,7 +16,8 @@ NAME = 120  # of what stands in a line with others
 
 
 def show_value(value: Any, longest: int = LONGEST) -> str:
-    """Return any value in readable form: control and bidirectional characters are written out."""
+    """Return any value in readable form. Control and bidirectional characters are written as
+    escapes."""
     if isinstance(value, float):
         return number(value)
     text = printable(cut(str(value), longest), keep="\n")
@@ -30,7 +31,8 @@ def cut(text: str, longest: int) -> str:
 
 
 def finalize(value: Any) -> Any:
-    """Convert every expression of a template before it is escaped. Macros make Markup."""
+    """Convert the value of every template expression before it is escaped. Markup from macros stays
+    unchanged."""
     if value is None:
         return ""
     return value if isinstance(value, Markup) else show_value(value)
@@ -41,20 +43,19 @@ def short_name(value: Any) -> str:
 
 
 def paths(text: str) -> Markup:
-    """Mark a drawn path as safe: numbers and letters of SVG paths are long and hold nothing
-    else."""
+    """Mark a drawn SVG path as safe. It may be long, but it holds only numbers and letters."""
     if not PATH.fullmatch(text):
         raise ValueError(f"no path: {text[:40]!r}")
     return Markup(text)
 
 
 def long(text: Any) -> Markup:
-    """Return a deliberately long text, escaped."""
+    """Return a text escaped and uncut, for texts that are long on purpose."""
     return escape(show_value(text, LONGEST_BLOCK))
 
 
 def whole(text: str) -> Markup:
-    """Return an address, escaped; it is never cut, because a cut address does not work."""
+    """Return an address escaped and uncut, because a cut address does not work."""
     return escape(text)
 
 
@@ -78,7 +79,7 @@ def of_limit(share: Any, limit: str = "its limit") -> str:
 
 
 def data_block(value: Any) -> Markup:
-    """Return JSON for a script element: nothing in it can end the element or open a comment."""
+    """Return JSON for a script element. Nothing in it can end the element or open a comment."""
     text = json.dumps(plain(value), separators=(",", ":"), ensure_ascii=True)
     for sign in "<>&":
         text = text.replace(sign, f"\\u{ord(sign):04x}")

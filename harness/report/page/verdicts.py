@@ -1,4 +1,5 @@
-"""Verdicts of a report in a reader's order: the sentence at the top, causes, suites."""
+"""The verdicts of a report in the order in which readers need them: a sentence at the top, causes,
+suites."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ Row = Mapping[str, Any]  # a verdict of report.jsonl
 QUIET = ("agreed", "excused", "not-applicable")
 LOUD = ("diverged", "internal", "crashed", "timed-out", "malformed", "not-compared")
 PLURALS = {"more place that differs": "more places that differ"}
-PLURALS["more step behind it"] = "more steps behind it"
+PLURALS["more step after it"] = "more steps after it"
 IN_SENTENCE = 60  # characters of a name
 PLACES = 24  # of one cause that are named
 
@@ -48,7 +49,7 @@ class RowsOfRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """Verdicts with one key: the first is shown in full."""
+    """Verdicts with the same key. The first is shown in full."""
 
     rows: Sequence[Row]
     number: int = 0
@@ -84,7 +85,7 @@ class Cause:
 
     @property
     def places(self) -> list[str]:
-        """Return the other places of the cause."""
+        """Return the places of the cause's other verdicts."""
         here = self.first["case"]
         named = (place_of(row) for row in self.rows[1:])
         cases = (row["case"] for row in self.rows[1:])
@@ -93,12 +94,12 @@ class Cause:
 
 
 def parts_of(d: Mapping[str, Any]) -> str:
-    """Return the faulty parts of a layer that a bisection by slices found."""
+    """Return the faulty parts of a layer, found by a bisection with slices."""
     return ", ".join(str(part.get("name")) for part in d["parts"])
 
 
 def mistake_of(d: Mapping[str, Any]) -> str:
-    """Sum up a diagnosis in a few words."""
+    """Return a diagnosis in a few words."""
     named = d.get("named") or ()
     if d.get("status") == "named" and named:
         more = f" or one of {len(named) - 1} more" if len(named) > 1 else ""
@@ -109,7 +110,8 @@ def mistake_of(d: Mapping[str, Any]) -> str:
 
 
 def key_of(row: Row) -> str:
-    """Return the key by which verdicts fold: one wrong part in many layers is one cause."""
+    """Return the key by which verdicts are grouped: a part that is wrong in many layers is one
+    cause."""
     if row["detail"].get("parts"):
         return f"{row['suite']}/{parts_of(row['detail'])}"
     return str(row["key"] or f"{row['suite']}/{row['summary']}")
@@ -123,8 +125,8 @@ def place_of(row: Row) -> str:
 
 
 def causes_of(verdicts: Sequence[Row], statuses: Sequence[str]) -> list[Cause]:
-    """Return the causes with such a status, folded by key, the worst kind first, in the order of
-    the run."""
+    """Return the causes with one of these statuses, grouped by key. The worst status comes first;
+    within a status the order is that of the run."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in verdicts:
         if row["status"] in statuses:
@@ -137,7 +139,7 @@ def causes_of(verdicts: Sequence[Row], statuses: Sequence[str]) -> list[Cause]:
 
 
 def sentence(run: RowsOfRun, causes: Sequence[Cause]) -> str:
-    """Sum up the run in a sentence."""
+    """Return a sentence that sums up the run."""
     if run.footer is None:
         n = len(run.verdicts)
         return f"Not finished: the run was stopped. Its {n} verdicts are valid and incomplete."
@@ -159,7 +161,7 @@ def conform(run: RowsOfRun, causes: Sequence[Cause]) -> str:
 
 
 def is_of_one(row: Row) -> bool:
-    """Return True for a comparison that is about one engine, whatever the other does."""
+    """Return True for an agreement that is about a single engine."""
     return bool(row["status"] == "agreed" and row.get("about", BOTH) != BOTH)
 
 
@@ -259,5 +261,5 @@ def by_case(verdicts: Sequence[Row]) -> Iterator[tuple[str, list[Row], str]]:
 
 
 def command_of(run: RowsOfRun) -> str:
-    """Return the command that shows the run again."""
+    """Return the command that repeats the run."""
     return str(run.header["command"])

@@ -10,13 +10,13 @@ from lockstep.harness.report.page.verdicts import Row, RowsOfRun
 
 
 def write_page(report: Path, rows: Sequence[Row]) -> Path:
-    """Return the page of these rows, of a run that has finished or not."""
+    """Write the page of these rows, and return its path. The run may be unfinished."""
     return write_text(report.with_name(NAME), page_of(RowsOfRun.of(rows)))
 
 
 def write_page_of_run(report: Path) -> Path:
-    """Write the page of a report that was just written. The page itself reports a defect of the
-    page: the run's verdicts and its exit code stand without it."""
+    """Write the page of a report that was just written. If drawing fails, the page shows the error;
+    the verdicts and the exit code stay the same."""
     rows = [json.loads(line) for line in report.read_bytes().splitlines()]
     try:
         return write_page(report, rows)

@@ -1,1 +1,1 @@
-"""Trials of wrong engines that show only logits: the layer and the part must be named."""
+"""Trials of wrong engines that show only logits. The harness must name the layer and the part."""

@@ -1,8 +1,8 @@
-"""Nodes of llama.cpp's graph for each named part: the check of a named part.
+"""The nodes of llama.cpp's graph that belong to each named part, to check the names.
 
-A name is right if one of its nodes is wrong. Some nodes do several things. The second table says by
-the catalogue's names which of them a mistake is about. A name that lists several things is one by
-which the black box says that it cannot tell them apart.
+A name is right if one of its nodes is wrong. Some nodes do several things; for these, a second
+table tells by the engine's name which of them is wrong. A name that lists several parts means that
+the black box cannot distinguish them.
 """
 
 import re
@@ -83,8 +83,8 @@ WEIGHTS = re.compile(
 
 
 def is_right(part: str, engine: str, family: str, places: Collection[WrongPlace]) -> bool:
-    """Return True if the named part is right. part: the part that the black box named. places: the
-    wrong places of its layer."""
+    """Return True if the black box named the right part. `places` are the wrong places of the
+    part's layer."""
     nodes = {place.node for place in places}
     part = part.removesuffix(f", {BY_NUMBER}")
     if OR_A_TENSOR in part:
@@ -105,7 +105,7 @@ def is_right(part: str, engine: str, family: str, places: Collection[WrongPlace]
 
 
 def of_the_softmax(engine: str) -> str:
-    """Return the part for a node that scales, masks, adds sinks and divides by a sum."""
+    """Return the part for the softmax node, which scales, masks, adds sinks and normalises."""
     if "sinks" in engine:
         return "attention: sinks"
     return "attention: scores" if SCALE.fullmatch(engine) else "attention: mask"

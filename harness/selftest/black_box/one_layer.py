@@ -1,8 +1,9 @@
-"""Engines with a mistake in a single layer, unlike the ops of the catalogue.
+"""Engines with a mistake in a single layer. Mistakes in the catalogue's ops affect all layers.
 
-A tensor of one layer is read wrongly: in any model that contains it (with changed bytes, as in a
-damaged file), or only in the model whose layer has this number (a wrongly repacked copy, which a
-slice lacks). Or the layer with this number computes something else.
+There are three kinds. The engine reads a tensor of one layer wrongly in any model that contains it
+(with changed bytes, as in a damaged file). Or it reads it wrongly only in the model whose layer has
+this number (a wrongly repacked copy, which a slice lacks). Or the layer with this number computes
+something else.
 """
 
 import shutil
@@ -34,8 +35,8 @@ Rows = NDArray[np.uint8]  # (rows, bytes of each)
 
 @dataclass(frozen=True, kw_only=True)
 class OneLayerFault:
-    """A fault in one layer. where: a tensor without its layer, such as attn_q.weight; by number the
-    name of a node."""
+    """A fault in one layer. `where` is a tensor without its layer, such as attn_q.weight, or the
+    name of a node for a fault in the layer's computation."""
 
     way: str
     layer: int
@@ -60,7 +61,7 @@ def fault_named(engine: str) -> OneLayerFault:
 
 
 def scale_rows(rows: Rows, format: type[WeightFormat], head: int) -> None:
-    """Enlarge all rows by a thousandth; half-precision scales are rounded."""
+    """Enlarge all rows by a thousandth. Half-precision scales are rounded."""
     blocks = rows.reshape(-1).view(format.layout)
     for name in {"x", "d", "m", "dmin"} & set(format.layout.names or ()):
         wide = blocks[name].astype(np.float32) * np.float32(1.001)
@@ -68,7 +69,7 @@ def scale_rows(rows: Rows, format: type[WeightFormat], head: int) -> None:
 
 
 def one_sign(rows: Rows, format: type[WeightFormat], head: int) -> None:
-    """Flip a code of the last block, or the sign of the largest number if there are no blocks."""
+    """Flip a bit in the last code. In types without blocks, flip the sign of the largest number."""
     flat = rows.reshape(-1)
     if format.weights == 1:
         numbers = flat.view("<f4")
@@ -85,8 +86,7 @@ def rows_swapped(rows: Rows, format: type[WeightFormat], head: int) -> None:
 
 
 def head_permuted(rows: Rows, format: type[WeightFormat], head: int) -> None:
-    """Exchange halves and neighbours in the rows of the second head, as if its permutation was not
-    undone."""
+    """Reorder the rows of the second head, as if its permutation of pairs had not been undone."""
     own = rows[head : 2 * head].copy()
     rows[head : 2 * head] = np.concatenate([own[::2], own[1::2]])
 
@@ -102,7 +102,7 @@ CHANGES: Mapping[str, Callable[[Rows, type[WeightFormat], int], None]] = Mapping
 
 
 def wrong_bytes(fault: OneLayerFault, weight: Weight, heads: int) -> NDArray[np.uint8]:
-    """Return the weight's bytes with the fault. heads: the number of heads in its rows, if any."""
+    """Return the weight's bytes with the fault. `heads` is the number of heads in its rows."""
     found = weight.raw.copy()
     n = 1 if len(weight.shape) == 1 else weight.shape[-2]
     CHANGES[fault.change](found.reshape(n, -1), weight.format, n // heads)
@@ -120,7 +120,7 @@ def heads_in(file: GgufFile, where: str) -> int:
 
 
 class Spoilt:
-    """A probe that changes one layer's results from a node on."""
+    """A probe that changes the results of one layer from a node on."""
 
     def __init__(self, inner: Probe, fault: OneLayerFault) -> None:
         self.inner, self.fault = inner, fault
@@ -135,7 +135,7 @@ class Spoilt:
 
 
 def not_turned(value: F32, before: Mapping[str, F32]) -> F32:
-    """Return the queries before their rotation."""
+    """Return the queries from before their rotation."""
     found = before.get("Qcur_normed", before.get("Qcur"))
     assert found is not None
     turned: F32 = found.reshape(value.shape)
@@ -178,7 +178,7 @@ RESULTS: Mapping[str, Callable[[F32, Mapping[str, F32]], F32]] = MappingProxyTyp
 
 
 class WrongInOneLayer(Reference):
-    """A wrong engine without a registered name: it is made from a fault."""
+    """A wrong engine without a registered name. It is made from a fault."""
 
     fault: OneLayerFault
 
@@ -208,7 +208,7 @@ def engine_with(fault: OneLayerFault) -> type[Reference]:
 
 
 def damaged_file(fault: OneLayerFault, model: Path, folder: Path) -> Path:
-    """Return a copy of the model, with the fault."""
+    """Write a copy of the model with the fault, and return its path."""
     path = folder / "damaged.gguf"
     shutil.copy(model, path)
     with GgufFile.open(model) as file:

@@ -1,4 +1,4 @@
-"""Counts for engines that were bisected by their logits alone, and the promised rates."""
+"""Counts of engines that were bisected by their logits alone, and the promised rates."""
 
 from collections.abc import Iterator, Sequence
 

@@ -1,5 +1,5 @@
-"""`lockstep selftest --black-box`: for engines that show only logits, the layer and the part must
-be named."""
+"""`lockstep selftest --black-box`: tests engines that show only logits. The harness must name the
+layer and the part."""
 
 import random
 import tempfile
@@ -47,11 +47,11 @@ def run_black_box(
     file: Path | None,
     executor: Executor | None,
 ) -> int:
-    """Run the self-test of bisections by logits. Return 0 if as many layers and parts are named as
-    promised, of engines that change logits.
+    """Run the self-test of bisections by logits. Return 0 if the promised shares of layers and
+    parts are named, for engines whose logits change.
 
-    only: a family of mistakes, or a model; a real one, of which each engine takes half a minute, is
-    tried if it is named. file: as `try_all` has it.
+    `only` is a family of mistakes, or a model. The real model, on which each engine takes half a
+    minute, is tested only if it is named. `file` is used as in `try_all`.
     """
     chosen = chosen_of(every_pair(seed, only), only)
     if sample is not None and sample < len(chosen):
@@ -67,8 +67,9 @@ def run_black_box(
 
 
 def every_pair(seed: int, only: str) -> list[Pair]:
-    """Return all pairs. Those of single layers are left out if `only` names another family, because
-    their models must be made; those of the real model need `only`."""
+    """Return all pairs of a model and an engine. Faults in single layers are omitted if `only`
+    names another family, because their models must be written first. Pairs of the real model need
+    `only`."""
     mistakes = [cls for cls in wrong_engines() if issubclass(cls, Mutant)]
     mistakes = [cls for cls in mistakes if cls.group not in NOT_OF_LOGITS]
     found = [(cls.shows_on, cls.name) for cls in mistakes if cls.shows_on not in WITHOUT_LOGITS]
@@ -87,8 +88,8 @@ def in_one_layer(seed: int) -> Iterator[Pair]:
 
 
 def of_real_model(of_llama: Sequence[str], seed: int) -> Iterator[Pair]:
-    """Yield thirty engines for the real model, as each takes half a minute: ops, tensors of one
-    layer, and one scale off by a thousandth; none without the model."""
+    """Yield thirty engines for the real model, because each takes half a minute: ops, tensors of
+    one layer, and scales off by a thousandth. Yield none if the model was not fetched."""
     path = model_file(REAL)
     if path is None:
         return
@@ -102,7 +103,8 @@ def of_real_model(of_llama: Sequence[str], seed: int) -> Iterator[Pair]:
 
 
 def chosen_of(pairs: Sequence[Pair], only: str) -> list[Pair]:
-    """Return the chosen pairs. Raises Unsupported if there are none: no trial is no success."""
+    """Return the pairs that `only` selects. Raises Unsupported if there are none, because a run
+    without trials is not a success."""
     found = [pair for pair in pairs if only in ("", pair[0], family_of(pair[1]))]
     if not found:
         known = dict.fromkeys(n for model, name in pairs for n in (family_of(name), model))

@@ -1,4 +1,5 @@
-"""One wrong engine that shows only logits: the black box's answer, beside the truth."""
+"""The trial of a wrong engine that shows only logits: the black box's answer, compared with the
+true places."""
 
 import tempfile
 from collections.abc import Sequence
@@ -41,9 +42,12 @@ N_TOKENS = 32  # as bisect has by itself
 
 @dataclass(frozen=True, kw_only=True)
 class BlackBoxRow:
-    """A row of the table of trials. wrong: places, as node-layer; said: layer and name of each
-    part, in order. layer: the first named place is the first wrong one; layers: the answer is also
-    correct on all other tested layers; part: every part named there is wrong."""
+    """A row of the table of trials.
+
+    wrong: the wrong places, as node-layer. said: the layer and the name of each named part, in
+    order. layer: True if the first named place is the first wrong place. layers: True if the answer
+    is also right on all other tested layers. part: True if every part named there is wrong.
+    """
 
     engine: str
     family: str
@@ -68,7 +72,7 @@ class Claim:
 
 @dataclass(kw_only=True)
 class BlackBoxBench:
-    """A model for trials of several engines."""
+    """A model that is used for trials of several engines."""
 
     model: Path
     name: str
@@ -153,7 +157,8 @@ def engine_of(bench: BlackBoxBench, name: str) -> tuple[type[Reference], str, Pa
 
 
 def said_of(asker: SliceAsker, *, always: bool) -> tuple[str, BlackBoxBisection | None]:
-    """Return the black box's answer. always: even if the whole model's logits do not differ."""
+    """Return the status and the bisection of the black box. `always` bisects even if the whole
+    model's logits do not differ."""
     if not always:
         whole = asker.answer_to(asker.plan)
         if not whole.differs:
@@ -174,8 +179,8 @@ def truth_of(
 
 
 def is_another(bench: BlackBoxBench, cls: Any, wrong: Sequence[WrongPlace]) -> bool:
-    """Return True if the mistake has another effect on this architecture. A mistake made for
-    llama's graph, such as every fifth norm taken for the last, is none elsewhere."""
+    """Return True if the mistake has another effect on this architecture. For example, in llama's
+    graph every fifth norm is the last one, but in other graphs it is not."""
     if not issubclass(cls, Mutant) or cls.shows_on == bench.name or not wrong:
         return False
     context = bench.models.whole(bench.plan(bench.model))
@@ -192,7 +197,7 @@ def declared_places(cls: Any) -> list[WrongPlace]:
 
 
 def claims_of(found: BlackBoxBisection) -> list[Claim]:
-    """Return the claims: rows in order, then tensors."""
+    """Return the claims of a bisection: parts of layers in order, then tensors."""
     rows = [Claim(layer=row.layer, part=part.name) for row in found.guilty for part in row.parts]
     looked = [name for each in found.lenses for name in each.tensors]
     if not rows:  # what is asked at its place says more
@@ -201,7 +206,7 @@ def claims_of(found: BlackBoxBisection) -> list[Claim]:
 
 
 def of_places(places: Sequence[SeenInPlace]) -> list[str]:
-    """Return the places, with pairs in the same made model merged."""
+    """Return the places, with pairs in the same probe model merged."""
     pairs = list(put_together(places))
     of_pairs = {name for pair in pairs for name in names_in(pair)}
     single = [name for each in places for name in each.tensors]
@@ -243,5 +248,5 @@ def score_claims(
 
 
 def first_of(layers: Sequence[int | None]) -> int | None:
-    """Return the first wrong layer; None, for what lies outside the layers, comes first."""
+    """Return the first wrong layer. None stands for places outside the layers, and comes first."""
     return None if None in layers or not layers else min(n for n in layers if n is not None)

@@ -1,7 +1,7 @@
-"""The true places of a fault, from tensors: each node on the inputs of an honest run.
+"""The true places of a fault, from tensors: each node is computed on the inputs of an honest run.
 
-A right node has the same bits, because both engines share its code. For the others the error is
-known. The findings of the black box, which sees no tensors, are compared with this.
+A right node has exactly the same bits, because both engines share its code. All other nodes are
+wrong. The findings of the black box, which sees no tensors, are compared with these places.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ SEEN = 1e-6  # of a node's largest: whoever is nearer has another rounding
 
 @dataclass(frozen=True, kw_only=True)
 class WrongPlace:
-    """A wrong place. layer: None outside the layers."""
+    """A wrong place. `layer` is None outside the layers."""
 
     layer: int | None
     node: str
@@ -30,8 +30,7 @@ class WrongPlace:
 def wrong_places(
     honest: Session, engine: Session, batches: Sequence[Batch]
 ) -> tuple[WrongPlace, ...]:
-    """Return the wrong places in the order of computation; none for an engine that does not
-    answer."""
+    """Return the wrong places in the order of computation; none if the engine does not answer."""
     right = values_of(honest, Request(batches=tuple(batches), capture=True))
     floats = {site: v for site, v in right.items() if v.dtype.kind == "f"}
     put_in = Request(batches=tuple(batches), capture=True, replace=floats)
@@ -42,7 +41,7 @@ def wrong_places(
 
 
 def nodes_of(honest: Session, batches: Sequence[Batch]) -> frozenset[str]:
-    """Return all nodes of the model."""
+    """Return the names of all nodes of the model."""
     shown = values_of(honest, Request(batches=tuple(batches), capture=True))
     return frozenset(site.name for site in shown)
 
@@ -58,8 +57,8 @@ def values_of(session: Session, request: Request) -> dict[Site, NDArray[Any]]:
 def differing(
     right: dict[Site, NDArray[Any]], shown: dict[Site, NDArray[Any]]
 ) -> Iterator[WrongPlace]:
-    """Yield the wrong places. A missing node is wrong; nodes after it have no inputs and cannot be
-    judged."""
+    """Yield the wrong places. If nodes are missing, only these are wrong, because the nodes after
+    them cannot be judged."""
     missing = [site for site in right if site not in shown]
     off = (site for site, value in right.items() if is_off(value, shown.get(site)))
     for site in missing or off:

@@ -11,7 +11,7 @@ from lockstep.engine.tokenizers.vocabulary import Attr
 from lockstep.harness.context.suite import Context
 
 
-class Kind(Enum):
+class TokenDifference(Enum):
     """The kind of difference between the engine's ids, or bytes, and the expected ones."""
 
     BOS = "BOS is missing"
@@ -22,7 +22,7 @@ class Kind(Enum):
     TEXT = "another text"
 
 
-Found = tuple[Kind, str]  # and the attribute of the first expected token that differs
+Found = tuple[TokenDifference, str]  # and the attribute of the first expected token that differs
 ATTRS = {Attr.NORMAL: "NORMAL", Attr.CONTROL: "CONTROL", Attr.USER_DEFINED: "USER_DEFINED"}
 
 
@@ -54,26 +54,28 @@ def kinds_of_ids(
     bos = tokenizer.vocabulary.bos
     rest = expected[1:]
     if expected[:1] == [bos] and (actual[:1] != [bos] or actual == rest):
-        yield Kind.BOS, ATTRS[Attr.CONTROL]
+        yield TokenDifference.BOS, ATTRS[Attr.CONTROL]
         expected = rest
     if expected != actual:
         yield kind_of_ids(tokenizer, expected, actual), attribute(tokenizer, expected, actual)
 
 
-def kind_of_ids(tokenizer: Tokenizer, expected: Sequence[int], actual: Sequence[int]) -> Kind:
+def kind_of_ids(
+    tokenizer: Tokenizer, expected: Sequence[int], actual: Sequence[int]
+) -> TokenDifference:
     try:
         texts = [b"".join(tokenizer.pieces_of(ids, special=True)) for ids in (expected, actual)]
     except EngineError:  # there is no such token
-        return Kind.TEXT
-    return Kind.TOKENS if texts[0] == texts[1] else kind_of_text(*texts)
+        return TokenDifference.TEXT
+    return TokenDifference.TOKENS if texts[0] == texts[1] else kind_of_text(*texts)
 
 
-def kind_of_text(expected: bytes, actual: bytes) -> Kind:
+def kind_of_text(expected: bytes, actual: bytes) -> TokenDifference:
     if expected == b" " + actual:
-        return Kind.LEADING_SPACE
+        return TokenDifference.LEADING_SPACE
     if expected.replace(b" ", b"") == actual.replace(b" ", b""):
-        return Kind.SPACES
-    return Kind.CUT if expected.startswith(actual) else Kind.TEXT
+        return TokenDifference.SPACES
+    return TokenDifference.CUT if expected.startswith(actual) else TokenDifference.TEXT
 
 
 def attribute(tokenizer: Tokenizer, expected: Sequence[int], actual: Sequence[int]) -> str:

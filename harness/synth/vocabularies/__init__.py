@@ -1,6 +1,6 @@
 """Small seeded vocabularies for every tokenizer model of llama.cpp.
 
-Source of what each needs: llama_vocab::impl::load in src/llama-vocab.cpp of llama-cpp-python
+Source of their requirements: llama_vocab::impl::load in src/llama-vocab.cpp of llama-cpp-python
 0.3.36.
 """
 
@@ -18,7 +18,7 @@ Keys = Mapping[str, tuple[str, Any]]
 
 
 def none(n_vocab: int, seed: int) -> Keys:
-    """Return no vocabulary: the model has only ids."""
+    """Return keys without a vocabulary, for a model that has only ids."""
     return {"tokenizer.ggml.model": ("STR", "none")}
 
 
@@ -63,7 +63,8 @@ USUAL: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 
 def check_kind(kind: str, n_vocab: int) -> None:
-    """Check the kind. Raises Unsupported for an unknown kind, InvalidModel for too few tokens."""
+    """Check the kind of vocabulary and its size. Raises Unsupported for an unknown kind, and
+    InvalidModel for too few tokens."""
     if kind not in KINDS:
         raise Unsupported(f"synth cannot make a vocabulary of kind {kind!r} {choices(kind, KINDS)}")
     smallest = KINDS[kind][0]
@@ -73,8 +74,8 @@ def check_kind(kind: str, n_vocab: int) -> None:
 
 
 def vocabulary_keys(kind: str, n_vocab: int, seed: int, pre: str = "", last: str = "") -> Keys:
-    """Return the `tokenizer.ggml.*` keys of a vocabulary; `pre` is another pre-tokenizer than its
-    own, `last` a control token in the place of the last one."""
+    """Return the `tokenizer.ggml.*` keys of a vocabulary. `pre` names another pre-tokenizer than
+    the kind's own. `last` is a control token that replaces the last token."""
     check_kind(kind, n_vocab)
     made = dict(KINDS[kind][1](n_vocab, seed))
     if pre:

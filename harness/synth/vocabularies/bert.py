@@ -1,4 +1,5 @@
-"""A seeded WordPiece vocabulary: every letter as the beginning of a word and as a continuation."""
+"""A seeded WordPiece vocabulary, in which every letter occurs as the beginning of a word and as a
+continuation."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,8 +15,8 @@ SMALLEST = len(SPECIAL) + 2 * len(LETTERS) + 8
 
 
 def keys(n_vocab: int, seed: int) -> Mapping[str, tuple[str, Any]]:
-    """Return the keys. `▁` marks the beginning of a word in GGUF; the original marks the rest with
-    `##`."""
+    """Return the keys. In GGUF `▁` marks the beginning of a word, while the original marks
+    continuations with `##`."""
     letters = [*LETTERS, *(f"▁{letter}" for letter in LETTERS)]
     pieces = glue_letters(letters, n_vocab - len(SPECIAL), seed, one_word)
     types = [CONTROL] * len(SPECIAL) + [NORMAL] * len(pieces)
@@ -33,6 +34,6 @@ def keys(n_vocab: int, seed: int) -> Mapping[str, tuple[str, Any]]:
 
 
 def one_word(piece: str) -> bool:
-    """Return True for one word without punctuation and Chinese characters, which are words of their
-    own."""
+    """Return True for a single word without punctuation or Chinese characters, which always form
+    their own words."""
     return piece.removeprefix("▁").isalnum() and not any(c in piece for c in "你好")

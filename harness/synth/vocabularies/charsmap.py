@@ -1,9 +1,10 @@
 """A precompiled character map in SentencePiece's format: a trie in a double array, and
 replacements.
 
-A node is 32 bits: the byte that leads to it in the low 8, in bit 8 whether a sequence ends there,
-from bit 10 on the distance (by exclusive or) to its children. The leaf below an end holds bit 31
-and where the replacement starts. Every node is tried at the first place where all its children fit.
+A node has 32 bits. The low 8 bits hold the byte that leads to it. Bit 8 is set if a sequence ends
+there. The bits from 10 on hold the distance (by exclusive or) to its children. The leaf below an
+end has bit 31 set, and holds the start of the replacement. Every node is placed at the first
+position where all its children fit.
 """
 
 from collections.abc import Mapping
@@ -28,8 +29,8 @@ def charsmap(replacements: Mapping[str, str]) -> bytes:
 
 
 def double_array(values: Mapping[bytes, int]) -> list[int]:
-    """Return the nodes; number 0 is the root. The length is a multiple of 256, so that any byte
-    stays inside."""
+    """Return the nodes; the root is number 0. The length is a multiple of 256, so that no byte
+    leads outside."""
     trie: dict[bytes, set[int]] = {b"": set()}  # beginning -> bytes that go on
     for key in values:
         for at in range(len(key)):
@@ -56,7 +57,8 @@ def double_array(values: Mapping[bytes, int]) -> list[int]:
 
 
 def free_offset(nodes: Mapping[int, int], place: int, children: list[int]) -> int:
-    """Return the smallest offset that puts every child into a free place, never onto the root."""
+    """Return the smallest offset that places every child at a free position, and never on the
+    root."""
     offset = 1
     while any((place ^ offset ^ byte) in nodes for byte in children):
         offset += 1

@@ -1,4 +1,4 @@
-"""Pieces made of two earlier ones, so that every piece can be reached by merging."""
+"""Pieces that join two earlier pieces, so that merging can reach every piece."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -21,7 +21,7 @@ def merges_of(
     legal: Callable[[str], bool] = lambda _: True,
     taken: Iterable[str] = (),
 ) -> list[Merge]:
-    """Return n merges of letters or of earlier results, each with a result of its own."""
+    """Return n merges of letters or of earlier results. Each merge has a different result."""
     pieces, known = list(letters), {*letters, *taken}
     merges: list[Merge] = []
     bits = stream(seed, "tokenizer.ggml.merges")
@@ -48,7 +48,7 @@ def glue_letters(
     seed: int,
     legal: Callable[[str], bool] = lambda _: True,
 ) -> list[str]:
-    """Return the letters, then pieces made of them: n in all."""
+    """Return n pieces: first the letters, then pieces made from them."""
     return [*letters, *(a + b for a, b in merges_of(letters, n - len(letters), seed, legal))]
 
 

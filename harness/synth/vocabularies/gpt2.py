@@ -1,4 +1,4 @@
-"""A seeded byte-level BPE vocabulary: 256 bytes in their visible form, and merges of them."""
+"""A seeded byte-level BPE vocabulary: 256 bytes in their visible form, and merges of these."""
 
 import re
 from collections.abc import Mapping

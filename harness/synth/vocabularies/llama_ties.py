@@ -1,4 +1,5 @@
-"""A seeded SentencePiece vocabulary: scores not in the order of the ids, and many equal ones."""
+"""A seeded SentencePiece vocabulary whose scores are not in the order of the ids, with many equal
+scores."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,8 +15,7 @@ SMALLEST = vocabulary.SMALLEST + len(SHOWN)
 
 
 def keys(n_vocab: int, seed: int) -> Mapping[str, tuple[str, Any]]:
-    """Return bytes, characters and pieces as in a vocabulary of kind llama, with
-    `add_eos_token`."""
+    """Return bytes, characters and pieces as in a vocabulary of kind llama, and `add_eos_token`."""
     made = dict(vocabulary.sentencepiece(n_vocab - len(SHOWN), seed))
     tokens = [*made["tokenizer.ggml.tokens"][1], *SHOWN]
     pieces = n_vocab - len(SHOWN) - vocabulary.SMALLEST

@@ -1,4 +1,4 @@
-"""A seeded vocabulary for the greedy trie: all bytes, and runs of bytes, escaped."""
+"""A seeded vocabulary for the greedy trie: all bytes, and runs of bytes, written with escapes."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -69,7 +69,7 @@ def named(test: Measurement) -> str:
         (500000.0, "turns too slowly: 10000 taken for 1000?"),
     ],
 )
-def test_half_and_double_base_are_told_apart(
+def test_report_distinguishes_half_and_double_rope_base(
     arch: str, base: float, says: str, tmp_path: Path
 ) -> None:
     write_acid(tmp_path / "acid.gguf", arch)
@@ -91,7 +91,7 @@ def test_files_have_the_same_bytes_everywhere(quant: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("quant", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q5_1", "MXFP4"])
-def test_a_file_of_a_small_type_has_at_most_a_megabyte(quant: str, tmp_path: Path) -> None:
+def test_file_of_a_small_weight_type_has_at_most_a_megabyte(quant: str, tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
     write_acid(path, quant=quant)
     assert path.stat().st_size < 1_000_000
@@ -123,7 +123,7 @@ def every_test() -> list[Measurement]:
 
 
 @pytest.mark.parametrize("test", {t.name: t for t in every_test()}.values(), ids=named)
-def test_an_honest_engine_is_far_from_every_threshold(test: Measurement) -> None:
+def test_honest_engine_is_far_from_every_threshold(test: Measurement) -> None:
     assert room(test) >= 2
     assert honest_lead(test) >= LEAD / 3
 
@@ -136,8 +136,9 @@ def test_known_mistakes_get_their_own_answers(test: Measurement) -> None:
         assert int(np.argmin(leads)) == number
 
 
-def test_a_whole_report_is_right_at_temperature_one(model: Path) -> None:
-    """Two tokens after the prompt have one follower; then every test's own. 1 - p is summed."""
+def test_complete_report_is_right_at_temperature_one(model: Path) -> None:
+    """The two tokens after the prompt have one possible next token. Then each test has its own
+    tokens. The test sums 1 - p."""
     engine = Model(model, Mirror(1, 512, ()), n_ctx=512)
     doubt, text = 0.0, []
     ids = engine.tokenizer().encode(PROMPT.encode(), add_special=True, parse_special=False)
@@ -154,7 +155,7 @@ def test_a_whole_report_is_right_at_temperature_one(model: Path) -> None:
 
 
 @pytest.mark.parametrize("prompt", [PROMPT, SHORT, "", "thank", "x"])
-def test_any_prompt_gives_a_whole_report(model: Path, prompt: str) -> None:
+def test_any_prompt_gives_a_complete_report(model: Path, prompt: str) -> None:
     reading = read_report(text_of("fast", model, EXACT, prompt))
     assert reading.code == 0
     assert reading.complete
@@ -262,7 +263,7 @@ def lockstep_text(lockstep: Lockstep, path: Path) -> str:
     return ending.out + ending.err
 
 
-def test_no_caused_by_another_no_is_distinguished(tmp_path: Path, lockstep: Lockstep) -> None:
+def test_reading_puts_a_resulting_no_below_its_cause(tmp_path: Path, lockstep: Lockstep) -> None:
     path = tmp_path / "said.txt"
     wrong = " rope-pairing NO (pairs of the other kind)\n rope-base NO\n"
     path.write_text(SAID + lines("rope-pairing", "rope-base") + wrong + END)
@@ -290,7 +291,7 @@ def test_reading_names_rope_pairing_before_positions(tmp_path: Path, lockstep: L
     assert {*said[rest + 1 :]} == {"  positions-in-prompt: one position off", "  rope-base: NO"}
 
 
-def test_mutually_dependent_noes_are_one_cause() -> None:
+def test_tests_that_depend_on_each_other_are_one_cause() -> None:
     tests = {test.name: test for test in TESTS}
     noes = [Read(test=name, ok=False) for name in ("prompt-end", "far-64", "two-spaces")]
     assert causes(tests, noes) == [(noes[0], noes[1])]
@@ -306,7 +307,7 @@ def test_list_has_every_test_and_the_prompt(lockstep: Lockstep) -> None:
 @pytest.mark.parametrize(
     "options", [("--arch", "nonsense"), ("--quant", "Q9_9")], ids=lambda options: options[0]
 )
-def test_impossible_acid_write_is_one_line_with_the_choices(
+def test_impossible_acid_write_prints_one_line_with_the_choices(
     options: tuple[str, str], tmp_path: Path, lockstep: Lockstep
 ) -> None:
     ending = lockstep("acid", "write", "-o", tmp_path / "a.gguf", *options)

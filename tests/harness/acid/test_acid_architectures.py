@@ -102,7 +102,7 @@ def test_prompt_has_the_token_count_that_tests_assume(arch: str, model: Path) ->
 
 
 @pytest.mark.parametrize("test", {named(t): t for t in every_test(*OTHERS)}.values(), ids=named)
-def test_an_honest_engine_is_far_from_every_threshold(test: Measurement) -> None:
+def test_honest_engine_is_far_from_every_threshold(test: Measurement) -> None:
     assert room(test) >= 2
     assert honest_lead(test) >= LEAD / 3
 
@@ -115,7 +115,7 @@ def test_known_mistakes_get_their_own_answers(test: Measurement) -> None:
         assert int(np.argmin(leads)) == number
 
 
-def test_a_whole_report_is_right_at_temperature_one(arch: str, model: Path) -> None:
+def test_complete_report_is_right_at_temperature_one(arch: str, model: Path) -> None:
     report = report_for(arch, "F32")
     engine = Model(model, Mirror(1, 512, ()), n_ctx=448)
     ids = engine.tokenizer().encode(report.prompt.encode(), add_special=True, parse_special=False)
@@ -133,7 +133,7 @@ def test_a_whole_report_is_right_at_temperature_one(arch: str, model: Path) -> N
 
 
 @pytest.mark.parametrize("prompt", [SHORT, "", "thank", "x", " 12", "~ abc"])
-def test_any_prompt_gives_a_whole_report(model: Path, prompt: str) -> None:
+def test_any_prompt_gives_a_complete_report(model: Path, prompt: str) -> None:
     reading = read_report(text_of("fast", model, EXACT, prompt))
     assert (reading.code, reading.complete, reading.prompted) == (0, True, False)
 
@@ -244,6 +244,6 @@ def test_every_mistake_that_a_test_catches_is_in_the_catalogue() -> None:
     assert {name for test in every_test(*OTHERS) for name in test.catches} <= known
 
 
-def test_prerequisite_tests_exist_for_some_architecture() -> None:
+def test_every_prerequisite_test_exists_in_some_architecture() -> None:
     names = {test.name for test in every_test(*ARCHITECTURES)}
     assert {name for test in every_test(*ARCHITECTURES) for name in test.rests_on} <= names

@@ -1,4 +1,4 @@
-"""Acid tests of a SentencePiece tokenizer: each wrong one is named, and nothing else."""
+"""Acid tests of a SentencePiece tokenizer: each wrong tokenizer is named, and nothing else."""
 
 from pathlib import Path
 
@@ -49,7 +49,7 @@ def read(engine: str, model: Path) -> AcidReading:
 
 
 @pytest.mark.parametrize("engine", NAMED)
-def test_a_wrong_tokenizer_is_named_and_every_other_test_is_ok(engine: str, model: Path) -> None:
+def test_wrong_tokenizer_is_named_and_every_other_test_is_ok(engine: str, model: Path) -> None:
     assert f"mutant:{engine}" in WRONG
     reading = read(f"mutant:{engine}", model)
     assert [(a.test, a.says) for a in reading.answers if not a.ok] == [NAMED[engine]]
@@ -57,7 +57,7 @@ def test_a_wrong_tokenizer_is_named_and_every_other_test_is_ok(engine: str, mode
 
 
 @pytest.mark.parametrize("engine", NOT_SEEN)
-def test_fault_that_no_test_sees_says_ok_and_is_not_listed(engine: str, model: Path) -> None:
+def test_fault_that_no_test_covers_gives_ok_and_is_not_listed(engine: str, model: Path) -> None:
     assert read(f"mutant:{engine}", model).code == 0
     assert not any(engine in test.catches for test in TOKENIZER)
 
@@ -66,7 +66,7 @@ def test_every_listed_engine_is_tried() -> None:
     assert {name for test in TOKENIZER for name in test.catches} == {*NAMED}
 
 
-def test_spaces_written_as_stored_are_named(model: Path) -> None:
+def test_engine_that_writes_stored_space_marks_is_named(model: Path) -> None:
     reading = read("mutant:spaces-kept", model)
     assert reading.code == 2
     assert r"'\u2581' for spaces" in reading.problem
@@ -74,7 +74,7 @@ def test_spaces_written_as_stored_are_named(model: Path) -> None:
 
 @pytest.mark.parametrize("parsed", [True, False])
 def test_control_token_in_the_prompt_is_ok_as_token_and_as_text(model: Path, parsed: bool) -> None:
-    """A chat parses the token, a completion has it as text."""
+    """The engine parses the token in a chat. In a completion it reads the token as text."""
     with LocalSession(Adapter.member("fast"), model, EXACT) as session:
         ids = session.ask("tokenize", [PROMPT.encode()], parse_special=parsed)
         assert isinstance(ids, Answered)
@@ -88,7 +88,7 @@ def test_control_token_in_the_prompt_is_ok_as_token_and_as_text(model: Path, par
     assert ("special-tokens ok (as text" in text) is not parsed
 
 
-def test_positions_are_counted_from_the_prompts_token_count(model: Path) -> None:
+def test_positions_are_counted_from_the_length_of_the_prompt(model: Path) -> None:
     with GgufFile.open(model) as file:
         tokenizer = tokenizer_of(file.metadata)
     text, chat = (
@@ -99,6 +99,6 @@ def test_positions_are_counted_from_the_prompts_token_count(model: Path) -> None
 
 
 @pytest.mark.parametrize(("quant", "there"), [("F32", True), ("BF16", True), ("Q4_0", False)])
-def test_quantised_files_lack_room_for_tokenizer_tests(quant: str, there: bool) -> None:
+def test_quantised_files_have_no_room_for_tokenizer_tests(quant: str, there: bool) -> None:
     tests = report_for("llama", quant).tests
     assert any(test.of_tokenizer for test in tests) is there

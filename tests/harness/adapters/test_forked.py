@@ -1,5 +1,5 @@
-"""Many files for a parser that dies of some: every other file is answered, and the death
-reported."""
+"""Many files for a parser that dies on some of them: every other file is answered, and each death
+is reported."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ LIMITS = CostLimits(seconds=0.2)
 
 
 def read(raw: bytes) -> tuple[str, int, str]:
-    """Behave as the file's content says."""
+    """Behave as the content of the file says."""
     if raw == b"dies":
         os.write(2, b"assertion of the parser\n")
         os.kill(os.getpid(), signal.SIGSEGV)
@@ -83,13 +83,13 @@ def test_death_is_reported_only_for_its_file(
     assert found.words[place].startswith(words)
 
 
-def test_memory_is_charged_to_the_file_that_took_it() -> None:
+def test_memory_counts_for_the_file_that_allocated_it() -> None:
     found = answers([b"a", b"eats", b"b", b"eats", b"c"])
     assert (found.peaks > SPARE_MEMORY).tolist() == [False, True, False, True, False]
     assert found.peaks[1] >= 60 * MB
 
 
-def test_many_files_cost_few_processes_and_give_no_reasons() -> None:
+def test_many_files_need_few_processes_and_give_no_reasons() -> None:
     parents = set()
 
     def tell(raw: bytes) -> tuple[str, int, str]:
@@ -101,7 +101,7 @@ def test_many_files_cost_few_processes_and_give_no_reasons() -> None:
     assert found.words == {}
 
 
-def test_file_that_never_ends_has_hung() -> None:
+def test_file_without_an_end_counts_as_hung() -> None:
     found = parse_answer(parse_forked(read, [b"a", b"sleeps", b"b"], CostLimits(seconds=0.03)), 3)
     assert [found.ending(i) for i in range(3)] == ["accepted", "hung", "accepted"]
     assert found.words == {1: "was killed by SIGALRM"}

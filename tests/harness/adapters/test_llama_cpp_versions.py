@@ -1,4 +1,5 @@
-"""Names of llama.cpp in other versions: a missing one is unanswerable, never a crash."""
+"""Functions of llama.cpp in other versions: a missing function makes a question unanswerable, and
+is never a crash."""
 
 import ctypes
 from types import SimpleNamespace
@@ -26,7 +27,7 @@ def module(**names: Any) -> Any:
     return SimpleNamespace(_lib=SimpleNamespace(), **names)
 
 
-def test_a_newer_name_finds_the_older_function() -> None:
+def test_newer_name_finds_the_older_function() -> None:
     for prefix in ("llama_kv_self", "llama_kv_cache", "llama_memory"):
         binding = Binding(module(**{f"{prefix}_seq_rm": lambda *args: args}), OLD)
         assert binding.llama_memory_seq_rm("memory", 0, 1, 2) == ("memory", 0, 1, 2)
@@ -49,7 +50,7 @@ def test_function_that_a_version_lacks_is_unsupported_by_name(name: str) -> None
         getattr(Binding(module(), OLD), name)
 
 
-def test_missing_function_says_so_when_called() -> None:
+def test_missing_function_raises_an_error_when_called() -> None:
     library = ctypes.CDLL(None)
     declare(library, {"abs": (ctypes.c_int, ctypes.c_int), "ggml_none": (None,)}, OLD)
     assert library.abs(-3) == 3

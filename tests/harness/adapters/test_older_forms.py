@@ -10,7 +10,7 @@ from tests.shadow_nodes import BUILD, node, normal, params
 
 
 def test_scan_without_a_state_count_keeps_the_last() -> None:
-    """0.3.16 has no such parameter."""
+    """The node of version 0.3.16 has no such parameter."""
     seqs, tokens, heads, dim, size = 1, 3, 2, 1, 4
     sources = (
         normal(1, seqs, heads, dim, size),
@@ -44,7 +44,7 @@ def writes_unseen(address: int) -> bool:
 def test_node_shows_its_destination_if_no_source_does(
     sources: list[int], view_of: int | None, unseen: bool
 ) -> None:
-    """The tensors are the cache, two others, a view of the cache, and the node."""
+    """The tensors are the cache, two other tensors, a view of the cache, and the node."""
     held = np.zeros(5, TENSOR)
     at = [held.ctypes.data + i * TENSOR.itemsize for i in range(5)]
     held["view_src"][3] = at[0]

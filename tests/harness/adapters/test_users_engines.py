@@ -1,4 +1,4 @@
-"""A user's Python class is an engine, run in its own process and never trusted."""
+"""A user's Python class is an engine. It runs in its own process and is untrusted."""
 
 import importlib
 import shutil
@@ -65,7 +65,9 @@ def why(engine: str, model: Path | None = None) -> str:
 # --- files and modules ----------------------------------------------------------------------------
 
 
-def test_class_in_a_file_is_asked_only_for_its_own_methods(model: Path, tmp_path: Path) -> None:
+def test_class_in_a_file_is_asked_only_for_methods_that_it_defines(
+    model: Path, tmp_path: Path
+) -> None:
     found = checked(model, f"adapter:{written(tmp_path, HONEST)}")
     status = {v.suite: v.status for v in found}
     assert status.pop("shadow") == "excused"  # of the oracle alone
@@ -103,7 +105,7 @@ def test_a_file_may_import_its_neighbours(model: Path, tmp_path: Path) -> None:
         assert isinstance(session.ask("describe"), Answered)
 
 
-def test_file_with_several_classes_needs_one_named(tmp_path: Path) -> None:
+def test_file_with_several_classes_needs_the_name_of_one(tmp_path: Path) -> None:
     path = written(tmp_path, EMPTY.format("A", "a") + EMPTY.format("B", "b"))
     assert f"several engines: A, B; name one: {path}:A" in why(f"adapter:{path}")
     assert "has no engine 'C' (known: A, B)" in why(f"adapter:{path}:C")
@@ -127,7 +129,7 @@ def test_file_with_several_classes_needs_one_named(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_failed_import_is_one_sentence(source: str, words: str, tmp_path: Path) -> None:
+def test_failed_import_is_reported_in_one_sentence(source: str, words: str, tmp_path: Path) -> None:
     said = why(f"adapter:{written(tmp_path, source)}")
     assert words in said
     assert "Traceback" not in said
@@ -140,7 +142,7 @@ def test_failed_import_is_one_sentence(source: str, words: str, tmp_path: Path) 
         ("(self, *a): raise KeyError('no licence')", "KeyError: 'no licence'"),
     ],
 )
-def test_failing_constructor_is_a_crash_with_the_users_lines(
+def test_failing_constructor_is_a_crash_that_shows_the_users_lines(
     init: str, words: str, tmp_path: Path
 ) -> None:
     source = "from lockstep.harness.adapters.base import Adapter\nclass Mine(Adapter):\n"
@@ -170,7 +172,7 @@ def test_modified_engine_of_ours_shows_its_tensors(model: Path, tmp_path: Path) 
     assert trace.status == "agreed"
 
 
-def test_file_that_only_imports_the_base_defines_no_engine(tmp_path: Path) -> None:
+def test_file_that_only_imports_the_base_class_defines_no_engine(tmp_path: Path) -> None:
     source = "from lockstep.harness.adapters.base import Adapter\n"
     said = why(f"adapter:{written(tmp_path, source)}")
     assert "defines no subclass" in said
@@ -206,7 +208,7 @@ def test_engine_output_goes_to_its_log(model: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Provide a package that registers two names, one of which is ours."""
+    """Provide a package that registers two engine names, one of which is ours."""
     written(tmp_path, HONEST, "their_engine.py")
     info = tmp_path / "their_engine-1.dist-info"
     info.mkdir()
@@ -259,7 +261,7 @@ def test_two_packages_with_one_name_are_refused(tmp_path: Path) -> None:
 # --- the command line -----------------------------------------------------------------------------
 
 
-def test_option_takes_an_engine_with_a_prefix(
+def test_option_accepts_an_engine_with_a_prefix(
     model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = written(tmp_path, HONEST)
@@ -273,7 +275,7 @@ def test_option_takes_an_engine_with_a_prefix(
     assert "--adapter and --engine both name" in capfd.readouterr().err
 
 
-def test_crash_is_not_a_missing_engine(model: Path, tmp_path: Path) -> None:
+def test_crash_is_not_reported_as_a_missing_engine(model: Path, tmp_path: Path) -> None:
     path = written(tmp_path, "import os\nos._exit(3)\n")
     with Runner(time_limit=60).open(f"adapter:{path}", model, EXACT) as session:
         assert isinstance(session.ask("describe"), Crashed)

@@ -1,4 +1,5 @@
-"""Every question has a form for its answer, in this process and from another."""
+"""Every question demands a form for its answer, from an engine in this process and from another
+process."""
 
 import re
 from collections.abc import Iterator
@@ -39,13 +40,13 @@ def apart() -> Iterator[Session]:
 @pytest.mark.parametrize(
     ("question", "args", "text"),
     [
-        ("evaluate", (Request(batches=(Batch.of([1, 2]),)),), "those of 1 batches, got a tuple"),
+        ("evaluate", (Request(batches=(Batch.of([1, 2]),)),), "answers for 1 batches, got a tuple"),
         ("dequantize", ("I8", np.zeros(4, np.uint8)), r"shape \(4,\), got float32 of shape \(3,\)"),
-        ("greedy", ([1, 2], 2), "a generator may not cross"),
+        ("greedy", ([1, 2], 2), "a generator cannot be sent"),
         ("describe", (), "version must be .*str.*, got a NoneType"),
     ],
 )
-def test_isolated_engine_is_checked_for_lies_too(
+def test_answers_of_an_isolated_engine_are_checked_too(
     question: str, args: Any, text: str, apart: Session
 ) -> None:
     outcome = apart.ask(question, *args)
@@ -205,7 +206,7 @@ ASKED: dict[str, tuple[tuple[Any, ...], Any, list[Any]]] = {  # arguments, an an
 
 
 @pytest.mark.parametrize("question", ASKED)
-def test_question_outside_all_suites_has_a_form(question: str) -> None:
+def test_question_that_no_suite_asks_has_a_form(question: str) -> None:
     args, honest, lies = ASKED[question]
     assert isinstance(Saying(honest).ask(question, *args), Answered)
     for lie in lies:

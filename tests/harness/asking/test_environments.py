@@ -1,4 +1,5 @@
-"""Other versions of an engine: environments are built completely or not at all, with the reason."""
+"""Other versions of an engine: an environment is built completely or not at all, and a failure has
+a reason."""
 
 import io
 import re
@@ -75,7 +76,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def sdist(tmp_path: Path) -> Sdist:
-    """Put a version where pip finds it."""
+    """Return a function that puts a version where pip finds it."""
 
     def make(version: str, module: str = "", broken: bool = False) -> None:
         backend = BACKEND.replace("VERSION", version).replace("BROKEN", str(broken))
@@ -141,7 +142,7 @@ def test_version_can_be_built_listed_used_and_removed(sdist: Sdist, cache: Path)
     ],
     ids=["unknown version", "broken build", "broken library"],
 )
-def test_unavailable_version_is_one_sentence_and_leaves_nothing(
+def test_unavailable_version_gives_one_sentence_and_leaves_no_files(
     sdist: Sdist, cache: Path, version: str, module: str, broken: bool, says: str
 ) -> None:
     sdist(version, module, broken)
@@ -178,7 +179,7 @@ def test_published_version_names_are_accepted(version: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["reference@1", "gguf-py@0.18.0", "mutant:wrong-eps@2"])
-def test_single_version_engines_say_so(name: str) -> None:
+def test_engine_with_a_single_version_refuses_another(name: str) -> None:
     with pytest.raises(Unsupported, match="has no other versions"):
         Runner().open(name, None, EXACT)
 
@@ -200,7 +201,8 @@ def test_a_version_is_asked_through_the_same_adapter() -> None:
 
 
 def test_worker_prefers_the_packages_of_its_environment(cache: Path) -> None:
-    """`describe` reports the loaded llama_cpp: a stand-in, though another one is installed."""
+    """`describe` reports the loaded llama_cpp, which is a stand-in, although the real package is
+    installed too."""
     folder = folder_of(NAME)
     make = [sys.executable, "-m", "venv", "--without-pip", str(folder)]
     subprocess.run(make, check=True)
@@ -223,7 +225,7 @@ class Stranger(Session):
         return Answered(value=info, seconds=0.0)
 
 
-def test_environment_with_another_version_is_no_oracle() -> None:
+def test_environment_with_another_version_is_not_used_as_oracle() -> None:
     with pytest.raises(BadInput, match=r"llama\.cpp@0\.3\.8 holds llama-cpp-python 0\.3\.36"):
         describe_engine(Stranger())
 
@@ -239,7 +241,7 @@ def test_environment_with_another_version_is_no_oracle() -> None:
     ],
     ids=" ".join,
 )
-def test_missing_version_is_one_line_and_exit_code_2(
+def test_missing_version_gives_one_line_and_exit_code_2(
     command: tuple[str, ...], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def build(*_: object) -> None:

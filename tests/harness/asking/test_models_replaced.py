@@ -1,5 +1,5 @@
-"""A model path that is no longer a file is not opened: a pipe would block an engine past any
-limit."""
+"""A model path that is no longer a file is not opened, because a pipe would block an engine beyond
+any time limit."""
 
 import os
 from pathlib import Path
@@ -31,7 +31,7 @@ class Mine(FastEngine):
 
 
 @pytest.mark.parametrize("engine", ["llama.cpp", "gguf-py", "reference"])
-def test_pipe_in_the_place_of_a_model_is_refused_at_once(engine: str, tmp_path: Path) -> None:
+def test_pipe_in_place_of_a_model_is_refused_at_once(engine: str, tmp_path: Path) -> None:
     model = builtin("f32", tmp_path)
     with Runner(time_limit=LONG_SECONDS).open(engine, model, EXACT) as session:
         model.unlink()
@@ -40,7 +40,7 @@ def test_pipe_in_the_place_of_a_model_is_refused_at_once(engine: str, tmp_path: 
             session.ask("metadata")
 
 
-def test_pipe_under_an_open_model_is_refused_at_once(tmp_path: Path) -> None:
+def test_pipe_that_replaces_an_open_model_is_refused_at_once(tmp_path: Path) -> None:
     model = builtin("f32", tmp_path)
     with Runner(time_limit=LONG_SECONDS).open("gguf-py", model, EXACT) as session:
         assert isinstance(session.ask("describe"), Answered)

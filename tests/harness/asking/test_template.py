@@ -1,4 +1,4 @@
-"""The process that forks workers: its loaded modules; and workers without it."""
+"""The process that forks workers and its loaded modules, and workers that start without it."""
 
 import os
 import re
@@ -18,8 +18,8 @@ from tests.harness.context.test_runner import PATIENT, comes_true, is_running, w
 
 
 def test_llama_cpp_threads_in_a_fork_sleep_while_they_wait() -> None:
-    """libgomp reads it once, when it is loaded, and prints it. If it comes too late, workers that
-    share processors starve each other."""
+    """libgomp reads this variable once, when it is loaded, and prints it. If the variable is set
+    too late, workers that share processors slow each other down."""
     wanted = os.environ | {"OMP_DISPLAY_ENV": "verbose"}
     wanted.pop("OMP_WAIT_POLICY", None)
     wanted.pop("GOMP_SPINCOUNT", None)
@@ -35,7 +35,7 @@ def test_llama_cpp_threads_in_a_fork_sleep_while_they_wait() -> None:
 
 @pytest.fixture
 def own_template(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Yield the process id of a template for this test alone."""
+    """Yield the process id of a template that belongs to this test alone."""
     monkeypatch.setattr(template, "KEPT", [])
     with template.keep_template():
         if not template.KEPT:
@@ -46,7 +46,7 @@ def own_template(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 def test_workers_are_forks_for_any_number_of_blas_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A user's tests set no such variable."""
+    """A user's tests do not set the variable for the number of BLAS threads."""
     monkeypatch.delenv(BLAS, raising=False)
     monkeypatch.setattr(template, "KEPT", [])
     with template.keep_template(), PATIENT.open("fake", None, EXACT) as session:
@@ -57,7 +57,7 @@ def test_workers_are_forks_for_any_number_of_blas_threads(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_workers_start_by_themselves_if_the_template_died_or_hangs(
+def test_workers_start_without_a_dead_or_hanging_template(
     number: signal.Signals, own_template: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(template, "SECONDS", 0.2)
@@ -73,7 +73,8 @@ def test_workers_start_by_themselves_if_the_template_died_or_hangs(
 def test_next_question_is_answered_if_template_and_worker_died(
     own_template: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next question reaps it. Its id may be reused by then, and must not be killed."""
+    """The next question reaps the worker. Another process may have its id by then, and must not be
+    killed."""
     killed: list[int] = []
     kill = os.killpg
     with PATIENT.open("fake", None, EXACT) as session:

@@ -1,4 +1,4 @@
-"""Messages about questions that timed out, and the rule for repeating them."""
+"""Messages about questions that timed out, and the rule for asking them again."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,7 +19,7 @@ OTHER = Request(batches=(Batch.of([1, 2, 9]), Batch.of([4], start=3)))
 
 
 class InTurn(LocalSession):
-    """An engine that gives these outcomes one after the other."""
+    """An engine that returns these outcomes one after the other."""
 
     def __init__(self, *outcomes: Outcome) -> None:
         super().__init__(Reference, None, EXACT)
@@ -45,7 +45,7 @@ LATE = TimedOut(seconds=300.0)
         ("tokenize", ([b"text"],), "SECONDS allows more time)"),
     ],
 )
-def test_timeout_says_for_how_many_tokens_and_how_to_ask_for_fewer(
+def test_timeout_states_the_number_of_tokens_and_the_option_for_fewer(
     question: str, args: tuple[Any, ...], words: str
 ) -> None:
     outcome = InTurn(LATE).ask(question, *args)
@@ -58,14 +58,14 @@ def test_question_states_its_length_once() -> None:
     assert text == "mine did not answer logits for 4 tokens in batches of 3, 1 within 300 s"
 
 
-def test_run_that_was_late_twice_is_not_asked_again_with_tensors() -> None:
+def test_run_that_timed_out_twice_is_not_asked_again_with_tensors() -> None:
     session = InTurn(LATE, LATE)
     for request in (RUN, SHOWN):
         assert AGAIN not in no_answer("mine", "evaluate", session.ask("evaluate", request)).summary
     assert AGAIN in no_answer("mine", "evaluate", session.ask("evaluate", SHOWN)).summary
 
 
-def test_other_run_and_a_run_late_once_are_asked_again() -> None:
+def test_other_run_or_run_that_timed_out_once_is_asked_again() -> None:
     crash = Answered(value=None, seconds=1.0)
     session = InTurn(LATE, crash, LATE, LATE, LATE)
     session.ask("evaluate", RUN)
@@ -79,7 +79,7 @@ def test_other_run_and_a_run_late_once_are_asked_again() -> None:
 def beside(
     seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[tuple[Outcome, Outcome], list[str]]:
-    """Ask an oracle that takes so many seconds, and a subject that is late once."""
+    """Ask an oracle that takes this number of seconds, and a subject that is late once."""
     asked: list[str] = []
 
     def ask(who: str, *outcomes: Outcome) -> Callable[[], Outcome]:
@@ -99,7 +99,7 @@ def beside(
     return asked_beside(ask("oracle", found), ask("subject", LATE, found)), asked
 
 
-def test_engine_late_beside_slow_oracle_gets_a_second_try_alone(
+def test_engine_late_during_a_slow_oracle_run_is_asked_again_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (_, subject), asked = beside(200.0, monkeypatch)
@@ -107,7 +107,7 @@ def test_engine_late_beside_slow_oracle_gets_a_second_try_alone(
     assert asked.count("subject") == 2
 
 
-def test_engine_late_while_nearly_alone_is_not_waited_for_again(
+def test_engine_late_while_nearly_alone_is_not_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (_, subject), asked = beside(1.0, monkeypatch)

@@ -1,4 +1,5 @@
-"""Benchmarks: measured engines, turns and results. Never the speed itself."""
+"""Benchmarks: the engines measured, their turns and their results. No test judges the speed
+itself."""
 
 import json
 import math
@@ -32,7 +33,7 @@ OURS, GGML, GGUF = "reference", "llama.cpp", "gguf-py"
 
 
 class Stopwatch(Session):
-    """A stopwatch that answers with the given seconds in order, and repeats the last."""
+    """A stopwatch that returns the given seconds in order, and repeats the last."""
 
     def __init__(self, name: str, seconds: list[float], log: list[tuple[str, int]]) -> None:
         self.name, self.seconds, self.log = name, seconds, log
@@ -70,7 +71,7 @@ def test_engine_without_a_decoder_is_asked_once_and_has_no_rate() -> None:
     assert row.ratio((OURS, 1), (GGUF, 1)) is None
 
 
-def test_bench_without_our_own_decoder_measures_nothing() -> None:
+def test_bench_without_our_own_decoder_is_refused() -> None:
     with pytest.raises(BadInput, match="no decoder"):
         measured({OURS: [], GGML: [1.0], GGUF: [1.0]})
 
@@ -95,7 +96,7 @@ def test_broken_promises_name_the_types_responsible() -> None:
     assert "promised 1.5: reached" in in_words(mean)
 
 
-def test_type_without_a_ggml_decoder_is_in_no_promise_about_ggml() -> None:
+def test_promise_about_ggml_leaves_out_types_without_a_ggml_decoder() -> None:
     rows = [
         *rows_of(("A", 8.0, 16.0, 4.0)),
         BenchRow(target="F64", rates={(OURS, 1): 1, (OURS, 2): 1}),
@@ -107,14 +108,15 @@ def test_type_without_a_ggml_decoder_is_in_no_promise_about_ggml() -> None:
     assert threads.below == ("F64",)
 
 
-def test_a_mean_of_ratios_is_geometric() -> None:
+def test_mean_of_ratios_is_geometric() -> None:
     assert geometric_mean([0.5, 2.0]) == pytest.approx(1.0)
     assert math.isnan(geometric_mean([]))
 
 
 @pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
 def test_bench_decodes_ordinary_numbers(kind: type[WeightFormat]) -> None:
-    """Random halves would be NaN or infinite now and then, which some code is slow on."""
+    """Random half-precision numbers would sometimes be NaN or infinite, and some code is slow on
+    these."""
     raw = blocks_of(kind, 4096, seed=0)
     assert kind.whole_blocks(raw) * kind.weights == 4096
     if "d" in (kind.layout.names or ()) and kind.layout["d"].kind == "f":
@@ -125,7 +127,7 @@ def test_bench_decodes_ordinary_numbers(kind: type[WeightFormat]) -> None:
 # --- timing ---------------------------------------------------------------------------------
 
 
-def test_the_first_call_warms_up_and_another_is_always_timed() -> None:
+def test_first_call_is_not_timed_and_a_later_call_is() -> None:
     pieces = pieces_of(np.zeros(8, np.uint8), (1, 1), 1)
     calls: list[Piece] = []
     assert 0 <= seconds_each(calls.append, pieces, 0.0) < float("inf")
@@ -133,7 +135,8 @@ def test_the_first_call_warms_up_and_another_is_always_timed() -> None:
 
 
 def test_rate_counts_the_calls_of_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time of a call would be wrong, because it is the same with two threads as with one."""
+    """The time of a single call would be wrong, because it is the same with two threads as with
+    one."""
     turns = [(0.0, 1.0, 3), (0.5, 2.0, 5)]
     monkeypatch.setattr(_timing, "repeat_work", lambda work, seconds: turns.pop())
     pieces = pieces_of(np.zeros(8, np.uint8), (1, 1), 2)
@@ -166,7 +169,7 @@ def test_error_in_a_thread_is_raised_without_blocking_the_others() -> None:
 # --- the command ----------------------------------------------------------------------------
 
 
-def test_a_table_has_a_dash_where_an_engine_has_no_decoder() -> None:
+def test_table_has_a_dash_if_an_engine_has_no_decoder() -> None:
     rows = [BenchRow(target="Q1_0", rates={(OURS, 1): 2e9, (OURS, 2): 3e9, (GGML, 1): 1e9})]
     table = table_of(bench_named("quants"), rows)
     cells = [next(iter(column.cells)) for column in table.columns]
@@ -222,7 +225,7 @@ def test_the_cost_of_capture_is_measured_on_a_prompt_and_on_single_tokens() -> N
     assert all(row["capture x1"] > 0 for row in figures["rows"])
 
 
-def test_refusing_engine_is_not_compared_with_one_that_was_not_asked() -> None:
+def test_refusal_in_a_bench_is_not_compared_with_another_engine() -> None:
     said = str(why_unmeasured("fast", "evaluate", Rejected(message="no such architecture")))
     assert said == "fast refuses: no such architecture"
     assert "cannot answer" in str(why_unmeasured("fast", "evaluate", Unanswerable(message="no")))

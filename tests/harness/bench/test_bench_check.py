@@ -1,4 +1,4 @@
-"""`bench check`: the distribution of a check's time, for our own engine or another."""
+"""`bench check`: how a check spends its time, with our own engine or another."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ def test_phases_of_a_check_add_up_to_its_time() -> None:
     assert "suite trace" in said
 
 
-def test_named_engine_is_asked() -> None:
+def test_bench_check_measures_the_named_engine() -> None:
     with pytest.raises(BadInput, match="no engine named 'honest:nosuch'"):
         list(bench_named("check").run(replace(PLAN, engine="honest:nosuch"), lambda *_: None))
 

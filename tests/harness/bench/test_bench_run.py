@@ -1,4 +1,4 @@
-"""`bench run`: its rows and its promises; no time is judged."""
+"""`bench run`: its rows and its promises. No test judges times."""
 
 import json
 
@@ -27,11 +27,11 @@ def test_run_promises_half_of_prompt_speed_and_nine_tenths_of_token_speed(
     assert promised(target, ours, 100.0) == [kept]
 
 
-def test_model_with_tokens_in_no_time_gets_no_promise() -> None:
+def test_model_with_unmeasurably_fast_tokens_gets_no_promise() -> None:
     assert promised(STEPS, 1.0, 1000.0) == []
 
 
-def test_a_prompt_and_single_tokens_are_measured_of_both_engines() -> None:
+def test_prompt_and_single_tokens_are_measured_for_both_engines() -> None:
     pytest.importorskip("llama_cpp", reason="no llama_cpp: nothing was measured beside it")
     done = CliRunner().invoke(app, ["run", "builtin:q8_0", "--rounds", "1", "--json", "-q"])
     assert done.exit_code == 0, done.output

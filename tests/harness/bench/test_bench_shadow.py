@@ -1,4 +1,4 @@
-"""`bench shadow`: its rows and its promise; no time is judged."""
+"""`bench shadow`: its rows and its promise. No test judges times."""
 
 import os
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_capture_is_promised_within_three_decodes_and_a_copy(captured: float, ke
 
 
 @pytest.mark.parametrize("before", [None, "passive"])
-def test_user_decides_about_spinning_threads(
+def test_users_setting_of_spinning_threads_stays(
     before: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(WAITING, raising=False)

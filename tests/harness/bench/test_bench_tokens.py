@@ -1,4 +1,4 @@
-"""`bench tokens`: its texts, its rows and its promises; no time is judged."""
+"""`bench tokens`: its texts, its rows and its promises. No test judges times."""
 
 from collections import Counter
 from pathlib import Path
@@ -22,7 +22,7 @@ def test_prose_is_seeded_of_the_requested_length_and_repetitive() -> None:
     assert any(not word.isascii() for word in words)
 
 
-def test_a_long_word_is_one_word_and_not_regular() -> None:
+def test_long_word_is_a_single_word_without_a_pattern() -> None:
     word = long_word(50_000, seed=1)
     assert len(word) == 50_000
     assert word.isalpha()
@@ -51,7 +51,7 @@ def test_each_target_is_measured_on_prose_and_on_a_word_at_two_lengths() -> None
         ((50.0, 10.0), (1.0, 4.0), [True, False]),  # a quarter of the speed: quadratic
     ],
 )
-def test_promises_are_half_of_llama_cpps_speed_and_no_quadratic_time(
+def test_bench_promises_half_of_llama_cpps_speed_and_no_quadratic_time(
     prose_rates: tuple[float, float], word_rates: tuple[float, float], kept: list[bool]
 ) -> None:
     whole, part = word_rates

@@ -1,4 +1,4 @@
-"""`bisect` finds the faults of `check`, or reports that no op is guilty."""
+"""`bisect` finds the faults that `check` finds, or reports that no op is wrong."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ import_members("lockstep.harness.mutants")
 
 
 class ReplacesBytes(Reference, name="bisect: replaces bytes"):
-    """An engine that replaces invalid UTF-8 by U+FFFD before it makes tokens."""
+    """An engine that replaces invalid UTF-8 by U+FFFD before it tokenizes."""
 
     def tokenize(self, texts: Sequence[bytes], **flags: bool) -> list[list[int]]:
         whole = [text.decode("utf-8", "replace").encode() for text in texts]
@@ -44,10 +44,11 @@ def test_fault_after_64_cells_is_found_in_a_longer_run_and_confirmed(tmp_path: P
     assert found.patched.confirms
 
 
-def test_op_wrong_only_after_the_prompt_is_in_the_list_of_layers(
+def test_list_of_layers_shows_an_op_that_is_wrong_after_the_prompt(
     tmp_path: Path,
 ) -> None:
-    """The list once called every layer right, though an op was named below it."""
+    """An earlier version called every layer right in the list, although it named a wrong op
+    below."""
     found, words = bisected("mutant:cache-batch-sees-itself-alone", tmp_path)
     assert found.first is not None
     assert found.first.site.step == 1
@@ -83,14 +84,14 @@ def test_bisect_reports_a_wrong_tokenizer(tmp_path: Path) -> None:
 
 
 def test_text_beyond_unicode_is_named_with_its_flags(tmp_path: Path) -> None:
-    """The message once named no flags, and expected a BOS."""
+    """An earlier message named no flags, and expected a BOS."""
     found, words = bisected("mutant:bos-missing", tmp_path)
     assert found.exit_code == NO_OP
     assert "encode_beyond_unicode (add_special): 1 of 1 inputs differ" in words
     assert "encode (no flags)" not in words
 
 
-def test_bisect_finds_a_prompt_taken_for_the_one_before(tmp_path: Path) -> None:
+def test_bisect_finds_a_prompt_that_is_mistaken_for_the_previous_one(tmp_path: Path) -> None:
     found, _ = bisected("mutant:state-logits-of-last-call", tmp_path)
     assert found.exit_code in (1, NO_OP)
 

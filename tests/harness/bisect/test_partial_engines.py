@@ -1,4 +1,4 @@
-"""Engines that show and replace only some tensors: hidden ones are not compared, and accuse no
+"""Engines that show and replace only some tensors. Hidden tensors are not compared, and accuse no
 engine."""
 
 from collections.abc import Sequence
@@ -74,7 +74,7 @@ def test_honest_engine_with_few_tensors_is_not_accused(
         assert [v.status for v in found if v.suite == "trace"] == ["agreed"]
 
 
-def test_engine_that_shows_nothing_conforms_in_nothing(tmp_path: Path) -> None:
+def test_engine_that_shows_no_tensor_does_not_conform(tmp_path: Path) -> None:
     found = verdicts_of(builtin("f32", tmp_path), SHOWS_NOTHING)
     assert statuses(found) == {"not-applicable"}
     assert exit_code(found) == 3
@@ -103,7 +103,7 @@ RENAMED = made("test:renamed", Partial, shown=HOOKS, withheld=OTHERS)
 def test_engine_with_other_tensor_names_does_not_conform(tmp_path: Path) -> None:
     found = verdicts_of(builtin("f32", tmp_path), RENAMED, ("trace",))
     (gap,) = (v for v in found if v.status == "not-compared")
-    assert "says that it shows these, and does not" in gap.summary
+    assert "offers these nodes and does not show them" in gap.summary
     assert all(name in gap.summary for name in HOOKS[4:])
     assert exit_code(found) == 3
 

@@ -1,4 +1,5 @@
-"""Programs of greedy tokens, lists or text alone that answer differently with several threads."""
+"""Programs that show only greedy tokens, lists or text, and answer differently with several
+threads."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -69,7 +70,7 @@ def suite(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def asked(suite: str, tmp_path: Path) -> Asked:
-    """Return all verdicts on a program that is wrong if WHEN holds, and starts normally."""
+    """Return all verdicts on a program that starts normally, and is wrong if WHEN is true."""
     model = builtin("f32", tmp_path)
     level, answer, wrong, _ = ANSWERS[suite]
 

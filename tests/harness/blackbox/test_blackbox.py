@@ -1,4 +1,4 @@
-"""Engines without tensors: the faulty layer and part, from logits alone."""
+"""Engines without tensors: the black box finds the faulty layer and part from logits alone."""
 
 from dataclasses import replace
 from itertools import count
@@ -105,7 +105,8 @@ def an_eighth(raw: NDArray[np.uint8], _: Any) -> None:
 
 
 def test_eps_is_not_taken_for_the_embedding_if_embeddings_are_small(tmp_path: Path) -> None:
-    """Stories260K has such embeddings. With larger ones, powers of two, no eps counts."""
+    """The model Stories260K has such embeddings. With larger ones, powers of two, eps has no
+    effect."""
     path, tensor = builtin("f32", tmp_path), "token_embd.weight"
     small_ones = copy_with(path, tmp_path / "small.gguf", tensor, an_eighth)
     found = bisected(small_ones, tmp_path / "made", engine="mutant:wrong-eps")
@@ -144,8 +145,8 @@ class WithScaledSinks(Reference, name="test:sinks-scaled-as-scores"):
     ],
 )
 def test_fault_of_a_gpt_oss_is_named(engine: str, part: str, tmp_path: Path) -> None:
-    """gpt-oss calls its norm before the FFN post_attention_norm, so it was made larger. All gates
-    were then clamped. Engines agreed there, and eps was named."""
+    """gpt-oss names its norm before the FFN post_attention_norm, so an earlier version enlarged
+    this norm. Then all gates were clamped, the engines agreed, and eps was named."""
     path = one_layer_of("gpt-oss", tmp_path)
     found = bisected(path, tmp_path / "made", engine=engine, oracle="llama.cpp")
     assert faults(found) == {0: [part]}
@@ -195,7 +196,7 @@ ADDS = {
 
 
 @pytest.mark.parametrize("arch", ADDS)
-def test_sum_of_a_layer_is_recognised_by_its_tensors(arch: str) -> None:
+def test_tensors_that_add_to_the_residual_stream_are_recognised(arch: str) -> None:
     stems, expected = (words.split() for words in ADDS[arch])
     assert what_adds(stems) & set(stems) == set(expected)
 
@@ -228,8 +229,9 @@ class KnowsNoOtherHead(Reference, name="test:the-head-is-the-table"):
         return model
 
 
-def test_tied_model_names_no_head(tmp_path: Path) -> None:
-    """An engine that was asked with changed embeddings also had another head, and differed."""
+def test_black_box_names_no_head_of_a_tied_model(tmp_path: Path) -> None:
+    """An earlier version gave the engine changed embeddings. This also changed its head, so it
+    differed."""
     path = written(tmp_path, n_layer=1, tied=True)
     off = with_changed_weight(path, tmp_path / "off.gguf", "blk.0.ffn_down.weight", 3, 5, 0.5)
     engine = "test:the-head-is-the-table"
@@ -246,8 +248,9 @@ class OtherEachTime(Reference, name="test:other-each-time"):
         return replace(right, logits=tuple(x * factors.astype(np.float32) for x in right.logits))
 
 
-def test_engine_with_runs_that_differ_gets_no_part_named(tmp_path: Path) -> None:
-    """Each bisection named another part: eps, the output norm, or the embedding."""
+def test_black_box_names_no_part_if_runs_of_an_engine_differ(tmp_path: Path) -> None:
+    """Each bisection of this engine would name another part: eps, the output norm, or the
+    embedding."""
     path = written(tmp_path, n_layer=1)
     found = bisected(path, tmp_path / "made", engine="test:other-each-time")
     assert faults(found) == {}
@@ -279,7 +282,7 @@ def test_nan_survives_zeros_and_is_not_blamed_on_the_head(
 
 
 class TurnsOnlyInModelsOfTwo(Mirror):
-    """Engine whose fault depends on the number of layers, so no slice has it."""
+    """An engine whose fault depends on the number of layers, so no slice shows the fault."""
 
     def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
         return super().rms_norm(x, weight, eps) * np.float32(self.size)
@@ -302,7 +305,7 @@ def test_fault_by_layer_number_is_reported(tmp_path: Path) -> None:
     assert found.exit_code == 1
 
 
-def test_engine_with_lists_is_bisected_by_them(tmp_path: Path) -> None:
+def test_engine_with_lists_is_bisected_by_its_lists(tmp_path: Path) -> None:
     path = builtin("f32", tmp_path)
     found = bisected(path, tmp_path / "made", engine="lists: no scale")
     assert set(faults(found)) == {0, 1}
@@ -312,7 +315,7 @@ def test_engine_with_lists_is_bisected_by_them(tmp_path: Path) -> None:
 
 
 def test_untested_weights_are_not_reported_as_agreeing(tmp_path: Path) -> None:
-    """The summary of an engine with only tokens had claimed agreeing weights."""
+    """An earlier summary on an engine with only tokens claimed that the weights agree."""
     path = builtin("f32", tmp_path)
     of_tokens = made("greedy: honest", levels=("greedy",))
     for engine, weights in ((of_tokens, False), ("reference", True)):
@@ -323,8 +326,8 @@ def test_untested_weights_are_not_reported_as_agreeing(tmp_path: Path) -> None:
 
 
 def test_check_locates_a_wrong_eps_that_only_tokens_show(tmp_path: Path) -> None:
-    """A token's choice shows no eps outside the layers, and an ordinary slice no eps within
-    them."""
+    """The choice of a token shows no eps outside the layers, and an ordinary slice shows no eps
+    within them."""
     path = builtin("f32", tmp_path)
     found = bisected(path, tmp_path / "made", engine=GREEDY_WITH_OTHER_EPS)
     assert found.whole.status == "agreed"
@@ -378,7 +381,7 @@ def test_lens_of_any_type_finds_one_wrong_nibble(kind: str, tmp_path: Path) -> N
 
 
 def test_tensor_off_by_a_thousandth_is_named_with_its_layer(tmp_path: Path) -> None:
-    """The logits of the whole model do not show it."""
+    """The logits of the whole model do not show the fault."""
     path, tensor = written(tmp_path, quant="Q4_1", n_layer=3), "blk.1.ffn_up.weight"
     other = copy_with(path, tmp_path / "other.gguf", tensor, scaled)
     found = bisected(path, tmp_path / "made", subject_model=other)

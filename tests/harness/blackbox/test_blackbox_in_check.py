@@ -1,4 +1,5 @@
-"""`check` of an engine without tensors: the F32 twin for its graph, lenses for its weights."""
+"""`check` of an engine without tensors: it tests the graph with the F32 twin, and the weights with
+lenses."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -35,7 +36,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def one_lens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ask about one lens of each type only."""
+    """Use only one lens of each type."""
     monkeypatch.setattr(in_check, "LENSES", 1)
 
 
@@ -84,24 +85,24 @@ def test_wrong_graph_differs_on_the_twin_and_its_weights_agree(model: Path) -> N
 
 
 def test_engine_wrong_after_the_layers_is_not_accused_of_its_weights(model: Path) -> None:
-    """Lenses show the weights through the last norm and the head."""
+    """Lenses show the weights only through the last norm and the head."""
     found = list(verdicts(plan_of(model, engine="mutant:last-norm-missing")))
     (twin,) = [v for v in found if v.status == "diverged"]
     assert twin.summary.startswith("the F32 twin: ")
     assert any(v.status == "not-applicable" and NO_LENS in v.summary for v in found)
 
 
-def test_large_model_is_asked_in_slices(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_model_is_tested_in_slices(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(whole, "LARGEST_TWIN", 0)
     found = [v for v in verdicts(plan_of(model)) if "slice" in v.summary]
     assert [v.status for v in found] == ["agreed"] * len(found)
     assert len(found) == 5  # twice without layers, and three layers
 
 
-def test_some_of_several_equal_layers_are_asked_and_the_others_named(
+def test_some_of_many_equal_layers_are_tested_and_the_others_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The 32 layers of a model with 8 billion weights took four minutes."""
+    """Asking all 32 layers of a model with 8 billion weights took four minutes."""
     monkeypatch.setattr(whole, "LARGEST_TWIN", 0)
     monkeypatch.setattr(in_check, "SLICES", 2)
     path = written(tmp_path, quant="Q8_0", n_layer=5)
@@ -125,7 +126,7 @@ def test_asked_layers_range_from_the_first_to_the_last(n: int) -> None:
         ("q8_0", ("logits", "trace"), "shows tensors"),
     ],
 )
-def test_black_box_asks_nothing_if_other_suites_show_as_much(
+def test_black_box_asks_nothing_if_other_suites_compare_as_much(
     name: str, levels: tuple[str, ...], why: str, tmp_path: Path
 ) -> None:
     plan = plan_of(builtin(name, tmp_path))
@@ -155,7 +156,8 @@ def test_engine_without_f32_models_is_not_accused(
 
 
 def test_listed_divergence_excuses_no_other_of_the_same_question(tmp_path: Path) -> None:
-    """Two graphs that are wrong differ where activations are small, and by how much."""
+    """Two wrong graphs differ in the places where activations are small, and in the size of the
+    error."""
     path, listed = builtin("f32", tmp_path), tmp_path / "known.json"
     eps, heads, tokens = (
         [v for v in verdicts(plan_of(path, engine=engine), levels) if v.status == "diverged"]
@@ -186,10 +188,10 @@ def test_listed_weight_excuses_no_other_of_the_same_lens(model: Path, tmp_path: 
     assert [known.excuse(v).status for v in tried] == ["excused", "diverged", "diverged"]
 
 
-def test_made_model_that_llama_cpp_refuses_accuses_no_engine() -> None:
+def test_probe_model_that_llama_cpp_refuses_accuses_no_engine() -> None:
     """Gemma2 has no head of its own, so llama.cpp refuses such a model.
 
-    A message about right and wrong sent its reader looking for a fault of the engine.
+    An earlier message blamed the engine, and its user looked for a fault that did not exist.
     """
     said = "llama.cpp refuses what the other engine accepts: wrong number of tensors"
     detail = {

@@ -1,4 +1,5 @@
-"""Slices of one layer have only the first tokens of a large vocabulary and its special ones."""
+"""Slices with one layer contain only the first tokens of a large vocabulary and its special
+tokens."""
 
 from contextlib import closing
 from dataclasses import replace
@@ -82,9 +83,7 @@ def test_small_or_unknown_vocabulary_stays_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2"])
-def test_both_engines_take_slices_with_few_tokens_and_name_the_wrong_layer(
-    arch: str, tmp_path: Path
-) -> None:
+def test_slices_with_few_tokens_run_and_name_the_wrong_layer(arch: str, tmp_path: Path) -> None:
     path = large(tmp_path, arch)
     found = bisected(path, tmp_path / "honest")
     assert {row.answer.status for row in found.rows} == {"agreed"}
@@ -96,7 +95,7 @@ def test_both_engines_take_slices_with_few_tokens_and_name_the_wrong_layer(
 
 
 class KnowsItsVocabulary(Reference, name="test:knows-its-vocabulary"):
-    """An honest engine with its vocabulary's size in its code."""
+    """An honest engine whose code contains the size of its vocabulary."""
 
     def evaluate(self, request: Request) -> Evaluation:
         found = super().evaluate(request)
@@ -105,7 +104,7 @@ class KnowsItsVocabulary(Reference, name="test:knows-its-vocabulary"):
         return found
 
 
-def test_engine_that_takes_no_other_vocabulary_is_asked_with_its_own(tmp_path: Path) -> None:
+def test_engine_that_accepts_one_vocabulary_is_tested_with_that_one(tmp_path: Path) -> None:
     found = bisected(large(tmp_path, "llama"), tmp_path / "made", engine=KnowsItsVocabulary.name)
     assert {row.answer.status for row in found.rows} == {"agreed"}
     # by their slices, and not each at its place in the whole model

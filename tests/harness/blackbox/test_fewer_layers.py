@@ -1,4 +1,4 @@
-"""Further runs of a large model, on its first layers, with its own types."""
+"""Further runs of a large model use only its first layers, with their own weight types."""
 
 import errno
 from contextlib import closing
@@ -90,7 +90,7 @@ class Last(Reference, name="fewer layers: row 4999 is zero"):
     )
 
 
-def test_id_missing_in_the_first_layers_model_is_asked_of_the_whole(tmp_path: Path) -> None:
+def test_id_missing_in_the_first_layers_is_tested_on_the_whole_model(tmp_path: Path) -> None:
     fine, wrong = logits_of(model(tmp_path, n_vocab=5000), Last.name)
     assert fine.status == "agreed"
     assert (wrong.status, wrong.detail["at_fault"]) == ("diverged", "subject")
@@ -115,7 +115,7 @@ def test_bisect_names_the_op_that_is_wrong_in_the_first_layers(tmp_path: Path) -
 
 
 class Six(Reference, name="fewer layers: knows six alone"):
-    """An engine with the number of layers in its code."""
+    """An engine whose code contains the number of layers."""
 
     def evaluate(self, request: Request) -> Evaluation:
         if "blk.5.attn_q.weight" not in self.loaded.file.tensors:
@@ -123,14 +123,14 @@ class Six(Reference, name="fewer layers: knows six alone"):
         return super().evaluate(request)
 
 
-def test_engine_that_takes_no_shorter_model_is_asked_with_all_layers(tmp_path: Path) -> None:
+def test_engine_that_refuses_shorter_models_is_tested_on_all_layers(tmp_path: Path) -> None:
     (found,) = logits_of(model(tmp_path), Six.name)
     assert found.status == "agreed"
     assert "in batches of" in found.summary
     assert "layers" not in found.summary
 
 
-def test_engine_is_asked_with_all_layers_if_no_model_can_be_written(
+def test_engine_is_tested_on_all_layers_if_no_model_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any) -> None:
@@ -143,7 +143,7 @@ def test_engine_is_asked_with_all_layers_if_no_model_can_be_written(
     assert "layers" not in found.summary
 
 
-def test_two_layer_model_is_asked_whole(tmp_path: Path) -> None:
+def test_model_with_two_layers_is_tested_whole(tmp_path: Path) -> None:
     (found,) = logits_of(model(tmp_path, n_layer=2))
     assert found.status == "agreed"
     assert "in batches of" in found.summary
@@ -166,7 +166,7 @@ class RefusingPipeline(Pipeline, name="fewer layers: four stages, or it refuses"
 
 
 class BySize(Reference, name="fewer layers: has a table by their number"):
-    """An engine that identifies the model's size by its number of layers."""
+    """An engine that recognises the model's size by its number of layers."""
 
     def make_model(self) -> Model:
         model = super().make_model()
@@ -176,7 +176,7 @@ class BySize(Reference, name="fewer layers: has a table by their number"):
 
 
 @pytest.mark.parametrize("engine", [Pipeline, RefusingPipeline, BySize])
-def test_engine_right_only_on_all_layers_is_asked_with_all(
+def test_engine_that_is_right_only_on_all_layers_is_tested_on_all(
     engine: type[Reference], tmp_path: Path
 ) -> None:
     (found,) = logits_of(model(tmp_path), engine.name)
@@ -192,7 +192,7 @@ class OneSequence(Reference, name="fewer layers: refuses a second sequence"):
         return super().evaluate(request)
 
 
-def test_engine_that_refuses_a_second_sequence_is_not_asked_all_again(tmp_path: Path) -> None:
+def test_refusal_of_a_second_sequence_does_not_repeat_all_questions(tmp_path: Path) -> None:
     fine, *left = logits_of(model(tmp_path), OneSequence.name)
     assert fine.status == "agreed"
     assert "in batches of" in fine.summary.split(FIRST)[1]

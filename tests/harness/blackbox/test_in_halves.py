@@ -1,4 +1,5 @@
-"""Half-precision engines are not accused on made F32 models, except for larger faults."""
+"""Half-precision engines are not accused on F32 probe models, unless the fault is larger than half
+precision explains."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -107,13 +108,13 @@ class WrongInF16(InF16, name="in halves: F16, and wrong"):
 
 
 class LogitsInF32(InF16, name="in halves: BF16, but for the product of the head"):
-    """An engine whose logits are no numbers of BF16."""
+    """An engine that computes in BF16, but whose logits are not rounded to BF16."""
 
     ops = HeadInF32
 
 
 class WeightsInBF16(InF16, name="in halves: weights alone are kept in BF16"):
-    """An engine that rounds weights to BF16, both quantised and F32 ones."""
+    """An engine that rounds all weights to BF16, quantised weights and F32 weights."""
 
     ops = Mirror
 
@@ -203,7 +204,7 @@ def test_fault_larger_than_half_precision_is_found(model: Path) -> None:
     assert of_twin(found).status == "diverged"
 
 
-def test_engine_without_shown_halves_is_not_accused(model: Path) -> None:
+def test_bf16_engine_with_unrounded_logits_is_not_accused(model: Path) -> None:
     found = verdicts(model, LogitsInF32.name)
     assert not [each.summary for each in found if each.status == "diverged"]
     assert of_twin(found).detail["computed_in"] == "BF16"
@@ -216,9 +217,9 @@ def test_half_precision_weights_are_named_on_the_twin(model: Path) -> None:
 
 
 def test_engine_that_rounds_only_its_logits_gets_half_a_step_of_tolerance(model: Path) -> None:
-    """An engine that computes in BF16 may be off by more than a wrong base of rope is.
+    """An engine that computes in BF16 may be off by more than a wrong rope base.
 
-    So the wrong base was excused.
+    An earlier version therefore excused a wrong rope base in an engine that rounds only its logits.
     """
     honest, wrong = verdicts(model, RoundsLogits.name), verdicts(model, RoundsLogitsAndIsWrong.name)
     assert not [each.summary for each in honest if each.status == "diverged"]
@@ -228,7 +229,7 @@ def test_engine_that_rounds_only_its_logits_gets_half_a_step_of_tolerance(model:
 
 @pytest.mark.parametrize("engine", [WrongInF16.name, RoundsLogitsAndIsWrong.name])
 def test_weights_are_not_blamed_if_the_engine_is_wrong_elsewhere(engine: str, model: Path) -> None:
-    """Every matrix was blamed, because halves round its sums."""
+    """An earlier version blamed every matrix, because half precision rounds its sums."""
     found = verdicts(model, engine)
     assert of_twin(found).status == "diverged"
     assert not through_lenses(found)
@@ -236,7 +237,7 @@ def test_weights_are_not_blamed_if_the_engine_is_wrong_elsewhere(engine: str, mo
 
 
 def test_far_off_weights_are_found_in_half_precision(model: Path) -> None:
-    """An earlier version skipped all lenses, as if half precision hid everything."""
+    """An earlier version skipped all lenses, as if half precision hid every fault."""
     found = verdicts(model, SwapsCodes.name)
     assert of_twin(found).status == "not-applicable"
     assert through_lenses(found)
@@ -255,10 +256,10 @@ def test_far_off_weights_are_found_in_half_precision(model: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("tied", [False, True])
-def test_engine_is_asked_in_its_own_number_format(
+def test_engine_is_tested_in_its_own_number_format(
     engine: str, kept: str, tied: bool, tmp_path: Path
 ) -> None:
-    """The engine's head may be the table of embeddings."""
+    """The engine may use the table of embeddings as its head."""
     model = written(tmp_path, quant="Q4_0", tied=tied)
     with closing(asker_of(model, tmp_path / "made", engine=engine, oracle="llama.cpp")) as asker:
         assert asker.halves == kept
@@ -271,7 +272,8 @@ def test_engine_is_asked_in_its_own_number_format(
 def test_bisect_names_only_the_fault_of_an_engine_in_half_precision(
     engine: str, places: list[str], model: Path
 ) -> None:
-    """Embeddings rounded to F16 were not exact, so each layer was wrong on the twin."""
+    """An earlier version rounded embeddings to F16, which was not exact, so each layer was wrong on
+    the twin."""
     plan = plan_for(model, engine=engine, oracle="llama.cpp", n_tokens=16, n_steps=2)
     said: list[Any] = []
     bisect_one(plan, said.append)
@@ -282,7 +284,7 @@ def test_bisect_names_only_the_fault_of_an_engine_in_half_precision(
 
 
 def test_black_box_blames_no_weight_for_half_precision_logits(model: Path, tmp_path: Path) -> None:
-    """Each lens was called wrong, and each matrix in its place."""
+    """An earlier version called each lens wrong, and each matrix in its place."""
     found = bisected(model, tmp_path / "made", engine=InF16.name)
     assert (found.exit_code, found.guilty, found.lenses, found.places) == (3, (), (), ())
     assert NOT_WEIGHTS in found.left_out

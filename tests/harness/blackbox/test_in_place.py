@@ -1,4 +1,5 @@
-"""A fault of one tensor in its place: slices, lenses and the F32 twin do not show it."""
+"""A fault of one tensor that shows only at the tensor's place. Slices, lenses and the F32 twin do
+not show it."""
 
 import sys
 from collections.abc import Iterator
@@ -32,8 +33,8 @@ OFF = np.float32(1.001)
 
 
 class OneTensorOff(Mirror):
-    """A tensor that is off by a thousandth, and only as it is stored: in F32, or by another name,
-    it is right."""
+    """An engine that reads one stored tensor wrongly by a thousandth. In F32, or under another
+    name, it reads this tensor right."""
 
     tensor = ""
 
@@ -89,7 +90,7 @@ HONEST = (
 
 @pytest.mark.parametrize("engine", HONEST)
 @pytest.mark.parametrize("quant", ["Q4_1", "F16"])
-def test_an_honest_engine_is_not_accused(engine: str, quant: str, tmp_path: Path) -> None:
+def test_honest_engine_is_not_accused(engine: str, quant: str, tmp_path: Path) -> None:
     path = written(tmp_path, quant=quant, n_layer=3)
     found = looked_at(path, tmp_path / "made", engine)
     assert [each.answer.status for each in found] == ["agreed"] * len(LOOKS)
@@ -119,7 +120,7 @@ def test_other_eps_is_found_by_tokens_with_nonzero_embeddings() -> None:
     assert not is_another_eps(np.zeros_like(right), np.zeros_like(right))
 
 
-def test_wrong_stored_embeddings_are_not_taken_for_another_eps(
+def test_wrong_stored_embeddings_are_not_mistaken_for_another_eps(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(OneTensorOff, "tensor", "token_embd.weight")
@@ -172,7 +173,7 @@ def test_matrices_in_place_keep_the_files_bytes_and_names(model: Path, tmp_path:
     assert len(seen) == layout.layers * len(MATRICES)
 
 
-def test_layers_never_write_the_same_elements(model: Path) -> None:
+def test_two_layers_never_write_the_same_elements(model: Path) -> None:
     with GgufFile.open(model) as file:
         layout = layout_of(file)
     own = [layout.own(layer, half) for layer in range(3) for half in (0, 1)]
@@ -180,7 +181,7 @@ def test_layers_never_write_the_same_elements(model: Path) -> None:
     assert all(own)
 
 
-def test_model_with_too_many_layers_for_its_width_is_not_asked(tmp_path: Path) -> None:
+def test_model_with_too_many_layers_for_its_width_is_not_tested(tmp_path: Path) -> None:
     path = written(tmp_path, quant="Q4_1", n_layer=9)
     with GgufFile.open(path) as file, pytest.raises(Unsupported, match="9 layers of width 64"):
         layout_of(file)
@@ -201,13 +202,13 @@ def test_engine_without_logits_is_asked_once_and_reported(model: Path, tmp_path:
     assert sum("matrices at their places" in text for text in asked) == 1
 
 
-def test_tensors_not_asked_in_their_place_are_reported(tmp_path: Path) -> None:
+def test_tensors_not_tested_in_their_place_are_reported(tmp_path: Path) -> None:
     path = written(tmp_path, quant="Q4_1", n_layer=9)
     said = {v.summary for v in verdicts(path, "fast") if v.status == "not-applicable"}
     assert any("in their places: 9 layers of width 64" in summary for summary in said), said
 
 
-def test_model_with_layers_of_several_widths_is_not_asked(model: Path, tmp_path: Path) -> None:
+def test_model_with_layers_of_several_widths_is_not_tested(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "narrow.gguf"
     with GgufFile.open(model) as file:
         name = "blk.1.ffn_down.weight"

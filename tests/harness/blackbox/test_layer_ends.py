@@ -1,7 +1,7 @@
-"""Engines that show layer outputs and no tensors within layers, on quantised models.
+"""Engines that show layer outputs but no tensors within layers, on quantised models.
 
-Honest runs of one such layer part by a percent, and more where they choose other experts. The F32
-twin shows what that hides.
+Honest runs of one such layer differ by a percent, and by more if they choose other experts. The F32
+twin shows faults that this difference hides.
 """
 
 import errno
@@ -47,7 +47,7 @@ class TwoPercentMore(Ends, name="layer ends: what experts come to is two percent
 
 
 class HalfAsMuchMoreOfQ8(Ends, name="layer ends: Q8_0 of one matrix is decoded too large"):
-    """The twin has no Q8_0, so this engine is right there."""
+    """An engine that is wrong only for Q8_0. The twin has no Q8_0, so the engine is right there."""
 
     def make_model(self) -> Model:
         def decoded(get: Any, name: str) -> Any:
@@ -66,7 +66,7 @@ class BothOfThem(HalfAsMuchMoreOfQ8, name="layer ends: wrong in its graph and in
 
 
 class SecondLayerAlone(Ends, name="layer ends: shows those of its second layer alone"):
-    """An engine that declares all layer outputs, and shows only the second."""
+    """An engine that declares all layer outputs, and shows only that of the second layer."""
 
     def evaluate(self, request: Request) -> Evaluation:
         found = super().evaluate(request)
@@ -92,7 +92,7 @@ def plan_of(model: Path, engine: str, *suites: str) -> Plan:
 
 
 def bisected(model: Path, engine: str) -> tuple[Bisection, str]:
-    """Bisect, with the lines that the command prints."""
+    """Return the bisection, and the lines that the command prints."""
     plan, said = plan_of(model, engine), []
     bisect_one(plan, said.append)
     found = said[-1]
@@ -117,10 +117,10 @@ def test_twin_does_not_accuse_an_honest_engine(models: dict[str, Path]) -> None:
     assert (found.exit_code, found.culprits, found.asked) == (0, (), "")
 
 
-def test_fault_in_weight_types_is_reported_beside_the_twins(
+def test_fault_in_a_weight_type_is_reported_besides_the_twins_faults(
     models: dict[str, Path],
 ) -> None:
-    """The twin has no such weights, and a proof on it does not cover them."""
+    """The twin has no weights of this type, so a proof on the twin does not cover them."""
     found, text = bisected(models["Q8_0"], BothOfThem.name)
     assert found.asked == OF_TWIN
     ((left, there),) = found.as_stored
@@ -130,14 +130,16 @@ def test_fault_in_weight_types_is_reported_beside_the_twins(
 
 
 @pytest.mark.parametrize("engine", [TwoPercentMore, HalfAsMuchMoreOfQ8])
-def test_single_fault_is_reported_alone(engine: type[Ends], models: dict[str, Path]) -> None:
+def test_fault_that_the_twin_shows_is_reported_once(
+    engine: type[Ends], models: dict[str, Path]
+) -> None:
     found, text = bisected(models["Q8_0"], engine.name)
     assert found.as_stored == ()
     assert "in the stored model" not in text
     assert (found.asked == OF_TWIN) == (engine is TwoPercentMore)
 
 
-def test_check_reports_the_usual_run_without_room_for_a_twin(
+def test_check_reports_the_usual_run_if_there_is_no_room_for_a_twin(
     models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> NoReturn:
@@ -171,7 +173,7 @@ def test_pure_f32_model_is_its_own_twin(models: dict[str, Path]) -> None:
         (Ends.name, "F32", "agreed"),
     ],
 )
-def test_check_asks_for_the_twin_if_tensors_show_only_the_logits(
+def test_check_runs_the_twin_if_tensors_show_only_the_logits(
     engine: str, quant: str, expected: str, models: dict[str, Path]
 ) -> None:
     first, *_ = with_made_models(plan_of(models[quant], engine, "black-box"))
@@ -184,7 +186,7 @@ def test_check_asks_for_the_twin_if_tensors_show_only_the_logits(
 def test_engine_with_layer_tensors_is_not_asked_for_layer_outputs(
     engine: str, models: dict[str, Path]
 ) -> None:
-    """An engine with single ops and without shown tensors is not asked either."""
+    """The same holds for an engine with single ops and without shown tensors."""
     (found,) = with_made_models(plan_of(models["Q8_0"], engine, "black-box"))
     assert (found.status, found.summary) == (
         "not-applicable", f"{engine} shows tensors, which show more",
@@ -192,7 +194,7 @@ def test_engine_with_layer_tensors_is_not_asked_for_layer_outputs(
 
 
 def test_subject_with_a_file_in_f32_is_its_own_twin(models: dict[str, Path]) -> None:
-    """The twin was once not asked, so the graph was not compared."""
+    """An earlier version did not run the twin, so the graph was not compared."""
     plan = replace(plan_of(models["Q8_0"], Ends.name, "black-box"), subject_model=models["F32"])
     first, *_ = with_made_models(plan)
     assert first.status == "diverged"  # the weights are others, by what Q8_0 makes of them
@@ -200,7 +202,7 @@ def test_subject_with_a_file_in_f32_is_its_own_twin(models: dict[str, Path]) -> 
     assert models["F32"].exists()
 
 
-def test_model_without_logits_is_asked_in_f32_too(tmp_path: Path) -> None:
+def test_model_without_logits_is_tested_in_f32_too(tmp_path: Path) -> None:
     path = tmp_path / "bert.gguf"
     with llama_cpp_opened() as session:
         make_variant(variant_named("bert"), path, quant="Q8_0", session=session)

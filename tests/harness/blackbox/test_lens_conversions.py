@@ -15,7 +15,8 @@ from tests.models import builtin
 def answer_of(
     engine: str, folder: Path, model: str = "q8_0", *, small: bool = False
 ) -> SliceAnswer:
-    """Return the logits of the first lens. small: the first with subnormal scales."""
+    """Return the answer to the first lens. With `small`, use the first lens with subnormal
+    scales."""
     path = builtin(model, folder)
     with closing(asker_of(path, folder / "made", engine=engine, oracle="llama.cpp")) as asker:
         lenses, _ = lenses_of(asker.file, asker.layers_to_load)

@@ -1,5 +1,5 @@
-"""A lens puts rows of any matrix into the output matrix: if all are wrong, the product may be at
-fault, and no decoder."""
+"""A lens puts rows of any matrix into the output matrix. If all rows are wrong, the product may be
+at fault instead of the decoder."""
 
 from contextlib import closing
 from pathlib import Path

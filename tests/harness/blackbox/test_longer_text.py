@@ -66,14 +66,14 @@ class OneModelWrongLater(OneModelAlone, name="longer text: takes no other, wrong
 
 
 class OnePositionOn(Mirror):
-    """An engine that counts positions twice for generated tokens, but not for the prompt."""
+    """An engine that counts positions twice for generated tokens, but once for the prompt."""
 
     def rope(self, x: F32, positions: I32, params: RopeParams) -> F32:
         return super().rope(x, positions + np.int32(len(positions) == 1), params)
 
 
 class LoopOfItsOwn(Reference, name="longer text: a loop with other positions"):
-    """An engine with right logits that chooses by other ones."""
+    """An engine with right logits whose loop chooses tokens by other logits."""
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         assert self.model is not None
@@ -121,7 +121,7 @@ def wrong(found: list[Verdict]) -> set[str]:
     return {verdict.key for verdict in found if verdict.status == "diverged"}
 
 
-def test_loop_with_other_positions_than_logits_is_found(tmp_path: Path) -> None:
+def test_greedy_loop_with_other_positions_than_the_logits_is_found(tmp_path: Path) -> None:
     """The text diverges from the oracle's at a tie, and contradicts its own logits."""
     found = asked(builtin("q8_0", tmp_path), LoopOfItsOwn.name)
     assert wrong(found) == {"decode/own text"}, text(found)
@@ -133,7 +133,7 @@ def test_loop_with_other_positions_than_logits_is_found(tmp_path: Path) -> None:
 def test_first_layer_in_f32_shows_a_loop_hidden_by_the_models_limit(
     engine: str, keys: set[str], tmp_path: Path
 ) -> None:
-    """The limit allows for honest engines that convert activations differently, and hides much."""
+    """The limit of the model allows other conversions of activations, and therefore hides much."""
     model = builtin("q8_0", tmp_path)
     plan = plan_for(model, engine=engine, oracle="llama.cpp", n_steps=STEPS)
     with closing(open_plan(plan, lambda _: None)) as whole:
@@ -142,10 +142,10 @@ def test_first_layer_in_f32_shows_a_loop_hidden_by_the_models_limit(
     assert WHERE in text(found)
 
 
-def test_ties_on_the_first_layer_are_no_gap_in_a_small_model(
+def test_ties_on_the_first_layer_do_not_make_a_small_model_incomplete(
     tmp_path: Path,
 ) -> None:
-    """An honest engine would be told that a comparison is missing."""
+    """Otherwise the report would tell the user of an honest engine that a comparison is missing."""
     found = asked(with_each_token_twice(builtin("q8_0", tmp_path)), LastOfEqualOnes.name)
     assert {verdict.status for verdict in found} == {"agreed", "excused", "not-applicable"}
     assert f"{WHERE}the 56 tokens after 8 ties were not compared" in text(found)
@@ -163,7 +163,7 @@ def test_honest_engine_continues_as_llama_cpp(engine: str, tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("large")
-def test_fault_beyond_the_whole_models_run_is_found(tmp_path: Path) -> None:
+def test_fault_after_the_length_of_the_whole_models_run_is_found(tmp_path: Path) -> None:
     found = asked(builtin("q4_0", tmp_path), WrongLater.name)
     assert wrong(found) == {LONGER}
     assert f"{FEW} greedy tokens are the same" in text(found)
@@ -171,7 +171,7 @@ def test_fault_beyond_the_whole_models_run_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("large")
-def test_engine_without_other_models_is_asked_for_all_tokens_of_this_one(tmp_path: Path) -> None:
+def test_engine_that_runs_one_model_is_asked_for_all_tokens_of_it(tmp_path: Path) -> None:
     found = asked(builtin("q4_0", tmp_path), OneModelAlone.name)
     assert not wrong(found)
     assert f"{FEW} greedy tokens are the same" in text(found)

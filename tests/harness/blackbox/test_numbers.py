@@ -1,4 +1,5 @@
-"""Faults that depend on a layer's number: no slice has that number, and all have the number 0."""
+"""Faults that depend on a layer's number. Each slice of one layer has only the layer number 0, so
+slices may hide such a fault or show it in another layer."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -69,18 +70,20 @@ class LastLayer(Reference, name="numbers: the last layer does not turn queries")
 
 @pytest.mark.parametrize("quant", ["F32", "Q8_0"])
 def test_fault_of_the_last_layer_is_not_blamed_on_other_slices(quant: str, tmp_path: Path) -> None:
-    """Each slice of another layer has this layer as the last of its model."""
+    """The engine changes the last layer of each model, and each slice of one layer ends with that
+    layer."""
     path = written(tmp_path, n_layer=3, quant=quant)
     found = bisected(path, tmp_path / "made", engine=LastLayer.name)
     assert faults(found) == {2: ["attention: rotation, by its number"]}
 
 
-def test_miscounted_layers_are_named_and_not_those_of_other_slices(
+def test_miscounted_layers_are_named_without_those_of_other_slices(
     tmp_path: Path,
 ) -> None:
-    """The first of six layers sees everything, not the last.
+    """The engine gives full attention to the first of six layers instead of the last.
 
-    The slices of layers 1 to 4 do so too, because each layer is the first of its model.
+    The slices of layers 1 to 4 are wrong too, because each of these layers is the first of its
+    model.
     """
     window = {"gemma3.attention.sliding_window": ("U32", 3)}
     path = model_of_arch("gemma3", tmp_path, window)
@@ -101,8 +104,7 @@ def test_tensor_of_one_layer_is_not_blamed_on_layer_numbers(tmp_path: Path) -> N
 def test_op_of_a_later_layer_is_named_at_its_place(
     tmp_path: Path,
 ) -> None:
-    """The fault shows at the places of the two matrices as well, because they are put into
-    that op."""
+    """The fault also shows at the places of the two matrices that belong to this op."""
     fault = OneLayerFault(way=BY_NUMBER, layer=2, where="ffn_swiglu", change="never-negative")
     found = bisected_with(fault, written(tmp_path, n_layer=3), tmp_path)
     ((layer, (part,)),) = faults(found).items()
@@ -115,7 +117,8 @@ def test_op_of_a_later_layer_is_named_at_its_place(
 
 
 def test_misnamed_tensor_is_found_in_its_layer(tmp_path: Path) -> None:
-    """The tensor is wrong whatever it holds, so no simpler tensor in its place hides the fault."""
+    """The engine reads a wrong tensor, whatever this tensor contains. A simpler tensor in its place
+    therefore does not hide the fault."""
     fault = OneLayerFault(way=BY_NAME, layer=1, where="attn_v.weight", change="scaled-by-1.001")
     found = bisected_with(fault, written(tmp_path, n_layer=3), tmp_path)
     ((layer, (part,)),) = faults(found).items()
@@ -125,8 +128,8 @@ def test_misnamed_tensor_is_found_in_its_layer(tmp_path: Path) -> None:
 
 
 def test_layer_with_another_layers_tensors_is_named(tmp_path: Path) -> None:
-    """A muted layer with the other's tensors adds the same: each of the two would differ by its
-    number."""
+    """A muted layer with the other layer's tensors adds the same values. Each of the two layers
+    would differ by its number."""
     path = written(tmp_path, n_layer=3)
     found = bisected(path, tmp_path / "made", engine="mutant:first-layer-twice")
     assert faults(found) == {1: [ANOTHERS.name]}

@@ -1,7 +1,7 @@
 """Faults outside the layers, in models with capped logits and tied embeddings.
 
-Gemma 2 has both. llama.cpp refuses a model of it with a head of its own, so it answers no question
-with one. The refusal was taken for agreement, and the embedding was named.
+Gemma 2 has both. llama.cpp refuses a Gemma 2 model with its own head, so it answers no question
+about such a model. An earlier version took this refusal for agreement, and named the embedding.
 """
 
 from pathlib import Path
@@ -39,14 +39,16 @@ class WithNoFifthLogit(Reference, name="test:one-token-has-no-logit"):
         ("test:one-token-has-no-logit", BOTH_ENDS),
     ],
 )
-def test_model_refused_by_llama_cpp_is_no_agreement(engine: str, part: str, tmp_path: Path) -> None:
+def test_model_that_llama_cpp_refuses_does_not_count_as_agreement(
+    engine: str, part: str, tmp_path: Path
+) -> None:
     path = one_layer_of("gemma2", tmp_path)
     found = bisected(path, tmp_path / "made", engine=engine, oracle="llama.cpp")
     assert faults(found) == {None: [part]}
 
 
 class WrongForOneRow(Mirror):
-    """An engine with a wrong kernel for single rows, which prompts never use."""
+    """An engine with a wrong kernel for single rows. Prompts never use this kernel."""
 
     def linear(self, x: F32, weight: Weight) -> F32:
         out = super().linear(x, weight)
@@ -56,7 +58,7 @@ class WrongForOneRow(Mirror):
 
 
 class WrongForEightRows(Mirror):
-    """An engine that is wrong for eight rows, the first batch of such a run."""
+    """An engine that is wrong for batches of eight rows, such as the first batch of this run."""
 
     def linear(self, x: F32, weight: Weight) -> F32:
         out = super().linear(x, weight)
@@ -69,7 +71,7 @@ class WithWrongForEightRows(Reference, name="test:wrong-for-eight-rows"):
     ops = WrongForEightRows
 
 
-def test_wrong_kernel_for_few_rows_is_among_the_suspects(tmp_path: Path) -> None:
+def test_wrong_kernel_for_few_rows_is_named_as_a_possible_cause(tmp_path: Path) -> None:
     path = builtin("f32", tmp_path)
     found = bisected(path, tmp_path / "made", engine="test:wrong-for-eight-rows")
     assert faults(found) == {None: [SOME + FEW_ROWS]}
@@ -100,8 +102,9 @@ class WithEpsOff(Reference, name="test:eps-that-is-just-seen"):
 def test_barely_visible_eps_is_not_blamed_on_rows_of_some_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One engine had 1e-6 for 1e-5 on a qwen3, and was said to have wrong embeddings of some
-    tokens. The eps is within the limit for one token alone, so the engines agree there."""
+    """An engine used 1e-6 instead of 1e-5 on a qwen3. An earlier version said that it had wrong
+    embeddings of some tokens. For a single token the effect of eps is within the limit, so the
+    engines agree there."""
     path = builtin("f32", tmp_path)
     monkeypatch.setitem(OFF, "eps", 1e-3)
     first = bisected(path, tmp_path / "much", engine="test:eps-that-is-just-seen").rows[0].answer
@@ -114,8 +117,8 @@ def test_barely_visible_eps_is_not_blamed_on_rows_of_some_tokens(
 
 
 class LosesLastIdOfTheTable(Mirror):
-    """An engine that reads a separate head by other code than the table of embeddings, and loses
-    the last id of the table."""
+    """An engine that loses the last id of the table of embeddings. It reads a separate head with
+    other code."""
 
     def linear(self, x: F32, weight: Weight) -> F32:
         out = super().linear(x, weight)
@@ -131,8 +134,8 @@ class WithLastIdLost(Reference, name="test:the-table-loses-its-last-id"):
 def test_head_fault_is_not_blamed_on_the_embedding_table(
     tmp_path: Path,
 ) -> None:
-    """Models that store the output matrix apart from the embeddings agree, although the table is
-    right."""
+    """The engine agrees on models with a separate output matrix. This must not count as proof that
+    the embedding table is wrong."""
     path = builtin("f16", tmp_path)
     found = bisected(path, tmp_path / "made", engine="test:the-table-loses-its-last-id")
     assert faults(found) == {None: [TIED]}

@@ -1,4 +1,4 @@
-"""Prompts in turn, on the first layer of a model whose own prompts prove nothing."""
+"""Several prompts in sequence, on the first layer of a model whose own prompts prove nothing."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -53,14 +53,15 @@ def test_honest_engine_is_right_after_all_prompts(engine: str, model: str, tmp_p
 
 
 @pytest.mark.parametrize("arch", ["gemma3", "gpt2", "gpt-oss", "rwkv6", "mamba", "deepseek2"])
-def test_other_architectures_are_asked_too(arch: str, tmp_path: Path) -> None:
-    """The models have windows, learned positions, sinks, states, and keys and values in one."""
+def test_other_architectures_are_tested_too(arch: str, tmp_path: Path) -> None:
+    """The models have windows, learned positions, sinks, states, or keys and values in one
+    vector."""
     (found,) = asked(one_layer_of(arch, tmp_path), "replay")
     assert found.status == "agreed"
 
 
-def test_suite_is_silent_if_no_prompt_shows_anything(tmp_path: Path) -> None:
-    """The cap of a gemma2 makes ties of logits that are large."""
+def test_suite_gives_no_verdict_if_no_prompt_shows_a_difference(tmp_path: Path) -> None:
+    """The soft cap of a gemma2 makes large logits tie."""
     model = one_layer_of("gemma2", tmp_path)
     rewrite(
         model,
@@ -83,7 +84,7 @@ def test_amplified_tensor_is_the_attention_output_after_its_norm(
     assert {name.split(".")[2] for name in changed if name.startswith("blk.")} == {loud}
 
 
-def test_prompts_show_differences_on_a_made_gemma2(tmp_path: Path) -> None:
+def test_prompts_show_differences_on_a_generated_gemma2(tmp_path: Path) -> None:
     (found,) = asked(one_layer_of("gemma2", tmp_path), "replay")
     assert found.status == "agreed"
 
@@ -103,7 +104,7 @@ def test_engine_that_fails_on_an_untrained_model_is_not_blamed(
 
 
 @pytest.mark.parametrize("tell", [True, False])
-def test_made_model_is_asked_if_the_models_prompts_show_nothing(
+def test_probe_model_is_used_if_the_models_own_prompts_show_nothing(
     tell: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = builtin("f32", tmp_path)
@@ -116,7 +117,7 @@ def test_made_model_is_asked_if_the_models_prompts_show_nothing(
 
 
 class KeepsHalf(Quiet, name="own prompts: the last half of a context"):
-    """An engine of tokens whose context has 512 cells."""
+    """An engine that shows only tokens, and whose context has 512 cells."""
 
     levels = ("greedy",)
     kept = 256
@@ -133,7 +134,8 @@ class KeepsThreeQuarters(KeepsHalf, name="own prompts: the last 384 tokens"):
 def test_engine_that_keeps_part_of_a_context_is_found_on_q4_0(
     engine: type[KeepsHalf], tmp_path: Path
 ) -> None:
-    """No long prompt of that model tells: its noise leaves none whose next token is sure."""
+    """The long prompts of that model prove nothing, because its noise leaves no next token
+    certain."""
     model = builtin("q4_0", tmp_path)
     more: dict[str, Any] = {"engine": engine.name, "oracle": "llama.cpp", "n_tokens": 32}
     found = with_made_models(plan_for(model, suites=("decode",), **more))

@@ -1,4 +1,5 @@
-"""Ids that are never the likeliest on a user's model, so that an engine may never choose them."""
+"""Ids that are never the most likely on a user's model, so that an engine might never choose
+them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ VOCABULARY = 2000  # of so many ids few are the likeliest behind some hundreds o
 
 
 def without(first: int, last: int) -> Any:
-    """Return a greedy search that omits so many ids at either end."""
+    """Return a greedy search that never chooses the first `first` and the last `last` ids."""
 
     def greedy(self: Any, prompt: Sequence[int], n: int) -> list[int]:
         ids: list[int] = []
@@ -44,10 +45,10 @@ def of_own_tokens(found: list[Verdict]) -> list[Verdict]:
 
 @pytest.mark.parametrize("levels", [("greedy",), ("logits", "greedy")])
 @pytest.mark.parametrize(("first", "last", "id"), [(0, 1, VOCABULARY - 1), (1, 0, 0)])
-def test_greedy_search_that_loses_an_id_is_found_though_id_is_never_top(
+def test_greedy_search_that_loses_a_never_likeliest_id_is_found(
     first: int, last: int, id: int, levels: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """No tested prefix ends in the id, so all other answers agree."""
+    """No tested prefix ends with this id, so all other answers agree."""
     model = written(tmp_path, n_layer=1, n_vocab=VOCABULARY)
     greedy = without(first, last)
     name = made(f"own token: {first}, {last}, {levels}", Quiet, levels=levels, greedy=greedy)
@@ -59,7 +60,8 @@ def test_greedy_search_that_loses_an_id_is_found_though_id_is_never_top(
 
 
 def by_text(self: Any, prompt: Sequence[int], n: int) -> list[int]:
-    """Choose as JavaScript sorts numbers by default: as texts."""
+    """Choose the largest logit in the order in which JavaScript sorts numbers by default, which is
+    the order of texts."""
     ids: list[int] = []
     while len(ids) < n:
         row = self.evaluate(Request(batches=(Batch.of([*prompt, *ids]),))).logits[0][-1]
@@ -70,7 +72,7 @@ def by_text(self: Any, prompt: Sequence[int], n: int) -> list[int]:
 def test_greedy_search_on_rounded_logits_is_found_at_two_digits(
     tmp_path: Path,
 ) -> None:
-    """The largest logit is last in the order of texts too, if all logits are below ten."""
+    """The largest logit is also the last in the order of texts if all logits are below ten."""
     model = written(tmp_path, n_layer=1, n_vocab=VOCABULARY)
     name = made("own token: by text", Quiet, levels=("greedy",), greedy=by_text)
     *fine, wrong = decoded(model, name)
@@ -81,7 +83,7 @@ def test_greedy_search_on_rounded_logits_is_found_at_two_digits(
 def test_greedy_search_with_16_bit_ids_is_found_on_a_larger_vocabulary(
     tmp_path: Path,
 ) -> None:
-    """A smaller vocabulary would have only its first thousand tokens asked about."""
+    """The suite tests only the first thousand tokens of a smaller vocabulary."""
     model = written(tmp_path, n_layer=1, n_vocab=32770)
     greedy = without(0, 2)
     name = made("own token: of 16 bits", Quiet, levels=("greedy",), greedy=greedy)
@@ -110,7 +112,7 @@ def test_a_right_engine_chooses_the_first_and_the_last_id(arch: str, tmp_path: P
     assert " the engine chooses 0, " in found[0].summary
 
 
-def test_token_that_was_never_likeliest_is_not_reported_as_equal(tmp_path: Path) -> None:
+def test_token_that_was_never_the_likeliest_is_not_reported_as_equal(tmp_path: Path) -> None:
     model = written(tmp_path, n_layer=1, n_vocab=VOCABULARY)
     said = "; ".join(verdict.summary for verdict in decoded(model, Reference.name))
     assert "as nowhere a clear choice" in said or "a clear choice after any" in said

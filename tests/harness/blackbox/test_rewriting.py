@@ -1,4 +1,4 @@
-"""Made models: slices, and changes on the way from file to file."""
+"""Probe models: slices of a model, and other changes while a model is copied."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -94,7 +94,7 @@ def test_muted_layers_add_nothing(tmp_path: Path) -> None:
                 assert weights.any() == (layer == 1)
 
 
-def test_change_gets_row_numbers_for_any_reading_order(
+def test_change_gets_the_row_numbers_in_any_order_of_reading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rewriting, "CHUNK", 100)
@@ -122,7 +122,7 @@ def test_change_gets_row_numbers_for_any_reading_order(
     assert not np.isin(found[:, 0], reads_first(key=1)(rows, 0)[:, 0]).any()
 
 
-def test_one_bit_norms_still_have_an_effect() -> None:
+def test_norms_of_sparse_signs_still_have_an_effect() -> None:
     rows = np.ones((6, 64), np.float32)
     found = sparse_signs(8.0, centred=False)(rows, 0)
     normed = found / np.sqrt(np.mean(found**2, axis=1, keepdims=True))
@@ -149,7 +149,8 @@ def test_all_experts_are_replaced_by_the_first(tmp_path: Path) -> None:
 
 
 def slice_of_one(model: GgufFile, change: Change) -> Recipe:
-    """Return the recipe of a slice with one tensor, whose experts are all the first."""
+    """Return the recipe of a slice in which one tensor is changed, and all experts are the first
+    expert."""
     (name,) = model.tensors
     rows = {name: np.zeros(model.tensors[name].ne[-1], np.int64)}
     return Recipe(names={name: name}, changes={name: change}, rows=rows)
@@ -169,7 +170,7 @@ def slice_of_one(model: GgufFile, change: Change) -> Recipe:
 def test_larger_tensors_give_the_same_logits_except_for_eps(
     arch: str, muted: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Otherwise a fault that large values hide would be named as eps."""
+    """Otherwise a fault that large values hide would be reported as a wrong eps."""
     with GgufFile.open(one_layer_of(arch, tmp_path)) as model:
         changes, logits = without(model, 0, muted), []
         for number, own in enumerate((Neutral(), larger(model, 0))):

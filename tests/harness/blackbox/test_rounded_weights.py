@@ -1,5 +1,5 @@
-"""Engines that decode quantised weights to halves, as llama.cpp does on CUDA, and keep those in
-F32, so that no model made in F32 shows it."""
+"""Engines that decode quantised weights to half precision, as llama.cpp does on CUDA. They keep F32
+weights unrounded, so no F32 probe model shows this."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -95,5 +95,7 @@ def test_engine_that_decodes_to_halves_is_not_accused(
 
 
 @pytest.mark.parametrize("engine", [LogitsOfCutWeights, LogitsOfOneRow])
-def test_fault_beside_halves_is_found(engine: type[LogitsAlone], tmp_path: Path) -> None:
+def test_fault_in_an_engine_that_decodes_to_halves_is_found(
+    engine: type[LogitsAlone], tmp_path: Path
+) -> None:
     assert [each for each in diverged(tmp_path, engine.name) if each.detail.get("tensors")]

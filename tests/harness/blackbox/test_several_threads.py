@@ -1,4 +1,4 @@
-"""Programs that are right with one thread, and wrong with several: on models of any size."""
+"""Programs that are right with one thread and wrong with several threads, on models of any size."""
 
 import sys
 from pathlib import Path
@@ -19,7 +19,7 @@ START = 'if question["ask"] == "start":\n        can'
 
 
 def program(folder: Path, changes: dict[str, str]) -> str:
-    """Return the example, changed: a command."""
+    """Return the command of the example engine with these changes."""
     text = EXAMPLE.read_text()
     for old, new in changes.items():
         assert text.count(old) == 1
@@ -68,7 +68,7 @@ def test_right_engine_agrees_with_several_threads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", ['{"n_threads": 1}', '{"n_threads": 2}'])
-def test_engine_that_reports_its_threads_is_not_said_to_have_three(
+def test_report_states_no_thread_count_against_the_engines_own(
     settings: str, tmp_path: Path
 ) -> None:
     old = '"can": can, "shows": SHOWS}'
@@ -82,7 +82,7 @@ def test_engine_that_reports_its_threads_is_not_said_to_have_three(
 def test_engine_that_does_not_start_with_several_threads_is_reported(
     ends: str, tmp_path: Path
 ) -> None:
-    """The engine already runs, and may hold an exclusive resource."""
+    """Another process of the engine is already running, and may hold an exclusive resource."""
     with_three = f'if question["settings"]["n_threads"] == 3:\n            {ends}'
     dies = f'if question["ask"] == "start":\n        {with_three}\n        can'
     (found,) = logits_of(program(tmp_path, {START: dies}), builtin("f32", tmp_path))

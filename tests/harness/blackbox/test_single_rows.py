@@ -1,5 +1,5 @@
-"""A kernel for one row of a quantised matrix, which no slice in F32 and no lens uses. The whole
-model differs, and its runs say which batches do."""
+"""A kernel for one row of a quantised matrix, which no F32 slice and no lens uses. The whole model
+differs, and its runs show which batches are wrong."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def test_differing_run_is_described_if_no_part_differs(tmp_path: Path) -> None:
     assert found.whole.summary.endswith(ONE_ROW)
 
 
-def test_honest_engine_gets_no_run_described(tmp_path: Path) -> None:
+def test_report_describes_no_run_of_an_honest_engine(tmp_path: Path) -> None:
     path = builtin("q8_0", tmp_path)
     found = bisected(path, tmp_path / "made", engine="reference")
     assert found.exit_code == 0

@@ -27,7 +27,8 @@ WRONG = ("q4-0-nibbles-in-order", "q4-0-scale-bf16", "q4-0-offset")
 
 
 def asker_of(path: Path, folder: Path, **changes: Any) -> SliceAsker:
-    """Open an asker whose oracle shows a graph, which reveals a layer without a window."""
+    """Return an asker whose oracle shows a graph. The graph is needed to find a layer without a
+    window."""
     return any_asker_of(path, folder, oracle="llama.cpp", **changes)
 
 
@@ -65,9 +66,9 @@ def test_engine_that_misreads_blocks_diverges(engine: str, tmp_path: Path) -> No
 
 
 def test_blocks_of_256_in_rows_of_256_are_shown_by_two_models(tmp_path: Path) -> None:
-    """One model is not enough: as many gates as a row has elements cannot be told apart.
+    """One model is not enough, because as many gates as a row has elements cannot be distinguished.
 
-    Each weight is met once.
+    Each weight is tested once.
     """
     path = gemma2(tmp_path, "Q4_K", n_embd=256, n_ff=512)
     with GgufFile.open(path) as file:
@@ -116,7 +117,7 @@ def test_equal_rows_are_not_compared_and_named(tmp_path: Path) -> None:
 
 
 def test_weights_hidden_by_a_cap_are_reported_as_not_compared(tmp_path: Path) -> None:
-    """A wrong weight is invisible there, so the weights do not count as agreeing."""
+    """A wrong weight would be invisible there, so the weights do not count as agreeing."""
     path = tmp_path / "capped.gguf"
     with_keys(gemma2(tmp_path, "Q4_0"), path, {"gemma2.final_logit_softcapping": ("F32", 1e-3)})
     tensor = "blk.0.attn_k.weight"

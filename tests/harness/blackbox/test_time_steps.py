@@ -18,7 +18,7 @@ from tests.harness.blackbox.test_blackbox_in_check import plan_of, verdicts
 
 
 class StepsEnd(Reference, name="test: steps end at 20"):
-    """An engine whose time steps end at 20 in these layers; for a larger x the step should be x
+    """An engine whose time steps end at 20 in these layers. For a larger x the step should be x
     itself."""
 
     layers: tuple[int, ...] = (0, 1)
@@ -55,8 +55,10 @@ def test_wrong_branch_of_softplus_shows_on_a_model_with_large_steps(
 
 
 @pytest.mark.parametrize("shows", [("l_out", "result_output"), None])
-def test_engine_with_tensors_is_asked_too(model: Path, shows: tuple[str, ...] | None) -> None:
-    """The model itself has no such steps in the engine's usual runs."""
+def test_engine_with_tensors_is_tested_on_large_steps_too(
+    model: Path, shows: tuple[str, ...] | None
+) -> None:
+    """The engine's usual runs of the model itself have no such steps."""
     wrong = plan_of(model, engine=StepsEnd.name)
     found = list(verdicts(wrong, ("logits", "trace"), shows=shows))
     assert [v.summary.partition(":")[0] for v in found if v.status == "diverged"] == [STEPS]
@@ -83,6 +85,6 @@ def test_layers_with_the_wrong_branch_are_named(
     assert faults(found) == {layer: ["softplus of the time step"] for layer in layers}
 
 
-def test_model_without_time_steps_is_not_asked_with_large_ones(tmp_path: Path) -> None:
+def test_model_without_time_steps_is_not_tested_with_large_ones(tmp_path: Path) -> None:
     write_window(tmp_path / "m.gguf")
     assert not [v for v in verdicts(plan_of(tmp_path / "m.gguf")) if STEPS in v.summary]

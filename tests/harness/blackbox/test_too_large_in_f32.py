@@ -1,5 +1,5 @@
-"""A model too large in F32: some layers at a time are tested at their places, and the untested
-parts are named."""
+"""A model that is too large in F32. Some layers at a time are tested at their places, and the
+report names the untested parts."""
 
 from contextlib import closing
 from dataclasses import replace
@@ -50,7 +50,7 @@ def test_layers_in_f32_are_grouped_to_fit_into_a_twin(
 
 @pytest.mark.usefixtures("small_room")
 def test_fault_by_layer_number_is_seen_at_its_place_and_named(tmp_path: Path) -> None:
-    """Conversions of activations may hide the fault in the model as it is stored."""
+    """Conversions of activations may hide the fault in the stored model."""
     fault = OneLayerFault(way=BY_NUMBER, layer=1, where="Qcur_rope", change="not-turned")
     models = KnownModels(folder=tmp_path)
     asker = asker_of(builtin("q4_0", tmp_path), tmp_path / "made")
@@ -68,7 +68,7 @@ def test_fault_by_layer_number_is_seen_at_its_place_and_named(tmp_path: Path) ->
 
 @pytest.mark.usefixtures("small_room")
 @pytest.mark.parametrize("engine", ["reference", "honest:float64", "honest:activations-bf16"])
-def test_honest_engine_agrees_and_left_out_parts_are_named(engine: str, tmp_path: Path) -> None:
+def test_honest_engine_agrees_and_untested_parts_are_named(engine: str, tmp_path: Path) -> None:
     path = builtin("q4_0", tmp_path)
     found = bisected(path, tmp_path / "made", engine=engine)
     assert (found.exit_code, found.guilty) == (0, ())
@@ -86,6 +86,6 @@ def test_check_reports_that_it_skips_layers_by_number(tmp_path: Path) -> None:
     assert f"{TOO_LARGE}; {NOT_BY_NUMBER}" in said
 
 
-def test_small_model_leaves_nothing_out_for_its_size(tmp_path: Path) -> None:
+def test_small_model_is_tested_completely(tmp_path: Path) -> None:
     with closing(asker_of(written(tmp_path, n_layer=2), tmp_path / "made")) as asker:
         assert see_in_place(asker)[1] != TOO_LARGE

@@ -1,4 +1,4 @@
-"""Lenses wider than their model: of width 96, in which ffn_down alone has blocks of 256."""
+"""Lenses that are wider than their model, which has width 96 and blocks of 256 only in ffn_down."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -48,7 +48,7 @@ def seen(model: Path, **changes: object) -> tuple[SliceAnswer, tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "exaone"])  # shapes of heads, width, factors
-def test_llama_cpp_loads_them_and_shows_every_weight(arch: str, tmp_path: Path) -> None:
+def test_llama_cpp_loads_wide_lenses_and_shows_every_weight(arch: str, tmp_path: Path) -> None:
     answer, _ = seen(of_arch(arch, tmp_path), engine="llama.cpp")
     assert answer.status == "agreed"
 
@@ -81,7 +81,7 @@ class WithWidthInItsCode(Reference, name="test:width-in-its-code"):
     ops = WidthInItsCode
 
 
-def test_an_engine_of_one_width_is_not_accused(model: Path) -> None:
+def test_engine_that_supports_one_width_is_not_accused(model: Path) -> None:
     answer, _ = seen(model, engine="test:width-in-its-code")
     assert (answer.status, "takes no model of width 256" in answer.summary) == (
         "not-compared",
@@ -89,7 +89,7 @@ def test_an_engine_of_one_width_is_not_accused(model: Path) -> None:
     )
 
 
-def test_tensors_left_out_of_a_layer_are_named(tmp_path: Path) -> None:
+def test_untested_tensors_of_a_layer_are_named(tmp_path: Path) -> None:
     with GgufFile.open(of_arch("granite", tmp_path)) as file:
         _, left_out = lenses_of(file)
     assert left_out == [

@@ -1,4 +1,4 @@
-"""Descriptions of a part besides its name: its batches, its bias, and untested parts."""
+"""Descriptions of a part in addition to its name: its batches, its bias, and untested parts."""
 
 from collections.abc import Callable
 from math import exp, log
@@ -29,7 +29,7 @@ LATER = "with all tokens in one batch: only batches after the first are wrong"
         ("cache-batch-sees-itself-alone", MASK, True),
     ],
 )
-def test_report_says_later_batches_are_wrong_where_the_first_agrees(
+def test_report_says_if_only_batches_after_the_first_are_wrong(
     mistake: str, part: str, later: bool, tmp_path: Path
 ) -> None:
     path = builtin("f32", tmp_path)
@@ -46,11 +46,10 @@ NEXT_EXPERT = "mutant:experts-ids-from-one"
 ALL_ALIKE = "experts that are all equal"
 
 
-def test_router_wrong_in_every_layer_is_asked_about_once(
+def test_router_that_is_wrong_in_every_layer_is_tested_once(
     tmp_path: Path,
 ) -> None:
-    """Each question rewrites all experts of a layer in F32, which takes seconds for a real
-    model."""
+    """Each question rewrites all experts of a layer in F32, which takes seconds on a real model."""
     path = model_of_arch("qwen3moe", tmp_path, {})
     found = bisected(path, tmp_path / "made", engine=NEXT_EXPERT)
     wrong = faults(found)
@@ -94,7 +93,7 @@ def test_report_says_which_part_of_the_activation_was_not_compared(tmp_path: Pat
     assert all(HALF in part.words for row in found.guilty for part in row.parts)
 
 
-def test_report_says_nothing_of_a_named_matrix(tmp_path: Path) -> None:
+def test_report_adds_no_uncompared_half_to_a_named_matrix(tmp_path: Path) -> None:
     engine = "mutant:gate-and-up-exchanged"
     found = bisected(builtin("f32", tmp_path), tmp_path / "made", engine=engine)
     assert found.guilty
@@ -160,13 +159,13 @@ def test_other_rope_base_is_not_named_as_a_part(engine: str, says: str, tmp_path
     assert says in found.guilty[0].parts[0].words
 
 
-def test_temperature_may_act_as_a_scale_of_the_model(tmp_path: Path) -> None:
+def test_temperature_is_not_reported_as_a_scale_of_logarithms(tmp_path: Path) -> None:
     engine = lists("temperature", lambda value: value / 0.8)
     found = bisected(builtin("f32", tmp_path), tmp_path / "made", engine=engine)
     assert found.exit_code == 1
     assert OF_LOGARITHMS not in faults(found)[None]
 
 
-def test_natural_logarithms_are_right(tmp_path: Path) -> None:
+def test_constant_added_to_all_logarithms_is_no_fault(tmp_path: Path) -> None:
     engine = lists("natural", lambda value: value + 0.5)  # one constant for all is no fault
     assert not bisected(builtin("f32", tmp_path), tmp_path / "made", engine=engine).guilty

@@ -85,7 +85,8 @@ def test_fixed_limits_find_another_token_and_another_direction() -> None:
 
 
 def test_check_nmse_divides_by_the_variance_and_uses_the_last_token() -> None:
-    """Limits in common use work so: a constant offset of logits does not shrink a difference."""
+    """Common limits work like this, so that a constant offset of logits does not shrink a
+    difference."""
     right = logits([1, 2, 3], [101, 102, 103])
     found = on_short(right, right + logits([9, 0, 0], [0, 0.3, 0]))
     assert not found[WIDE]
@@ -196,7 +197,7 @@ def test_honest_engines_run_on_models_that_exercise_them(
     assert run_honest(Lines(), 1, file=None, executor=None) == 0
 
 
-def test_runs_are_made_once_on_demand() -> None:
+def test_each_run_is_made_once_and_only_when_needed() -> None:
     made: list[int] = []
 
     def runs(batches: object) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""The tables of README.md and reports/TRUST.md match the results for the current engines."""
+"""The tables of README.md and reports/TRUST.md match the stored results for the current engines."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def test_every_engine_has_been_run(found: list[Trial]) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_rate_edited_by_hand_is_noticed(page: str, found: list[Trial]) -> None:
+def test_rate_that_was_edited_by_hand_is_noticed(page: str, found: list[Trial]) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     found = read(write_rates(found))
     wrong = [trial for trial in found if not trial.honest]

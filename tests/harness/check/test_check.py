@@ -1,4 +1,4 @@
-"""A check: refusals at the start, the suites that run, and the sum of their verdicts."""
+"""A check: refusals at its start, the suites that run, and the exit code for their verdicts."""
 
 import shlex
 import sys
@@ -50,7 +50,7 @@ NOT_OF_LLAMA = "embeddings"  # not applicable, and said only where it is asked f
 
 
 def plan_for(path: Path, **changes: Any) -> Plan:
-    """Plan our own engine against itself, which needs no llama.cpp."""
+    """Return a plan that compares our own engine with itself, which needs no llama.cpp."""
     known: dict[str, Any] = {"case": path.name, "model": path, "subject_model": path}
     known |= {"oracle": "reference", "settings": EXACT, "n_tokens": 9, "n_steps": 4}
     known |= {"command": str(path)}
@@ -98,7 +98,7 @@ def verdict(status: Status) -> Verdict:
         ([], 3),
     ],
 )
-def test_exit_code_is_never_vacuous(statuses: list[Status], code: int) -> None:
+def test_exit_code_is_0_only_if_something_agreed(statuses: list[Status], code: int) -> None:
     assert exit_code([verdict(status) for status in statuses]) == code
     assert exit_code([verdict(status) for status in reversed(statuses)]) == code
 
@@ -118,7 +118,7 @@ def test_oracle_without_a_graph_is_reported(model: Path) -> None:
     assert exit_code(found) == 3
 
 
-def test_verdict_on_the_oracle_alone_names_it_and_others_are_about_both(model: Path) -> None:
+def test_verdict_on_the_oracle_alone_names_only_the_oracle(model: Path) -> None:
     found = verdicts_of(plan_for(model, suites=("metadata", "shadow"), engine="fast"))
     assert {(v.suite, v.about) for v in found} == {("metadata", "both"), ("shadow", "reference")}
 
@@ -183,7 +183,7 @@ def test_a_prompt_for_a_model_without_a_vocabulary_is_refused(tmp_path: Path) ->
         preflight(plan_for(path, prompt=b"x"))
 
 
-def test_choices_in_the_text_of_the_other_engine_are_counted() -> None:
+def test_equal_choices_along_the_other_engines_text_are_counted() -> None:
     logits = np.eye(4, dtype=np.float32)  # the choices are 0, 1, 2, 3
     assert choices([0, 1, 3, 3], logits) == {"same_choices": 3, "other_choices": [(2, 3, 2)]}
 
@@ -229,7 +229,7 @@ def test_question_without_an_answer_is_a_verdict_and_other_suites_run(
 
 
 class Outgrown(LocalSession):
-    """An engine that accepts everything and computes wrong results."""
+    """An engine that accepts every file and computes wrong results."""
 
     def _ask(self, question: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome:
         outcome = super()._ask(question, args, kwargs)
@@ -286,7 +286,7 @@ def test_a_model_without_a_vocabulary_is_checked_on_seeded_ids(tmp_path: Path) -
     assert {v.suite for v in found if v.status == "agreed"} == {*SUITES} - {"tokens"}
 
 
-def test_run_conforms_in_nothing_if_no_suite_applies(tmp_path: Path) -> None:
+def test_run_does_not_conform_if_no_suite_applies(tmp_path: Path) -> None:
     silent = written(tmp_path, "silent.gguf", vocabulary=False)
     assert exit_code(verdicts_of(plan_for(silent, suites=("tokens",)))) == 3
 
@@ -307,7 +307,7 @@ def test_adapter_is_not_a_model(tmp_path: Path) -> None:
     assert preflight(plan_for(path)).no_run == "the file is of type 'adapter', not a model"
 
 
-def test_file_of_the_subject_is_read_too(model: Path, tmp_path: Path) -> None:
+def test_file_of_the_subject_is_checked_too(model: Path, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"gone\.gguf: no such file"):
         preflight(plan_for(model, subject_model=tmp_path / "gone.gguf"))
 
@@ -318,7 +318,7 @@ def test_an_unknown_engine_lists_the_known_ones(role: str, model: Path) -> None:
         open_plan(plan_for(model, **{role: "rust"}), lambda _: None)
 
 
-def test_a_refusal_by_the_model_itself_names_the_file(tmp_path: Path) -> None:
+def test_refusal_of_a_broken_model_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "empty.gguf"
     path.write_bytes(b"")
     with pytest.raises(BadInput, match=r"empty\.gguf: "):
@@ -359,7 +359,7 @@ def test_cache_is_large_enough_for_decode(
         ("", 1),
     ],
 )
-def test_lanes_come_from_the_oracles_description(build: str, lanes: int) -> None:
+def test_number_of_lanes_comes_from_the_oracles_description(build: str, lanes: int) -> None:
     assert lanes_of(build) == lanes
 
 

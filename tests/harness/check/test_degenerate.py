@@ -1,4 +1,4 @@
-"""Models whose logits are all equal, zero, NaN or infinite: every one ends in a true verdict."""
+"""Models whose logits are all equal, zero, NaN or infinite. Each gets a true verdict."""
 
 from collections.abc import Callable
 from functools import partial
@@ -24,7 +24,7 @@ HONEST = {"agreed", "excused", "not-compared", "not-applicable"}
 
 
 def equal_rows(path: Path) -> None:
-    """Return a model whose logits are all equal, and not zero."""
+    """Write a model whose logits are all equal, and not zero."""
     scaled("output.weight", 0.0, path, add=0.25)
 
 
@@ -52,7 +52,7 @@ class AllNan(Reference, name="degenerate: NaN"):
 
 
 class Sane(Reference, name="degenerate: sane"):
-    """An engine that puts zeros in the place of NaN."""
+    """An engine that replaces NaN by zeros."""
 
     def evaluate(self, request: Request) -> Evaluation:
         found = super().evaluate(request)
@@ -81,7 +81,7 @@ def verdicts(
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("name", MODELS)
-def test_honest_engine_is_not_accused_and_nothing_is_claimed(
+def test_honest_engine_is_not_accused_and_no_agreement_is_claimed(
     name: str, preset: str, tmp_path: Path
 ) -> None:
     found, code = verdicts(model(name, tmp_path), "reference", preset)

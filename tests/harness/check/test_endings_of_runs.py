@@ -1,4 +1,4 @@
-"""The last lines of a run: the engines that it is about, and unasked ones."""
+"""The last lines of a run name the engines that were compared, and those that were not."""
 
 import json
 from dataclasses import replace
@@ -32,7 +32,7 @@ def said(
     return capfd.readouterr().out
 
 
-def test_a_row_about_one_engine_names_it(capfd: pytest.CaptureFixture[str]) -> None:
+def test_table_row_about_one_engine_names_this_engine(capfd: pytest.CaptureFixture[str]) -> None:
     text = said(capfd, SHADOW, verdict("logits"))
     assert [line.split()[1:-1] for line in text.splitlines()[1:3]] == [
         ["shadow", "(llama.cpp)"],

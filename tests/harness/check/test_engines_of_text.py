@@ -1,5 +1,5 @@
-"""Engines with UTF-8 texts only, and engines without flags: impossible questions are not compared,
-and wrong answers are still found."""
+"""Engines that accept only UTF-8 texts, and engines without flags. Questions that they cannot
+answer are not compared, and wrong answers are still found."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from tests.models import builtin
 
 
 class OfText(Reference, name="test:of-text"):
-    """An engine of text that dies of other bytes, and shows U+FFFD for invalid ones."""
+    """An engine of text that dies on other bytes, and shows U+FFFD for invalid ones."""
 
     def describe(self) -> EngineInfo:
         return replace(super().describe(), utf8_only=True)
@@ -77,7 +77,7 @@ def test_wrong_answer_of_a_text_engine_is_found(tmp_path: Path) -> None:
     assert first["differences"][0]["text"].startswith("b' ' gives [1], expected [1, ")
 
 
-def test_missing_flags_of_an_engine_cost_only_their_questions(tmp_path: Path) -> None:
+def test_missing_flags_of_an_engine_affect_only_questions_with_flags(tmp_path: Path) -> None:
     found = verdicts("test:adds-nothing", tmp_path)
     lacking = [v.summary for v in found if v.status == "not-compared"]
     assert len(lacking) == 3  # one of them of a code point that is none

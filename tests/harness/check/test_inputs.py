@@ -1,4 +1,4 @@
-"""Inputs other than regular files are refused at once, in every command: no command waits for a
+"""Every command refuses inputs that are not regular files at once, so that no command waits for a
 writer."""
 
 import io
@@ -26,7 +26,7 @@ PIPE, DEVICE = "a pipe; expected a regular file", "a character device; expected 
 
 @pytest.fixture(autouse=True)
 def nobody_waits() -> Iterator[None]:
-    """Fail a test that opens a pipe, which would wait for ever."""
+    """Fail a test that opens a pipe, because this would wait for ever."""
 
     def too_long(*_: object) -> None:
         raise AssertionError("it waits")

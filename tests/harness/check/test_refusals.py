@@ -1,4 +1,5 @@
-"""Refusals of an engine, and models without a part: the accused engine, and the exit code."""
+"""Refusals of an engine, and models that lack a part: the engine that is blamed, and the exit
+code."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -63,7 +64,7 @@ def test_refusal_that_our_own_engine_cannot_judge_accuses_no_engine(
 
 
 class WithoutLogits(Reference, name="test:without-logits"):
-    """Engine without logits, such as llama.cpp with a BERT."""
+    """An engine without logits, such as llama.cpp with a BERT model."""
 
     def evaluate(self, request: Request) -> Evaluation:
         raise NotInModel("the model has no logits")

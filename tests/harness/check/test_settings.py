@@ -1,4 +1,4 @@
-"""The text of --settings."""
+"""The text of the option --settings."""
 
 from dataclasses import replace
 from pathlib import Path

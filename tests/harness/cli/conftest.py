@@ -1,4 +1,4 @@
-"""The command line in this process, for every test of it."""
+"""Runs the command line in this process, for every test of it."""
 
 from tests.command_line import lockstep
 

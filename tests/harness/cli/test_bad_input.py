@@ -1,4 +1,4 @@
-"""Bad input in one line, and nothing is lost."""
+"""Bad input gives a one-line error, and destroys no data."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -74,20 +74,19 @@ def removed_type_id(folder: Path) -> Path:
 
 
 def rows_of_no_whole_blocks(folder: Path) -> Path:
-    """Return rows of 64 weights, of a type whose blocks are 256."""
+    """Write a file whose rows of 64 weights have a type with blocks of 256."""
     return with_tensor_type(builtin("f32", folder), folder / "row.gguf", NAMED, Q4_K)
 
 
 def partial_block(folder: Path) -> Path:
-    """Return a file that ends within the last block of its last tensor."""
+    """Write a file that ends within the last block of its last tensor."""
     path = folder / "block.gguf"
     path.write_bytes(builtin("q8_0", folder).read_bytes()[:-5])
     return path
 
 
 def type_of_ggml_only(folder: Path) -> Path:
-    """Return a file that is legal down to the last byte, of a type that this engine has no decoder
-    for."""
+    """Write a valid file with a type for which our engine has no decoder."""
     import_members("lockstep.engine.quants")
     assert GGML_ONLY not in WeightFormat.family
     kind, name = type_by_name(GGML_ONLY), NAMED
@@ -190,8 +189,10 @@ def test_model_without_our_graph_is_checked_in_other_suites(
 
 
 @pytest.mark.parametrize("bad", [missing, text_file, partial_block])
-def test_a_process_ends_as_the_command_does(bad: Callable[[Path], Path], tmp_path: Path) -> None:
-    """The in-process tests omit the interpreter's own ending, which a shell sees."""
+def test_process_has_the_exit_code_of_its_command(
+    bad: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    """The tests in this process omit the interpreter's own ending, which a shell sees."""
     ending = in_a_process("check", str(bad(tmp_path)), *OURSELVES, "--quiet")
     assert_refused(ending)
 

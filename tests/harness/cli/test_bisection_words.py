@@ -1,4 +1,5 @@
-"""Messages of `bisect` about one fault in several layers, and about tokens in later batches."""
+"""Messages of `bisect` about the same fault in several layers, and about tokens in later
+batches."""
 
 import numpy as np
 

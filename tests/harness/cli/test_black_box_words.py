@@ -24,7 +24,8 @@ def row(status: Status, layer: int | None = None, part: str = "") -> Any:
 
 
 def test_weights_without_a_lens_are_not_reported_as_agreeing() -> None:
-    """The summary of an engine with lists claimed 'every weight', though none was compared."""
+    """An earlier summary on an engine with lists claimed 'every weight', although no weight was
+    compared."""
     whole = SliceAnswer(status="agreed", summary="")
     for named in (False, True):
         result: Any = SimpleNamespace(
@@ -55,7 +56,7 @@ def test_weights_without_a_lens_are_not_reported_as_agreeing() -> None:
 def test_differing_run_is_named_if_no_part_differs(
     rows: list[Status], tensors: tuple[str, ...], said: bool
 ) -> None:
-    """The kernel is for one row of Q8_0: every slice and every lens agreed."""
+    """The wrong kernel is for one row of Q8_0, so every slice and every lens agrees."""
     summary = "those of 2 of 34 tokens, none before batch 1"
     look = looked("diverged" if tensors else "agreed")
     look.tensors = tensors

@@ -1,4 +1,4 @@
-"""Results that machines can read."""
+"""Results of commands that programs can read."""
 
 import json
 import os
@@ -21,14 +21,14 @@ from tests.models import builtin, with_changed_weight
 
 
 def one_object(text: str) -> dict[str, Any]:
-    """Return one JSON object without the literals that JSON lacks."""
+    """Return the JSON object in the text, which must not contain literals that JSON lacks."""
     value = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert isinstance(value, dict)
     assert text.count("\n") == 1
     return value
 
 
-def test_a_check_gives_one_json_object_and_a_whole_report(
+def test_check_prints_one_json_object_and_writes_a_complete_report(
     lockstep: Lockstep, tmp_path: Path
 ) -> None:
     ending = lockstep(
@@ -83,7 +83,7 @@ def test_divergence_has_exit_code_1_and_a_repeating_command(
     assert lockstep(*place.split(), "-q").code == 1
 
 
-def test_a_bisection_gives_one_json_object(lockstep: Lockstep, tmp_path: Path) -> None:
+def test_bisect_prints_one_json_object(lockstep: Lockstep, tmp_path: Path) -> None:
     model = builtin("f32", tmp_path)
     other = with_changed_weight(model, tmp_path / "o.gguf", "blk.1.attn_v.weight", 3, 4, 0.5)
     rest = (*OURSELVES, "--json", "-q", "--report", tmp_path / "results")
@@ -105,7 +105,7 @@ def test_a_bisection_gives_one_json_object(lockstep: Lockstep, tmp_path: Path) -
     assert (same["exit_code"], same["culprits"], same["confirmed"]) == (0, [], None)
 
 
-def test_a_quick_look_gives_one_json_object(lockstep: Lockstep) -> None:
+def test_run_prints_one_json_object(lockstep: Lockstep) -> None:
     args = ("run", "builtin:f32", "--prompt", "Once", "-n", "5", "--engine", "reference")
     ending = lockstep(*args, "--json", "-q")
     answer = one_object(ending.out)
@@ -124,7 +124,7 @@ def test_tokens_decode_back_to_the_text(lockstep: Lockstep) -> None:
     assert json.loads(with_bos) == [1, *json.loads(ids)]
 
 
-def test_a_trace_is_written_with_its_index(lockstep: Lockstep, tmp_path: Path) -> None:
+def test_trace_is_written_with_its_index(lockstep: Lockstep, tmp_path: Path) -> None:
     from safetensors.numpy import load_file
 
     ending = lockstep("trace", "builtin:moe", "-o", tmp_path / "t", "--tokens", "3", "-q")
@@ -160,7 +160,7 @@ def test_selftest_lists_every_wrong_engine_with_its_mistake(lockstep: Lockstep) 
         (("--only", "norms"), "--only: says nothing without another option"),
         (("--honest", "1", "--only", "norms"), "--only: says nothing beside --honest"),
         (("--sample", "3", "--catalogue"), "--sample: says nothing beside --catalogue"),
-        (("--catalogue", "--diagnosis"), "--catalogue and --diagnosis: name one of them"),
+        (("--catalogue", "--diagnosis"), "--catalogue and --diagnosis: give only one of them"),
         (("--catalogue", "--only", "norm"), "no family 'norm' of wrong engines (near: norms"),
         (("--black-box", "--only", "qwen"), "no family or model 'qwen' of wrong engines"),
         (("--diagnosis", "--only", "norm"), "no family 'norm' of wrong engines (near: norms"),

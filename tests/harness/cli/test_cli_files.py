@@ -25,7 +25,7 @@ def test_users_file_is_shown_to_every_parser(fuzz: Lockstep, tmp_path: Path) -> 
     assert summary["counts"] == {"excused": 1, "agreed": 1}  # gguf-py takes any byte for a bool
 
 
-def test_bytes_may_be_given_as_digits(fuzz: Lockstep) -> None:
+def test_bytes_may_be_given_as_hexadecimal_digits(fuzz: Lockstep) -> None:
     code, out, _ = fuzz("--hex", alone("every-type").hex(), *OURSELVES, "--json")
     assert (code, json.loads(out)["counts"]) == (0, {"agreed": 1})
 

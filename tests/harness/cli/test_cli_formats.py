@@ -18,7 +18,7 @@ FUZZ = ("fuzz", "quants", "--type", "Q4_0", "--block", "003c" + "08" * 16, "--qu
 
 @pytest.fixture(autouse=True)
 def outside_of_github(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the tests as if outside of GitHub, wherever they run."""
+    """Make the tests run as if outside of GitHub."""
     for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
         monkeypatch.delenv(name, raising=False)
 

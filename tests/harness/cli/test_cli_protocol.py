@@ -1,4 +1,4 @@
-"""`lockstep protocol` and `lockstep smoke`: how a stranger begins."""
+"""`lockstep protocol` and `lockstep smoke`: the first commands of a new user."""
 
 import shlex
 import sys
@@ -64,7 +64,7 @@ def test_command_proposed_by_smoke_runs_the_engine(
 
 
 def test_empty_object_is_a_wrong_answer(lockstep: Lockstep) -> None:
-    """The command must not wait minutes for another line."""
+    """The command must not wait for minutes for another line."""
     program = "input(); print('{}', flush=True); input(); input()"
     code, out, _ = lockstep("smoke", "--start-seconds", 60, "--", sys.executable, "-c", program)
     assert code == 1
@@ -91,7 +91,7 @@ def test_answer_time_limit_also_applies_to_the_start(lockstep: Lockstep) -> None
 
 
 @pytest.mark.parametrize("word", ["adapter:mine.py", "mine.py", "dump:folder"])
-def test_mistyped_program_is_referred_to_check(lockstep: Lockstep, word: str) -> None:
+def test_message_on_a_mistyped_program_mentions_check(lockstep: Lockstep, word: str) -> None:
     code, _, err = lockstep("smoke", word)
     assert code == 2
     assert "lockstep check MODEL --adapter FILE" in " ".join(err.split())

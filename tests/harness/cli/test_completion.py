@@ -1,4 +1,4 @@
-"""Shell completion: in a bash, its script completes commands, options and their values."""
+"""Shell completion: in bash, its script completes commands, options and their values."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ MAIN = "import sys; sys.argv[0] = 'lockstep'; from lockstep.harness.cli import m
 
 
 def lockstep(folder: Path) -> dict[str, str]:
-    """Return an environment in which `lockstep` is this tree's."""
+    """Return an environment in which `lockstep` is the command of this source tree."""
     program = folder / "lockstep"
     program.write_text(f"#!{sys.executable}\n{MAIN}\n")
     program.chmod(0o755)

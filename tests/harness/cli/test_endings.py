@@ -1,4 +1,4 @@
-"""A command that is asked to end removes its temporary files."""
+"""A command that gets a signal to end removes its temporary files."""
 
 import os
 import shlex
@@ -18,7 +18,8 @@ PATIENCE = 120.0  # seconds: for a machine that does much else
 
 
 def ended_by(number: int, args: Sequence[str], folder: Path, pattern: str) -> tuple[int, str]:
-    """Send the signal once a temporary file of that pattern exists; return exit code and output."""
+    """Send the signal when a temporary file matches the pattern. Return the exit code and the
+    output."""
     temporary = folder / "tmp"
     temporary.mkdir()
     variables = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": PYTHONPATH}
@@ -64,7 +65,7 @@ lockstep.harness.cli.main()
 
 
 def test_process_ended_during_an_import_exits_with_that_code(tmp_path: Path) -> None:
-    """Dataclasses are made by exec(), and Python once ended by SIGINT after an interrupt in it."""
+    """exec() makes dataclasses, and after an interrupt in exec() Python once ended by SIGINT."""
     (tmp_path / "asked.py").write_text(ASKED_WHILE_A_CLASS_IS_MADE)
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join((PYTHONPATH, str(tmp_path)))}
     command = [sys.executable, "-m", "asked"]
@@ -80,7 +81,7 @@ os.execv(sys.executable, [sys.executable, "-P", "-m", "lockstep.harness.cli", *s
 """
 
 
-def test_a_folder_that_has_been_deleted_is_no_divergence(tmp_path: Path) -> None:
+def test_deleted_working_folder_is_not_reported_as_a_divergence(tmp_path: Path) -> None:
     """A traceback with exit code 1 would read as a divergence in a CI."""
     folder = tmp_path / "gone"
     folder.mkdir()
@@ -106,7 +107,7 @@ lockstep.harness.cli.main()
 """
 
 
-def test_workers_start_by_themselves_if_no_template_can_be_started(tmp_path: Path) -> None:
+def test_workers_start_without_a_template_if_none_can_be_started(tmp_path: Path) -> None:
     variables = {**os.environ, "PYTHONPATH": PYTHONPATH}
     command = [sys.executable, "-c", NO_TEMPLATE, "check", "builtin:f32", "--suite", "dequant"]
     done = subprocess.run(
@@ -118,7 +119,7 @@ def test_workers_start_by_themselves_if_no_template_can_be_started(tmp_path: Pat
 
 @pytest.mark.parametrize("most", [6, 7, 8, 9, 10, 14])
 def test_command_with_a_low_file_limit_leaves_nothing_behind(most: int, tmp_path: Path) -> None:
-    """A temporary folder is removed with more open files than were left."""
+    """Removing a temporary folder needs more open files than the limit leaves."""
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     variables = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": PYTHONPATH}

@@ -1,4 +1,4 @@
-"""The help of every command has an example, and the command line takes every example."""
+"""The help of every command has an example, and the command line accepts every example."""
 
 import re
 import shlex
@@ -37,7 +37,7 @@ def test_the_help_of_every_command_has_an_example(name):
 
 
 @pytest.mark.parametrize("line", [line for _, line in EXAMPLES])
-def test_the_command_line_takes_every_example(line):
+def test_command_line_accepts_every_example(line):
     parsed(line)
 
 
@@ -47,7 +47,7 @@ def test_example_with_an_unknown_option_is_refused():
 
 
 def parsed(line: str) -> None:
-    """Parse without running anything. Raises UsageError."""
+    """Parse a command line without running it. Raises UsageError."""
     plain = re.sub(r"\$\(.*?\)", "model.gguf", re.split(r" [|>] ", line)[0])
     (_, *words), command = shlex.split(plain, comments=True), get_command(app)
     while hasattr(command, "commands"):

@@ -1,4 +1,4 @@
-"""Help: of every command, and without imports of weight."""
+"""The help of every command, which imports no slow modules."""
 
 import json
 

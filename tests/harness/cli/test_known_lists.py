@@ -10,7 +10,11 @@ from tests.command_line import Lockstep, assert_refused
 def test_unwritable_list_is_reported_before_the_run(lockstep: Lockstep, tmp_path: Path) -> None:
     model = builtin_model("f32", tmp_path)
     missing = tmp_path / "no" / "k.json"
-    for path, words in ((tmp_path, "is a folder"), (missing, "is no folder"), (model, "a model")):
+    for path, words in (
+        (tmp_path, "is a folder"),
+        (missing, "is not a folder"),
+        (model, "a model"),
+    ):
         asked = ("check", "builtin:f32", "--write-known", path, "--report", tmp_path)
         assert_refused(lockstep(*asked), words)
     assert not list(tmp_path.glob("*-check"))
@@ -25,7 +29,7 @@ def test_file_other_than_a_list_is_not_overwritten(lockstep: Lockstep, tmp_path:
 
 
 def test_reasons_stay_in_a_rewritten_list(lockstep: Lockstep, tmp_path: Path) -> None:
-    """The same command runs once more, after somebody wrote down why."""
+    """The same command runs again after a user has written down the reasons."""
     path = tmp_path / "known.json"
     asked = ["check", "builtin:f32", "--engine", "mutant:wrong-eps", "--oracle", "reference"]
     asked += ["--suite", "trace", "--tokens", "4", "--report", str(tmp_path), "-q"]

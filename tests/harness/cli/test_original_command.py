@@ -39,7 +39,7 @@ def test_exit_codes_match_the_help(lockstep: Lockstep, tmp_path: Path) -> None:
     assert_refused(lockstep(*ask), "safetensors")
 
 
-def test_run_without_environment_is_not_compared(
+def test_run_without_the_environment_is_reported_as_not_compared(
     lockstep: Lockstep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(CACHE, str(tmp_path / "cache"))

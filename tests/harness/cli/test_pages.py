@@ -1,4 +1,5 @@
-"""Names in README.md and the other pages: the commands, options, and files exist."""
+"""Names in README.md and the other pages: the commands, options and files that they mention
+exist."""
 
 import re
 from typing import Any
@@ -32,7 +33,7 @@ BESIDES = ("--help",)
 
 
 def commands() -> dict[str, Any]:
-    """Return commands by their names, those in groups too."""
+    """Return the commands by name, including those in groups."""
     found: dict[str, Any] = {}
     for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
         found[name] = command
@@ -42,7 +43,7 @@ def commands() -> dict[str, Any]:
 
 
 def problems(text: str) -> list[str]:
-    """Return the wrong statements of a page about commands."""
+    """Return the wrong statements about commands on a page."""
     known, found = commands(), []
     code = "\n".join(re.findall(r"`[^`\n]+`|^\$? *lockstep .*$", text, re.MULTILINE))
     for words, rest in COMMAND.findall(code):

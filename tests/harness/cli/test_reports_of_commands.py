@@ -1,4 +1,4 @@
-"""Commands that say where and why an engine is wrong leave a report, as `check` does."""
+"""Commands that locate or name a fault write a report, as `check` does."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def rows_of(folder: Path) -> list[dict]:
     return [json.loads(line) for line in report.read_text().splitlines()]
 
 
-def test_a_diagnosis_is_a_report(lockstep: Lockstep, tmp_path: Path) -> None:
+def test_diagnosis_writes_a_report(lockstep: Lockstep, tmp_path: Path) -> None:
     words = ["builtin:f32", "--engine", "mutant:rope-half-split", "--tokens", "8", "--steps", "4"]
     code = lockstep("diagnose", *words, "--report", tmp_path, "--format", "junit").code
     header, *verdicts, footer = rows_of(tmp_path)
@@ -37,7 +37,7 @@ def test_a_diagnosis_is_a_report(lockstep: Lockstep, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("answer", "parts"), [(AGREES, ()), (DIFFERS, (ROTATION,))])
-def test_each_model_made_for_a_black_box_is_a_verdict(
+def test_each_probe_model_of_a_black_box_is_a_verdict(
     answer: SliceAnswer, parts: tuple[Part, ...], tmp_path: Path
 ) -> None:
     row = LayerRow(layer=3, answer=answer, parts=parts)
@@ -50,7 +50,7 @@ def test_each_model_made_for_a_black_box_is_a_verdict(
     assert left_out.summary == "left out: a bias: no lens"
 
 
-def test_a_bisection_of_a_black_box_is_a_report(lockstep: Lockstep, tmp_path: Path) -> None:
+def test_bisection_of_a_black_box_writes_a_report(lockstep: Lockstep, tmp_path: Path) -> None:
     model = tmp_path / "one.gguf"
     lockstep("synth", "-o", model, "--layers", "1", "--width", "32", "--heads", "2")
     words = ["--black-box", "--engine", "mutant:wrong-eps", "--tokens", "4"]

@@ -1,4 +1,4 @@
-"""A command whose stream fails does not end with 1, the code of a divergence."""
+"""A failing stream does not end a command with exit code 1, which means a divergence."""
 
 import os
 import subprocess
@@ -30,7 +30,7 @@ main()
 
 
 def run_in_shell(command: str, folder: Path, *, code: str = "") -> tuple[int, str]:
-    """Return the exit code, and the text on standard error."""
+    """Run a command in a shell. Return its exit code and its text on standard error."""
     start = f"{sys.executable} -c '{code}'" if code else f"{sys.executable} -m lockstep"
     variables = {**os.environ, "PYTHONPATH": PYTHONPATH, "LOCKSTEP_TRACEBACK": "1"}
     done = subprocess.run(
@@ -72,7 +72,8 @@ def test_command_ends_with_its_code_or_2_if_a_stream_fails(
 
 
 def test_check_writes_no_report_into_a_closed_stream(tmp_path: Path) -> None:
-    """The first opened file once got the number of standard output, and the printed text."""
+    """Earlier, the first opened file got the number of standard output, and the printed text went
+    into it."""
     assert run_in_shell(f"{CHECK} <&- >&- 2>&-", tmp_path) == (0, "")
     (report,) = tmp_path.rglob("report.jsonl")
     assert all(line.startswith('{"kind":') for line in report.read_text().splitlines())
@@ -81,7 +82,7 @@ def test_check_writes_no_report_into_a_closed_stream(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "ending"), [(BROKEN, ""), (NOT_LOADED, "2>/dev/full"), (BROKEN, "2>&-")]
 )
-def test_defect_ends_with_2(code: str, ending: str, tmp_path: Path) -> None:
+def test_defect_of_lockstep_ends_with_exit_code_2(code: str, ending: str, tmp_path: Path) -> None:
     found, words = run_in_shell(ending, tmp_path, code=code)
     assert found == 2
     assert ending or "Traceback" in words

@@ -1,4 +1,4 @@
-"""A terminal shows names as they are in the file: rich reads no markup in them."""
+"""A terminal shows names exactly as they are in the file, although rich reads markup."""
 
 import os
 import pty
@@ -33,7 +33,7 @@ with Terminal(quiet=False) as out:
 
 
 def on_a_terminal(code: str, args: Sequence[str]) -> tuple[int, str]:
-    """Return what a program writes to a pseudo-terminal of 80 columns, and its exit code."""
+    """Run a program on a pseudo-terminal of 80 columns. Return its output and its exit code."""
     ours, theirs = pty.openpty()
     variables = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
     process = subprocess.Popen(
@@ -89,7 +89,7 @@ lockstep.harness.cli.main()
 """
 
 
-def test_closed_pipe_is_no_divergence() -> None:
+def test_closed_pipe_is_not_reported_as_a_divergence() -> None:
     """rich would end the process with exit code 1."""
     ours, theirs = os.pipe()
     os.close(ours)
@@ -102,7 +102,7 @@ def test_closed_pipe_is_no_divergence() -> None:
 def test_ci_output_has_commands_only_on_request(
     word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Lines are for people, and contain names of engines; data is for programs."""
+    """Lines are for people, and may contain names of engines. Data are for programs."""
     with Terminal(quiet=True) as out:
         out.line(word)
         assert word not in capsys.readouterr().out

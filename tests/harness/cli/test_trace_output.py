@@ -1,4 +1,4 @@
-"""`lockstep trace -o FOLDER` keeps files of other programs."""
+"""`lockstep trace -o FOLDER` does not overwrite files of other programs."""
 
 import json
 from pathlib import Path
@@ -6,9 +6,7 @@ from pathlib import Path
 from tests.command_line import Lockstep
 
 
-def test_dump_of_another_program_stays_and_ours_is_replaced(
-    lockstep: Lockstep, tmp_path: Path
-) -> None:
+def test_trace_replaces_its_own_dump_and_no_other(lockstep: Lockstep, tmp_path: Path) -> None:
     trace = ("trace", "builtin:f32", "--tokens", 2, "--quiet", "-o")
     theirs = tmp_path / "theirs"
     theirs.mkdir()

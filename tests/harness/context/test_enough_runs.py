@@ -1,4 +1,4 @@
-"""More honest runs are made before an engine is blamed, unless they cannot matter."""
+"""More honest runs are made before an engine is blamed, unless they cannot change the verdict."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ LIMIT = float(whole_run(FEW, 1.0).allowed)
 
 
 class Judge:
-    """A stand-in for the parts of a context that are used."""
+    """A stand-in for those parts of a context that the tests use."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, jumps: bool = False) -> None:
         monkeypatch.setattr("lockstep.harness.context.enough_runs.may_jump", lambda _: jumps)
@@ -50,7 +50,7 @@ def moved(by: float) -> F32:
     ],
     ids=["alike", "far", "oracle-far", "no-number", "not-so-far", "near", "oracle-near"],
 )
-def test_more_runs_are_made_if_either_is_neither_near_nor_far(
+def test_more_runs_are_made_if_a_run_is_neither_near_nor_far(
     runs: tuple[F32, F32], expected: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judge: Any = Judge(monkeypatch)
@@ -58,10 +58,10 @@ def test_more_runs_are_made_if_either_is_neither_near_nor_far(
 
 
 @pytest.mark.parametrize("by", [LIMIT / 2, 3 * LIMIT], ids=["within", "just-beyond"])
-def test_run_without_conversions_counts_for_an_engine_without_any(
+def test_run_without_conversions_counts_for_an_engine_without_them(
     by: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run is far from the run with conversions, and honest: more runs may say so."""
+    """The run is far from the run with conversions, and still honest. More runs may show that."""
     judge: Any = Judge(monkeypatch)
     far = 2 * CLEARLY * LIMIT
     runs = (TRUTH, moved(far + by))
@@ -88,7 +88,7 @@ def test_more_runs_decide_if_there_is_no_limit(
 @pytest.mark.parametrize(
     ("model", "expected"), [("f32", False), ("f16", False), ("q8_0", True), ("moe", True)]
 )
-def test_blocks_of_activations_and_experts_are_such_choices(
+def test_models_with_converted_blocks_or_experts_may_amplify_errors(
     model: str, expected: bool, tmp_path: Path
 ) -> None:
     with context_of(builtin(model, tmp_path), oracle="reference") as context:

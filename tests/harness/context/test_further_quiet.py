@@ -1,4 +1,4 @@
-"""Engines without logits, tested beyond a usual prompt, and for control tokens."""
+"""Engines without logits, tested with longer prompts than usual, and with control tokens."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,13 +18,13 @@ QUIET = {"logprobs": "logprobs", "greedy": "decode", "generate": "text"}
 
 
 def quiet(level: str) -> str:
-    """Return an engine with only this level, which goes wrong after 64 rows."""
+    """Return an engine that offers only this level, and is wrong after 64 rows."""
     changes = {"levels": (level,), "ops": RowsBehind64, "make_ops": Reference.make_ops}
     return made(f"further: {level}", Quiet, **changes)
 
 
 @pytest.mark.parametrize(("level", "suite"), QUIET.items())
-def test_engine_without_logits_is_asked_further(level: str, suite: str, model: Path) -> None:
+def test_engine_without_logits_gets_longer_prompts(level: str, suite: str, model: Path) -> None:
     *_, wrong = check_engine(model, quiet(level), suite, n_tokens=32)
     assert wrong.status == "diverged", wrong.summary
     assert wrong.detail["at_fault"] == "subject"
@@ -72,7 +72,7 @@ class ShortGreedy(Reference, name="further: greedy behind 64 tokens"):
         return super().greedy(prompt, n)
 
 
-def test_engine_with_logits_after_many_tokens_must_choose_too(
+def test_engine_with_logits_is_also_tested_by_its_choices(
     model: Path,
 ) -> None:
     found = check_engine(model, ShortGreedy, "decode", n_tokens=32)
@@ -82,7 +82,7 @@ def test_engine_with_logits_after_many_tokens_must_choose_too(
 
 
 def short_of(question: str, error: type[EngineError] = Unsupported) -> Any:
-    """Return an honest engine with room for 64 tokens, which reports it."""
+    """Return an honest engine with room for 64 tokens, which reports this limit."""
 
     def ask(self: Any, given: Any, n: int) -> Any:
         longest = max(map(len, given)) if question == "logprobs" else len(given)

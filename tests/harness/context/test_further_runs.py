@@ -1,4 +1,5 @@
-"""Engines that are right on a prompt of 32 tokens and single ones, and wrong in longer runs."""
+"""Engines that are right for a prompt of 32 tokens and for single tokens, but wrong in longer
+runs."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -28,14 +29,14 @@ from tests.models import written
 Bools = NDArray[np.bool_]
 N = 330  # cells of which the models are
 LONG, JOINED = f"for {N} tokens in batches of", "with two sequences that come later"
-EDGE = "for 3 tokens one by one behind 255"
+EDGE = "for 3 tokens one by one after 255"
 FIRST, MIDDLE, LAST = (f"with another {place} token" for place in ("first", "middle", "last"))
 ALONE = "for the first token alone"
 ASKED = (LONG, EDGE, JOINED, FIRST, MIDDLE, LAST, ALONE)
 
 
 class RowsBehind64(Mirror):
-    """An engine that computes rows after two tiles of 32 from their last row."""
+    """An engine that computes rows after two tiles of 32 from the last row of these tiles."""
 
     def linear(self, x: F32, weight: Weight) -> F32:
         rows = np.minimum(np.arange(len(x)), 63)
@@ -43,7 +44,8 @@ class RowsBehind64(Mirror):
 
 
 def last_row_is_another(where: Callable[[int], bool]) -> type[Mirror]:
-    """Make ops that give the row before the last one as the last, for such numbers of rows."""
+    """Return ops in which the last row repeats the row before it, for the numbers of rows that
+    `where` selects."""
 
     class Ops(Mirror):
         def linear(self, x: F32, weight: Weight) -> F32:
@@ -71,7 +73,7 @@ class LastIdIsUnknown(Mirror):
 
 
 class Changed(LayerView):
-    """A view that shows other cells."""
+    """A view that shows other cells than the right ones."""
 
     def __init__(
         self, view: LayerView, batch: Batch, change: Callable[[Bools, Batch], Bools]
@@ -95,7 +97,7 @@ def seen_through(change: Callable[[Bools, Batch], Bools]) -> type[Model]:
 
 
 class CellsForPositions(Model):
-    """An engine that rotates a single token by the number of cells in use, of all sequences."""
+    """An engine that rotates a single token by the number of cells in use, over all sequences."""
 
     def compute(
         self, ubatch: Batch, views: Mapping[int, LayerView], *args: Any, **options: Any
@@ -112,13 +114,13 @@ def no_more_than_256_cells(visible: Bools, _: Batch) -> Bools:
 
 
 def causal_by_row(visible: Bools, batch: Batch) -> Bools:
-    """Let a token in a batch of one sequence see as many cells as there are rows up to its own."""
+    """Let a token in a batch of one sequence see as many cells as its row number says."""
     alone = len(batch) == 1 or batch.seq_ids.any() != batch.seq_ids.all()
     return visible if alone else visible & np.tri(*visible.shape, dtype=np.bool_)
 
 
 def later_sequences_leak(visible: Bools, batch: Batch, first: int = 0) -> Bools:
-    """Keep sequences up to the first apart; let any other see all earlier cells."""
+    """Let each sequence after number `first` see all earlier cells."""
     own = visible | np.tri(*visible.shape, visible.shape[1] - len(batch), dtype=np.bool_)
     return np.where(batch.seq_ids[:, None] > first, own, visible)
 
@@ -128,14 +130,14 @@ def ids_of_one_bit(visible: Bools, batch: Batch) -> Bools:
 
 
 def splits_of_128(visible: Bools, batch: Batch, n: int = 128) -> Bools:
-    """Let a single token process cells in splits of 128, and lose a last one of one cell."""
+    """Let a single token process cells in splits of 128. A last split of one cell is lost."""
     if len(batch) == 1 and visible.shape[1] % n == 1 < visible.shape[1]:
         visible[:, -1] = False
     return visible
 
 
 def splits_of_256(visible: Bools, batch: Batch) -> Bools:
-    """Use splits of 256 cells, which several tokens fill."""
+    """Let several tokens process cells in splits of 256."""
     return splits_of_128(visible, batch, n=256)
 
 
@@ -151,8 +153,8 @@ class Wrong(Reference):
 
 
 class LastRowsOfLater(Reference, name="further: last rows"):
-    """An engine that gives the last rows of batches on a filled cache, instead of the requested
-    ones."""
+    """An engine that returns the last rows of batches on a filled cache, instead of the requested
+    rows."""
 
     def evaluate(self, request: Request) -> Evaluation:
         every = [replace(b, outputs=np.ones(len(b), np.bool_)) for b in request.batches]
@@ -177,7 +179,7 @@ class AloneOnAnEmptyCache(Reference, name="further: alone on an empty cache"):
 
 
 class SkipsWhatNobodyAsksFor(Reference, name="further: skips"):
-    """An engine in which a batch without outputs corrupts the cache."""
+    """An engine whose cache is corrupted by a batch without outputs."""
 
     def evaluate(self, request: Request) -> Evaluation:
         batches = (
@@ -188,7 +190,8 @@ class SkipsWhatNobodyAsksFor(Reference, name="further: skips"):
 
 
 class Remembers(Reference):
-    """An engine that repeats its answer if it knows the `key` of the first batch's tokens."""
+    """An engine that repeats an earlier answer if it knows the `key` of the first batch's
+    tokens."""
 
     key: Callable[[list[int]], tuple[int, ...]]
 
@@ -237,7 +240,7 @@ WRONG = {
 
 
 class OneBatchOfSeveral(Reference, name="further: one batch of several"):
-    """An honest engine that accepts one prompt, and then single tokens of its sequence."""
+    """An honest engine that accepts one prompt, and then only single tokens of its sequence."""
 
     def evaluate(self, request: Request) -> Evaluation:
         if any(len(b) > 1 for b in request.batches[1:]) or request.batches[0].seq_ids.any():
@@ -273,7 +276,7 @@ def test_place_is_a_batch_and_its_token(model: Path) -> None:
     assert wrong.detail["token_of_batch"] in (1, 3)
 
 
-def test_missing_answer_is_named_and_accuses_nobody(model: Path) -> None:
+def test_missing_answer_is_named_and_accuses_no_engine(model: Path) -> None:
     (verdict,) = logits_of(model, "further: one batch of several")
     assert verdict.status == "agreed"
     for words in (LONG, JOINED):
@@ -291,7 +294,7 @@ def test_missing_answer_is_named_and_accuses_nobody(model: Path) -> None:
 
 
 class RefusesWhatIsMore(Reference, name="further: refuses what is more"):
-    """An engine that fails in these runs without declaring it."""
+    """An engine that fails in these runs, although it did not declare this."""
 
     def evaluate(self, request: Request) -> Evaluation:
         if any(len(b) > 1 for b in request.batches[1:]) or request.batches[0].seq_ids.any():
@@ -309,7 +312,7 @@ def test_undeclared_refusal_of_an_engine_is_a_gap(model: Path) -> None:
 
 
 @pytest.mark.parametrize(("error", "code"), [(EngineError, 1), (Unsupported, 3)])
-def test_engine_that_refuses_another_token_sets_the_exit_code(
+def test_refusal_of_another_token_sets_the_exit_code(
     error: type[EngineError], code: int, model: Path
 ) -> None:
     def evaluate(self: Reference, request: Request) -> Evaluation:

@@ -1,4 +1,4 @@
-"""One item that breaks an engine costs that item, and not the others of the same question."""
+"""An item that breaks an engine is lost alone, not together with the others of its question."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ TEXTS = [b"a" * n for n in (3, 1, 70_000, 2, 9, 4, 5)]
 
 
 class Asked:
-    """A question that fails with any item that `is_bad`, and counts."""
+    """A question that fails if any of its items `is_bad`. It counts how often it is asked."""
 
     def __init__(self, *bad: bytes, status: Status = "crashed") -> None:
         self.bad, self.status, self.times = bad, status, 0
@@ -109,7 +109,7 @@ def test_type_that_breaks_the_engine_costs_only_that_type(tmp_path: Path) -> Non
     assert exit_code(found) == 3
 
 
-def test_suite_finds_a_wrong_text_beside_one_that_breaks_the_engine(tmp_path: Path) -> None:
+def test_suite_finds_a_wrong_text_though_another_breaks_the_engine(tmp_path: Path) -> None:
     found = check_engine(builtin("f32", tmp_path), TooLong, "tokens")
     crashed = [v for v in found if v.status == "crashed"]
     assert len(crashed) == 5  # one text, which is asked once, and one row of ids with each flag

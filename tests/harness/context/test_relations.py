@@ -1,6 +1,6 @@
-"""Logits must not depend on the form of the question, and engines that differ are found.
+"""Logits must not depend on how a question is asked. Engines whose logits do are found.
 
-Twice as many tokens take another path of flash attention, which honest runs take as well.
+With twice as many tokens, flash attention uses another code path, in honest runs too.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from tests.models import with_values, written
 
 
 class Right(Reference, name="asked: right"):
-    """A right engine; subclasses are wrong in one way of asking."""
+    """A right engine. Each subclass is wrong in one way of asking."""
 
     def evaluate(self, request: Request) -> Evaluation:
         found = super().evaluate(request)
@@ -33,7 +33,7 @@ class Right(Reference, name="asked: right"):
 
 
 class Watched(Right, name="asked: watched"):
-    """An engine with right logits while no tensor is looked at."""
+    """An engine whose logits are right as long as no tensor is requested."""
 
     def rows(self, request: Request, found: Evaluation) -> Iterator[Any]:
         for rows in found.logits:
@@ -80,24 +80,24 @@ def test_honest_engine_gives_the_same_answers_for_any_batching(engine: str, mode
 def test_an_engine_that_contradicts_itself_is_found(engine: str, way: str, model: Path) -> None:
     first, *wrong = logits_of(model, engine)
     assert first.status == "agreed"  # asked once, it is right
-    of_itself = [verdict for verdict in wrong if "gives other logits" in verdict.summary]
+    of_itself = [verdict for verdict in wrong if "gives different logits" in verdict.summary]
     assert [verdict.detail["asked"] for verdict in of_itself] == [way]
     assert wrong[0].status == "diverged"
     twice = "these batches have twice as many tokens, which may be the cause"
     assert wrong[0].summary.endswith(twice) is (way == "beside another sequence")
 
 
-def test_other_sequence_is_given_only_if_the_cache_has_room(model: Path) -> None:
+def test_run_with_another_sequence_needs_room_in_the_cache(model: Path) -> None:
     with context_of(model, engine="asked: right", n_tokens=12) as context:
         context.settings = replace(context.settings, n_ctx=20)
         (verdict,) = run_suites(context, ("logits",))
     assert "beside another sequence" not in verdict.detail["same"]
 
 
-def test_wrong_choice_of_experts_is_found_by_any_relation(
+def test_wrong_choice_of_experts_is_found_by_each_way_of_asking(
     tmp_path: Path,
 ) -> None:
-    """Honest runs are made if few rows differ, to see if they choose the same experts."""
+    """Honest runs are made if only few rows differ, to see whether they choose the same experts."""
     model = builtin_model("moe", tmp_path)
     found = logits_of(model, "mutant:experts-of-limited-capacity", n_tokens=32)
     asked = {verdict.detail.get("asked") for verdict in found if verdict.status == "diverged"}

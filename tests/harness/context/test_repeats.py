@@ -1,5 +1,5 @@
-"""Engines with different answers to one question: the rate and the first difference are
-reported."""
+"""Engines that answer one question differently each time. The report states the rate and the first
+difference."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -56,7 +56,7 @@ SELDOM = made("repeats: once wrong", Racing, every=10, by=1e-2, runs=9)
 
 
 class Kept(Mirror):
-    """An engine whose state continues the last run, for any batches."""
+    """An engine in which every run continues the state of the last run."""
 
     left = np.float32(0)
 
@@ -66,7 +66,7 @@ class Kept(Mirror):
 
 
 class Fading(Kept):
-    """Engine with a rest that becomes smaller from run to run."""
+    """An engine whose leftover state becomes smaller from run to run."""
 
     def swiglu(self, gate: F32, up: F32) -> F32:
         before, self.left = self.left, np.float32(0.5) - self.left / np.float32(4096)
@@ -74,7 +74,7 @@ class Fading(Kept):
 
 
 class Lasting(Kept):
-    """An engine in which each run adds to the remaining state, differently each time."""
+    """An engine whose leftover state grows with each run, each time differently."""
 
     def swiglu(self, gate: F32, up: F32) -> F32:
         before, self.left = self.left, self.left * np.float32(0.75) + np.float32(0.5)
@@ -82,7 +82,7 @@ class Lasting(Kept):
 
 
 class Halves(Mirror):
-    """An engine that reads a buffer before it is written, every other time."""
+    """An engine that reads a buffer before it is written, in every second run."""
 
     calls = 0
 
@@ -97,7 +97,7 @@ LONG_UNCLEARED = made("repeats: what is left lasts", Reference, ops=Lasting)
 
 
 class Always(Racing, name="repeats: a race in every run"):
-    """A fault of threads that a restart does not remove."""
+    """An engine with a race between threads, which a restart does not remove."""
 
     every = 1
 
@@ -108,7 +108,7 @@ class Always(Racing, name="repeats: a race in every run"):
 
 
 class Dice(Reference, name="repeats: dice"):
-    """An engine with right logits, and sampled tokens."""
+    """An engine with right logits that samples its tokens."""
 
     asked = 0
 
@@ -142,14 +142,16 @@ def test_race_is_a_verdict_with_its_rate_and_place(model: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", [UNCLEARED, NEARLY_UNCLEARED])
-def test_state_left_by_an_earlier_run_is_told_from_a_race(engine: str, model: Path) -> None:
+def test_state_left_by_an_earlier_run_is_distinguished_from_a_race(
+    engine: str, model: Path
+) -> None:
     _, shaky, _ = verdicts_of(model, engine, "logits")
     assert shaky.detail["first_alone"]
     _, race, _ = verdicts_of(model, OFTEN, "logits")
     assert not race.detail["first_alone"]
 
 
-def test_restart_tells_lasting_state_from_a_race(model: Path) -> None:
+def test_restart_distinguishes_lasting_state_from_a_race(model: Path) -> None:
     _, shaky, _ = verdicts_of(model, LONG_UNCLEARED, "logits")
     assert (shaky.detail["first_alone"], shaky.detail["by_history"]) == (False, True)
     _, race, _ = verdicts_of(model, Always.name, "logits")
@@ -169,7 +171,7 @@ def test_difference_without_a_repeat_has_no_place(model: Path) -> None:
     assert first.status == "diverged"
 
 
-def test_sampled_tokens_are_told_from_wrong_ones(model: Path) -> None:
+def test_sampled_tokens_are_distinguished_from_wrong_ones(model: Path) -> None:
     _, wrong, shaky = verdicts_of(model, Dice.name, "decode")
     assert wrong.key == "decode/token"
     assert shaky.key == "decode/not-deterministic"
@@ -195,7 +197,7 @@ def test_first_differing_tensor_is_named(
 def test_outputs_of_another_shape_are_a_difference_and_the_run_continues(
     shape: tuple[int, int],
 ) -> None:
-    """The cases include one row with the numbers of the first answer."""
+    """One case has a single row, with the numbers of the first answer."""
     steady = np.zeros((1, 5), np.float32)
     first = Evaluation(logits=(steady, np.zeros((2, 5), np.float32)), trace=None)
     again = Evaluation(logits=(steady, np.zeros(shape, np.float32)), trace=None)
@@ -204,8 +206,8 @@ def test_outputs_of_another_shape_are_a_difference_and_the_run_continues(
 
 
 def test_nan_with_another_sign_is_the_same_answer() -> None:
-    """Compiled code of a JVM gives NaN another sign than its interpreter does, which is no race. If
-    another number of the answer changes as well, it is a race."""
+    """Compiled code of a JVM gives NaN another sign than its interpreter does. This is not a race.
+    It is a race if any other number of the answer changes too."""
     nan = np.array([[0.5, np.nan, 1.0]], np.float32)
     signed = np.array([[0.5, np.nan, 1.0]], np.float32)
     signed.view(np.uint32)[0, 1] |= 1 << 31

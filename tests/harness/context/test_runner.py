@@ -1,4 +1,4 @@
-"""Each behaviour of an engine is an outcome, and the next question is answered."""
+"""Each behaviour of an engine becomes an outcome, and the next question is answered."""
 
 import os
 import signal
@@ -41,7 +41,7 @@ HASTY = Runner(time_limit=0.5, modules=MODULES)
 
 @pytest.fixture(params=["started", "forked"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Start workers by themselves, or fork them from a template."""
+    """Start workers as new processes, or fork them from a template."""
     if request.param == "started":
         monkeypatch.setattr(template, "KEPT", [])
         yield request.param
@@ -63,7 +63,7 @@ def does(session: Session, deed: str) -> Outcome:
 
 
 def worker_of(session: Session) -> int:
-    """Return the process that answers, which also proves that one does."""
+    """Return the process id of the worker that answers."""
     outcome = session.ask("greedy", [], 1)
     assert isinstance(outcome, Answered), outcome
     assert session.pid == outcome.value[0]
@@ -71,7 +71,7 @@ def worker_of(session: Session) -> int:
 
 
 def is_running(pid: int) -> bool:
-    """Return True if a process has not ended; a zombie has."""
+    """Return True if a process has not ended. A zombie has ended."""
     status = subprocess.run(
         ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
     ).stdout.strip()
@@ -79,7 +79,7 @@ def is_running(pid: int) -> bool:
 
 
 def comes_true(condition: Callable[[], bool]) -> bool:
-    """Wait until the condition is true; the limit only bounds a failing test."""
+    """Wait until the condition is true. The time limit matters only for a failing test."""
     end = time.monotonic() + 30
     while not condition() and time.monotonic() < end:
         time.sleep(0.01)
@@ -132,7 +132,7 @@ def test_death_is_a_crash_with_last_words_and_the_next_answer_comes(
 def test_engine_may_decode_a_large_model_within_the_machines_memory(
     tmp_path: Path,
 ) -> None:
-    """A gigabyte of four-bit weights is eight in F32: an engine that decodes them all is honest."""
+    """A gigabyte of four-bit weights takes eight gigabytes in F32."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limits = []
     for size in (1 << 20, 1 << 30, 1 << 40):
@@ -156,7 +156,7 @@ def test_hang_is_a_timeout_and_the_next_question_is_answered(deed: str) -> None:
         worker_of(session)
 
 
-def test_outside_kill_is_one_crash_of_the_current_question(
+def test_worker_killed_from_outside_is_one_crash_of_its_question(
     session: Session,
 ) -> None:
     pid = worker_of(session)
@@ -224,10 +224,10 @@ def test_answer_of_a_forbidden_type_is_malformed() -> None:
     with PATIENT.open("fake-wrong-type", None, EXACT) as session:
         outcome = session.ask("greedy", [], 1)
         assert isinstance(outcome, Malformed)
-        assert "a object may not cross" in outcome.message
+        assert "a object cannot be sent" in outcome.message
 
 
-def test_an_engine_in_this_process_has_no_worker() -> None:
+def test_engine_in_this_process_has_no_worker() -> None:
     with PATIENT.open("fake-local", None, EXACT) as session:
         outcome = session.ask("greedy", [], 1)
         assert isinstance(outcome, Answered)
@@ -240,7 +240,7 @@ def test_an_engine_that_refuses_its_model_rejects_the_question() -> None:
         assert session.ask("metadata") == Rejected(message="EngineError: there is no such model")
 
 
-def test_unknown_question_is_a_mistake_of_the_caller(session: Session) -> None:
+def test_unknown_question_is_an_error_of_the_caller(session: Session) -> None:
     with pytest.raises(ValueError, match="no question named 'close'"):
         session.ask("close")
 
@@ -268,8 +268,10 @@ def test_forgotten_session_leaves_no_worker() -> None:
     assert comes_true(lambda: not is_running(pid))
 
 
-def test_independently_started_worker_is_no_fork(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Libraries read some variables when loaded, and a user's class may use any library."""
+def test_worker_with_other_variables_at_start_is_not_forked(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user's class may load libraries that read variables only when they are loaded."""
     with PATIENT.open("fake", None, EXACT) as session:
         assert isinstance(session, IsolatedSession)
         session.start()
@@ -381,7 +383,7 @@ def test_consumer_that_fails_ends_the_stream_and_the_next_answer_comes(
     worker_of(session)
 
 
-def test_only_a_stream_can_be_streamed(session: Session) -> None:
+def test_question_without_pieces_cannot_be_streamed(session: Session) -> None:
     with pytest.raises(ValueError, match="no stream named 'greedy'"):
         session.stream("greedy", lambda _: None)
 

@@ -1,4 +1,4 @@
-"""A user's engine that is opened for several models in turn is started in advance, without an
+"""A user's engine that is opened for several models in sequence is started in advance, without an
 effect on its answers."""
 
 import os
@@ -57,7 +57,7 @@ def program() -> str:
 
 
 def opened(adapter: str, model: Path | None = None) -> Session:
-    """Open an engine that has answered, so its process runs."""
+    """Return a session with an engine that has answered, so that its process runs."""
     session = Runner(time_limit=60).open(adapter, model, EXACT)
     outcome = session.ask("describe")
     assert isinstance(outcome, Answered), outcome
@@ -70,7 +70,7 @@ def pid_of(session: Session) -> int | None:
 
 
 def pids(adapter: str, times: int, model: Path | None = None) -> list[int | None]:
-    """Return the process ids of sessions, opened one after the other."""
+    """Return the process ids of sessions that are opened one after the other."""
     found = []
     for _ in range(times):
         with opened(adapter, model) as session:
@@ -89,7 +89,7 @@ def test_first_engine_has_no_spare_worker(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["class", "program"])
-def test_third_engine_starts_beside_the_second(tmp_path: Path, model: Path, kind: str) -> None:
+def test_third_engine_starts_while_the_second_runs(tmp_path: Path, model: Path, kind: str) -> None:
     adapter = engine(tmp_path) if kind == "class" else program()
     first, second = pids(adapter, 2, model)
     third = waiting()
@@ -105,7 +105,7 @@ def test_runner_replaces_a_worker_that_died_early(tmp_path: Path) -> None:
     assert pids(adapter, 1) != [dead]
 
 
-def test_worker_that_failed_to_load_beside_another_is_started_again(tmp_path: Path) -> None:
+def test_worker_that_failed_to_load_in_advance_is_started_again(tmp_path: Path) -> None:
     """Otherwise the user's module would seem impossible to import."""
     lock = tmp_path / "lock"
     adapter = engine(tmp_path, f"open({str(lock)!r}, 'x')", f"os.remove({str(lock)!r})")

@@ -1,4 +1,4 @@
-"""`run` says where a greedy choice was no choice."""
+"""`run` says which greedy choices were ties."""
 
 import json
 from collections.abc import Sequence
@@ -22,12 +22,12 @@ SMALL = {"seed": 1, "n_layer": 1, "n_embd": 16, "n_ff": 16}
 
 
 def flat(folder: Path) -> Path:
-    """Return a model whose logits are all zero, because its output matrix is."""
+    """Write a model whose logits are all zero, because its output matrix is zero."""
     path = written(folder, **SMALL)
     return with_values(path, path, "output.weight", np.zeros_like)
 
 
-def test_tie_is_reported_beside_the_text_and_in_json(
+def test_tie_is_reported_with_the_text_and_in_json(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     command = ["run", str(flat(tmp_path)), "--prompt", "a", "-n", "2", "--engine", "reference"]
@@ -78,7 +78,7 @@ def test_clear_choice_gets_no_remark(tmp_path: Path) -> None:
     assert generate(model, "reference", "exact", "Once", 4, lambda _: None)["ties"] == []
 
 
-def test_choice_within_twice_the_engines_noise_is_a_tie() -> None:
+def test_choice_closer_than_twice_the_engines_noise_is_a_tie() -> None:
     row = np.array([[0.0, 1.0, 1.5]], np.float32)
     off = row + np.array([[9.0, 0.25, 0.0]], np.float32)
     assert [t.other for t in ties_between([2], row, off)] == [1]

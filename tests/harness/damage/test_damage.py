@@ -1,4 +1,4 @@
-"""Changes of one element: the seeded choice, and the criterion of success."""
+"""Changes of one element: how the seed chooses them, and when a change counts as found."""
 
 from pathlib import Path
 from typing import Any
@@ -93,7 +93,7 @@ def bisection(*culprits: SiteFinding) -> Bisection:
         (("aa.weight",), True, "diverged", False),
     ],
 )
-def test_change_is_named_by_its_tensor_or_missed(
+def test_change_is_found_only_if_its_tensor_is_named(
     weights: tuple[str, ...], moves: bool, status: str, alone: bool
 ) -> None:
     ending, text, detail = ending_of(CHANGE, bisection(*map(finding, weights)), moves)

@@ -1,5 +1,5 @@
-"""Diagnosis by known mistakes, from logits and text: the right one is named, and none for a right
-engine or an unknown fault."""
+"""Diagnosis by known mistakes, from logits and text. It names the right mistake, and none for a
+right engine or an unknown fault."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -57,8 +57,8 @@ CATALOGUE = (
 
 @dataclass(frozen=True)
 class Noise:
-    """Stand-in for llama.cpp's noise in `harness.graph.honest_runs`: 8.6e-6 and 1.5e-2 on these
-    models."""
+    """A stand-in for llama.cpp's noise in `harness.graph.honest_runs`, which is 8.6e-6 and 1.5e-2
+    on these models."""
 
     relative: float
 
@@ -109,7 +109,7 @@ def names(found: Diagnosis) -> list[str]:
 
 
 def with_product(change: Callable[[F32], F32], *, base: str = "reference") -> type[Any]:
-    """Return an engine with changed products of one weight."""
+    """Return an engine in which `change` alters the products of one weight."""
     cls: Any = adapter_class(base)
 
     def make_ops(self: Any) -> Any:
@@ -181,10 +181,10 @@ def test_mistake_is_named_by_its_text_alone(mistake: str, tmp_path: Path) -> Non
         ("mutant:greedy-with-penalty", "few"),  # a choice or two, which a small error may tip
     ],
 )
-def test_mistake_in_choosing_is_told_from_mistakes_in_logits(
+def test_mistake_in_choosing_is_distinguished_from_one_in_logits(
     mistake: str, by_text: str, tmp_path: Path
 ) -> None:
-    """No error of right logits tips a token beyond the noise."""
+    """No error in the logits changes a token beyond the noise if the logits are right."""
     known = (mistake, *CATALOGUE)
     found = runs(diagnosed(mistake, tmp_path, known=known))
     rows, tokens = (row for row in found.rows if row.unit != "weights")
@@ -252,7 +252,7 @@ def test_summary_states_the_comparison_and_its_result(tmp_path: Path) -> None:
 
 
 def test_diagnosis_names_nothing_if_too_few_answers_differ(tmp_path: Path) -> None:
-    """One token of 144 differs: any perturbation of a near tie would do that."""
+    """One token of 144 differs. Any change near a tie could do that."""
     match = Match(engine="mutant:a", mistake="all is a bit off", effect="", source="", left=0.0)
     rows = (Rows(unit="tokens", compared=144, right=143),)
     found = Diagnosis(aspect="runs", status="few", rows=rows, named=(match,), places=1)
@@ -329,7 +329,7 @@ def test_promise_counts_only_visible_mistakes() -> None:
     assert not is_kept([*fine * 9, row("c", "named", "a")])
 
 
-def test_engine_without_any_ability_is_incomplete_and_reported(tmp_path: Path) -> None:
+def test_diagnosis_of_an_engine_without_levels_is_incomplete(tmp_path: Path) -> None:
     found = diagnosed(Offers, tmp_path)
     assert found.exit_code == 3
     _, line = diagnosis_lines(plan_for(tmp_path / "m.gguf"), found)
@@ -337,7 +337,7 @@ def test_engine_without_any_ability_is_incomplete_and_reported(tmp_path: Path) -
 
 
 def test_diagnosis_of_a_foreign_model_does_not_blame_the_engine(tmp_path: Path) -> None:
-    """An engine that shows logits was told that it offers none."""
+    """An earlier version told an engine that shows logits that it offers none."""
     found = diagnosed(OffersLogits, tmp_path, not_ours="our engine has no graph of 'olmoe'")
     assert found.exit_code == 3
     (text,) = found.missing
@@ -353,7 +353,7 @@ def test_shared_failure_is_reported_once_by_its_last_line(tmp_path: Path) -> Non
     assert "the logits of a prompt and of tokens after it, the logits of the same" in text
 
 
-def test_engine_is_not_wrong_without_a_limit(tmp_path: Path) -> None:
+def test_diagnosis_accuses_no_engine_if_there_is_no_limit(tmp_path: Path) -> None:
     found = diagnosed(HALVES, tmp_path, noise=inf)
     assert {each.aspect: each.status for each in found.of}["runs"] == "not-compared"
     assert found.exit_code == 3

@@ -1,4 +1,4 @@
-"""Diagnosis of engines that read parts of a file wrongly, on models that show it."""
+"""Diagnosis of engines that read parts of a file wrongly, on models that show this."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from tests.harness.diagnosis.test_diagnosis import CATALOGUE, diagnosed, names, 
 ALIGNMENT = "mutant:alignment-ignored"
 
 
-def test_aligned_model_has_data_behind_the_default_alignment(tmp_path: Path) -> None:
+def test_aligned_model_has_data_beyond_the_default_alignment(tmp_path: Path) -> None:
     with GgufFile.open(model_for("aligned", tmp_path)) as file:
         assert file.data_offset > pad_to(file.header_end, DEFAULT_ALIGNMENT)
 

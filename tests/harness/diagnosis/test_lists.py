@@ -1,4 +1,4 @@
-"""Lists of likely tokens: a mistake is named by the distance of its logits, not by its limit."""
+"""Lists of likely tokens: a mistake is named by the distance of its logits, not by their limit."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +32,8 @@ def compared(said: Listed, row: F32) -> Compared:
 
 
 def wrong_one() -> F32:
-    """Return logits of an engine that exceeds the noise slightly, each by its own share."""
+    """Return logits of an engine that exceeds the noise slightly, with another error for each
+    logit."""
     shares = np.random.default_rng(7).uniform(-1, 1, RIGHT.size)
     off = SHARE * 2 * NOISE * largest(RIGHT) * shares
     return (RIGHT + off).astype(np.float32)
@@ -52,7 +53,7 @@ def test_log_probability_units_do_not_enlarge_the_limit_of_lists() -> None:
     assert left(said, own) > 0.99 > LEFT
 
 
-def test_engine_that_makes_the_list_explains_all_of_it() -> None:
+def test_engine_that_gives_the_same_list_explains_all_of_it() -> None:
     said = listed(wrong_one())
     assert left(said, compared(said, wrong_one())) < 1e-3
 

@@ -1,4 +1,5 @@
-"""Faults of data kept from one prompt to the next: prompts in turn show them."""
+"""Faults in data that an engine keeps from one prompt to the next. Prompts in sequence show
+them."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -27,7 +28,8 @@ KNOWN = (LAST, BY_LENGTH, NOT_CLEARED, CUT, CUT_LATER, TOO_MANY, BY_BEGINNING, *
 @pytest.mark.parametrize("view", [LOGITS, TEXT], ids=lambda view: view.name)
 @pytest.mark.parametrize("mistake", [LAST, BY_LENGTH, NOT_CLEARED, CUT, CUT_LATER])
 def test_mistake_of_a_kept_or_cut_prompt_is_named(mistake: str, view: View, tmp_path: Path) -> None:
-    """The answers depend on earlier questions: known mistakes are asked in the same order."""
+    """The answers depend on earlier questions, so known mistakes get the questions in the same
+    order."""
     found = runs(diagnosed(mistake, tmp_path, view=view, known=KNOWN))
     assert (found.status, names(found)) == ("named", [mistake])
 
@@ -36,7 +38,7 @@ def test_mistake_of_a_kept_or_cut_prompt_is_named(mistake: str, view: View, tmp_
 def test_mistakes_with_mostly_equal_choices_are_named_separately(
     mistake: str, tmp_path: Path
 ) -> None:
-    """The prompt that reveals one token too many distinguishes them."""
+    """The prompt that shows one token too many distinguishes the mistakes."""
     found = runs(diagnosed(mistake, tmp_path, view=LOGITS, known=KNOWN))
     assert (found.status, names(found)) == ("named", [mistake])
 
@@ -59,7 +61,7 @@ def test_late_text_fault_is_recognised_for_an_engine_with_logits(tmp_path: Path)
 def test_large_model_is_not_asked_for_a_prompt_without_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A repeated prompt has no new tokens, and engines fail at none."""
+    """A repeated prompt has no new tokens, and engines fail on a prompt of no tokens."""
     monkeypatch.setattr("lockstep.harness.diagnosis.asking.is_small", lambda file: False)
     with closing(
         open_plan(plan_for(builtin("f32", tmp_path), oracle="reference"), lambda _: None)
@@ -75,6 +77,6 @@ def test_large_model_is_not_asked_for_a_prompt_without_tokens(
 
 
 def shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return how many ids both begin with."""
+    """Return the number of ids with which both lists begin."""
     alike = (a == b for a, b in zip(one, other, strict=True))
     return sum(1 for _ in takewhile(bool, alike))

@@ -1,4 +1,4 @@
-"""Most mistakes are ruled out by a few tokens, and by two processes where a model is large."""
+"""A few tokens rule out most mistakes. On a large model, two processes share the work."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ OTHERS = (NO_MASK, "mutant:mask-not-itself", *LATER)
 def test_other_mistakes_are_tested_only_on_the_first_differing_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rotation is visible from the second token on, so two are needed."""
+    """A rotation changes only tokens from the second on, so two tokens are needed."""
     asked: dict[str, list[int]] = {}
     compared = race.compare_answer
 
@@ -41,7 +41,8 @@ def test_other_mistakes_are_tested_only_on_the_first_differing_tokens(
 
 @pytest.mark.parametrize("mistake", [NO_MASK, *LATER])
 def test_effect_of_later_tokens_on_the_first_is_named(mistake: str, tmp_path: Path) -> None:
-    """The first tokens by themselves are right, and a shorter question does not show the effect."""
+    """The first tokens are right without later tokens, so a shorter question does not show the
+    effect."""
     found = runs(diagnosed(mistake, tmp_path, view=LOGITS, known=(*CATALOGUE, *OTHERS)))
     assert (found.status, names(found)) == ("named", [mistake])
 

@@ -1,4 +1,4 @@
-"""Wrong samplers are distinguished by their lists, and an honest one gives all right lists."""
+"""The lists of wrong samplers distinguish them, and all lists of an honest sampler are right."""
 
 import sys
 from functools import cache
@@ -40,7 +40,7 @@ def answers_of(cls: type[Reference], stage: str) -> list[Any]:
 
 
 def makes_the_same(subject: type[Reference], other: type[Reference], stage: str) -> bool:
-    """Return True if all lists of both are equal, or both right."""
+    """Return True if each pair of lists is equal, or both lists are right."""
     rows = zip(
         questions_about(stage), answers_of(subject, stage), answers_of(other, stage), strict=True
     )
@@ -52,7 +52,7 @@ STAGES = sorted({cls.stage for cls in WRONG_SAMPLERS.values()} - {*READING})
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_wrong_samplers_of_a_stage_are_told_apart(stage: str) -> None:
+def test_wrong_samplers_of_a_stage_are_distinguished(stage: str) -> None:
     classes = [cls for cls in WRONG_SAMPLERS.values() if cls.stage == stage]
     for cls in classes:
         assert not makes_the_same(cls, Reference, stage), cls.name

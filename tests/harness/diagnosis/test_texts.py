@@ -1,4 +1,4 @@
-"""Texts after texts: the comparison of an empty one."""
+"""Comparison of texts that continue a prompt, including empty texts."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from tests.models import builtin
 
 
 class Words(dict[int, bytes]):
-    """Pieces of a vocabulary for a test; the first token is a control token."""
+    """The pieces of a vocabulary for a test. The first token is a control token."""
 
     cleans = False
 
@@ -39,7 +39,7 @@ def compared(said: bytes, free: list[int], row: list[float]) -> Compared:
 
 
 def test_empty_text_is_not_the_same_as_characters_of_the_right_engine() -> None:
-    """The argmax of NaN is 0, a control token."""
+    """The argmax of NaN is 0, which is a control token."""
     assert compared(b"", [1, 3], [0, 9, 0, 1]).same.tolist() == [False]
     assert compared(b"ab", [1, 3], [0, 9, 0, 1]).same.tolist() == [True, True]
 
@@ -54,8 +54,8 @@ def test_missing_text_is_no_difference_at_a_tie_or_half_a_character() -> None:
 
 
 def test_tokens_after_a_tie_are_counted_as_not_compared() -> None:
-    """A text of Gemma 3 with a wrong rope base diverged at ties, and its answers were all called
-    right."""
+    """A text of Gemma 3 with a wrong rope base diverged at ties, and an earlier version called all
+    its answers right."""
     assert compared(b"bb", [3, 1, 1], [0, 9, 0, 9]).not_compared == 2
     assert compared(b"baa", [3, 1, 1], [0, 9, 0, 9]).not_compared == 0
     assert compared(b"bb", [3, 1, 1], [0, 9, 0, 1]).not_compared == 0

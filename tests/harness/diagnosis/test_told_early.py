@@ -1,6 +1,7 @@
-"""Messages of a diagnosis before its end, and about unknown faults.
+"""Messages that a diagnosis prints before its end, and messages about unknown faults.
 
-Before its end it tells how long it takes, what differs, and the result of each aspect.
+Before its end, a diagnosis prints how long it will take, what differs, and the result of each
+aspect.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from tests.models import builtin, written
 
 
 class NoLineBreaks(Reference):
-    """An engine that loses an id of some texts, unlike any known mistake."""
+    """An engine that loses an id in some texts, unlike any known mistake."""
 
     def tokenize(self, texts: Sequence[bytes], **flags: bool) -> list[list[int]]:
         rows = super().tokenize(texts, **flags)
@@ -35,7 +36,7 @@ def lines_of(found: Diagnosed, folder: Path) -> str:
     return "\n".join(diagnosis_lines(plan_for(builtin("f32", folder)), found))
 
 
-def test_diagnosis_tells_each_aspect_before_it_asks_for_the_next(tmp_path: Path) -> None:
+def test_diagnosis_reports_each_aspect_before_it_asks_about_the_next(tmp_path: Path) -> None:
     told: list[Any] = []
     found = diagnosed(HALVES, tmp_path, tell=told.append)
     assert [one for one in told if isinstance(one, Diagnosis)] == list(found.of)

@@ -1,4 +1,5 @@
-"""Mistakes are tried with ggml's roundings and without; one without an effect is tried once."""
+"""Mistakes are tried with ggml's roundings and without them. A mistake without any effect is tried
+only once."""
 
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ def rows(*apart: float) -> Compared:
         (TEXT, (0.0, 1.0), (0.0, 1.0), False),  # other tokens than a third one's, perhaps
     ],
 )
-def test_right_logits_are_recognised_by_finite_distances(
+def test_rows_with_the_right_engines_exact_error_are_recognised(
     one: AskedQuestion, own: Any, right: Any, as_right: bool
 ) -> None:
     assert is_as_right(one, rows(*own), rows(*right)) == as_right
@@ -67,7 +68,7 @@ def test_progress_names_the_best_explanation_so_far() -> None:
     assert so_far(same) == "; one reproduces these answers: the eps is another one"
 
 
-def test_mistake_of_an_engine_without_conversions_is_named_last(tmp_path: Path) -> None:
+def test_mistake_of_an_engine_without_conversions_is_named(tmp_path: Path) -> None:
     wrong = without_roundings(adapter_class(HALVES))
     known = (HALVES, "mutant:missing-scale", "mutant:rope-other-way", "mutant:dt-bias-missing")
     found = runs(diagnosed(wrong, tmp_path, model="q8_0", noise=1e-6, known=known))

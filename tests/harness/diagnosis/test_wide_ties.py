@@ -1,5 +1,5 @@
-"""A tie is as wide as the logits are large. An engine with larger logits and the right choices
-matches many a wrong text within its ties, but did not write it."""
+"""Ties are wider if logits are larger. Therefore an engine with larger logits and the right choices
+matches many wrong texts within its ties, although it did not write them."""
 
 from pathlib import Path
 
@@ -18,8 +18,8 @@ NOISE = 1e-2  # a share of the largest logit: models of Q8_0 have up to twice as
 
 
 def of_single_rows(out: F32) -> F32:
-    """Return a kernel for one row alone that is wrong, as is the one of an engine that was
-    tried."""
+    """Return the output of a kernel that is wrong for a single row, as in a real engine that was
+    tested."""
     return out if len(out) > 1 else out + np.float32(0.6) * np.roll(out, 5)
 
 
@@ -30,12 +30,12 @@ def test_engine_with_the_right_choices_is_not_named_by_ties(tmp_path: Path) -> N
     assert found.tried == 1
 
 
-def test_mistake_that_reproduces_the_text_is_named_beside_it(tmp_path: Path) -> None:
+def test_mistake_that_reproduces_the_text_is_named(tmp_path: Path) -> None:
     known = (LOGARITHMS, HALVES)
     found = runs(diagnosed(HALVES, tmp_path, view=TEXT, noise=NOISE, known=known))
     assert names(found) == [HALVES]
 
 
 @pytest.mark.parametrize(("ties", "chosen"), [(0, 3), (2, 1)])
-def test_tied_token_is_no_engines_choice(ties: int, chosen: int) -> None:
+def test_token_in_a_tie_does_not_count_as_a_choice(ties: int, chosen: int) -> None:
     assert Compared.exactly([True, True, False, True], ties=ties).chosen == chosen

@@ -1,4 +1,4 @@
-"""A model, with its run as written by `lockstep trace`."""
+"""A model, and a run of it as written by `lockstep trace`."""
 
 from pathlib import Path
 

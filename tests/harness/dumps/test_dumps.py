@@ -1,4 +1,4 @@
-"""A stored run is judged like an answering engine, and never trusted."""
+"""A stored run is judged like an engine that answers, and is untrusted."""
 
 import json
 import os
@@ -179,7 +179,7 @@ def test_both_engines_run_with_the_settings_of_the_dump(
     assert (found.type_k, found.type_v, found.flash_attn) == ("F16", "F16", False)
 
 
-def test_pipe_among_the_files_is_not_waited_for(written: Path, tmp_path: Path) -> None:
+def test_pipe_among_the_files_does_not_block_a_check(written: Path, tmp_path: Path) -> None:
     folder = changed(written, tmp_path / "d", lambda *_: None)
     os.mkfifo(folder / "x.safetensors")
     with pytest.raises(InvalidModel, match=r"x\.safetensors: a pipe; expected a regular file"):
@@ -222,7 +222,7 @@ def test_a_tensor_of_another_shape_is_malformed(model: Path, written: Path, tmp_
 
 
 def test_dump_of_many_batches_is_refused_at_once(written: Path, tmp_path: Path) -> None:
-    """Running each batch took minutes."""
+    """Running each batch would take minutes."""
 
     def many(index: dict[str, Any], _: dict[str, Any]) -> None:
         index["tokens"] = [[1]] * (MOST_BATCHES + 1)
@@ -235,7 +235,7 @@ def test_dump_of_many_batches_is_refused_at_once(written: Path, tmp_path: Path) 
 def test_dump_opens_each_file_once(
     model: Path, written: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Opening one reads its whole header: with thousands of tensors that took minutes."""
+    """Opening a file reads its whole header. With thousands of tensors this took minutes."""
     opened: list[Path] = []
 
     def open_file(path: Path, **how: Any) -> Any:

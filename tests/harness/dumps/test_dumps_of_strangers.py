@@ -1,4 +1,5 @@
-"""A dump from elsewhere is read only within its folder, and refused with one clear error."""
+"""A dump from an untrusted source is read only within its folder, and refused with one clear
+error."""
 
 import json
 import struct
@@ -109,8 +110,8 @@ def test_oversized_map_is_refused_at_once() -> None:
             assert big.find(f"model.layers.{layer}.mlp.up_proj") is not None
 
 
-def test_text_between_two_stars_is_not_searched_again() -> None:
-    """A name with stars that backtrack for each other takes cubic time."""
+def test_name_with_many_stars_is_matched_without_backtracking() -> None:
+    """Matching a name with several stars takes cubic time if they backtrack."""
     names = parsed("m", b'[nodes]\n"*a*a{layer}z" = "x-{layer}"')
     assert names.find("a0" * 250) is None
     assert "(?>" in names.rules[0].pattern.pattern
@@ -131,8 +132,8 @@ def test_layer_number_includes_all_its_digits() -> None:
 def test_map_applies_only_to_architectures_that_it_lists(
     model: Path, written: Path, tmp_path: Path
 ) -> None:
-    """Modules of another architecture have the same names and other values, which would accuse the
-    dump."""
+    """Modules of another architecture have the same names but other values, so the map would accuse
+    the dump."""
     folder = changed(written, tmp_path / "d", lambda *_: None)
     (folder / "m.toml").write_text(f'architectures = ["qwen2"]\n{EVERYTHING}')
     say(folder, map="m.toml")
@@ -152,7 +153,7 @@ def test_bf16_is_read_by_value(tmp_path: Path) -> None:
             assert np.array_equal(file.get_tensor(key), as_bf16(value), equal_nan=True)
 
 
-def test_half_step_tolerance_passes_honest_rounding_and_no_truncation() -> None:
+def test_half_step_tolerance_covers_rounding_but_not_truncation() -> None:
     rng = np.random.default_rng(0)
     values = (rng.standard_normal(4000) * 10.0 ** rng.integers(-9, 4, 4000)).astype(np.float32)
     values[:2] = 0, 2**-25
@@ -166,7 +167,7 @@ def test_half_step_tolerance_passes_honest_rounding_and_no_truncation() -> None:
     assert half_step(np.zeros(1), "BF16")[0] < half_step(np.zeros(1), "F16")[0] == 2**-25
 
 
-def test_numbers_look_like_the_type_that_all_of_them_were_rounded_to() -> None:
+def test_type_is_recognised_if_all_numbers_were_rounded_to_it() -> None:
     values = np.random.default_rng(0).standard_normal(400).astype(np.float32)
     half, brain = values.astype(np.float16).astype(np.float32), as_bf16(values)
     simple = np.float32([0, 1, -0.5, np.inf, np.nan])
@@ -176,7 +177,7 @@ def test_numbers_look_like_the_type_that_all_of_them_were_rounded_to() -> None:
     assert looks_like([np.float32([1e6])]) == "" != looks_like([as_bf16(np.float32([1e6]))])
 
 
-def test_both_half_precision_dumps_match_the_whole_run(
+def test_stored_type_is_recognised_for_bf16_and_not_for_f32(
     model: Path, written: Path, tmp_path: Path
 ) -> None:
     folder = changed(written, tmp_path / "d", lambda *_: None)
@@ -188,7 +189,7 @@ def test_both_half_precision_dumps_match_the_whole_run(
 
 
 def test_dump_that_claims_a_known_engine_is_not_excused(tmp_path: Path) -> None:
-    """Transformers is known to ignore the frequency factors of such a model."""
+    """Transformers is known to ignore the frequency factors of this model."""
     model = tmp_path / "m.gguf"
     write_case(finding_named("transformers-rope-freqs"), model)
     folder = tmp_path / "transformers"
@@ -204,7 +205,7 @@ def test_dump_that_claims_a_known_engine_is_not_excused(tmp_path: Path) -> None:
 
 
 def renamed(index: dict[str, Any], tensors: dict[str, Any]) -> None:
-    """Rename tensors as another framework does, except for the logits."""
+    """Rename all tensors except the logits, as another framework names them."""
     for key in [key for key in tensors if not key.endswith("/result_output")]:
         step, _, name = key.partition("/")
         tensors[f"{step}/model.{name}"] = tensors.pop(key)
@@ -217,7 +218,7 @@ def misspelt(index: dict[str, Any], tensors: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "status"), [(renamed, "not-compared"), (misspelt, "not-applicable")]
 )
-def test_dump_without_known_names_does_not_conform_by_its_logits(
+def test_dump_without_known_names_does_not_conform_by_logits_alone(
     change: Any, status: str, model: Path, written: Path, tmp_path: Path
 ) -> None:
     folder = changed(written, tmp_path / "d", change)
@@ -229,7 +230,7 @@ def test_dump_without_known_names_does_not_conform_by_its_logits(
 def test_dump_that_claims_too_much_memory_is_refused_unread(
     model: Path, written: Path, tmp_path: Path
 ) -> None:
-    """A sparse file of a terabyte takes no room on the disk."""
+    """A sparse file of a terabyte occupies no disk space."""
     folder = tmp_path / "huge"
     copytree(written, folder)
     read_dump(folder)  # as it is: no word

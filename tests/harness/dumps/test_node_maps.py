@@ -1,4 +1,4 @@
-"""Dumps with other names: translated by a map, which is refused if it is ambiguous."""
+"""Dumps with other tensor names, which a map translates. An ambiguous map is refused."""
 
 import json
 from collections.abc import Callable
@@ -37,7 +37,8 @@ HEADS = {"Qcur": 4, "Kcur": 2}  # of the built-in model
 
 
 def halves(value: Any, n_head: int) -> Any:
-    """Return rows in the order of a library that rotates a head's first half with its second."""
+    """Return the rows in the order of a library that rotates element i of a head with element i +
+    n/2."""
     split = value.reshape(len(value), n_head, -1, 2)
     return np.ascontiguousarray(np.swapaxes(split, 2, 3).reshape(value.shape))
 
@@ -103,7 +104,8 @@ def test_axes_follow_llama_cpps_order() -> None:
 def test_every_name_of_a_llama_cpp_trace_can_be_mapped(
     pattern: str, node: str, name: str, found: str
 ) -> None:
-    """Earlier versions refused names with an op or a number, and BERT's queries with their bias."""
+    """Earlier versions refused names with an op or a number, and BERT's queries after their
+    bias."""
     rule = parsed("m", f'[nodes]\n"{pattern}" = "{node}"'.encode()).find(name)
     assert rule is not None
     assert rule[0] == found
@@ -156,7 +158,7 @@ def test_map_is_only_for_dumps(model: Path, capfd: pytest.CaptureFixture[str]) -
 def test_tensor_without_a_pattern_in_the_map_is_named(
     model: Path, written: Path, tmp_path: Path
 ) -> None:
-    """A pattern may be misspelt: the tensor is then not compared, and the report says so."""
+    """A tensor with a misspelt pattern is not compared, and the report says so."""
     folder = renamed(written, tmp_path / "d", as_transformers)
     own = tmp_path / "own.toml"
     text = '[nodes]\n"lm_head" = "result_output"\n"model.layers.{layer}" = "l_out-{layer}"\n'

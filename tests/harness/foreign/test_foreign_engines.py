@@ -1,5 +1,5 @@
-"""Engines from public packages: environments are built completely or not at all, and used by
-name."""
+"""Engines from public packages. An environment is built completely or not at all, and the engine's
+name selects it."""
 
 import ast
 import base64
@@ -60,7 +60,7 @@ Wheel = Callable[[str], None]
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return an empty cache, with a pip that sees only our folder, and one more engine."""
+    """Return an empty cache, with a pip that sees only our folder, and with one more engine."""
     monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
@@ -74,7 +74,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def wheel(tmp_path: Path) -> Wheel:
-    """Put the fake engine's package where pip finds it."""
+    """Return a function that puts the fake engine's package where pip finds it."""
 
     def make(module: str) -> None:
         info = "lockstep_fake-1.0.dist-info"
@@ -145,7 +145,7 @@ def test_engine_that_cannot_be_built_says_why_and_leaves_nothing(
     assert [path.name for path in cache.iterdir()] == ["build.lock"]
 
 
-def test_javascript_engines_without_node_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_javascript_engine_without_node_gives_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(NotBuilt, match="hyllama needs node 20 or newer, and there is no node here"):
         add("hyllama")
@@ -170,7 +170,7 @@ def test_folder_of_an_engine_follows_its_name(
         command_of("fake")
 
 
-def test_engine_that_takes_nothing_has_no_argument() -> None:
+def test_engine_without_an_argument_refuses_one() -> None:
     assert split_name("fake:x") is None
     assert not has_own_model("fake")
 
@@ -204,7 +204,7 @@ def test_list_names_every_engine() -> None:
         assert re.search(rf"^{re.escape(name)} ", said.stdout, re.MULTILINE)
 
 
-def test_every_engine_has_a_pinned_package_and_every_program_an_engine() -> None:
+def test_every_engine_has_a_pinned_package_and_a_program() -> None:
     real = [engine for engine in ENGINES.values() if engine is not FAKE]
     for engine in real:
         assert re.fullmatch(r"\d+(\.\d+)+", engine.version), engine.name
@@ -217,7 +217,7 @@ def test_every_engine_has_a_pinned_package_and_every_program_an_engine() -> None
 
 @pytest.mark.parametrize("path", sorted(PROGRAMS.glob("*.py")), ids=lambda path: path.name)
 def test_program_knows_nothing_of_lockstep(path: Path) -> None:
-    """The program runs where our packages are missing."""
+    """The program runs in an environment without our packages."""
     for node in ast.walk(ast.parse(path.read_text())):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
@@ -267,7 +267,7 @@ def answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     return start
 
 
-def test_an_engine_on_the_shared_loop_answers_every_level(
+def test_engine_with_the_shared_loop_answers_every_level(
     answering: Callable[..., ProgramSession],
 ) -> None:
     from lockstep.engine.batch import Batch
@@ -290,7 +290,7 @@ def test_an_engine_on_the_shared_loop_answers_every_level(
     assert [rows.argmax(1).tolist() for rows in run.value.logits] == [[2, 3], [4]]
 
 
-def test_lack_or_failure_on_the_shared_loop_concerns_one_question(
+def test_lack_or_failure_in_the_shared_loop_concerns_one_question(
     answering: Callable[..., ProgramSession], tmp_path: Path
 ) -> None:
     from lockstep.engine.batch import Batch
@@ -345,7 +345,7 @@ await serve((path) => {
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="no node: answering.mjs was not run")
-def test_an_engine_in_javascript_answers_on_the_shared_loop(tmp_path: Path) -> None:
+def test_javascript_engine_answers_with_the_shared_loop(tmp_path: Path) -> None:
     from lockstep.engine.batch import Batch
     from lockstep.harness.records import Request
 

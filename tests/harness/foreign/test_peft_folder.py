@@ -36,7 +36,7 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
 
 
 def in_halves(rows: np.ndarray, n_heads: int) -> np.ndarray:
-    """Return rows in Hugging Face's order, from the pairs of a llama file."""
+    """Return the rows in Hugging Face's order, given the order of a llama GGUF file."""
     size = len(rows) // n_heads
     places = [
         head * size + 2 * pair + half

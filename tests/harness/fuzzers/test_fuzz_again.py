@@ -1,4 +1,4 @@
-"""The command in any finding of a fuzzer reproduces it."""
+"""The command in each finding of a fuzzer reproduces the finding."""
 
 import shlex
 from collections.abc import Callable
@@ -68,7 +68,7 @@ def found(tmp_path: Path) -> Found:
 
 @pytest.fixture
 def again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Again:
-    """Run a finding's command; return its exit code and findings."""
+    """Run the command of a finding. Return its exit code and its findings."""
 
     def run(verdict: Verdict) -> tuple[int | None, set[str]]:
         lockstep, *words = shlex.split(verdict.repro)
@@ -179,7 +179,7 @@ def test_text_finding_is_reproduced(name: str, found: Found, again: Again) -> No
     shows(again, verdict)
 
 
-def test_users_text_is_decoded_again(
+def test_finding_in_a_users_text_is_reproduced(
     found: Found, again: Again, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = Reference.detokenize

@@ -1,4 +1,4 @@
-"""A campaign that is stopped loses no finding, and another one continues it."""
+"""A campaign that is stopped loses no finding, and another campaign continues it."""
 
 import json
 import os
@@ -25,7 +25,7 @@ PLAN = FuzzPlan(targets=("odd", "even"), cases=10, seed=4, oracle="reference")
 
 
 class Counting(Fuzzer, name="counting"):
-    """A fuzzer with a finding for each case, and a checkpoint after each second one."""
+    """A fuzzer with a finding for each case, and a checkpoint after every second case."""
 
     asked: ClassVar[list[tuple[str, int]]] = []
     stop_after = 10**9
@@ -185,7 +185,7 @@ def kill(process: "subprocess.Popen[str]") -> None:
 
 
 def kill_one_of_its_processes(process: "subprocess.Popen[str]") -> None:
-    """Kill the youngest process, which is a fuzzing one."""
+    """Kill the youngest process, which is a process that fuzzes."""
     os.kill(max(children_of(process.pid)), signal.SIGKILL)
 
 

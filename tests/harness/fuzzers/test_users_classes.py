@@ -1,4 +1,4 @@
-"""A Python class under a fuzzer gets a model's path for any question."""
+"""A user's Python class gets a model's path for each question of a fuzzer."""
 
 from pathlib import Path
 

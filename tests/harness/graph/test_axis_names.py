@@ -1,4 +1,4 @@
-"""Axis names of an error, for any shape that an engine shows."""
+"""Names of the axes of an error, for any shape in which an engine shows a tensor."""
 
 import pytest
 
@@ -26,7 +26,7 @@ SCORES = "(heads, tokens, cells)"
         (SCORES, (1, 8, 32, 256), (8, 32, 40), SCORES),  # of the cells those that are used
     ],
 )
-def test_axes_side_by_side_are_named_together(
+def test_neighbouring_axes_are_named_together(
     names: str, whole: tuple[int, ...], shape: tuple[int, ...], said: str
 ) -> None:
     assert axes_in_words(names, whole, shape) == said

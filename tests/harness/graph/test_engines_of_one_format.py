@@ -1,4 +1,4 @@
-"""An engine with one format for activations, for all weights, in a whole `check`."""
+"""An engine that uses one format of activations for all weights, in a whole `check`."""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ class WithoutFormat(InQ8_0):
 
 
 class OneRow(InQ8_0):
-    """Engine that doubles row 3 of one product."""
+    """An engine that doubles row 3 of one product."""
 
     def linear(self, x: F32, weight: Weight) -> F32:
         out = super().linear(x, weight)
@@ -60,7 +60,7 @@ class OneRowWithoutFormat(OneRow, WithoutFormat):
 
 
 class Honest(Reference, name="one format: blocks of Q8_0"):
-    """Engine with a single kernel, as llama.cpp's for GPUs."""
+    """An engine with a single kernel, like llama.cpp on GPUs."""
 
     ops = InQ8_0
 
@@ -81,7 +81,7 @@ class WrongRowOfNumbers(Reference, name="one format: none, a wrong row"):
 def test_one_wrong_row_does_not_accuse_the_others_for_their_format(
     engine: type[Reference], tmp_path: Path
 ) -> None:
-    """llama.cpp's conversions would put nearly all elements of that product off."""
+    """Nearly all elements of this product would be off with llama.cpp's conversions."""
     path = written(tmp_path, n_embd=256, n_ff=256, quant="Q4_K")
     found = [v for v in verdicts_of(plan_for(path, engine=engine.name, suites=("trace",)))]
     wrong = [v for v in found if v.status == "diverged"]

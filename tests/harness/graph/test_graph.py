@@ -1,4 +1,4 @@
-"""Programs made by hand: memory with strides, caches, and unknown values. No llama.cpp."""
+"""Hand-made programs, without llama.cpp: memory with strides, caches, and unknown values."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -111,7 +111,7 @@ def test_view_is_read_and_written_through_its_strides(file: GgufFile, way: Hones
 
 
 @pytest.mark.parametrize("way", [Honest(), Wide()])
-def test_set_op_writes_at_its_byte_offsets_in_float32(file: GgufFile, way: Honest) -> None:
+def test_set_op_writes_float32_at_its_byte_offsets(file: GgufFile, way: Honest) -> None:
     part = view(X, (2, 1), offset=4)
     put = planned(0, "SET", view(TWICE), view(X), part, held=params(12, 24, 24, 12))
     found = replay(program(graph(0, put)), file, BUILD, way)
@@ -238,7 +238,7 @@ def test_inputs_are_kept_and_values_are_dropped() -> None:
     assert list(found.inputs) == [0]
 
 
-def test_initial_memory_is_copied_and_never_written() -> None:
+def test_initial_memory_is_copied_and_never_changed() -> None:
     x = normal(1, 2, 3)
     shown = piece(node("SQR", x * x, x))
     shown.root_home[1] = KEPT
@@ -296,7 +296,7 @@ def test_each_perturbed_run_is_made_only_once(
 def test_perturbed_runs_stay_within_the_memory_limit(
     file: GgufFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hundred runs of a model of five megabytes with 150,000 tokens took three gigabytes."""
+    """A hundred runs of a model of five megabytes with 150,000 tokens needed three gigabytes."""
     third = planned(0, "SCALE", view(TWICE), view(X), held=params(1 / 3, 1.0))
     made = program(graph(0, third, given=GIVEN + 1))
     monkeypatch.setattr(AlongLlamaCpp, "program", lambda *_: made)
@@ -323,7 +323,7 @@ def test_products_without_sizes_have_the_same_values() -> None:
 
 
 def test_noise_changes_nothing_in_a_node_without_rows() -> None:
-    """The batch has no outputs, and the bound is one number for all."""
+    """The batch has no outputs, and the bound is a single number for all elements."""
     found = Expected(np.zeros((1, 1, 0, 4)), 1e-6, "")
     result = Noisy(seed=1).result(node("SQR", np.zeros((0, 4), np.float32)), found)
     assert result.shape == (1, 1, 0, 4)

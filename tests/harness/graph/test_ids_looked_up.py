@@ -1,4 +1,4 @@
-"""Ids from a table, not from a choice: expert ids for each token."""
+"""Expert ids for each token that come from a table instead of a choice."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -64,7 +64,8 @@ def program() -> Program:
 
 
 def accused_of(ids: Any, folder: Path) -> list[str]:
-    """Return the sites accused if an engine shows these ids and continues with the nearest."""
+    """Return the accused sites if an engine shows these ids, and continues with the nearest valid
+    ids."""
     write_llama(LlamaRecipe(n_layer=1), folder / "any.gguf")
     rows = np.nan_to_num(ids, nan=0, posinf=0, neginf=0).clip(0, 7).astype(np.int32)
     shown: dict[Any, Any] = {
@@ -85,8 +86,8 @@ def accused_of(ids: Any, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("moved", "accused"), [(0, []), (1, ["ffn_moe_topk-0"])])
-def test_wrong_looked_up_ids_are_located(moved: int, accused: list[str], tmp_path: Path) -> None:
-    """All later values are right for these ids."""
+def test_wrong_ids_from_a_table_are_located(moved: int, accused: list[str], tmp_path: Path) -> None:
+    """All later values are right for the wrong ids."""
     assert accused_of(TABLE[(TOKENS + moved) % 10], tmp_path) == accused
 
 

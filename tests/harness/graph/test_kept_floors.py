@@ -1,5 +1,5 @@
-"""Noise floors shared by tests. One is reused only if all that it is computed from is the same, or
-a wrong op of a test would be judged by the right op's noise."""
+"""Noise floors that tests share. A noise floor is reused only if all its inputs are the same.
+Otherwise a test's wrong op would be judged by the noise of the right op."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,7 +27,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
         yield honest.program(both.context.batches), honest.file, honest.build
 
 
-def test_noise_floor_has_one_name(recorded: Recorded) -> None:
+def test_same_inputs_give_the_same_noise_floor(recorded: Recorded) -> None:
     assert name_of(*recorded, seed=0, runs=3) == name_of(*recorded, seed=0, runs=3)
 
 

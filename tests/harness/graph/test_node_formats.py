@@ -1,4 +1,5 @@
-"""Products with activations in another format: one format for a type of weights, or a fault."""
+"""Products with activations in another format are honest if all products of a weight type use one
+format."""
 
 from dataclasses import replace
 from typing import Any
@@ -41,7 +42,8 @@ def shown(given: Node, number: int | None) -> NDArray[Any]:
 
 
 def accepted(numbers: list[int | None], kinds: list[str] | None = None) -> list[bool]:
-    """Return True for each product that is accepted; each is off by its number's format."""
+    """Return for each product True if it is accepted. Each product is off by the format with its
+    number."""
     formats = ProductFormats(build=BUILD)
     sites = [Site(step=0, layer=i, name="x") for i in range(len(numbers))]
     for i, (site, number) in enumerate(zip(sites, numbers, strict=True)):
@@ -61,11 +63,11 @@ def test_two_products_in_two_formats_are_two_faults() -> None:
     assert accepted([BF16, ROW]) == [False, False]
 
 
-def test_stray_format_beside_many_of_another_is_a_fault() -> None:
+def test_single_product_in_another_format_is_a_fault() -> None:
     assert accepted([ROW, BF16, ROW, ROW]) == [True, False, True, True]
 
 
-def test_stray_format_beside_products_of_llama_cpps_own_is_a_fault() -> None:
+def test_single_other_format_among_llama_cpps_products_is_a_fault() -> None:
     formats = ProductFormats(build=BUILD)
     for seed in range(9):
         formats.count(product(seed))
@@ -91,12 +93,12 @@ def test_each_weight_type_may_have_its_own_format() -> None:
     assert accepted([ROW, ROW, BF16, BF16], ["Q8_0", "Q8_0", "Q4_0", "Q4_0"]) == [True] * 4
 
 
-def test_wrong_product_excuses_nothing_and_spoils_nothing() -> None:
+def test_product_without_a_format_changes_no_other_judgement() -> None:
     assert accepted([ROW, NONE, ROW]) == [True, False, True]
     assert accepted([ROW, NONE]) == [False, False]
 
 
-def test_one_honest_product_reveals_the_format_after_wrong_ones() -> None:
+def test_honest_product_after_wrong_ones_reveals_the_format() -> None:
     wrong: list[int | None] = [NONE] * TRIED
     assert accepted([ROW, *wrong, *[ROW] * (TRIED + 1)]) == [
         True,

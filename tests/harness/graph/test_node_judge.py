@@ -1,4 +1,4 @@
-"""Two engines judged on one node after the other: hand-made, without llama.cpp."""
+"""Two engines, judged on one node after the other: hand-made nodes, without llama.cpp."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -49,7 +49,7 @@ def product(result: Any = None) -> Node:
 
 
 def compute(given: Node) -> NDArray[Any]:
-    """Compute as an engine that replays llama.cpp's graph."""
+    """Compute a node as an engine that replays llama.cpp's graph."""
     return Honest().compute(BUILD, given)
 
 
@@ -68,7 +68,7 @@ def judge(folder: Path, subject: NDArray[np.float32] = W, engine: Compute = comp
 
 
 def changed(by: float) -> NDArray[np.float32]:
-    """Return a copy with one element times 1 + by."""
+    """Return a copy in which one element is multiplied by 1 + by."""
     other = W.copy()
     other[3, 7] *= 1 + by
     return other
@@ -115,7 +115,7 @@ def test_weight_that_changes_no_bit_is_not_named(tmp_path: Path) -> None:
     assert [f.mismatch for f in found.findings] == [None]
 
 
-def test_wrong_oracle_is_told_from_the_subject(tmp_path: Path) -> None:
+def test_wrong_oracle_is_distinguished_from_a_wrong_subject(tmp_path: Path) -> None:
     found = judge(tmp_path)
     found(product(np.float32(1.01) * (X @ W.T)))
     assert [f.at_fault for f in found.findings] == ["oracle"]
@@ -128,7 +128,7 @@ def test_unknown_op_does_not_count_as_agreed(tmp_path: Path) -> None:
     assert found.unknown == {"no semantics of WISH": [SITE]}
 
 
-def test_missing_op_of_the_subject_is_hidden_unless_the_oracle_is_wrong(tmp_path: Path) -> None:
+def test_op_that_the_subject_lacks_is_hidden_if_the_oracle_is_right(tmp_path: Path) -> None:
     found = judge(tmp_path, engine=lambda _: None)
     found(product())
     assert (found.findings, found.hidden) == ([], [SITE])
@@ -158,7 +158,7 @@ def parameters(eps: float) -> NDArray[np.int32]:
 
 
 def test_parameters_come_from_the_subjects_file(tmp_path: Path) -> None:
-    """The oracle's parameters would make every engine agree that replays a graph."""
+    """Every engine that replays a graph would agree with the oracle's parameters."""
     found = judge(tmp_path)
     found(normed(1e-5))
     found.parameters = {(0, 0, 5): parameters(1e-2)}
@@ -213,14 +213,14 @@ def test_fractional_ids_are_wrong_and_the_check_continues(tmp_path: Path) -> Non
 
 
 def test_wrong_op_without_inputs_is_found(tmp_path: Path) -> None:
-    """The op has no known design, because no source has a type that names one."""
+    """The op has no known design, because no source has a type that determines the design."""
     found = judge(tmp_path, engine=lambda given: given.value + np.float32(1))
     steps = np.arange(5, dtype=np.float32)
     found(replace(node("ARANGE", steps), params=np.float32([0, 5, 1] + [0] * 13).view(np.int32)))
     assert [f.at_fault for f in found.findings] == ["subject"]
 
 
-def test_a_node_without_elements_is_nothing_to_compare(tmp_path: Path) -> None:
+def test_node_without_elements_is_not_compared(tmp_path: Path) -> None:
     found = judge(tmp_path)
     found(node("SCALE", np.zeros((0, 4), np.float32), np.zeros((0, 4), np.float32)))
     assert (found.findings, found.unknown) == ([], {})
@@ -303,7 +303,8 @@ def test_operands_without_weights_come_from_the_oracle() -> None:
 
 
 def chain(folder: Path, *, right: bool, limit: int = 1 << 20) -> NodeJudge:
-    """Return three products in a chain, by an engine that is right or wrong."""
+    """Return the judge of three products in a chain, computed by an engine that is right or
+    wrong."""
     names = [replace(SITE, name=name) for name in ("a", "b", "c")]
     reads: list[tuple[Site, ...]] = [(), (names[0],), (names[1],)]
     made = judge(folder, engine=compute if right else lambda node: compute(node) + 1)
@@ -322,7 +323,7 @@ def test_value_is_dropped_after_its_last_reader(tmp_path: Path) -> None:
     assert found.kept == {}
 
 
-def test_kept_guilty_values_are_limited_and_all_are_found(tmp_path: Path) -> None:
+def test_all_wrong_nodes_are_found_although_few_values_are_kept(tmp_path: Path) -> None:
     one = product().value.nbytes
     found = chain(tmp_path, right=False, limit=2 * one)
     for i in range(3):
@@ -339,7 +340,7 @@ def program(*nodes: PlannedNode) -> Program:
     return Program(graphs=(graph,), caches=(), orders=(None,))
 
 
-def test_graphs_of_two_files_diverge_in_parameters_of_equal_names() -> None:
+def test_graphs_of_two_files_differ_in_parameters_of_equal_names() -> None:
     before, one = planned(0, "inserted", 0, 3, 0), planned(0, "Qcur-0", 0, 2, 0)
     other = replace(one, index=1, params=parameters(1e-3).tobytes())
     found = other_parameters(program(one), program(before, other))
@@ -349,7 +350,7 @@ def test_graphs_of_two_files_diverge_in_parameters_of_equal_names() -> None:
     assert other_parameters(program(one), program(one)) == {}
 
 
-def test_graphs_of_two_files_diverge_at_a_missing_or_resized_node() -> None:
+def test_graphs_of_two_files_differ_at_a_missing_or_resized_node() -> None:
     one, two = planned(0, "Qcur-0", 0, 2, 0), planned(1, "cap-0", 0, 3, 2)
     wide = replace(one, result=replace(one.result, ne=(4, 2, 1, 1)))
     assert first_other_node(program(one, two), program(one, two)) == ""

@@ -1,4 +1,4 @@
-"""Errors allowed for whole rows of a norm: those of a float32 sum of squares."""
+"""The error allowed for whole rows of a norm, which is that of a sum of squares in float32."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def norm(x: Rows, op: str = "RMS_NORM") -> Node:
 
 
 def massive(x: Rows, times: float) -> Rows:
-    """Make one channel thousands of times larger than others, as in real models."""
+    """Make one channel thousands of times larger than the others, as in real models."""
     x = x.copy()
     x[:, 7] = times
     return x
@@ -43,7 +43,7 @@ def in_double(x: Rows) -> NDArray[np.float64]:
 
 
 def off(x: Rows) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the error of whole rows with squares added up in float32, and the error allowed."""
+    """Return the error of whole rows whose squares are added in float32, and the allowed error."""
     return np.abs(one_by_one(x) / in_double(x) - 1), error_of_rows(norm(x))[0, 0]
 
 
@@ -56,15 +56,16 @@ def test_float32_sum_of_squares_is_off_by_less_than_twice_the_estimate(
     assert (found < 2 * allowed).all()
 
 
-def test_row_with_one_huge_element_has_a_real_error() -> None:
-    """Runs with the error of a sum in double, and with random roundings, are no measure."""
+def test_row_with_one_huge_element_has_a_large_error() -> None:
+    """Runs with the error of a sum in double precision and with random roundings do not show this
+    error."""
     x = massive(normal(1, ROWS, 4096), 5000)
     found, allowed = off(x)
     assert (found > 5 * U * np.sqrt(4096 / 3) / 2).all()
     assert (allowed < 2 * found).all()
 
 
-def test_error_of_other_rows_is_a_few_last_bits() -> None:
+def test_ordinary_rows_are_off_by_a_few_last_bits() -> None:
     _, allowed = off(normal(1, ROWS, 1024))
     assert (allowed < U * np.sqrt(1024 / 3)).all()  # twice what roundings up and down come to
 
@@ -84,7 +85,7 @@ def test_zero_and_nan_rows_have_no_error(op: str) -> None:
     assert not error_of_rows(norm(x, op)).any()
 
 
-def test_layer_norm_error_is_that_of_squares_without_the_mean() -> None:
+def test_layer_norm_error_comes_from_squares_without_the_mean() -> None:
     x = massive(normal(1, ROWS, 4096), 5000)
     plain = error_of_rows(norm(x, "NORM"))
     assert np.allclose(plain, error_of_rows(norm(x - x.mean(axis=-1, keepdims=True))), rtol=0.2)

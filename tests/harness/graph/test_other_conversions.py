@@ -1,4 +1,4 @@
-"""The number of segments that refute a format of activations."""
+"""The number of segments that is enough to refute a format of activations."""
 
 from collections.abc import Iterable
 from types import SimpleNamespace
@@ -16,15 +16,16 @@ def weights_of(segments: Iterable[Any]) -> set[str]:
 
 @pytest.fixture(autouse=True)
 def own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make segments that name their own weights."""
+    """Make segments name their own weights."""
     monkeypatch.setattr(other_conversions, "quantised_weights", lambda _, some: weights_of(some))
 
 
 @pytest.mark.parametrize("n_weights", [1, 2, 3, 8, 9])
-def test_omitted_segments_have_at_most_half_of_the_weights(
+def test_segments_tried_later_have_at_most_half_of_the_weights(
     n_weights: int,
 ) -> None:
-    """An engine's format agrees with more than half: one of these is among the first."""
+    """A true format agrees with more than half of the weights, so one of these is among the
+    first."""
     every = [f"blk.{i}.ffn_up.weight" for i in range(n_weights)]
     left: Any = [SimpleNamespace(step=step, weight=w) for step in range(3) for w in every]
     judge: Any = None

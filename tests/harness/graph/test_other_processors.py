@@ -1,4 +1,4 @@
-"""Results of ggml on other processors: honest, and nothing near them is."""
+"""Results of ggml on other processors are honest, and wrong results near them are not."""
 
 from dataclasses import replace
 from functools import partial
@@ -56,7 +56,7 @@ def test_sums_may_follow_another_processors_order(add: Add, honest: bool, here: 
         (THERE, {"SOFT_MAX"}, []),
     ],
 )
-def test_number_of_runs_is_limited_by_the_number_of_other_builds(
+def test_other_builds_differ_only_in_ops_that_the_graph_uses(
     build: Build, ops: set[str], others: list[tuple[str, ...]]
 ) -> None:
     assert [other.generic for other in other_builds(build, ops)] == others

@@ -1,4 +1,4 @@
-"""Probable errors of a sum of products: those of scalar loops, and slightly more."""
+"""Probable errors of a sum of products: they cover scalar loops, and little more."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ def same_sign(weights: Matrix, x: Matrix) -> tuple[Matrix, Matrix]:
 
 
 def one_is_huge(weights: Matrix, x: Matrix) -> tuple[Matrix, Matrix]:
-    """Make the first term so large that every partial sum is as large."""
+    """Make the first term so large that every partial sum is as large as it."""
     return weights, np.concatenate([1000 * x[:, :1], x[:, 1:]], axis=1)
 
 
@@ -49,7 +49,7 @@ def few_are_not_zero(weights: Matrix, x: Matrix) -> tuple[Matrix, Matrix]:
 
 
 def first_up_then_down(weights: Matrix, x: Matrix) -> tuple[Matrix, Matrix]:
-    """Order the terms so that partial sums are large and the sum is small."""
+    """Order the terms so that partial sums are large and the whole sum is small."""
     signs = np.where(np.arange(x.shape[1]) < x.shape[1] // 2, 1, -1).astype(np.float32)
     return np.abs(weights) * signs, np.abs(x)
 
@@ -73,7 +73,7 @@ def test_sum_with_far_larger_partial_sums_is_within_its_probable_error(
     assert np.abs(off).max() < 2.5
 
 
-def test_file_order_adds_no_error_to_terms_in_random_order() -> None:
+def test_order_in_the_file_adds_no_error_if_terms_are_random() -> None:
     weights, x = normal(1, ROWS, 1024), normal(2, TOKENS, 1024)
     value, error, _ = of(product(weights, x))
     squares = np.square(x, dtype=np.float64) @ np.square(weights, dtype=np.float64).mean(axis=0)
@@ -92,7 +92,7 @@ def test_scalar_loop_is_off_by_less_than_a_random_share(terms: int, kind: Any) -
 
 
 def test_sum_that_loses_a_bit_of_each_term_is_off_by_more() -> None:
-    """The engine accumulates in half precision, or rounds terms to BF16."""
+    """The engine adds in half precision, or rounds terms to BF16."""
     weights, x = normal(1, ROWS, 1024), normal(2, TOKENS, 1024)
     value, error, _ = of(product(weights, x))
     short = (x.view(np.uint32) & np.uint32(0xFFFFFF00)).view(np.float32)  # sixteen bits are left
@@ -168,8 +168,9 @@ def test_infinite_input_changes_no_other_row() -> None:
 
 @pytest.mark.parametrize("wrong", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("row", [0, 5])  # the first is one of the sample
-def test_infinite_weight_does_not_measure_other_rows(wrong: float, row: int) -> None:
-    """The limit of the row itself stays zero: otherwise honest runs would seem to overflow."""
+def test_infinite_weight_does_not_change_the_error_of_other_rows(wrong: float, row: int) -> None:
+    """The limit of the row with the weight stays zero. Otherwise honest runs would seem to
+    overflow."""
     weights, x = normal(1, ROWS, 32), normal(2, TOKENS, 32)
     _, error, _ = of(product(weights, x))
     weights[row, 7] = wrong

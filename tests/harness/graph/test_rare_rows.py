@@ -1,4 +1,4 @@
-"""A row of a segment with experts that only few honest runs choose is no fault."""
+"""A row is not a fault if few honest runs choose the experts that give it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ NOISE = {PLACE: Noise(worst=0.02, share=np.inf)}
 
 
 def with_rows(**rows: float) -> F32:
-    """Return the true values with a few changed rows: r2=1.0 is the third."""
+    """Return the true values with some rows replaced: r2=1.0 changes the third row."""
     found = TRUTH.copy()
     for name, value in rows.items():
         found[int(name[1:])] = value
@@ -40,7 +40,7 @@ def seen(values: F32) -> Mapping[Place, Seen]:
 
 @dataclass(kw_only=True)
 class Runs:
-    """A judge whose noisy runs return these in turn, and finally the truth."""
+    """A judge whose noisy runs return these values one after the other, and then the truth."""
 
     engine: F32
     runs: Sequence[F32]
@@ -77,7 +77,7 @@ def test_row_found_in_a_late_run_is_right() -> None:
     assert len(judge.asked) == 51
 
 
-def test_two_choices_may_occur_in_two_runs() -> None:
+def test_two_rows_may_be_explained_by_two_runs() -> None:
     judge = Runs(
         engine=with_rows(r1=2.0, r2=1.0), runs=[with_rows(r1=2.0), with_rows(r2=1.0, r1=9.0)]
     )
@@ -86,14 +86,14 @@ def test_two_choices_may_occur_in_two_runs() -> None:
 
 @pytest.mark.parametrize("wrong", [1.1, np.nan, np.inf])
 def test_row_found_in_no_run_is_a_fault(wrong: float) -> None:
-    """The row is a fault for any error of honest runs."""
+    """The row is a fault, however large the errors of honest runs are."""
     judge = Runs(engine=with_rows(r2=wrong), runs=[with_rows(r2=1.0), with_rows(r2=9.0)])
     assert not is_explained(judge)
     assert len(judge.asked) == RARE_RUNS
 
 
 def test_row_without_a_limit_may_be_nan_and_spoils_no_other_row() -> None:
-    """The row overflows in honest runs; the segment's own verdict leaves it out as well."""
+    """The row overflows in honest runs. The segment's own verdict ignores it too."""
     lost = np.array([[False], [False], [False], [True]])
     noise = {PLACE: Noise(worst=0.02, share=np.inf, lost=lost)}
     for choice, is_right in ((1.0, True), (2.0, False)):
@@ -132,7 +132,7 @@ def test_large_model_gets_fewer_runs() -> None:
     assert len(judge.asked) == MORE_RUNS
 
 
-def test_runs_differ_in_errors_and_alternate_in_format() -> None:
+def test_noisy_runs_have_different_errors_and_alternating_formats() -> None:
     judge = Runs(engine=with_rows(r2=1.0), runs=[])
     is_explained(judge, small=False)
     seeds, builds = zip(*judge.asked, strict=True)

@@ -1,4 +1,4 @@
-"""Noise of honest runs, for each row by its own size."""
+"""Noise of honest runs, scaled for each row by the row's own size."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ HUGE = np.array([[4096.0, 1.0], [2.0, -4.0], [0.0, 1.0]], np.float32)
 
 
 def moved(*errors: float) -> Any:
-    """Move the first number of each row by so much."""
+    """Move the first number of each row by the error for this row."""
     found = HUGE.astype(np.float64)
     found[:, 0] += errors
     return found
@@ -32,7 +32,7 @@ def test_limit_of_a_row_is_twice_its_noise_up_to_the_worst() -> None:
     assert noise.room(HUGE).max() == 1.0
 
 
-def test_limit_is_the_worst_error_if_a_zero_row_moved() -> None:
+def test_limit_is_the_worst_error_if_a_row_of_zeros_changed() -> None:
     zeros = np.zeros((2, 3), np.float32)
     off = zeros.copy()
     off[1, 2] = 0.5
@@ -50,7 +50,7 @@ def test_nan_in_every_run_has_no_error_and_no_size(number: float) -> None:
     assert noise_between(truth, run).room(truth).ravel().tolist() == [np.inf, 0.0]
 
 
-def test_overflowing_row_hides_no_wrong_row_beside_it() -> None:
+def test_overflowing_row_hides_no_other_wrong_row() -> None:
     truth = np.array([[3e38, 1.0], [4.0, 2.0], [-np.inf, 1.0]], np.float32)
     first, second = (truth.astype(np.float64) for _ in range(2))
     first[0, 0], first[1, 0] = np.inf, 4.0 + 2.0**-10
@@ -66,15 +66,17 @@ def test_column_with_one_overflow_may_overflow_anywhere() -> None:
     assert np.isposinf(noise_between(column, off).room(column)).all()
 
 
-def test_rows_of_one_number_share_the_scale_of_the_largest() -> None:
-    """One of them may be nearly zero by chance, and no honest run needs to show its error."""
+def test_rows_with_one_number_share_the_scale_of_the_largest() -> None:
+    """A row with one number may be nearly zero by chance, and honest runs need not show its
+    error."""
     column, off = np.array([[4.0], [1e-9]]), np.array([[4.5], [1e-9]])
     assert noise_between(column, off) == Noise(worst=0.5, share=0.125)
     assert noise_between(column, off).room(column).tolist() == [[1.0]]
 
 
 def test_overflowing_row_explains_no_other_wrong_row() -> None:
-    """One honest run has two rows with large errors, fourteen with small ones, and one overflow."""
+    """One honest run has two rows with large errors, fourteen rows with small errors, and one
+    overflow."""
     truth = np.ones((40, 2))
     honest, wrong = truth.copy(), truth.copy()
     honest[0, 0] = np.inf

@@ -1,4 +1,4 @@
-"""The model of most servers in these tests, and the findings on one."""
+"""The model of most servers in these tests, and the findings on a server."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""Concurrent requests: an engine with one buffer for all is right only for single requests."""
+"""Concurrent requests: an engine with one buffer for all requests is right only if they come one by
+one."""
 
 import sys
 import threading
@@ -33,7 +34,7 @@ def at_once(model: Path, engine: str) -> list[Verdict]:
 
 
 class Together:
-    """A server that mixes concurrent requests; two wait for each other."""
+    """A server that mixes concurrent requests. Two requests wait for each other."""
 
     def __init__(self, change: Any) -> None:
         self.change, self.lock, self.inside = change, threading.Lock(), 0
@@ -81,7 +82,7 @@ def test_server_that_mixes_requests_diverges(model: Path) -> None:
 
 @pytest.mark.parametrize("change", [cut_short, nothing])
 def test_server_that_ends_parallel_texts_early_diverges(change: Any, model: Path) -> None:
-    """An early end of a single text accuses no engine; here the uninterrupted text is known."""
+    """An early end of a single text accuses no engine, but here the complete text is known."""
     with serving(model, Together(change)) as address:
         (found,) = at_once(model, address)
     assert (found.status, found.key) == ("diverged", "text/at once")
@@ -104,9 +105,9 @@ def test_server_with_one_token_limit_for_all_diverges(model: Path) -> None:
 
 
 class BeginningsKeptOnce:
-    """A server that mixes two concurrent prompts with a common beginning: each gets the other's
-    end. Alone the one soon gives up waiting; where others are being answered the second is on its
-    way."""
+    """A server that mixes two concurrent prompts with the same beginning: each gets the other's
+    end. A request waits for a second one, and gives up soon if no other request is being
+    answered."""
 
     def __init__(self, begin: str) -> None:
         self.begin, self.inside = begin, threading.Condition()
@@ -147,7 +148,7 @@ def test_answers_are_compared_though_other_requests_are_refused(model: Path) -> 
     assert (found.status, found.key) == ("diverged", "text/at once")
 
 
-def test_server_with_broken_json_at_once_gives_no_proper_answer(model: Path) -> None:
+def test_broken_json_in_parallel_answers_is_malformed(model: Path) -> None:
     with serving(model, Together(lambda said: b'{"content": "{"content": "')) as address:
         found = verdicts_of(plan_for(model, engine=address, suites=("text",), n_steps=6))
     assert found[-1].status == "malformed", found[-1]
@@ -200,7 +201,7 @@ def test_program_gets_one_question_at_a_time(model: Path) -> None:
         ("dies", "crashed", "exited with status 3 while it was asked to generate several times"),
     ],
 )
-def test_server_started_for_the_model_is_asked_too(
+def test_server_that_lockstep_starts_is_asked_in_parallel_too(
     how: str, status: str, words: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
@@ -226,7 +227,7 @@ def test_hanging_server_is_a_timeout(model: Path) -> None:
 
 
 def test_server_that_vanished_is_not_called_busy(model: Path) -> None:
-    """The check sees that the server no longer answers, not that it died."""
+    """The check notices that the server no longer answers, but not that it died."""
     gone = threading.Event()
 
     def closed(said: Any) -> Any:

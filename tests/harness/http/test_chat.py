@@ -1,4 +1,4 @@
-"""Servers with only chats: their text is compared under the model's own template."""
+"""Servers that offer only chats: their text is compared under the model's own template."""
 
 from pathlib import Path
 
@@ -45,7 +45,7 @@ def test_chat_server_with_another_template_diverges(tmp_path: Path) -> None:
         ("{{ raise_exception('users alone') }}", "ValueError: users alone"),
     ],
 )
-def test_chat_without_a_text_is_not_compared(
+def test_chat_template_without_a_text_is_not_compared(
     template: str | None, says: str, tmp_path: Path
 ) -> None:
     model = model_with(template, tmp_path / "m.gguf")
@@ -64,7 +64,7 @@ def test_acid_model_is_read_through_a_chat(tmp_path: Path) -> None:
     assert len(found) > 20
 
 
-def test_server_without_any_known_page_lists_the_tries(tmp_path: Path) -> None:
+def test_error_on_an_unknown_server_lists_the_requests_tried(tmp_path: Path) -> None:
     model = model_with(None, tmp_path / "m.gguf")
     with (
         serving(model, pages=frozenset({"/elsewhere"})) as url,

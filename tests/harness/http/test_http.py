@@ -1,4 +1,5 @@
-"""A server is asked over HTTP, and any answer is an outcome of that question alone."""
+"""A server is asked over HTTP. Any answer is an outcome of that question, and does not affect other
+questions."""
 
 import json
 from collections.abc import Callable
@@ -42,7 +43,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def spoilt(path: str, *at: str | int, value: Any = None, by: Any = None) -> Callable[..., Any]:
-    """Return a change of one place in a page's answers."""
+    """Return a function that changes one place in the answers of a page."""
 
     def change(page: str, said: Any) -> Any:
         if page != path:
@@ -107,8 +108,8 @@ def test_newer_object_lists_of_llama_server_are_read(model: Path) -> None:
 
 
 def test_server_without_bias_may_end_the_text() -> None:
-    """The server lists nothing there, and ends with its only end token; two such tokens would be
-    ambiguous."""
+    """The server lists nothing at the end, and the model has only one end token. With two such
+    tokens the end would be ambiguous."""
 
     def ask(method: str, path: str, body: Any = None) -> Any:
         if path == "/tokenize":
@@ -174,7 +175,7 @@ def test_an_answer_of_another_form_is_malformed(
         assert '; asked: POST /completion {"temperature": 0' in found.summary
 
 
-def test_null_value_is_not_finite(model: Path) -> None:
+def test_null_value_counts_as_not_finite(model: Path) -> None:
     with serving(model, spoilt("/completion", *LISTED, 0, "logprob", value=None)) as url:
         (found,) = checked(model, url, "logprobs")
     assert (found.status, found.detail["kind"]) == ("diverged", "not finite")
@@ -190,7 +191,7 @@ def test_server_with_another_model_is_refused_before_the_comparison(
         checked(model, url, "logprobs")
 
 
-def test_servers_file_of_another_size_is_refused(model: Path, other: Path) -> None:
+def test_server_with_a_file_of_another_size_is_refused(model: Path, other: Path) -> None:
     def change(path: str, said: Any) -> Any:
         return said | {"model_path": str(other)} if path == "/props" else said
 
@@ -198,7 +199,7 @@ def test_servers_file_of_another_size_is_refused(model: Path, other: Path) -> No
         checked(model, url, "logprobs")
 
 
-def test_refused_connection_is_reported(model: Path) -> None:
+def test_refused_connection_gives_one_clear_message(model: Path) -> None:
     with sending() as url:
         pass
     with pytest.raises(BadInput, match="no server listens there; start the server"):

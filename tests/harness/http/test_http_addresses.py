@@ -1,5 +1,6 @@
 """A server's address, and obstacles to an answer: a certificate, a missing /v1, no free slot, an
-error message."""
+error message.
+"""
 
 import ssl
 from collections.abc import Callable
@@ -29,7 +30,7 @@ PAST = "Wed, 21 Oct 2015 07:28:00 GMT"
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Record the waits, without waiting."""
+    """Record the waits, but do not wait."""
     found: list[float] = []
     monkeypatch.setattr(asking, "sleep", found.append)
     return found
@@ -72,7 +73,7 @@ def test_server_error_is_shown_for_any_status(model: Path) -> None:
 
 
 def test_check_waits_for_a_free_slot(model: Path) -> None:
-    """The server answers 503 to the first of every two questions."""
+    """The server answers 503 to the first of each pair of questions."""
     pages: list[str] = []
 
     def busy(path: str, said: Any) -> Any:
@@ -89,7 +90,8 @@ def test_check_waits_for_a_free_slot(model: Path) -> None:
 
 
 def hurried(path: str, wrong: Callable[[int], Busy | None]) -> Callable[..., Any]:
-    """Change answers of a page: `wrong` says what comes in place of the n-th (from 1)."""
+    """Return a function that changes answers of a page: `wrong` returns the replacement for the
+    n-th request (from 1)."""
     pages: list[str] = []
 
     def change(page: str, said: Any) -> Any:
@@ -104,7 +106,7 @@ def hurried(path: str, wrong: Callable[[int], Busy | None]) -> Callable[..., Any
 def test_busy_server_is_asked_again_after_its_delay(
     status: int, model: Path, waits: list[float]
 ) -> None:
-    """The server names three seconds, and then a date that has passed."""
+    """The server first asks for three seconds, and then names a date that has passed."""
     first, then = Busy(status=status, after="3"), Busy(status=status, after=PAST)
     busy = hurried("/completion", lambda n: {1: first, 2: then}.get(n))
     with serving(model, busy) as url, HttpSession(url, None, EXACT, time_limit=20) as session:
@@ -115,7 +117,8 @@ def test_busy_server_is_asked_again_after_its_delay(
 
 @pytest.mark.parametrize("status", [408, 429])
 def test_permanently_busy_server_is_a_timeout(status: int, model: Path, waits: list[float]) -> None:
-    """The engine conformed: its unanswered questions were taken for missing levels."""
+    """An earlier version called the engine conforming, because it took unanswered questions for
+    missing levels."""
     said = Busy({"error": {"message": "slow down"}}, status)
     with serving(model, hurried("/completion", lambda n: said)) as url:
         found = checked(model, url, "text")
@@ -152,7 +155,8 @@ def test_wait_beyond_the_time_limit_is_refused(model: Path, waits: list[float]) 
 
 
 def test_busy_answer_at_the_start_is_not_a_missing_level(model: Path, waits: list[float]) -> None:
-    """Lists of candidates are asked last: they seemed to be missing, without a note."""
+    """Lists of candidates are tested last, so an earlier version took them for missing, without a
+    note."""
     for status in (408, 429):
         busy = hurried("/v1/completions", lambda n, s=status: Busy(status=s) if n > 2 else None)
         with serving(model, busy, OPENAI) as url, pytest.raises(NoAnswer, match="asked 4") as end:
@@ -192,7 +196,7 @@ def test_invalid_address_is_refused(url: str) -> None:
         address_of(url)
 
 
-def test_native_server_gets_only_native_requests() -> None:
+def test_native_and_openai_requests_are_disjoint() -> None:
     assert NATIVE.isdisjoint(OPENAI - {"/v1/models"})
 
 

@@ -1,4 +1,4 @@
-"""LoRA files that a server has loaded: requests say with which scales it adds them."""
+"""LoRA files that a server has loaded: each request says with which scales to add them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -38,7 +38,7 @@ def added(path: Path, scale: float) -> AdapterFile:
 
 @pytest.mark.parametrize("n_asked", [0, 1, 2])
 def test_server_adds_the_requested_files(n_asked: int, model: Path, loras: list[Path]) -> None:
-    """Ask a server that adds both files fully unless a request says otherwise."""
+    """Ask a server that adds both files with scale 1 unless a request says otherwise."""
     asked = [added(loras[1], -0.7), added(loras[0], 0.4)][:n_asked]
     with serving(model, loras=loras) as url:
         assert {v.status for v in checked(model, url, *asked)} == {"agreed"}
@@ -65,7 +65,7 @@ def test_server_without_the_lora_file_is_not_compared(
         checked(model, url, added(loras[1], 1.0))
 
 
-def test_files_of_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
+def test_files_of_one_name_are_distinguished_by_their_paths(tmp_path: Path) -> None:
     here, there = tmp_path / "a" / "x.gguf", tmp_path / "b" / "x.gguf"
     loaded = [str(there), str(here), "C:\\y.gguf"]
     said = scales_of([(here, 0.5), (there, 2.0), (Path("y.gguf"), 3.0)], loaded)

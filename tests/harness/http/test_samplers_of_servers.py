@@ -50,7 +50,7 @@ def test_server_with_other_logits_is_accused_of_no_sampler(model: Path) -> None:
     assert [v.status for v in found] == ["not-compared"]
 
 
-def test_unnamed_suite_sends_a_server_no_draws(model: Path) -> None:
+def test_server_gets_no_draws_unless_the_suite_is_named(model: Path) -> None:
     seen: list[str] = []
 
     def refuses(body: Any) -> str:

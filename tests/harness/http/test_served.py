@@ -136,7 +136,7 @@ with socket.create_server(("127.0.0.1", int(sys.argv[2]))) as server:
 def test_death_in_the_first_question_is_a_crash(
     tmp_path: Path,
 ) -> None:
-    """The connection ends before the process has."""
+    """The connection closes before the process has ended."""
     (tmp_path / "aborts.py").write_text(ABORTS)
     command = (
         f"serve:{shlex.join([sys.executable, str(tmp_path / 'aborts.py')])} {{model}} {{port}}"
@@ -160,10 +160,10 @@ def test_connection_to_itself_counts_as_no_listener() -> None:
         assert not listens(port)
 
 
-def test_taken_port_is_not_a_death_of_the_server(
+def test_port_that_is_taken_does_not_count_as_a_death_of_the_server(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The port may be in use without a listener, such as by the other end of a connection."""
+    """A port may be in use without a listener, for example by the other end of a connection."""
     with socket.socket() as other:
         other.bind((HOST, 0))
         taken = other.getsockname()[1]
@@ -176,7 +176,7 @@ def test_taken_port_is_not_a_death_of_the_server(
             assert session.port != taken
 
 
-def test_server_without_a_port_is_reported_dead_with_a_reason(
+def test_death_of_a_server_without_a_free_port_has_a_reason(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.socket() as other:
@@ -208,7 +208,7 @@ time.sleep(600)
 
 
 def runs(pid: int) -> bool:
-    """Return True if the process runs and is no zombie, which a container may never reap."""
+    """Return True if the process runs. A zombie does not count; a container may never reap it."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):  # it may end while its file is read

@@ -1,4 +1,4 @@
-"""Refusals by servers are no wrong answers, and their token counts are compared."""
+"""Refusals by servers are not wrong answers, and their token counts are compared."""
 
 from functools import partial
 from pathlib import Path
@@ -74,7 +74,7 @@ def test_server_that_refuses_greedy_tokens_is_not_compared(model: Path) -> None:
         checked(model, "text", refuses=needs_heat, **TEXT_ALONE)
 
 
-def test_lists_of_a_server_without_bias_are_compared_without(model: Path) -> None:
+def test_lists_of_a_server_that_refuses_a_bias_are_compared(model: Path) -> None:
     found = checked(model, "logprobs", refuses=without_bias, pages=NATIVE)
     assert "diverged" not in {v.status for v in found}, found
     assert found[0].status == "agreed", found
@@ -85,7 +85,7 @@ def test_lists_of_a_server_without_bias_are_compared_without(model: Path) -> Non
     [("<s>{}", "a doubled BOS"), ("User: {} Assistant:", "a chat template around the prompt")],
 )
 @pytest.mark.parametrize("suite", ["text", "logprobs"])
-def test_prompt_with_more_server_tokens_names_the_nearer_cause(
+def test_report_names_the_cause_if_a_server_counts_more_tokens(
     around: str, says: str, suite: str, model: Path
 ) -> None:
     found = checked(model, suite, around=around, **TEXT_ALONE)
@@ -106,7 +106,7 @@ def all_texts(body: Any) -> str:
 
 
 def test_server_that_accepts_only_ids_is_asked_for_no_text(model: Path) -> None:
-    """The engine was once accused of refusing what the other engine accepts."""
+    """An earlier version accused the engine of refusing what the other engine accepts."""
     text, lists = (
         checked(model, suite, pages=OPENAI, refuses=all_texts) for suite in ("text", "logprobs")
     )
@@ -115,6 +115,6 @@ def test_server_that_accepts_only_ids_is_asked_for_no_text(model: Path) -> None:
     assert {v.status for v in lists} == {"agreed"}
 
 
-def test_id_server_that_accepts_some_texts_is_held_to_them(model: Path) -> None:
+def test_server_of_ids_that_accepts_some_texts_is_tested_with_them(model: Path) -> None:
     found = checked(model, "text", pages=OPENAI, refuses=of_two_words)
     assert found[-1].status == "diverged", found

@@ -35,7 +35,7 @@ def test_worst_element_is_named_among_many_good_ones() -> None:
     assert (found.mismatched, found.total) == (2, 2000)
 
 
-def test_worst_is_measured_by_each_elements_own_limit() -> None:
+def test_worst_element_is_measured_by_its_own_limit() -> None:
     found = mismatch_between(f32(0, 0), f32(10, 1), np.array([8.0, 0.1]))
     assert found is not None
     assert found.index == (1,)
@@ -122,7 +122,7 @@ def test_agreement_is_symmetric(pair: tuple[np.ndarray, np.ndarray], allowed: fl
 def test_values_outside_the_limit_never_pass(
     pair: tuple[np.ndarray, np.ndarray], allowed: float
 ) -> None:
-    """Each element is judged again by Python's own floats."""
+    """The test judges each element again with Python's own floats."""
     a, b = pair
     within = all(
         x == y or (x != x and y != y) or abs(x - y) <= allowed
@@ -133,7 +133,7 @@ def test_values_outside_the_limit_never_pass(
 
 @settings(derandomize=True)
 @given(arrays(np.float32, 6, elements=st.floats(-100, 100, width=32)), st.integers(0, 5))
-def test_element_out_of_bound_is_located(a: np.ndarray, at: int) -> None:
+def test_element_beyond_its_bound_is_located(a: np.ndarray, at: int) -> None:
     b = a.copy()
     b[at] += 1
     found = mismatch_between(a, b, 0.5)

@@ -1,4 +1,4 @@
-"""Conversions of activations to other formats than llama.cpp's: only these are honest."""
+"""Conversions of activations to formats other than llama.cpp's: only known formats are honest."""
 
 from collections.abc import Callable
 
@@ -79,7 +79,8 @@ def test_wrong_conversion_matches_no_known_format(how: str) -> None:
     ("size", "how", "known"), [(16, np.rint, True), (16, np.trunc, False), (24, np.rint, False)]
 )
 def test_sub_block_scales_are_recognised(size: int, how: Callable[[F64], F64], known: bool) -> None:
-    """An engine that converts 16 at a time is more exact than llama.cpp, and was accused."""
+    """An engine that converts 16 numbers at a time is more exact than llama.cpp. An earlier version
+    accused it."""
     x = normal(20, 96)
     blocks = x.reshape(20, -1, size)
     scales = np.abs(blocks).max(axis=-1, keepdims=True) / np.float32(127)
@@ -89,7 +90,7 @@ def test_sub_block_scales_are_recognised(size: int, how: Callable[[F64], F64], k
 
 @pytest.mark.parametrize("variant", [X86, GENERIC])
 def test_q8_0_blocks_are_recognised_for_any_weights(variant: str) -> None:
-    """An engine without Q8_K, which uses Q8_0 also for Q4_K, was accused."""
+    """An earlier version accused an engine without Q8_K, which uses Q8_0 for Q4_K too."""
     x = normal(200, 256)
     assert is_known(x, Q8_0Activations.convert(x, variant).values)
 
@@ -102,7 +103,7 @@ HALF_WAY: dict[str, Callable[[F64], F64]] = {
 
 
 @pytest.mark.parametrize("how", HALF_WAY)
-def test_languages_differ_in_rounding_midpoints(how: str) -> None:
+def test_both_ways_to_round_midpoints_are_recognised(how: str) -> None:
     x = np.arange(-64, 64, dtype=np.float32)[None] + np.float32(0.5)
     x[:, ::32] = 127  # so that every scale is 1
     assert is_known(x, HALF_WAY[how](x.astype(np.float64)))
@@ -125,7 +126,8 @@ def test_last_block_may_be_shorter() -> None:
 
 
 def test_only_activations_that_meet_blocks_are_converted() -> None:
-    """Activations of F32 and half precision are llama.cpp's, or unconverted."""
+    """Activations beside F32 and half-precision weights are converted as in llama.cpp, or not at
+    all."""
     x = normal(3, 256)
     build = next(builds(Build(lanes=16)))
     for quant in ("F32", "F16", "BF16"):

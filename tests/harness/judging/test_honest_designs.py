@@ -1,6 +1,6 @@
-"""Formulas of honest engines with other designs are known, and wrong ones are found.
+"""The formulas of honest engines with other designs are known, and wrong formulas are found.
 
-Whole engines of these designs: tests/differential/test_designs.py.
+Tests of whole engines with these designs: tests/differential/test_designs.py.
 """
 
 from functools import partial
@@ -56,7 +56,7 @@ def rotated_with(ops: Mirror, x: F32, params: RopeParams, positions: I32 = POSIT
 
 @pytest.mark.parametrize("way", WAYS)
 @ropes
-def test_angle_designs_are_honest_up_to_positions_of_tens_of_thousands(
+def test_angle_designs_are_honest_at_positions_of_tens_of_thousands(
     way: type[Mirror], params: RopeParams
 ) -> None:
     x = normal(1, len(POSITIONS), 4, params.n_rot)
@@ -68,7 +68,7 @@ def test_angle_designs_are_honest_up_to_positions_of_tens_of_thousands(
 
 @ropes
 def test_tiny_elements_do_not_hide_the_frequency(params: RopeParams) -> None:
-    """The bound of such elements is far below the roundings of their large neighbours."""
+    """The bound of such elements is far smaller than the roundings of their large neighbours."""
     x = normal(1, len(POSITIONS), 4, params.n_rot)
     x[:, ::2, 1::2] = 0
     assert turns_well(rotated_with(InverseFrequency(), x, params), x, params)
@@ -84,7 +84,7 @@ def test_nan_angle_has_no_other_design() -> None:
 
 
 @pytest.mark.parametrize("width", [64, 1000, 4096])
-def test_norm_may_sum_its_squares_in_float32(width: int) -> None:
+def test_norm_that_sums_its_squares_in_float32_is_honest(width: int) -> None:
     x, weight = normal(2, 20, width), normal(3, width)
     x[:10] = np.linspace(0.5, 4, 10)[:, None]  # rows of one value, where every rounding adds up
     shown, truth = OneByOne().rms_norm(x, weight, 1e-5), carry_bound(OPS.rms_norm(x, weight, 1e-5))
@@ -95,7 +95,7 @@ def test_norm_may_sum_its_squares_in_float32(width: int) -> None:
 
 
 @pytest.mark.parametrize("cells", [300, 4096, 30000])
-def test_softmax_may_sum_its_powers_in_float32(cells: int) -> None:
+def test_softmax_that_sums_in_float32_is_honest(cells: int) -> None:
     x = normal(2, 2, 6, cells)
     x[:, 3:] /= 100  # next to even: every addition rounds the same way
     shown = OneByOne().soft_max(x, 0.125, None)
@@ -111,7 +111,7 @@ def test_softmax_may_sum_its_powers_in_float32(cells: int) -> None:
 
 @pytest.mark.parametrize("way", [ByTanh, ByExp2])
 @pytest.mark.parametrize("size", [1, 8, 40])
-def test_gate_may_be_computed_by_another_formula(way: type[Mirror], size: int) -> None:
+def test_gate_computed_by_another_formula_is_honest(way: type[Mirror], size: int) -> None:
     gate, up = normal(4, 100, 64) * np.float32(size), normal(5, 100, 64)
     shown, truth = way().swiglu(gate, up), carry_bound(OPS.swiglu(gate, up))
     others = swiglu_ways(gate, up)

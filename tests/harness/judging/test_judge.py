@@ -1,4 +1,4 @@
-"""Judgement of one op: no honest engine is blamed, and one wrong element is located."""
+"""The judgement of one op: it blames no honest engine, and locates a single wrong element."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def test_smallest_visible_scale_error_is_four_bounds_of_the_best_element() -> No
     ],
 )
 def test_wholly_wrong_tokens_and_heads_are_recognised(wrong: Any, alone: Any) -> None:
-    """The finding names axes: 16 tokens and 3 heads."""
+    """The finding names the axes of 16 tokens and 3 heads."""
     truth = np.zeros((16, 3, 4), np.float32)
     shown = truth.copy()
     shown[(*wrong, 1)] = 1
@@ -59,7 +59,7 @@ TWOS = np.full(4, 2.0, np.float32)
     ],
     ids=["norm", "product", "gate"],
 )
-def test_nan_gives_nan_and_a_possible_overflow_has_no_limit(compute: Any, shown: float) -> None:
+def test_nan_input_gives_nan_and_possible_overflow_has_no_limit(compute: Any, shown: float) -> None:
     truth = compute(OPS)
     wrong = truth.copy()
     wrong[..., 1, 0] = shown
@@ -71,7 +71,8 @@ def test_nan_gives_nan_and_a_possible_overflow_has_no_limit(compute: Any, shown:
 
 
 def test_nan_in_a_hidden_cell_may_reach_the_sum() -> None:
-    """llama.cpp multiplies it by a weight of zero; an engine that skips the cell has a number."""
+    """llama.cpp multiplies the NaN by a weight of zero. An engine that skips the cell has a
+    number."""
     p = np.array([[[0.5, 0.5, 0.0], [0.0, 0.5, 0.5]]], np.float32)
     v = np.array([[[1.0]], [[2.0]], [[np.nan]]], np.float32)
     truth = carry_bound(OPS.kqv(p, v))
@@ -123,7 +124,7 @@ def test_missing_tensor_and_one_of_another_shape_are_mismatches() -> None:
     missing, short = found_of(TRUTH, None), found_of(TRUTH[:1], TRUTH)
     assert missing.mismatch is not None
     assert missing.mismatch.kind == "missing"
-    assert explain_finding(missing).endswith("missing, though the engine says that it shows it")
+    assert explain_finding(missing).endswith("missing, although the engine offers this tensor")
     assert short.mismatch is not None
     assert (short.mismatch.kind, short.at_fault) == ("shape", "oracle")
 
@@ -163,7 +164,7 @@ def test_nan_bound_allows_only_nan_and_infinity() -> None:
     np.testing.assert_array_equal(held, [1.0, 7.0, np.inf, 5.0, 2.0])
 
 
-def test_engine_without_hidden_cells_may_have_numbers_for_nan() -> None:
+def test_engine_that_skips_hidden_cells_may_have_numbers_for_nan() -> None:
     scores = np.array([[1.0, np.inf], [1.0, np.nan]], np.float32)
     mask = np.array([[0.0, -np.inf], [0.0, 0.0]], np.float32)
     found = expected("SOFT_MAX", scores, scores, mask, held=params(1.0, 0.0))

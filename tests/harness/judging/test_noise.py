@@ -1,4 +1,4 @@
-"""The noise floor: seeded, larger with more roundings, and above every honest run."""
+"""The noise floor is seeded, grows with the number of roundings, and exceeds every honest run."""
 
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,8 @@ def test_seed_decides_the_noise(folder: Path) -> None:
 
 
 def test_noise_grows_if_activations_are_converted(folder: Path) -> None:
-    """The same shapes and nearly the same weights: only the conversion is added."""
+    """The two models have the same shapes and nearly the same weights. They differ only in the
+    conversion."""
     from tests.models import written
 
     shape: dict[str, Any] = {"seed": 3, "n_layer": 2, "n_embd": 64, "n_ff": 96}
@@ -58,12 +59,12 @@ def test_noise_grows_if_activations_are_converted(folder: Path) -> None:
 
 
 def summed(products: F32) -> F32:
-    """Return one float32 addition after the other."""
+    """Return the sums, added one term after the other in float32."""
     return np.cumsum(products, axis=-1, dtype=np.float32)[..., -1]
 
 
 class Float32(Mirror):
-    """An honest engine whose every operation is rounded to float32."""
+    """An honest engine that rounds every operation to float32."""
 
     def linear(self, x: F32, weight: Weight) -> F32:
         acts = self.activations(x, weight).astype(np.float32)
@@ -95,8 +96,8 @@ class Float32(Mirror):
 
 
 class Unlucky(BoundedOps):
-    """An engine in which each op errs by a random share of its bound, and each conversion tips one
-    rounding."""
+    """An engine in which each op is off by a random share of its bound, and each conversion rounds
+    one number the other way."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(EXACT.n_threads, EXACT.n_ctx, lanes=LANES)
@@ -136,7 +137,7 @@ def test_noise_covers_an_engine_at_its_limits(name: str, seed: int, folder: Path
 
 
 class Louder(Float32):
-    """An engine whose feed-forward is too large by a share."""
+    """An engine whose feed-forward output is too large by a share."""
 
     def __init__(self, share: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Formats of few bits, held against lists of all their numbers."""
+"""Formats of few bits, compared with lists of all their numbers."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,8 @@ from lockstep.harness.judging.small_floats import in_e4m3, in_e5m2, in_mxfp4, in
 
 
 def numbers(exponent_bits: int, bits: int, largest: float) -> NDArray[np.float64]:
-    """Return all non-negative numbers of a float with so many bits, by their codes."""
+    """Return all non-negative numbers of a float format with these sizes, in order of their
+    codes."""
     bias = (1 << (exponent_bits - 1)) - 1
     codes = np.arange(1 << (exponent_bits + bits))
     exponents, fractions = codes >> bits, (codes & ((1 << bits) - 1)) / (1 << bits)
@@ -21,7 +22,7 @@ def numbers(exponent_bits: int, bits: int, largest: float) -> NDArray[np.float64
 @pytest.mark.parametrize(
     ("convert", "shape"), [(in_e4m3, (4, 3, 448.0)), (in_e5m2, (5, 2, 57344.0))]
 )
-def test_float8_takes_the_nearest_of_all_its_numbers(
+def test_float8_rounds_to_the_nearest_of_all_its_numbers(
     convert: object, shape: tuple[int, int, float]
 ) -> None:
     assert callable(convert)
@@ -49,7 +50,7 @@ def test_fp4_blocks_share_a_scale() -> None:
     assert in_mxfp4(np.zeros((0, 32), np.float32)).shape == (0, 32)
 
 
-def test_designs_change_only_their_part() -> None:
+def test_each_design_changes_only_its_own_part() -> None:
     for part, designs in DESIGNS.items():
         assert all(design.names and design.names <= part for design in designs)
     for parts in designs_throughout():

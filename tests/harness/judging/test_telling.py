@@ -1,4 +1,5 @@
-"""Agreements of an engine that computes nothing: constants, and NaN for everything."""
+"""Agreement with an engine that computes nothing proves nothing: constants, and NaN for
+everything."""
 
 import numpy as np
 
@@ -29,7 +30,7 @@ def test_equal_rows_are_uninformative_unless_required() -> None:
     assert why_nothing_is_told(rows, rows, 1e-6, "logit", rows_differ=False) is None
 
 
-def test_nan_of_either_engine_is_uninformative() -> None:
+def test_row_with_nan_in_either_engine_is_uninformative() -> None:
     nan = np.full_like(RANDOM, np.nan)
     assert why(RANDOM, nan) is Why.EMPTY_ROWS
     assert why(nan, RANDOM) is Why.EMPTY_ROWS
@@ -38,7 +39,7 @@ def test_nan_of_either_engine_is_uninformative() -> None:
     assert why(one) is Why.EMPTY_ROWS
 
 
-def test_mostly_nan_columns_are_uninformative_and_a_few_are_skipped() -> None:
+def test_columns_of_mostly_nan_are_uninformative() -> None:
     some = RANDOM.copy()
     some[:, :2] = np.inf
     assert why(some) is None

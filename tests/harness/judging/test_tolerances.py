@@ -1,7 +1,7 @@
 """Limits: each covers every honest float32 computation, and none covers a small fault.
 
-An honest way is simulated in float32, in several orders of addition. "Small" is a relative error of
-1e-5: a limit that catches nothing is no limit.
+Honest computations are simulated in float32, with several orders of addition. A small fault is a
+relative error of 1e-5. A limit that never fails would be useless.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,7 @@ def product(
     run: int,
     nonzero: NDArray[Any] | None = None,
 ) -> Bound:
-    """Return the bound of a sum of so many products."""
+    """Return the bound of a sum with this number of products."""
     wide = out.astype(np.float64)
     build = Build(lanes=lanes)
     return limit_overflow(products.summed_products(wide, size, terms, build, run, nonzero))[1]
@@ -62,8 +62,8 @@ def scaled(truth: NDArray[np.float64]) -> F32:
 
 
 def near_alone(found: tuple[F32, Bound], honest: F32, *others: F32) -> bool:
-    """Return True if the limit covers an honest result, and neither a small fault nor the
-    others."""
+    """Return True if the limit covers an honest result, but neither a small fault nor the other
+    results."""
     truth, bound = found[0].astype(np.float64), found[1]
     return covers(bound, truth, honest) and not any(
         covers(bound, truth, wrong) for wrong in (scaled(truth), *others)
@@ -91,7 +91,8 @@ def pairwise(products: F32, lanes: int) -> F32:
 
 
 def in_vectors(products: F32, lanes: int) -> F32:
-    """Add up as ggml's vector code: four registers of lanes, a tree, then the rest in turn."""
+    """Add terms like ggml's vector code: in four registers of lanes, then in a tree, then the
+    remaining terms one by one."""
     step = 4 * lanes
     whole = products.shape[-1] // step * step
     parts = products[..., :whole].reshape(*products.shape[:-1], -1, step)
@@ -118,7 +119,9 @@ ORDERS: dict[str, tuple[Order, tuple[int, ...]]] = {
 )
 @slice_of_cases
 @given(SEEDS, SIZES)
-def test_a_product_covers_float32_sums(order: Order, lanes: int, seed: int, terms: int) -> None:
+def test_limit_of_a_product_covers_float32_sums(
+    order: Order, lanes: int, seed: int, terms: int
+) -> None:
     a, b = normal(seed, 6, terms), normal(seed + 1, 6, terms)
     wide = a.astype(np.float64) * b
     truth, honest = wide.sum(axis=-1), order(a * b, lanes)
@@ -148,7 +151,7 @@ def test_bound_of_a_sum_with_zeros_counts_only_the_other_terms(
 @pytest.mark.parametrize("lanes", [1, 4, 8, 16])
 @slice_of_cases
 @given(SEEDS)
-def test_a_product_of_64_terms_does_not_cover_a_small_fault(lanes: int, seed: int) -> None:
+def test_limit_of_a_product_of_64_terms_covers_no_small_fault(lanes: int, seed: int) -> None:
     a, b = normal(seed, 512, 64), normal(seed + 1, 512, 64)
     wide = a.astype(np.float64) * b
     truth = wide.sum(axis=-1)
@@ -157,7 +160,7 @@ def test_a_product_of_64_terms_does_not_cover_a_small_fault(lanes: int, seed: in
 
 
 def blocks_of_integers(seed: int, n: int) -> tuple[NDArray[np.int64], F32]:
-    """Return integer products of 6 rows of n blocks of 32, and the scale of each block."""
+    """Return the integer products of 6 rows with n blocks of 32, and the scale of each block."""
     draw = np.random.default_rng(seed)
     whole = draw.integers(-127, 128, (6, n, 32)) * draw.integers(-127, 128, (6, n, 32))
     return whole, draw.uniform(1e-4, 1e-2, (6, n)).astype(np.float16).astype(np.float32) ** 2
@@ -166,7 +169,7 @@ def blocks_of_integers(seed: int, n: int) -> tuple[NDArray[np.int64], F32]:
 @pytest.mark.parametrize("lanes", [1, 8, 16])
 @slice_of_cases
 @given(SEEDS, st.integers(1, 24))
-def test_a_product_of_blocks_covers_float32_sums_and_no_small_fault(
+def test_limit_of_a_block_product_covers_float32_and_no_small_fault(
     lanes: int, seed: int, n: int
 ) -> None:
     whole, scale = blocks_of_integers(seed, n)
@@ -192,7 +195,7 @@ def test_roundings_are_counted_along_the_longest_path() -> None:
 
 @slice_of_cases
 @given(SEEDS, SIZES)
-def test_rms_norm_covers_float32_and_no_small_fault(seed: int, width: int) -> None:
+def test_limit_of_rms_norm_covers_float32_and_no_small_fault(seed: int, width: int) -> None:
     x, weight, eps = normal(seed, 8, width), normal(seed + 1, width), 1e-5
     mean = (x * x).astype(np.float64).mean(axis=-1, keepdims=True).astype(np.float32)
     honest = x * (np.float32(1) / np.sqrt(mean + np.float32(eps))) * weight
@@ -205,7 +208,7 @@ def test_rms_norm_covers_float32_and_no_small_fault(seed: int, width: int) -> No
 
 @slice_of_cases
 @given(SEEDS, st.integers(0, 500))
-def test_rope_covers_float32_and_no_small_fault(seed: int, position: int) -> None:
+def test_limit_of_rope_covers_float32_and_no_small_fault(seed: int, position: int) -> None:
     x = normal(seed, 1, 16, 32)
     angle = (position * 10000.0 ** (-np.arange(16) / 16)).astype(np.float32)
 
@@ -221,7 +224,7 @@ def test_rope_covers_float32_and_no_small_fault(seed: int, position: int) -> Non
     assert near_alone(turned(wide), honest, turned(wide + FAULT)[0])
 
 
-def test_unrotated_element_may_not_move_by_one_bit() -> None:
+def test_unrotated_element_must_be_exact_to_the_bit() -> None:
     x, positions = normal(1, 3, 2, 8), np.arange(3, dtype=np.int32)
     params = rotation.RopeParams(4, 100.0, 1.0, None, halves=True)
     _, bound = value_and_bound(
@@ -234,7 +237,7 @@ def test_unrotated_element_may_not_move_by_one_bit() -> None:
 @pytest.mark.parametrize("order", [one_by_one, pairwise, in_vectors])
 @slice_of_cases
 @given(SEEDS, st.integers(2, 64), st.floats(0.05, 4))
-def test_soft_max_covers_float32_and_no_small_fault(
+def test_limit_of_soft_max_covers_float32_and_no_small_fault(
     order: Order, seed: int, n: int, scale: float
 ) -> None:
     x = normal(seed, 5, 6, n) * np.float32(4)
@@ -250,7 +253,7 @@ def test_soft_max_covers_float32_and_no_small_fault(
 
 @slice_of_cases
 @given(SEEDS)
-def test_swiglu_covers_float32_and_no_small_fault(seed: int) -> None:
+def test_limit_of_swiglu_covers_float32_and_no_small_fault(seed: int) -> None:
     gate, up = normal(seed, 8, 64) * np.float32(8), normal(seed + 1, 8, 64)
     honest = gate / (np.float32(1) + np.exp(-gate)) * up
     assert near_alone(value_and_bound(gates.swiglu, gate, up, build=GGML), honest)
@@ -259,7 +262,9 @@ def test_swiglu_covers_float32_and_no_small_fault(seed: int) -> None:
 @pytest.mark.parametrize("order", [one_by_one, backwards, pairwise])
 @slice_of_cases
 @given(SEEDS, st.integers(2, 8))
-def test_normalise_covers_float32_and_no_small_fault(order: Order, seed: int, n: int) -> None:
+def test_limit_of_normalise_covers_float32_and_no_small_fault(
+    order: Order, seed: int, n: int
+) -> None:
     weights = np.random.default_rng(seed).uniform(0.01, 1, (16, n)).astype(np.float32)
     found = value_and_bound(experts.normalise, weights, build=GGML)
     assert near_alone(found, weights / order(weights, 1)[..., None])
@@ -268,7 +273,7 @@ def test_normalise_covers_float32_and_no_small_fault(order: Order, seed: int, n:
 @pytest.mark.parametrize("order", [one_by_one, backwards, pairwise])
 @slice_of_cases
 @given(SEEDS, st.integers(3, 8))
-def test_a_sum_of_experts_covers_any_order_and_no_small_fault(
+def test_limit_of_expert_sums_covers_any_order_and_no_small_fault(
     order: Order, seed: int, n: int
 ) -> None:
     x = normal(seed, 8, n, 64)
@@ -279,9 +284,7 @@ def test_a_sum_of_experts_covers_any_order_and_no_small_fault(
 
 @slice_of_cases
 @given(SEEDS, st.floats(0.1, 60))
-def test_swiglu_by_other_formulas_covers_float32_and_no_small_fault(
-    seed: int, spread: float
-) -> None:
+def test_limit_of_other_swiglu_formulas_covers_float32(seed: int, spread: float) -> None:
     gate, up = normal(seed, 8, 64) * np.float32(spread), normal(seed + 1, 8, 64)
     half = np.float32(0.5)
     by_tanh = gate * (half + half * np.tanh(half * gate)) * up
@@ -291,7 +294,7 @@ def test_swiglu_by_other_formulas_covers_float32_and_no_small_fault(
         assert near_alone(value_and_bound(way, gate, up, build=ANY_ORDER), honest)
 
 
-def test_a_copy_may_not_move_by_one_bit() -> None:
+def test_copied_element_must_be_exact_to_the_bit() -> None:
     x = normal(0, 64)
     assert mismatch_between(x, np.nextafter(x, np.float32(9)), tolerances.EXACT.allowed)
 

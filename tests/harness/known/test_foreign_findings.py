@@ -1,4 +1,5 @@
-"""Known divergences of foreign engines: well formed, shown by a file, excused for them alone."""
+"""Known divergences of foreign engines are well formed, have a file that shows them, and excuse
+only their own engine."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +36,7 @@ def verdict(suite: str, symptom: str = "value", **detail: object) -> Verdict:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """Return a model with the tensor that a finding is about."""
+    """Return a model with the tensor that the finding is about."""
     write_case(ROPE, tmp_path / "rope.gguf")
     return tmp_path / "rope.gguf"
 
@@ -70,7 +71,7 @@ def test_finding_has_a_small_file_that_shows_it(finding: Finding, tmp_path: Path
     assert path.stat().st_size < 2 << 20
 
 
-def test_known_finding_is_excused_for_that_engine_and_version_alone(model: Path) -> None:
+def test_finding_is_excused_only_for_its_engine_and_version(model: Path) -> None:
     said = verdict("logits")
     excused = excused_if_foreign(said, "tinygrad", "tinygrad 0.14.0", model)
     assert excused.status == "excused"
@@ -113,7 +114,7 @@ def test_every_difference_of_a_verdict_must_be_known(model: Path) -> None:
     assert after(latin, total=2) == "diverged"  # the second was not told
 
 
-def test_limit_keeps_larger_errors_from_being_excused(tmp_path: Path) -> None:
+def test_error_larger_than_the_findings_limit_is_not_excused(tmp_path: Path) -> None:
     finding = finding_named("mlx-half-precision")
     write_case(finding, tmp_path / "case.gguf")
 
@@ -181,14 +182,14 @@ def test_missing_folder_is_named_before_anything_is_written(
     with pytest.raises(SystemExit) as end:
         app(["finding", LATIN.id, "-o", str(tmp_path / "no" / "case.gguf")])
     assert end.value.code == 2
-    assert f"{tmp_path / 'no'} is no folder" in capsys.readouterr().err
+    assert f"{tmp_path / 'no'} is not a folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("kinds", "status"),
     [(["BOS"], "excused"), (["BOS", "TOKENS"], "diverged"), (["CUT"], "diverged")],
 )
-def test_only_a_missing_bos_is_excused_as_one(
+def test_finding_of_a_missing_bos_excuses_no_other_difference(
     kinds: list[str], status: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "case.gguf"
@@ -233,7 +234,7 @@ def test_gemma_3_with_256_wide_heads_is_not_excused_for_its_scale(tmp_path: Path
     assert excused_if_foreign(said, "transformers", "transformers 5.23.0", usual) is said
 
 
-def test_known_default_is_not_excused_if_the_file_contradicts_it(tmp_path: Path) -> None:
+def test_finding_about_a_default_needs_a_file_without_the_key(tmp_path: Path) -> None:
     finding, path = finding_named("mistralrs-no-bos"), tmp_path / "case.gguf"
     write_case(finding, path)
     with GgufFile.open(path) as file:

@@ -1,4 +1,4 @@
-"""The list of known divergences is well formed; tests/differential checks its truth."""
+"""The list of known divergences is well formed. tests/differential checks that it is true."""
 
 from pathlib import Path
 
@@ -73,7 +73,7 @@ def test_finding_of_an_oracle_is_printed_and_has_no_run() -> None:
     assert CliRunner().invoke(app, ["finding", name, "--run"]).exit_code == 2
 
 
-def test_known_original_needs_its_config_and_its_place() -> None:
+def test_known_original_applies_only_to_its_config_and_place() -> None:
     known = next(each for each in known_of_originals() if each.below_context)
     config = {"rope_type": "longrope", "n_ctx_original": 64}
     assert known.explains("phi3", config, 512, "kqv_out")

@@ -1,4 +1,5 @@
-"""Mistakes in one part: unnamed methods are unchanged, and named ones are called."""
+"""Engines with a mistake in one part: their other methods stay unchanged, and the wrong method is
+called."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from tests.models import builtin
 
 
 class Nothing(Mistake):
-    """An engine that replaces every replaceable method by an equal one."""
+    """An engine that replaces every method that can be replaced, by an equal method."""
 
     def rope(self, right: Op, *args: Any) -> F32:
         return right(*args)
@@ -63,7 +64,7 @@ def test_engine_with_equal_parts_gives_the_same_bits(f32: Path) -> None:
 
 
 def test_replaced_store_receives_the_writes(f32: Path) -> None:
-    """The memories may be made later."""
+    """The memory may be created later than the replacement."""
     own, right = logits(Zeros(f32, EXACT)), logits(Reference(f32, EXACT))
     assert not np.allclose(own, right)
     assert np.array_equal(own, logits(Zeros(f32, EXACT)))

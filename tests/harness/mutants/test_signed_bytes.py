@@ -1,5 +1,5 @@
-"""Engines of languages with signed bytes: a shift keeps the sign, and `& 15` was forgotten. Held
-against loops that are written as such engines write them."""
+"""Engines of languages with signed bytes, in which a shift keeps the sign and `& 15` was forgotten.
+They are compared with loops in the style of such languages."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ Signed = dict[str, list[int]]
 
 
 def signed(block: Block) -> Signed:
-    """Return bytes as Java reads them."""
+    """Return the bytes as Java reads them."""
     return {
         name: np.atleast_1d(block[name]).view(np.int8).tolist()
         for name in block.dtype.names
@@ -62,7 +62,7 @@ def q6_k(block: Block) -> list[float]:
 
 
 def blocks(kind: str) -> NDArray[Any]:
-    """Return random bytes, with power-of-two scales for which float32 is exact."""
+    """Return random bytes with scales that are powers of two, for which float32 is exact."""
     layout = WeightFormat.member(kind).layout
     rng = np.random.default_rng(7)
     made = rng.integers(0, 256, 6 * layout.itemsize, dtype=np.uint8).view(layout)
@@ -83,7 +83,7 @@ def blocks(kind: str) -> NDArray[Any]:
         (WRONG["mutant:q6-k-high-nibbles-sign-extended"], q6_k),
     ],
 )
-def test_wrong_engine_reads_as_a_signed_byte_loop_does(
+def test_wrong_engine_reads_like_a_loop_with_signed_bytes(
     mutant: type[WrongFormat], loop: Any
 ) -> None:
     raw = blocks(mutant.kind)

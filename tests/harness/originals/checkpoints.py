@@ -1,4 +1,4 @@
-"""Small random checkpoints of Hugging Face, with every kind of file that the comparison reads."""
+"""Small random Hugging Face checkpoints, with every kind of file that the comparison reads."""
 
 import json
 import struct
@@ -165,7 +165,7 @@ def shapes_of_bert() -> dict[str, tuple[int, ...]]:
 
 
 def draw(arch: str, kind: str, seed: int = 0) -> dict[str, F32]:
-    """Return the values of a checkpoint, as numbers of the type that it stores."""
+    """Return random values for a checkpoint, rounded to the type in which it stores them."""
     rng = np.random.default_rng(seed)
     found = {}
     for name, shape in shapes_of(arch).items():
@@ -175,7 +175,7 @@ def draw(arch: str, kind: str, seed: int = 0) -> dict[str, F32]:
 
 
 def stored(values: F32, kind: str) -> tuple[bytes, F32]:
-    """Return the bytes of values in a type of safetensors, and their decoded values."""
+    """Return the bytes of values in a safetensors type, and the decoded values."""
     if kind == "F32":
         return values.astype("<f4").tobytes(), values
     if kind == "F16":
@@ -262,7 +262,8 @@ def write_checkpoint(folder: Path, arch: str, kind: str = "BF16") -> dict[str, F
 
 
 def write_pipeline(folder: Path, pooling: str, length: int, prompts: Mapping[str, str]) -> None:
-    """Write what sentence-transformers writes beside a model: pooling, a norm, prompts."""
+    """Write the files that sentence-transformers writes next to a model: pooling, a norm,
+    prompts."""
     kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
     modules = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}

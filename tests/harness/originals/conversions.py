@@ -1,7 +1,8 @@
-"""A converter of the tests' own: checkpoints of `checkpoints.py` into GGUF files, and damage.
+"""A separate converter for the tests: it converts checkpoints of `checkpoints.py` into GGUF files,
+and damages them.
 
 It shares nothing with the tables that it tests. `Conversion` is the file before it is written, so a
-wrong conversion is a change of its keys and arrays.
+wrong conversion changes its keys and arrays.
 """
 
 from collections.abc import Callable
@@ -21,7 +22,8 @@ CONTROL, USER_DEFINED, UNUSED, NORMAL = 3, 4, 5, 1
 
 @dataclass
 class Conversion:
-    """Keys with types; tensors as float32 with the type to store. raw: bytes instead."""
+    """Keys with their types, and tensors as float32 with the type to store. `raw` holds bytes that
+    replace a tensor's values."""
 
     arch: str
     keys: dict[str, tuple[str, Any]]
@@ -42,7 +44,7 @@ class Conversion:
         return f"{self.arch}.{name}"
 
     def set(self, name: str, value: Any) -> None:
-        """Change the value of a key, not its type."""
+        """Change the value of a key, but not its type."""
         key = name if name in self.keys else self.key(name)
         self.keys[key] = (self.keys[key][0], value)
 
@@ -57,7 +59,7 @@ class Conversion:
         tensors[first], tensors[second] = tensors[second], tensors[first]
 
     def edit(self, name: str, index: int, value: Any) -> None:
-        """Change one element of an array under a key of the tokenizer."""
+        """Change one element of an array under a tokenizer key."""
         kind, values = self.keys[f"tokenizer.ggml.{name}"]
         values = list(values)
         values[index] = value
@@ -65,13 +67,13 @@ class Conversion:
 
 
 def pairs(rows: F32, heads: int) -> F32:
-    """Put the two halves of each head's rows beside each other."""
+    """Interleave the two halves of each head's rows."""
     split = rows.reshape(heads, 2, -1, *rows.shape[1:])
     return np.ascontiguousarray(split.swapaxes(1, 2).reshape(rows.shape))
 
 
 def convert(arch: str, values: dict[str, F32], kind: str = "F32") -> Conversion:
-    """Return the honest conversion. kind: the type of the matrices."""
+    """Return the honest conversion. `kind` is the type of the matrices."""
     made = NAMES[arch](values)
     kinds = {name: kind if a.ndim > 1 else "F32" for name, a in made.items()}
     return Conversion(arch, {**keys_of(arch), **tokenizer_of(arch)}, made, kinds, {})

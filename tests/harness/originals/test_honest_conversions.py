@@ -1,4 +1,4 @@
-"""Honest conversions pass: of every architecture, type and layout of the file."""
+"""Honest conversions pass, for every architecture, type and layout of the file."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ def differences(found: OriginalComparison) -> list[Any]:
 
 
 @pytest.mark.parametrize("arch", [row.name for row in ARCHITECTURES])
-def test_every_architecture_is_the_same(arch: str, tmp_path: Path) -> None:
+def test_conversion_of_every_architecture_passes(arch: str, tmp_path: Path) -> None:
     values = ck.write_checkpoint(tmp_path, arch)
     found = compare(tmp_path, convert(arch, values))
     assert differences(found) == []
@@ -32,12 +32,12 @@ def test_every_architecture_is_the_same(arch: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ENCODERS)
 @pytest.mark.parametrize("stored", ["F32", "F16", "BF16"])
-def test_every_type_is_the_same(kind: str, stored: str, tmp_path: Path) -> None:
+def test_conversion_to_every_type_passes(kind: str, stored: str, tmp_path: Path) -> None:
     values = ck.write_checkpoint(tmp_path, "llama", stored)
     assert differences(compare(tmp_path, convert("llama", values, kind))) == []
 
 
-def test_quantised_by_way_of_f16_is_the_same(tmp_path: Path) -> None:
+def test_quantisation_by_way_of_f16_passes(tmp_path: Path) -> None:
     values = ck.write_checkpoint(tmp_path, "llama", "F32")
     halves = {name: a.astype(np.float16).astype(np.float32) for name, a in values.items()}
     for kind in ("Q8_0", "Q4_0"):
@@ -47,7 +47,7 @@ def test_quantised_by_way_of_f16_is_the_same(tmp_path: Path) -> None:
         assert differences(compare(tmp_path, made)) == differences(found) == []
 
 
-def test_order_and_names_do_not_matter(tmp_path: Path) -> None:
+def test_order_of_tensors_and_the_model_name_do_not_matter(tmp_path: Path) -> None:
     values = ck.write_checkpoint(tmp_path, "qwen3")
     made = convert("qwen3", values)
     made.tensors = dict(reversed(made.tensors.items()))
@@ -56,8 +56,8 @@ def test_order_and_names_do_not_matter(tmp_path: Path) -> None:
     assert compare(tmp_path, made).exit_code == 0
 
 
-def test_padding_of_rows_is_the_same(tmp_path: Path) -> None:
-    """Some converters cut the rows after the last token off, others add some."""
+def test_conversion_with_padded_rows_passes(tmp_path: Path) -> None:
+    """Some converters cut off the rows after the last token, and others add rows."""
     values = ck.write_checkpoint(tmp_path, "llama")
     for size in (270, 288):
         made = convert("llama", values)
@@ -74,7 +74,7 @@ def test_padding_of_rows_is_the_same(tmp_path: Path) -> None:
         assert differences(compare(tmp_path, made)) == []
 
 
-def test_split_file_is_the_same(tmp_path: Path) -> None:
+def test_split_file_passes(tmp_path: Path) -> None:
     values = ck.write_checkpoint(tmp_path, "gemma3")
     made = convert("gemma3", values)
     rows = [(n, a.shape[::-1], "F32", a) for n, a in made.tensors.items()]
@@ -96,14 +96,14 @@ def test_shards_are_one_checkpoint(tmp_path: Path) -> None:
     assert compare(tmp_path, convert("llama", values)).exit_code == 0
 
 
-def test_tied_head_may_be_stored(tmp_path: Path) -> None:
+def test_conversion_that_stores_a_tied_head_passes(tmp_path: Path) -> None:
     made = convert("qwen2", ck.write_checkpoint(tmp_path, "qwen2"))
     made.tensors["output.weight"] = made.tensors["token_embd.weight"]
     made.kinds["output.weight"] = "Q8_0"
     assert compare(tmp_path, made).exit_code == 0
 
 
-def test_norm_added_in_half_precision_is_the_same(tmp_path: Path) -> None:
+def test_norm_added_in_half_precision_passes(tmp_path: Path) -> None:
     values = ck.write_checkpoint(tmp_path, "gemma2", "F16")
     made = convert("gemma2", values)
     for name, array in made.tensors.items():

@@ -1,4 +1,4 @@
-"""Checkpoints whose tensors are rounded as a file stores them."""
+"""Checkpoints whose tensors are rounded as in a GGUF file."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from tests.harness.originals.conversions import convert
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16"])
-def test_checkpoint_is_rounded_as_the_file_is(kind: str, tmp_path: Path) -> None:
+def test_checkpoint_is_rounded_like_the_file(kind: str, tmp_path: Path) -> None:
     values = ck.write_checkpoint(tmp_path, "llama", "F32")
     model = convert("llama", values, kind).write(tmp_path / "made.gguf")
     checkpoint = OriginalCheckpoint(tmp_path)
@@ -33,7 +33,7 @@ def test_checkpoint_is_rounded_as_the_file_is(kind: str, tmp_path: Path) -> None
     assert not folder.exists()
 
 
-def test_checkpoint_of_the_same_types_is_its_own_folder(tmp_path: Path) -> None:
+def test_checkpoint_with_the_same_types_is_not_copied(tmp_path: Path) -> None:
     values = ck.write_checkpoint(tmp_path, "llama", "BF16")
     for kind in ("BF16", "F32"):
         with open_model(convert("llama", values, kind).write(tmp_path / "made.gguf")) as file:

@@ -1,4 +1,4 @@
-"""Vocabularies of tokenizer.model, read by the library that made it."""
+"""Vocabularies of tokenizer.model, read by SentencePiece's own library."""
 
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def places(folder: Path, made: Conversion) -> list[str]:
     return [each.place for part in found.parts for each in (*part.differences, *part.skipped)]
 
 
-def test_pieces_are_the_same(pieces: Conversion, tmp_path: Path) -> None:
+def test_honest_conversion_of_pieces_passes(pieces: Conversion, tmp_path: Path) -> None:
     assert places(tmp_path, pieces) == []
 
 

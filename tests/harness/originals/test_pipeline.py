@@ -1,4 +1,4 @@
-"""Ways from a text to an embedding: the checkpoint's, and deviations from it."""
+"""Steps from a text to an embedding: the checkpoint's own steps, and deviations from them."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ from tests.harness.originals import checkpoints as ck
 RIGHT = Pipeline(prompt="q: ", prompts=("q: ",), length=6, pooling="mean", normalised=True)
 
 
-def test_checkpoint_says_what_is_done(tmp_path: Path) -> None:
+def test_pipeline_is_read_from_the_checkpoint(tmp_path: Path) -> None:
     ck.write_checkpoint(tmp_path, "bert")
     assert pipeline_of(OriginalCheckpoint(tmp_path), 128, "") is None
     ck.write_pipeline(tmp_path, pooling="cls", length=6, prompts={"query": "q: ", "none": ""})
@@ -36,7 +36,7 @@ def test_checkpoint_says_what_is_done(tmp_path: Path) -> None:
         pipeline_of(checkpoint, 128, "document")
 
 
-def test_variants_begin_with_the_right_one() -> None:
+def test_variants_begin_with_the_right_pipeline() -> None:
     made = list(variants(RIGHT, 128))
     assert made[0] == ([], RIGHT)
     assert [len(traits) for traits, _ in made] == sorted(len(traits) for traits, _ in made)
@@ -45,13 +45,13 @@ def test_variants_begin_with_the_right_one() -> None:
     }
 
 
-def test_cut_text_keeps_what_is_behind_every_text() -> None:
+def test_truncated_text_keeps_the_ids_after_every_text() -> None:
     assert cut([1, 5, 6, 7, 2], 1, 4) == [1, 5, 6, 2]
     assert cut([1, 5, 6, 7, 8], 0, 4) == [1, 5, 6, 7]
     assert cut([1, 5, 2], 1, 4) == [1, 5, 2]
 
 
-def test_pooling_and_norm_are_those_of_their_names() -> None:
+def test_pooling_and_norm_compute_what_their_names_say() -> None:
     rows = np.array([[3, 4], [1, 0], [2, 2]], np.float32)
     for pooling, values in (("mean", [2, 2]), ("cls", [3, 4]), ("lasttoken", [2, 2])):
         made = Pipeline(length=9, pooling=pooling, normalised=False)
@@ -79,7 +79,7 @@ def test_line_without_text_or_numbers_is_refused(line: str, tmp_path: Path) -> N
         read_embeddings(path, 2)
 
 
-def test_file_has_some_lines_and_not_many(tmp_path: Path) -> None:
+def test_file_with_no_line_or_too_many_lines_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "made.jsonl"
     line = json.dumps({"text": "a", "embedding": [1, 2]}) + "\n"
     for n in (0, 65):

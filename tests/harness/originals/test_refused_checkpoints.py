@@ -1,4 +1,4 @@
-"""Checkpoints that cannot be read are one clear error; what no table knows is not compared."""
+"""Checkpoints that cannot be read give one clear error. Parts without a table are not compared."""
 
 import json
 from collections.abc import Callable
@@ -92,7 +92,7 @@ def test_two_names_of_a_tensor_are_refused(tmp_path: Path) -> None:
         compare_original(tmp_path, made)
 
 
-def test_file_of_another_architecture_differs(folder: Path, tmp_path: Path) -> None:
+def test_file_of_another_architecture_is_a_difference(folder: Path, tmp_path: Path) -> None:
     values = ck.draw("qwen2", "BF16")
     other = convert("qwen2", values).write(tmp_path / "other.gguf")
     found = compare_original(folder, other)

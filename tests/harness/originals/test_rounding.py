@@ -1,4 +1,4 @@
-"""Limits of types: honest codes pass, whatever quantiser made them, and wrong ones do not."""
+"""Limits of types: honest codes of any quantiser pass, and wrong codes do not."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def draw(rows: int = 8, seed: int = 1) -> np.ndarray:
 
 @pytest.mark.parametrize("weighed", [False, True])
 def test_clipped_weights_are_right_if_errors_are_weighed(weighed: bool) -> None:
-    """A quantiser that weighs errors gives up the largest weight for the others."""
+    """A quantiser that weighs errors clips the largest weight, to be more exact for the others."""
     want = draw()
     want[3, 40] = 40.0
     clipped = np.clip(want, -3, 3)
@@ -33,7 +33,7 @@ def test_codes_of_other_weights_are_wrong(weighed: bool) -> None:
 
 @pytest.mark.parametrize("name", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ2_XXS", "IQ4_XS"])
 def test_random_blocks_are_wrong_in_most_rows(name: str) -> None:
-    """A row of one block may go along with its weights by chance."""
+    """A row with a single block may fit its weights by chance."""
     kind = WeightFormat.member(name)
     want = np.random.default_rng(3).standard_normal((16, 256)).astype(np.float32)
     bits = np.random.default_rng(4).integers(0, 256, 16 * kind.layout.itemsize, np.uint8)
@@ -45,7 +45,7 @@ def test_random_blocks_are_wrong_in_most_rows(name: str) -> None:
     assert wrong.any(axis=1).sum() > 8
 
 
-def test_zeros_are_zeros() -> None:
+def test_zero_weights_must_be_stored_as_zeros() -> None:
     want = np.zeros((2, 64), np.float32)
     judged = judge_rows(Q4_0, want, np.frombuffer(encode_q4_0(want), np.uint8))
     assert not judged.wrong.any()
@@ -54,7 +54,7 @@ def test_zeros_are_zeros() -> None:
 
 
 @pytest.mark.parametrize(("name", "bits"), [("F16", np.uint16), ("BF16", np.uint16)])
-def test_next_number_is_wrong(name: str, bits: type[np.generic]) -> None:
+def test_neighbour_of_the_nearest_number_is_wrong(name: str, bits: type[np.generic]) -> None:
     kind, want = WeightFormat.member(name), draw()
     halves = want.astype(np.float16).view(bits) if name == "F16" else None
     raw = (want.view(np.uint32) + 0x8000 >> 16).astype(np.uint16) if halves is None else halves

@@ -1,8 +1,8 @@
-"""Wrong conversions: an honest file with one mistake, and the places that must be named.
+"""Wrong conversions of llama's keys and tensors: an honest file with one mistake, and the places
+that must be named.
 
-`test_wrong_conversions.py` asks for these places and no others. A row of `W`: a name, the
-architecture, the change, the places, the kind of difference if it is a certain one. Here: keys and
-tensors of llama.
+`test_wrong_conversions.py` requires exactly these places. A row of `W` has a name, the
+architecture, the change, the places, and the kind of difference if it is certain.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,8 @@ EMBD, HEAD = "token_embd.weight", "output.weight"
 
 @dataclass(frozen=True)
 class WrongConversion:
-    """A row. stored: the type of the checkpoint; kind: the type of the file's matrices."""
+    """A row of the table. `stored` is the type of the checkpoint, and `kind` is the type of the
+    file's matrices."""
 
     name: str
     arch: str
@@ -69,7 +70,8 @@ def flip_bit(c: Conversion, name: str) -> None:
 
 
 def change_block(c: Conversion, name: str, block: int, at: int, step: int) -> None:
-    """Add to one byte of a block of a quantised tensor. Byte 0: the lowest bits of the scale."""
+    """Add to one byte of a block of a quantised tensor. Byte 0 holds the lowest bits of the
+    scale."""
     kind = c.kinds[name]
     raw = bytearray(ENCODERS[kind](c.tensors[name]))
     place = {"Q8_0": 34, "Q4_0": 18}[kind] * block + at
@@ -78,7 +80,8 @@ def change_block(c: Conversion, name: str, block: int, at: int, step: int) -> No
 
 
 def cut_to(bits: int, smallest: int) -> Callable[[F32], F32]:
-    """Cut towards zero to so many bits. smallest: the exponent of the smallest normal number."""
+    """Return a function that cuts values towards zero to this number of bits. `smallest` is the
+    exponent of the smallest normal number."""
 
     def cut(values: F32) -> F32:
         exponents = np.maximum(np.frexp(values)[1] - 1, smallest) - bits

@@ -1,4 +1,4 @@
-"""A run survives its events: defects, deaths and changing files."""
+"""A run survives defects, deaths and changed files."""
 
 import json
 import os
@@ -97,7 +97,7 @@ def test_unnamed_signal_is_a_death_like_any_other(tmp_path: Path) -> None:
     assert f"was killed by signal {signal.SIGRTMIN + 3}" in result.verdicts[0].summary
 
 
-def test_defect_of_one_suite_is_a_verdict_and_the_others_run(
+def test_defect_in_one_suite_is_a_verdict_and_the_others_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(self: Dequant, context: Context) -> Iterator[Verdict]:
@@ -134,7 +134,9 @@ def test_changed_file_is_reported_and_not_a_divergence(
     assert "was deleted" in said.summary if what == "deleted" else "changed during" in said.summary
 
 
-def test_touched_file_is_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_with_only_a_new_time_counts_as_unchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("VANDAL", "touched")
     plan = plan_for(builtin("f32", tmp_path), engine=Vandal.name, suites=("tokens", "dequant"))
     result, _ = run_of([plan], tmp_path)
@@ -164,7 +166,7 @@ def test_parallel_works_report_in_order() -> None:
 def test_ended_process_leaves_nothing_in_the_temporary_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An interrupted bisection would leave a model of a gigabyte there."""
+    """An interrupted bisection would otherwise leave a model of a gigabyte there."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
 
@@ -222,7 +224,7 @@ def test_forbidden_kernel_compilation_is_a_configuration_error(tmp_path: Path) -
     ]
 
 
-def test_engine_death_under_bisect_is_one_line_and_incomplete(tmp_path: Path) -> None:
+def test_death_in_bisect_gives_one_line_and_is_incomplete(tmp_path: Path) -> None:
     path = builtin("f32", tmp_path)
     code = f"import {__name__}; from lockstep.harness.entry import main; main()"
     engines = ("--oracle", "reference", "--engine", DeadlyInRuns.name)

@@ -1,4 +1,5 @@
-"""A Dask cluster of two workers, of which one is killed: the verdicts are those of one process."""
+"""A Dask cluster of two workers, one of which is killed: its verdicts equal those of one
+process."""
 
 import json
 import os
@@ -43,7 +44,7 @@ WORKER = ("--no-nanny", "--nthreads", "1", "--memory-limit", "0", "--no-dashboar
 
 @dataclass
 class Nodes:
-    """A scheduler and workers, each a process."""
+    """A scheduler and workers, each in its own process."""
 
     folder: Path
     scheduler: "subprocess.Popen[bytes]"
@@ -105,7 +106,7 @@ def cluster(nodes: Nodes) -> Iterator[DaskCluster]:
 
 @contextmanager
 def killer_of(note: Path, is_time: Callable[[], bool]) -> Iterator[None]:
-    """Provide a function that kills the Dask worker in the note once the time has come."""
+    """Provide a function that kills the Dask worker in the note when `is_time` is true."""
     over: list[bool] = []
 
     def watch() -> None:
@@ -125,7 +126,7 @@ def killer_of(note: Path, is_time: Callable[[], bool]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Stumbles:
-    """A run whose worker is killed in the middle of its work."""
+    """A run whose worker is killed while it works."""
 
     executor: Executor
     note: Path
@@ -158,7 +159,7 @@ PLAN = FuzzPlan(
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Return the findings of one process."""
+    """Return the findings of an uninterrupted run in one process."""
     return found_by(None, tmp_path_factory.mktemp("alone"))
 
 
@@ -257,7 +258,7 @@ class Elsewhere:
         ({"files": ((__file__, 3),)}, "expected 3"),
     ],
 )
-def test_missing_requirement_of_a_machine_is_one_sentence(
+def test_missing_requirement_of_a_machine_gives_one_sentence(
     change: dict[str, Any], says: str
 ) -> None:
     needs = Needs.here([Path(__file__)])
@@ -271,7 +272,7 @@ def test_missing_dask_message_says_how_to_install(monkeypatch: pytest.MonkeyPatc
         executor_for(1, "tcp://127.0.0.1:1").__enter__()
 
 
-def test_missing_scheduler_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_scheduler_gives_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed", reason="no Dask: no address was tried")
     monkeypatch.setattr("lockstep.harness.parallel.cluster.CONNECT", 0.5)
     with pytest.raises(BadInput, match="no Dask scheduler answers there"):
@@ -279,8 +280,8 @@ def test_missing_scheduler_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_server_with_another_protocol_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scheduler's own page is such a server, on the port beside it: a client would wait for
-    ever."""
+    """The scheduler's own web page, on a neighbouring port, is such a server. A client would wait
+    for it for ever."""
     pytest.importorskip("distributed", reason="no Dask: no address was tried")
     monkeypatch.setattr("lockstep.harness.parallel.cluster.CONNECT", 0.5)
     with HTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as server:
@@ -295,7 +296,7 @@ def test_server_with_another_protocol_is_given_up(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("scheme", ["tls", "nonsense"])
-def test_unusable_scheme_is_one_sentence(scheme: str) -> None:
+def test_unusable_scheme_gives_one_sentence(scheme: str) -> None:
     pytest.importorskip("distributed", reason="no Dask: no address was tried")
     with pytest.raises(BadInput, match="no Dask scheduler answers there"):
         executor_for(1, f"{scheme}://127.0.0.1:1").__enter__()
@@ -322,10 +323,11 @@ def test_workers_use_the_llama_cpp_build_of_the_run(
 @pytest.mark.parametrize(
     ("name", "is_other"), [("known.toml", True), ("a.py", True), ("__pycache__/a.pyc", False)]
 )
-def test_other_known_divergences_are_another_version(
+def test_other_known_divergences_count_as_another_version(
     name: str, is_other: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lists excuse differences; files that each machine compiles anew do not count."""
+    """Lists of known divergences excuse differences, so they belong to the version. Files that each
+    machine compiles do not."""
     here = str(tmp_path / "harness" / "parallel" / "cluster_worker.py")
     monkeypatch.setattr("lockstep.harness.parallel.cluster_worker.__file__", here)
     found = []

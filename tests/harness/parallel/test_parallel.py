@@ -1,4 +1,4 @@
-"""The interface of processes and clusters: no message is lost or repeated."""
+"""The interface shared by processes and clusters: no message is lost or repeated."""
 
 import os
 from typing import Any
@@ -59,7 +59,7 @@ def die(part: int) -> str:
     return "unreachable"
 
 
-def test_death_may_be_a_result_and_is_an_error_otherwise() -> None:
+def test_death_is_an_error_unless_the_caller_makes_it_a_result() -> None:
     said = list(as_done(die, [3], Processes(1), died=lambda part, how: f"{part} {how}"))
     assert said == ["3 was killed by SIGKILL"]
     with pytest.raises(ChildProcessError, match="a process of the run was killed by SIGKILL"):

@@ -1,4 +1,4 @@
-"""Work in a fork gives the result of work on demand, whatever happens to the fork."""
+"""Work in a fork has the same result as work on demand, whatever happens to the fork."""
 
 import gc
 import os

@@ -1,4 +1,5 @@
-"""Freed arrays stay with the process: the next ones of that size cost no page faults."""
+"""Memory of freed arrays stays with the process, so that the next arrays of this size cause no page
+faults."""
 
 import subprocess
 import sys

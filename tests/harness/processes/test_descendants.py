@@ -1,4 +1,4 @@
-"""All descendants of an engine end with it, in any session, for any end of Lockstep."""
+"""All descendants of an engine end with it, in any session, and however Lockstep ends."""
 
 import os
 import shlex
@@ -79,8 +79,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def left_in(folder: Path) -> list[str]:
-    """Return the names of processes that still run, after a short wait for those that end by
-    themselves."""
+    """Return the names of processes that still run, after a short wait for those that are about to
+    end."""
     deadline = time.monotonic() + 10
     while True:
         left = [path.read_text() for path in folder.iterdir() if runs(int(path.name))]
@@ -178,7 +178,7 @@ EXAMPLE = EXAMPLES / "engine.py"
 
 
 def open_twice(adapter: str, model: Path, *, close: bool, say: Say) -> None:
-    """Open an engine twice; the second time the next process is started ahead."""
+    """Open an engine twice. For the second session, the next process is started in advance."""
     sessions = []
     for _ in range(2):
         sessions.append(Runner(time_limit=60).open(adapter, model, EXACT))
@@ -193,7 +193,7 @@ def open_twice(adapter: str, model: Path, *, close: bool, say: Say) -> None:
 def test_ending_fork_has_ended_its_engines(
     kind: str, folder: Path, tmp_path: Path, *, close: bool
 ) -> None:
-    """Engines that were started ahead in a check's process once lived on."""
+    """Earlier, engines that were started in advance in a check's process continued to run."""
     body = ADAPTER if kind == "class" else PROGRAM.format(example=str(EXAMPLE))
     path = tmp_path / "mine.py"
     path.write_text(STARTS.format(folder=str(folder)) + body)

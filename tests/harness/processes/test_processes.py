@@ -1,4 +1,4 @@
-"""Parallel processes leave each other a processor."""
+"""Processes that run in parallel leave each other a processor."""
 
 import os
 import signal
@@ -71,14 +71,14 @@ def test_killed_parent_leaves_no_process_behind(tmp_path: Path) -> None:
 
 @pytest.fixture
 def interrupted() -> Iterator[None]:
-    """Handle interrupts as in a terminal; background processes of a shell ignore them."""
+    """Handle interrupts as in a terminal, because background processes of a shell ignore them."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("interrupted")
-def test_interrupt_waits_until_a_process_is_started_and_never_reaches_it() -> None:
+def test_interrupt_during_a_start_waits_and_never_reaches_the_process() -> None:
     ask = "import signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, []))"
     said: list[str] = []
 

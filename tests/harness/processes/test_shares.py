@@ -1,4 +1,4 @@
-"""Work shared among forks gives the result of one process."""
+"""Work that forks share has the same result as work in one process."""
 
 import os
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def squares(numbers: Sequence[int]) -> list[int]:
 
 
 @pytest.mark.parametrize(("most", "processes"), [(1, 1), (2, 2), (4, 3)])
-def test_item_is_in_one_share_with_its_result(most: int, processes: int) -> None:
+def test_every_item_is_in_exactly_one_share(most: int, processes: int) -> None:
     shares = in_shares(squares, range(3, 10), most)
     assert len(shares) == processes
     assert all(list(found) == squares(share) for share, found in shares)

@@ -1,4 +1,4 @@
-"""Messages survive the crossing unchanged, and bytes that are no message are refused."""
+"""Messages arrive unchanged, and bytes that are not a message are refused."""
 
 import json
 import socket
@@ -139,7 +139,7 @@ VALUES: dict[str, Any] = {
 
 @pytest.fixture
 def ends() -> Iterator[tuple[socket.socket, Channel]]:
-    """Provide a raw socket, and the channel at its other end with small limits."""
+    """Provide a raw socket, and a channel with small limits at its other end."""
     raw, other = socket.socketpair()
     channel = Channel(other, MessageLimits(head=10_000, payload=10_000))
     with raw:
@@ -213,7 +213,7 @@ def test_a_message_larger_than_the_pipe_arrives() -> None:
     ids=lambda value: type(value).__name__,
 )
 def test_unlisted_value_is_not_sent(value: Any) -> None:
-    with pytest.raises(WireError, match="may not cross"):
+    with pytest.raises(WireError, match="cannot be sent"):
         pack([value])
 
 
@@ -272,11 +272,11 @@ GARBAGE: dict[str, tuple[bytes, str]] = {
             [["float64", [1]]],
             bytes(8),
         ),
-        r"each of it an array of float32, got a tuple with an array of float64 in the shape \(1,\)",
+        r"each item an array of float32, got a tuple with an array of float64 in the shape \(1,\)",
     ),
     "list in a record": (
         holding({"$": "Evaluation", "v": {"logits": [1.0], "trace": None}}),
-        "Evaluation.logits must be a tuple, each of it an array of float32, got a list",
+        "Evaluation.logits must be a tuple, each item an array of float32, got a list",
     ),
 }
 
@@ -290,7 +290,7 @@ def test_garbage_is_refused(name: str, ends: tuple[socket.socket, Channel]) -> N
         channel.receive(deadline())
 
 
-def test_right_message_is_accepted_in_the_form_of_the_garbage(
+def test_valid_message_built_like_the_garbage_is_accepted(
     ends: tuple[socket.socket, Channel],
 ) -> None:
     raw, channel = ends

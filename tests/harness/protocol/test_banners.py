@@ -1,4 +1,4 @@
-"""Text before a program's first message is named, and is no part of an answer."""
+"""Text before a program's first message is named in the report, and is not part of an answer."""
 
 import shlex
 import sys

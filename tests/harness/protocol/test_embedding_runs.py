@@ -1,6 +1,7 @@
 """A program whose model gives embeddings shows and replaces tensors through `embed`.
 
-It had been asked for tensors by `logits` alone, which it does not have: so none was ever compared.
+An earlier version asked it for tensors only through `logits`, which it does not offer, so no tensor
+was compared.
 """
 
 import json
@@ -117,7 +118,7 @@ def test_question_fits_the_schema() -> None:
     jsonschema.validate(asked, {"$ref": "#/$defs/ask-embed", "$defs": schema["$defs"]})
 
 
-def test_improper_answer_names_the_question_of_embeddings(tmp_path: Path) -> None:
+def test_malformed_answer_names_the_question_embed(tmp_path: Path) -> None:
     with open_both(plan_for(written(tmp_path, quant="F32"))) as both:
         context, outcome = both.context.for_embeddings(), Malformed(message="rows of width 3")
         with pytest.raises(NoAnswer, match="gave a malformed answer to embeddings once more: rows"):

@@ -1,4 +1,4 @@
-"""A program that offers `replace` and ignores the values is not accused of its results."""
+"""A program that offers `replace` but ignores the values is not accused of wrong results."""
 
 import sys
 from pathlib import Path

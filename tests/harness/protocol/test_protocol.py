@@ -1,4 +1,5 @@
-"""Any program can be asked, and any behaviour is an outcome of that question alone."""
+"""Any program can be asked. Its behaviour is an outcome of that question, and does not affect other
+questions."""
 
 import json
 import re
@@ -113,7 +114,7 @@ def test_undeclared_ability_of_an_engine_is_not_asked() -> None:
         ("announces ten gigabytes", "and at most"),
         ("counts badly", '"bytes" is 3'),
         ("miscounts", 'expected "id":2, got 99'),
-        ("answers the one before twice", "did the engine answer the question before twice?"),
+        ("answers the one before twice", "did the engine answer the previous question twice?"),
         ("sends no JSON", "expected a line of JSON"),
         ("sends a list", "expected a JSON object"),
         ("sends NaN", "NaN is not JSON"),
@@ -309,8 +310,8 @@ def test_page_names_every_level_and_its_examples_match_the_schema() -> None:
 
 
 def test_duplicate_keys_are_found_in_linear_time() -> None:
-    """A count of each key among all others once took minutes for 100,000 keys, without a
-    deadline."""
+    """An earlier version compared each key with all others. For 100,000 keys this took minutes,
+    without a deadline."""
     line = b"{" + b"".join(b'"%d":0,' % i for i in range(100_000)) + b'"99999":0}'
     started = time.process_time()
     with pytest.raises(WireError, match="duplicate key '99999'"):

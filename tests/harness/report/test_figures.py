@@ -1,4 +1,4 @@
-"""Figures that suites put into reports: shares of limits, logits by position, pieces, blocks."""
+"""Figures in reports of suites: shares of limits, logits by position, pieces of tokens, blocks."""
 
 import math
 from pathlib import Path
@@ -28,7 +28,8 @@ F = np.float32
 
 @pytest.fixture
 def context(tmp_path: Path) -> Any:
-    """Yield a minimal context for figures: the oracle's tokenizer, and whether it has one."""
+    """Return the parts of a context that figures need: the oracle's tokenizer, and whether there is
+    one."""
     with GgufFile.open(builtin("f32", tmp_path)) as file:
         own, facts = tokenizer_of(file.metadata), SimpleNamespace(has_vocabulary=True)
         yield SimpleNamespace(tokenizer=own, facts=facts)
@@ -37,7 +38,7 @@ def context(tmp_path: Path) -> Any:
 # --- shares of limits ---
 
 
-def test_worst_share_is_not_that_of_the_largest_error() -> None:
+def test_worst_share_may_belong_to_a_smaller_error() -> None:
     expected, actual = np.zeros((2, 3)), np.array([[0, 0.5, 0], [0, 0, 1.0]])
     allowed = np.array([[1, 0.1, 1], [1, 1, 10.0]])
     assert share_of_limit(expected, actual, allowed) == (5.0, (0, 1))
@@ -60,7 +61,7 @@ def test_an_element_without_a_limit_has_no_share() -> None:
     assert share_of_limit(np.zeros(2), np.ones(2), np.array([math.inf, 4])) == (0.25, (1,))
 
 
-def test_place_is_right_after_the_first_piece() -> None:
+def test_place_is_right_beyond_the_first_piece() -> None:
     expected = np.zeros((3, PIECE))
     actual = expected.copy()
     actual[1, 7], actual[2, 9] = 0.5, 2.0
@@ -200,7 +201,7 @@ def test_long_file_is_dumped_in_part_and_shows_its_length() -> None:
 # --- nodes ---
 
 
-def test_columns_are_short_and_lose_no_node() -> None:
+def test_columns_of_nodes_are_short_and_complete() -> None:
     usual: dict[str, Any] = {"step": 0, "name": "norm", "op": "MUL", "reason": "r"}
     rows = [NodeRow(**usual, order=i, layer=i, share=1 / 3, error=1e-7) for i in range(4)]
     found = node_columns(rows)
@@ -219,7 +220,7 @@ def test_infinity_stays_infinite() -> None:
     assert short(math.inf) == math.inf
 
 
-def test_worst_of_a_model_is_a_wrong_node_for_any_share() -> None:
+def test_wrong_node_is_the_worst_of_a_model_whatever_its_share() -> None:
     usual: dict[str, Any] = {"step": 0, "layer": 0, "reason": "", "error": 0.1}
     rows = [
         NodeRow(**usual, order=0, name="a", op="ROPE", share=0.2, wrong=True),

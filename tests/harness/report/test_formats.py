@@ -1,4 +1,4 @@
-"""JUnit, CTRF, Markdown, annotations and badges: valid, true, and safe to view."""
+"""JUnit, CTRF, Markdown, annotations and badges are valid, true, and safe to view."""
 
 import json
 import re
@@ -71,7 +71,7 @@ def run_of(folder: Path, *verdicts: Verdict, finished: bool = True, **footer: An
 
 
 def hostile_run(folder: Path) -> Path:
-    """Write a report in which every text of every verdict tries to break out of its place."""
+    """Write a report in which every text of every verdict tries to inject markup or commands."""
     found = [
         Verdict(
             suite=f"{text} {n}"[:300],
@@ -135,14 +135,14 @@ def test_only_agreement_passes(tmp_path: Path, status: Any) -> None:
 
 
 @pytest.mark.parametrize("found", ONE_OF_EACH, ids=lambda v: v.status)
-def test_junit_is_red_exactly_where_the_exit_code_is_not_0(tmp_path: Path, found: Verdict) -> None:
+def test_junit_fails_if_and_only_if_the_exit_code_is_not_0(tmp_path: Path, found: Verdict) -> None:
     folder = run_of(tmp_path / "run", verdict(), found)
     root = junit_of(folder)
     red = int(root.get("failures", "0")) + int(root.get("errors", "0"))
     assert (red > 0) is (read_results(folder).exit_code != 0)
 
 
-def test_run_without_comparisons_is_red_and_says_why(tmp_path: Path) -> None:
+def test_run_without_comparisons_fails_with_the_reason(tmp_path: Path) -> None:
     folder = run_of(tmp_path / "run", verdict("not-applicable"))
     (error,) = junit_of(folder).iter("error")
     assert "nothing was compared for a model or for the engine under test (exit code 3)" in str(
@@ -231,7 +231,7 @@ def test_hostile_texts_are_escaped_in_the_summary(tmp_path: Path) -> None:
     assert not re.search(r"://|www\.|@\w", outside)  # what GitHub makes links of by itself
 
 
-def test_hostile_texts_make_no_commands_of_their_own(tmp_path: Path) -> None:
+def test_hostile_texts_cannot_add_commands(tmp_path: Path) -> None:
     lines = list(annotations(read_results(hostile_run(tmp_path / "run"))))
     assert len(lines) == 20
     for line in lines:
@@ -298,7 +298,7 @@ def test_summary_of_many_models_and_causes_is_short_and_counts_the_rest(
 
 
 def test_schema_rejects_a_wrong_junit_file() -> None:
-    """The schema that the tests above lean on can fail."""
+    """The other tests rely on this schema, so it must be able to fail."""
     with pytest.raises(xmlschema.XMLSchemaValidationError):
         JUNIT.validate('<testsuites><testsuite name="m"><testcase/></testsuite></testsuites>')
     assert not CTRF.is_valid({"reportFormat": "CTRF", "specVersion": "0.0.0", "results": {}})

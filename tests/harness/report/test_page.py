@@ -1,4 +1,4 @@
-"""report.html matches report.jsonl, and escapes all foreign text."""
+"""report.html matches report.jsonl, and escapes all text that does not come from Lockstep."""
 
 import json
 import re
@@ -48,7 +48,7 @@ def page() -> Page:
     return Page(drawn(rich_rows()))
 
 
-def test_drawn_rows_are_in_the_schema() -> None:
+def test_rows_of_the_page_tests_are_valid() -> None:
     validator = Draft202012Validator(json.loads(SCHEMA.read_text()))
     for row in json.loads(json.dumps(plain(rich_rows()))):
         validator.validate(row)
@@ -230,7 +230,7 @@ def test_run_leaves_its_page_beside_its_report(tmp_path: Path) -> None:
     assert "Conform: 1 comparison of 1 model agree" in text
 
 
-def test_defect_of_the_page_is_shown_and_costs_no_run(
+def test_defect_of_the_page_is_shown_and_the_run_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(run: RowsOfRun) -> str:
@@ -268,7 +268,7 @@ def test_fifty_thousand_nodes_stay_below_five_megabytes() -> None:
     assert page.count("data-model=") == 159
 
 
-def test_page_draws_the_runs_nearest_to_their_limit() -> None:
+def test_page_draws_charts_of_runs_nearest_to_their_limit() -> None:
     rows = rich_rows()
     usual = next(row for row in rows[1:] if (row["suite"], row["status"]) == ("logits", "agreed"))
     near = {"allowed_relative": 1.0}
@@ -327,7 +327,8 @@ ON = {
 
 
 def palettes() -> list[dict[str, str]]:
-    """Return the palettes of the style's :root blocks: light, and dark where it says otherwise."""
+    """Return the palettes of the style's :root blocks: the light one, and the dark one with its
+    changes."""
     style = source("page.css")
     blocks = re.findall(r":root \{([^}]*)\}", style)
     light, dark = (dict(re.findall(r"--(\w+): (#[0-9a-f]+);", block)) for block in blocks[:2])

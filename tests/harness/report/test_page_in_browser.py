@@ -1,4 +1,5 @@
-"""report.html in Chromium: its script draws, no other runs, and the console stays empty."""
+"""report.html in Chromium: its own script runs, no other script does, and the console stays
+empty."""
 
 import json
 import re
@@ -64,7 +65,7 @@ def test_hostile_model_runs_nothing(chromium: str, tmp_path: Path, text: str) ->
 
 
 def test_injected_script_is_refused(chromium: str, tmp_path: Path) -> None:
-    """The policy holds: had a text become an element, it still would not run."""
+    """The security policy works: even if a text became a script element, it would not run."""
     path = tmp_path / "report.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in plain(rich_rows())))
     page = write_page_of_run(path)

@@ -11,7 +11,8 @@ from tests.pages import Page, rich_rows
 
 
 def of_black_box(tokens: bool) -> list[dict[str, Any]]:
-    """Return rows with one wrong head in each of three layers, and the whole model."""
+    """Return rows of a black-box run: one wrong head in each of three layers, and the whole
+    model."""
     part = {"name": "attention: head 5", "words": "7 other heads agree", "asked_as": ""}
     size = {"worst": 0.0, "allowed": 0.0} if tokens else {"worst": 0.3, "allowed": 1e-5}
     rows = rich_rows()

@@ -1,4 +1,4 @@
-"""report.jsonl: valid row by row, broken if anything of it is missing, and never overwritten."""
+"""report.jsonl is valid row by row, is broken if any part is missing, and is never overwritten."""
 
 import json
 import math

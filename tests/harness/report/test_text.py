@@ -1,4 +1,4 @@
-"""Text for people: nothing from a file or a model reaches the terminal unescaped."""
+"""Text for users: no text of a file or a model reaches the terminal unescaped."""
 
 import io
 from typing import Any
@@ -20,7 +20,7 @@ HOSTILE = "[red]x[/red] :smile: \x1b[2J\x1b]0;title\x07 \r\x08 \x9b31m \u202e \u
 
 
 class Screen(io.StringIO):
-    """A standard stream that says that it is a terminal."""
+    """A standard stream that claims to be a terminal."""
 
     encoding = "utf-8"
 
@@ -193,7 +193,7 @@ def test_long_line_is_cut_after_a_word_with_a_mark(text: str, most: int, said: s
 
 
 def test_node_keeps_its_own_name_as_part_of_a_layer() -> None:
-    """`result_embd_pooled-1` had been named, which no engine can show."""
+    """An earlier version named `result_embd_pooled-1`, which no engine can show."""
     pooled = {"site": "result_embd_pooled", "layer": 1, "step": 2, "node": "result_embd_pooled"}
     assert place_in(pooled) == "result_embd_pooled (step 2)"
     assert place_in({"site": "kq", "layer": 1, "step": 0}) == "kq-1"  # of a version before

@@ -1,4 +1,4 @@
-"""Hints where to look if no op is wrong, by what differs."""
+"""Hints on where to look if no op is wrong, depending on the suites that differ."""
 
 import pytest
 

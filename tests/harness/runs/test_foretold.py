@@ -1,4 +1,4 @@
-"""The forecast of a check: printed once, for a slow engine, and never too long."""
+"""The estimated time of a check is printed once, for a slow engine, and is never too long."""
 
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ def test_quick_engine_gets_no_forecast(opened: Opened) -> None:
     assert said_of(opened, Answered(value=None, seconds=0.1)) == []
 
 
-def test_forecast_leaves_out_a_suite_that_does_not_run_and_missing_answers(
+def test_forecast_ignores_suites_that_do_not_run_and_missing_answers(
     opened: Opened,
 ) -> None:
     assert said_of(opened, Answered(value=None, seconds=68.0), suites=("trace",)) == []

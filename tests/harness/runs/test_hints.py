@@ -1,4 +1,4 @@
-"""Commands in hints: complete, and only if they can add something."""
+"""Commands in hints are complete, and appear only if they can find more."""
 
 import sys
 from pathlib import Path
@@ -40,7 +40,7 @@ BY_ANSWERS = "lockstep diagnose m.gguf --engine ./mine"
 
 
 def plan_of_mine(folder: Path) -> Plan:
-    """Return the plan of a program that is there."""
+    """Return the plan for a program that exists."""
     path, command = Path("m.gguf"), folder / "mine"
     command.write_text("#!/bin/sh\n")
     command.chmod(0o755)
@@ -104,7 +104,8 @@ def test_hints_have_whole_commands_and_only_useful_ones(
 def test_conforming_server_may_be_tested_with_exact_settings(
     settings: Settings, status: Status, named: bool
 ) -> None:
-    """An eps of 1e-6 for 1e-5 is within the noise of an F16 cache, and is seen with F32."""
+    """An eps of 1e-6 instead of 1e-5 is within the noise of an F16 cache, but an F32 cache shows
+    it."""
     url = "http://localhost:1"
     plan = Plan(
         case="m",
@@ -126,9 +127,9 @@ def test_conforming_server_may_be_tested_with_exact_settings(
 def test_started_server_may_be_tested_with_exact_settings(
     settings: Settings,
 ) -> None:
-    """An engine with an inexact sine conformed, also on models made from the user's.
+    """An engine with an inexact sine conformed, even on probe models.
 
-    An F32 cache showed the fault at once, but only addresses got that hint.
+    An F32 cache showed the fault at once, but only addresses got this hint.
     """
     engine = "serve:./mine -m {model} --port {port}"
     plan = Plan(
@@ -150,7 +151,7 @@ def test_started_server_may_be_tested_with_exact_settings(
 def test_bisection_hint_for_an_engine_without_tensors_has_whole_commands(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Hints omit a bisection by made models if it cannot help."""
+    """Hints omit a bisection with probe models if it cannot help."""
     model, mine = builtin("f32", tmp_path), tmp_path / "mine.py"
     text = EXAMPLE.read_text()
     assert SHOWN in text
@@ -220,10 +221,10 @@ def test_split_model_is_as_large_as_all_its_parts(tmp_path: Path) -> None:
 def test_hint_proposes_no_diagnosis_on_a_made_model_or_with_more_threads(
     asked: str, more: dict[str, Any], lines: list[str], tmp_path: Path
 ) -> None:
-    """An engine kept a prompt's cells for the next by their number.
+    """An engine reused the cached cells of the previous prompt, selected by their number.
 
-    `decode` saw that on the first layer of SmolLM2. The hint proposed `diagnose`, which found all
-    answers right.
+    `decode` found this fault on the first layer of SmolLM2. The hint proposed `diagnose`, which
+    found all answers right.
     """
     path, plan = Path("m.gguf"), plan_of_mine(tmp_path)
     own = EngineInfo(engine="mine", version="1", shows=(), levels=("greedy",))
@@ -234,7 +235,7 @@ def test_hint_proposes_no_diagnosis_on_a_made_model_or_with_more_threads(
 
 
 def of_size(path: Path, size: int) -> None:
-    """Make a sparse file of that size."""
+    """Make a sparse file of this size."""
     with path.open("ab") as file:
         file.truncate(size)
 
@@ -253,10 +254,10 @@ def of_size(path: Path, size: int) -> None:
 def test_mistake_hidden_by_24_layers_is_searched_in_the_first_ones(
     model: str, subject: str, wrong: list[int], cut: str
 ) -> None:
-    """A Qwen2 with 24 layers in Q5_0 lacked the biases of queries: all answers were within the
-    noise.
+    """An engine ignored the biases of queries in a Qwen2 with 24 layers in Q5_0. All answers were
+    within the noise.
 
-    Every layer was wrong by its slice. On two layers, the mistake is named.
+    Slices showed that every layer was wrong. On two layers, `diagnose` names the mistake.
     """
     plan = Plan(
         case="m",

@@ -1,4 +1,5 @@
-"""Failures in a user's list: excused, others fail, and resolved ones are errors."""
+"""Failures in a user's list are excused. Other failures still count, and resolved entries are
+errors."""
 
 import json
 from pathlib import Path
@@ -104,7 +105,7 @@ def test_extent_of_a_divergence_is_its_size(
 
 
 def reads(*keys: str) -> Verdict:
-    """Return one verdict of metadata, whatever the number of wrong keys."""
+    """Return one verdict of the suite metadata, for any number of wrong keys."""
     return verdict("metadata/key/mine", total=len(keys), where=", ".join(keys))
 
 
@@ -121,7 +122,7 @@ def refuses(message: str) -> Verdict:
         (refuses("two sequences are not supported"), refuses("weights of blk.1 are unreadable")),
     ],
 )
-def test_other_key_or_refusal_is_not_excused(
+def test_divergence_in_another_key_or_a_refusal_is_not_excused(
     listed: Verdict, found: Verdict, tmp_path: Path
 ) -> None:
     path = tmp_path / "known.json"
@@ -252,7 +253,7 @@ def test_rewritten_list_keeps_its_reasons(tmp_path: Path) -> None:
 
 
 def test_unchecked_failures_stay_in_a_rewritten_list(tmp_path: Path) -> None:
-    """The run had only one suite or model, or did not finish."""
+    """The run had only one suite or one model, or did not finish."""
     path = tmp_path / "known.json"
     listed = KnownFailures(
         reasons={
@@ -270,7 +271,7 @@ def test_unchecked_failures_stay_in_a_rewritten_list(tmp_path: Path) -> None:
 
 
 def test_entry_of_an_unknown_suite_is_refused(tmp_path: Path) -> None:
-    """The entry would never be excused, and never be gone."""
+    """An entry of an unknown suite would never be excused, and would never count as gone."""
     listed = KnownFailures(reasons={("f32", "tarce", "rope"): "issue 12"})
     with pytest.raises(BadInput, match="rope: no suite 'tarce'"):
         run(tmp_path, "reference", listed)

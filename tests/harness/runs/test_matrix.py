@@ -1,4 +1,4 @@
-"""The matrix: each engine's worst verdict of each suite and case, as a table and as JSON."""
+"""The matrix: each engine's worst verdict for each suite and case, as a table and as JSON."""
 
 import io
 import json
@@ -47,7 +47,7 @@ def test_cell_shows_the_worst_verdict_of_a_case() -> None:
     assert found["dequant"].text == "1/2, 1 diverged, 1 excused"
 
 
-def test_suite_that_an_engine_lacks_counts_neither_way() -> None:
+def test_suite_that_an_engine_lacks_is_not_counted() -> None:
     cell = Cell(cases={"a": verdict("trace", "a", "not-applicable")})
     assert cell.text == NOTHING
     both = Cell(cases={**cell.cases, "b": verdict("trace", "b", "agreed")})
@@ -81,7 +81,9 @@ def test_column_without_answers_is_omitted() -> None:
 @pytest.mark.parametrize(
     ("codes", "code"), [((0, 0), 0), ((0, 3), 3), ((3, 1), 1), ((2, 3), 2), ((2, 1), 1)]
 )
-def test_exit_code_is_that_of_the_worst_engine(codes: tuple[int, ...], code: int) -> None:
+def test_exit_code_of_a_matrix_comes_from_the_worst_engine(
+    codes: tuple[int, ...], code: int
+) -> None:
     assert exit_code_of_matrix([MatrixRow(engine="x", code=c) for c in codes]) == code
 
 
@@ -156,13 +158,15 @@ def test_files_of_one_name_are_separate_cases(tmp_path: Path) -> None:
 
 
 def test_built_in_model_is_selected_by_name(tmp_path: Path) -> None:
-    """The command names the model twice, and runs it once."""
+    """The command names the model twice, but runs it once."""
     [(name, path)] = named_apart([Path("builtin:f16")] * 2, str(tmp_path))
     assert name == "builtin:f16"
     assert path.exists()
 
 
-def test_missing_file_gives_no_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_model_is_refused_without_a_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     missing = str(tmp_path / "no.gguf")
     with pytest.raises(SystemExit) as end:
         app(

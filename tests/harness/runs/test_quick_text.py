@@ -1,4 +1,4 @@
-"""`run` shows text of any engine, built from whatever it offers."""
+"""`run` shows text of any engine, built from the levels that the engine offers."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ class LogitsAlone(Adapter, name="quick: logits alone"):
 
 
 class Nothing(Adapter, name="quick: nothing"):
-    """An engine without anything that text could be made of."""
+    """An engine that offers nothing from which text can be built."""
 
 
 def said_by(engine: str, path: Path) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""A second comparison explains a divergence only by an agreement."""
+"""A second comparison explains a divergence only if it agrees."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def verdict(status: Status) -> Verdict:
         (["agreed", "not-compared"], False),
     ],
 )
-def test_divergence_is_explained_by_agreement_alone(
+def test_divergence_is_explained_only_by_an_agreement(
     statuses: list[Status], explained: bool
 ) -> None:
     assert is_explained(list(map(verdict, statuses))) is explained

@@ -1,4 +1,4 @@
-"""The static site of a matrix: its pages and links, and continuation after an interruption."""
+"""The static site of a matrix: its pages, its links, and how an interrupted run continues."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Legal and illegal differences of samplers: small lists, judged alone."""
+"""Allowed and forbidden differences between samplers, each judged on a small list."""
 
 from typing import Any
 
@@ -23,7 +23,8 @@ def judge(
     p: list[float] | None = None,
     draw: float = 0.5,
 ) -> Wrong | None:
-    """Return the error of a list with these ids, whose logits are as before or `after`."""
+    """Return the error of a list with these ids. Its logits are those before the stage, or
+    `after`."""
     row = np.array(logits, np.float32)
     chain = make_chain([described], len(row))
     chain.give([draw])

@@ -1,4 +1,5 @@
-"""Servers are asked by lists and draws: a wrong sampler is found, an honest one never accused."""
+"""Servers are tested by lists and draws: a wrong sampler is found, and an honest one is never
+accused."""
 
 from functools import cache
 from math import comb, exp, log
@@ -45,7 +46,7 @@ def words_of(path: Path) -> TokenizerWords:
 
 
 def run_of(cls: type[Reference], kind: str, path: Path, seed: int = 0) -> ServedRun:
-    """Return a run on seeded logits, which the server's differ from by the noise."""
+    """Return a run on seeded logits. The server's logits differ from these by the noise."""
     rng, n = np.random.default_rng(seed), len(words_of(path).pieces)
     row = rng.normal(0, 2, n).astype(np.float32)
     likely = np.argsort(-row)[[6, 15, 30, 60, 90]].tolist()
@@ -106,7 +107,7 @@ def test_list_after_penalties_has_room_for_noise(seed: int, vocabulary: Path) ->
     assert found.result is Result.RIGHT
 
 
-def test_wrong_stage_is_named_and_no_order_with_it(vocabulary: Path) -> None:
+def test_wrong_stage_is_named_and_its_order_is_not_tested(vocabulary: Path) -> None:
     run = run_of(WRONG_SAMPLERS["mutant:temp-multiplies"], "llama-server", vocabulary)
     run.stages = {name: run.stages[name][:3] for name in ("temp", "top_p", "min_p")}
     results = {each.part: each.result for each in run.results()}
@@ -114,7 +115,7 @@ def test_wrong_stage_is_named_and_no_order_with_it(vocabulary: Path) -> None:
     assert results[ORDER] is Result.UNASKED
 
 
-def test_wrong_draw_stops_counting(vocabulary: Path) -> None:
+def test_wrong_plain_draw_ends_the_tests_by_counting(vocabulary: Path) -> None:
     run = run_of(WRONG_SAMPLERS["mutant:dist-is-greedy"], "openai", vocabulary)
     results = {each.part: each.result for each in run.results()}
     assert results.pop("dist") is Result.WRONG
@@ -155,7 +156,7 @@ def test_binomial_tail_is_exact() -> None:
     assert exp(log_tail(10, 1, 0.0, 0.0)) == 0.0
 
 
-def test_candidate_within_the_noise_of_a_cut_decides_nothing() -> None:
+def test_candidate_within_the_noise_of_a_cut_is_not_judged() -> None:
     row = np.array([2.0, 1.0, 1.0005, -3.0], np.float32)
     token = NextToken(row=row, noise=1e-3, accepted=())
     runs = token.runs(({"sampler": "top_k", "k": 2},))

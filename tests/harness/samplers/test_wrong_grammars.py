@@ -1,4 +1,5 @@
-"""Every wrong grammar is found, on a vocabulary that cuts characters; no honest one is accused."""
+"""Every wrong grammar is found, on a vocabulary that cuts characters. No honest grammar is
+accused."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -62,7 +63,7 @@ def test_honest_grammar_is_not_accused(name: str, vocabulary: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [OPEN, "reference"])
-def test_bad_grammar_must_not_forbid_nothing(name: str, vocabulary: Path) -> None:
+def test_invalid_grammar_that_forbids_nothing_is_found(name: str, vocabulary: Path) -> None:
     session = LocalSession(WRONG_SAMPLERS.get(name, Reference), vocabulary, EXACT)
     for request in bad_grammars(640).values():
         outcome = session.ask("sample", request)

@@ -1,4 +1,4 @@
-"""Every wrong sampler is found by its stage, and no honest one is accused of anything."""
+"""Every wrong sampler is found at its stage, and no honest sampler is accused."""
 
 import re
 from collections.abc import Iterator
@@ -65,7 +65,7 @@ def test_wrong_samplers_are_many_and_each_has_its_mistake() -> None:
     assert all(re.fullmatch(r"[\w.\-]+ #\d+(, [\w.\-]+ #\d+)*", text) for text in threads)
 
 
-def test_engine_that_shows_the_end_is_asked_for_beginnings() -> None:
+def test_engine_that_shows_the_last_list_is_asked_for_each_prefix() -> None:
     session = LocalSession(EndAlone, None, EXACT)
 
     def ask(request):  # type: ignore[no-untyped-def]

@@ -1,4 +1,4 @@
-"""Success rate of the black box: its counts, and the truth about an engine's fault."""
+"""The success rate of the black box: its counts, and the true places of a fault."""
 
 import json
 from dataclasses import asdict
@@ -147,7 +147,7 @@ def test_node_with_several_roles_is_resolved_by_the_mistake() -> None:
     assert is_right("eps", "mutant:wrong-eps", "norms", [place(None, "result_norm")])
 
 
-def test_extra_layer_or_part_is_not_right() -> None:
+def test_answer_with_an_extra_layer_or_part_is_not_right() -> None:
     wrong = [place(1, "ffn_out")]
     down = Claim(layer=1, part="FFN: down matrix")
     assert all(score_claims([down], wrong, "a", "b")[what] for what in ("layer", "layers", "part"))
@@ -161,7 +161,7 @@ def test_extra_layer_or_part_is_not_right() -> None:
     assert (nothing["layer"], nothing["part"], nothing["seen"]) == (False, False, False)
 
 
-def test_rate_counts_only_logit_changes_and_a_promise_allows_some_misses() -> None:
+def test_rate_counts_only_changed_logits_and_allows_some_misses() -> None:
     hidden = row(status="agreed", layer=True, layers=True, part=True)
     assert not counts(hidden)
     assert not is_kept([hidden])
@@ -195,7 +195,7 @@ def test_fault_of_one_layer_is_named_for_any_mistake(tmp_path: Path) -> None:
 
 
 def test_unsteady_mistake_is_reported_and_the_trial_continues() -> None:
-    """The mistake takes each fifth norm for the last; a layer of qwen3 has four norms."""
+    """The mistake affects every fifth norm, and a layer of qwen3 has four norms."""
     part = CataloguePart(model="arch:qwen3", engines=("mutant:last-norm-missing",))
     (found,) = tries(part)
     assert found.status.startswith("not bisected: mutant:last-norm-missing is not deterministic")

@@ -1,4 +1,4 @@
-"""A long run of clean cases can be broken off and gone on with."""
+"""A long run of clean cases can be interrupted and continued."""
 
 from pathlib import Path
 
@@ -17,15 +17,15 @@ def made(seeds: list[int], seed: int) -> TriedCase:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return the seeds that were run."""
+    """Return a list that records the seeds of the cases that were run."""
     seeds: list[int] = []
     monkeypatch.setattr(clean_cases, "try_clean", lambda seed: made(seeds, seed))
     return seeds
 
 
 def test_honest_engine_that_chooses_another_expert_is_not_accused() -> None:
-    """One row in 35 has a near tie in its router, which some honest runs also decide
-    differently."""
+    """One row in 35 has a near tie in its router, and some honest runs choose the other expert
+    too."""
     assert not clean_cases.try_clean(20963).alarm
 
 

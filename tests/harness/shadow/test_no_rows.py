@@ -1,4 +1,4 @@
-"""A batch of which no output is asked for: llama.cpp's last ops have no rows."""
+"""A batch without outputs: llama.cpp's last ops have no rows."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def test_view_without_rows_needs_no_bytes() -> None:
 
 
 def test_expert_model_is_compared_if_a_batch_has_no_outputs(tmp_path: Path) -> None:
-    """The ops after the chosen rows divide, and are views."""
+    """The ops after the selection of rows divide, and are views."""
     (path,) = make_variants(["qwen3moe"], tmp_path)
     plan = plan_for(path, oracle="llama.cpp", suites=("logits",), settings=DEFAULT, n_tokens=32)
     (verdict,) = verdicts_of(plan)

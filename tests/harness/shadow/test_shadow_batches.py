@@ -1,4 +1,4 @@
-"""Batches for models: prompts, batches on a full cache, sequences side by side."""
+"""Batches for models: prompts, batches on a filled cache, several sequences."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""Faults in a graph: their definition, the redrawn ones, and the judge's failures."""
+"""Faults injected into a graph: their definition, faults that are drawn again, and failures of the
+judge."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -54,14 +55,14 @@ class Engine(Session):
 
 
 class Blind(ShadowJudge):
-    """A judge that lets everything pass."""
+    """A judge that accepts everything."""
 
     def compare(self, *_: Any) -> None:
         pass
 
 
 class Blaming(ShadowJudge):
-    """A judge that also calls the right result of every SQR wrong."""
+    """A judge that also calls the right result of each SQR node wrong."""
 
     def compare(self, node: Node, expected: Expected, actual: Any, tally: Any) -> None:
         wrong = actual + 1 if node.op == "SQR" else actual
@@ -69,7 +70,7 @@ class Blaming(ShadowJudge):
 
 
 class Generous(ShadowJudge):
-    """A judge whose bounds hide everything."""
+    """A judge whose bounds are so wide that they hide everything."""
 
     def expect(self, node: Node) -> tuple[Expected, Any]:
         expected, actual = super().expect(node)

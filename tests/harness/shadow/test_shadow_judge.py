@@ -1,4 +1,4 @@
-"""The judge of nodes: comparisons, counts, gaps and findings."""
+"""The judge of nodes: its comparisons, counts, gaps and findings."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -156,7 +156,7 @@ def test_elements_that_are_nan_in_both_are_counted_separately(judge: ShadowJudge
     assert verdict.detail["elements"] == X.size - 5
 
 
-def test_nan_in_one_engine_is_wrong_beside_other_nan(judge: ShadowJudge) -> None:
+def test_nan_in_one_engine_is_wrong_though_others_are_in_both(judge: ShadowJudge) -> None:
     wrong = NOTHING.copy()
     wrong[1, 1] = 0.0
     judge(node("SILU", wrong, NOTHING))
@@ -174,7 +174,8 @@ def test_nodes_without_elements_do_not_count_as_agreed(judge: ShadowJudge) -> No
 def test_sum_that_may_overflow_in_another_order_is_not_compared(
     shown: float, judge: ShadowJudge
 ) -> None:
-    """ggml's partial sums overflow where ours, in float64, cancel: it was once at fault."""
+    """ggml's partial sums overflow where ours, in float64, cancel. An earlier version blamed
+    ggml."""
     huge = np.full((1, 32), 1e38, np.float32) * np.where(np.arange(32) % 2, 1, -1)
     large = huge.astype(np.float32)
     judge(node("MUL_MAT", np.full((1, 1), shown, np.float32), large, np.ones_like(large)))
@@ -190,7 +191,7 @@ def test_sum_that_may_overflow_in_another_order_is_not_compared(
 def test_infinite_sum_may_be_nan_but_no_finite_number(
     shown: float, status: str, judge: ShadowJudge
 ) -> None:
-    """Finite terms beside an infinite one may overflow to the other side: inf - inf."""
+    """Finite terms in a sum with an infinite term may overflow to the other sign: inf - inf."""
     row = np.array([[np.inf, -3e38, -3e38, 1.0]], np.float32)
     judge(node("MUL_MAT", np.full((1, 1), shown, np.float32), row, np.ones_like(row)))
     assert status in {verdict.status for verdict in verdicts(judge)}
@@ -198,8 +199,8 @@ def test_infinite_sum_may_be_nan_but_no_finite_number(
 
 @pytest.mark.parametrize("op", ["RMS_NORM", "NORM", "L2_NORM"])
 def test_norm_of_squares_beyond_float32_is_not_compared(op: str, judge: ShadowJudge) -> None:
-    """ggml squares in float32, so that its norm of such a row is zero; clamped or in double it is
-    not."""
+    """ggml squares in float32, so its norm of such a row is zero. With clamping or in double
+    precision it is not."""
     x = normal(5, 1, 32) * np.float32(1e22)
     judge(node(op, np.zeros((1, 32), np.float32), x, held=params(1e-5)))
     (verdict,) = verdicts(judge)

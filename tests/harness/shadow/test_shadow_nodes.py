@@ -1,4 +1,4 @@
-"""Nodes in columns become values again, and malformed ones are refused."""
+"""Nodes in columns become values again, and malformed nodes are refused."""
 
 from dataclasses import replace
 from typing import Any
@@ -72,7 +72,7 @@ def test_invalid_node_is_refused(name: str, change: Any) -> None:
 
 
 def test_rows_before_the_first_node_are_refused() -> None:
-    """The rows would otherwise be dropped without a word."""
+    """Otherwise the rows would be dropped silently."""
     whole = piece(ADD)
     with pytest.raises(MalformedAnswer, match="the first row: expected a node, got 3"):
         list(nodes_of(replace(whole, place=np.array([3, -1, 0]))))

@@ -1,4 +1,4 @@
-"""Bounds far above the errors get a note; honest ones get none."""
+"""Bounds far above the errors get a note, and right bounds get none."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ def in_float32(op: str) -> Node:
 
 
 class Inflated(ShadowJudge):
-    """A count of a thousand times the roundings."""
+    """A count of roundings that is a thousand times too large."""
 
     def expect(self, node: Node) -> tuple[Expected, Any]:
         expected, actual = super().expect(node)
@@ -80,7 +80,7 @@ def test_bit_exact_op_gets_no_note(file: GgufFile) -> None:
     assert reach_of(X, X[:1], 1.0, 2.0**-24) == (0, 0.0)
 
 
-def test_share_is_a_geometric_mean() -> None:
+def test_reach_is_relative_to_a_geometric_mean() -> None:
     ones = np.ones((1, 1, 1, 8))
     free, reach = reach_of(ones, ones + 6 * 2.0**-24, 36 * 2.0**-24, 2.0**-24)
     assert (free, reach) == (8, pytest.approx(1.0))

@@ -1,4 +1,4 @@
-"""The suite `acid`: reports of engines at any level, with a verdict for each test."""
+"""The suite `acid`: reports of engines at any level, with a verdict for each acid test."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -69,7 +69,7 @@ def test_every_acid_test_is_a_verdict_at_every_level(model: Path, engine: str) -
     assert len(found) == len(NAMES)
 
 
-def test_logits_alone_are_read_along_the_oracles_tokens(model: Path) -> None:
+def test_report_of_logits_is_read_along_the_oracles_tokens(model: Path) -> None:
     asked: list[Request] = []
 
     def evaluate(self: Any, request: Request) -> Any:
@@ -86,7 +86,7 @@ def test_logits_alone_are_read_along_the_oracles_tokens(model: Path) -> None:
 
 
 class BeginningUnseen(Mirror):
-    """An engine whose first cells are hidden: a wrong mask, and no wrong tokenizer."""
+    """An engine whose first cells are hidden. Its mask is wrong, not its tokenizer."""
 
     def soft_max(self, x: Any, scale: float, visible: Any) -> Any:
         visible = visible.copy()
@@ -95,7 +95,7 @@ class BeginningUnseen(Mirror):
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["own ids", "given ids"])
-def test_engine_with_given_ids_has_no_tokenizer_to_blame(model: Path, own: bool) -> None:
+def test_tokenizer_is_not_blamed_if_the_engine_gets_ids(model: Path, own: bool) -> None:
     levels = ("logits", "tokenize", "detokenize") if own else ("logits",)
     changes: dict[str, Any] = {} if own else {"tokenize": no, "detokenize": no}
     changes |= dict.fromkeys(("generate", "logprobs", "greedy"), no)
@@ -123,7 +123,7 @@ def test_wrong_engine_is_named_at_any_level(model: Path, level: str) -> None:
     assert exit_code(found) == 1
 
 
-def test_answer_that_depends_on_a_mistake_is_folded_under_it(model: Path) -> None:
+def test_answer_that_depends_on_a_mistake_is_listed_under_it(model: Path) -> None:
     found = checked(model, "mutant:missing-scale")
     noes = diverged(found)
     assert "acid/attention-scale" in {v.key for v in noes}
@@ -189,7 +189,7 @@ def test_engine_without_long_prompts_gets_a_short_one(model: Path) -> None:
 def test_line_missing_after_the_long_prompt_stays_missing(
     model: Path,
 ) -> None:
-    """The engine is wrong only in long prompts, and omits tokens as long as that NO."""
+    """The engine is wrong only in long prompts. It leaves out as many tokens as a NO has."""
 
     def generate(self: Any, prompt: bytes, n: int) -> bytes:
         text = Quiet.generate(self, prompt, n)
@@ -215,7 +215,7 @@ def test_wrong_oracle_is_reported_alone(model: Path) -> None:
 # --- which models -------------------------------------------------------------------------------
 
 
-def test_other_models_lack_the_acid_suite_with_advice(tmp_path: Path) -> None:
+def test_acid_suite_on_another_model_gives_advice(tmp_path: Path) -> None:
     other = builtin("f32", tmp_path)
     (found,) = checked(other, "fast")
     assert found.status == "not-applicable"
@@ -223,7 +223,7 @@ def test_other_models_lack_the_acid_suite_with_advice(tmp_path: Path) -> None:
     assert checked(other, "fast", by_name=False, suites=("acid",)) == []
 
 
-def test_acid_models_of_every_type_are_made_f32_first(tmp_path: Path) -> None:
+def test_acid_models_of_every_type_are_written_f32_first(tmp_path: Path) -> None:
     files = list(acid_files(None, tmp_path))
     names = [name for name, _ in files]
     assert names[0] == "acid:llama:F32"
@@ -286,12 +286,12 @@ def test_engine_that_takes_no_models_is_refused_in_one_line(
     assert len(ending.err.splitlines()) == 1
 
 
-def test_acid_model_may_be_named_in_place_of_a_model(lockstep: Lockstep, tmp_path: Path) -> None:
+def test_acid_model_may_be_named_instead_of_a_file(lockstep: Lockstep, tmp_path: Path) -> None:
     given = ("--engine", "fast", "--oracle", "fast", "--suite", "acid", "--report", tmp_path)
     assert lockstep("check", "acid:llama:Q5_0", *given, "--quiet").code == 0
     assert "known: " in lockstep("check", "acid:llama:Q9_9", *given).err
 
 
-def test_a_long_prompt_and_its_report_fit_the_usual_context() -> None:
+def test_long_prompt_and_its_report_fit_the_usual_context() -> None:
     most = max(len(report_for("llama", kind).tests) for kind in TYPES)
     assert len(PROMPT) + 2 + most + 8 <= 512

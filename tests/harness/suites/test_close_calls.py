@@ -1,6 +1,6 @@
-"""Close calls between two tokens, which reveal small errors by text alone.
+"""Close choices between two tokens, which show small errors through text alone.
 
-After a tie two texts continue, and an engine's own text is compared with its own logits.
+After a tie two texts may differ, so an engine's own text is compared with its own logits.
 """
 
 from collections.abc import Sequence
@@ -73,13 +73,13 @@ def test_margins_are_small_and_beyond_the_noise(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("row", [[1.0], [1.0, np.nan], [np.inf, 0.0], [2.0, 2.0]])
-def test_tied_or_nan_row_has_no_margin(row: list[float]) -> None:
+def test_row_with_a_tie_or_nan_has_no_margin(row: list[float]) -> None:
     assert margin_of(np.array(row, np.float32)) == 0
 
 
 @pytest.mark.parametrize(("behind", "is_near"), [(0.5, False), (0.03, True)])
 def test_row_of_large_logits_does_not_widen_other_limits(behind: float, is_near: bool) -> None:
-    """The largest logit's room, 4, would allow any token of the second row."""
+    """The limit of the row with the largest logit, 4, would allow any token in the second row."""
     run = np.array([[100, 0], [1, 1 - behind]], np.float32)
     allowed = between_two_in_rows(0.01, run)
     assert between_two(0.01, run) > behind
@@ -88,7 +88,7 @@ def test_row_of_large_logits_does_not_widen_other_limits(behind: float, is_near:
 
 
 class Longer(Quiet, name="close: a longer text"):
-    """An engine that writes one token more than requested."""
+    """An engine that writes one more token than requested."""
 
     levels = ("generate",)
     text_only = True
@@ -104,7 +104,7 @@ def test_text_of_several_tokens_is_not_counted_as_the_same(tmp_path: Path) -> No
 
 
 class Wavering(Quiet, name="close: the second-likeliest where it is near"):
-    """An engine with choices that another conversion of activations could make."""
+    """An engine whose choices another conversion of activations could make."""
 
     levels = ("greedy",)
 
@@ -132,7 +132,7 @@ def test_choice_of_an_honest_run_is_not_a_fault(
 
 
 @pytest.mark.parametrize("coarse", [False, True])
-def test_engine_with_right_logits_may_choose_wrongly(coarse: bool, tmp_path: Path) -> None:
+def test_wrong_choice_despite_right_logits_is_found(coarse: bool, tmp_path: Path) -> None:
     def greedy(self: Quiet, prompt: Sequence[int], n: int) -> list[int]:
         ids = list(prompt)
         for _ in range(n):
@@ -148,7 +148,7 @@ def test_engine_with_right_logits_may_choose_wrongly(coarse: bool, tmp_path: Pat
 
 
 def held(model: Path, changed: Sequence[int]) -> Verdict:
-    """Return the verdict on a text of eight tokens, with these choices changed."""
+    """Return the verdict on a text of eight tokens in which these choices are changed."""
     with context_of(model, oracle="llama.cpp") as context:
         context.begin_noise()
         prompt = context.tokens[:4]
@@ -163,7 +163,7 @@ def held(model: Path, changed: Sequence[int]) -> Verdict:
 def test_token_against_the_engines_own_logits_is_a_divergence(
     changed: int | None, tmp_path: Path
 ) -> None:
-    """Any text after a tie would otherwise pass."""
+    """Otherwise any text after a tie would pass."""
     found = held(builtin("q8_0", tmp_path), [] if changed is None else [changed])
     if changed is None:
         assert found.status == "excused"

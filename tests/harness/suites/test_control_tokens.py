@@ -1,4 +1,4 @@
-"""Control tokens that are the likeliest: an engine may omit a single one."""
+"""Control tokens that are the most likely. An engine may omit a single one."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ from tests.quiet_engines import made, never_choosing
 
 
 def test_every_token_that_is_likeliest_somewhere_is_asked_for(tmp_path: Path) -> None:
-    """This seed puts token 2 first and 0 second; 311 is the last id."""
+    """Token 2 comes first and token 0 second with this seed. 311 is the last id."""
     model = written(tmp_path, n_layer=1, n_vocab=312, seed=6)
     found: list[int] = []
     for never in (0, 2, 311):
@@ -50,7 +50,7 @@ def test_first_clear_place_is_found_for_each_control_token() -> None:
 
 
 class TakesFew(Reference, name="control tokens: takes 40 positions"):
-    """An honest engine with logits to show, and a short memory."""
+    """An honest engine that shows logits, and has room for few tokens."""
 
     refusal: EngineError = Unsupported("40 positions")
 
@@ -82,10 +82,10 @@ def test_engine_with_fewer_positions_gets_shorter_prompts(
 
 
 @pytest.mark.parametrize("engine", ["prompt-keeps-last-32", "prompt-of-the-same-length"])
-def test_prompts_are_as_long_for_a_vocabulary_with_room_for_few_logits(
+def test_vocabulary_with_room_for_few_logits_gets_long_prompts_too(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is room for 12 rows, and no prompt of 67 tokens was among the first 12."""
+    """There is room for 12 rows, and none of the first 12 prompts had 67 tokens."""
     monkeypatch.setattr(control_tokens, "ROWS", 12 * 312)
     model = written(tmp_path, n_layer=1, n_vocab=312, seed=6)
     found = check_engine(model, f"mutant:{engine}", "decode", n_tokens=32, n_steps=6)
@@ -105,7 +105,7 @@ def test_summary_says_other_prompts_are_unknown_without_a_clear_token(
     )
 
 
-def test_lengths_cover_the_first_prompts_and_67_upwards(
+def test_prompt_lengths_cover_the_first_and_those_from_67_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def asked(n_vocab: int, cells: int = 128) -> list[int]:
@@ -132,7 +132,8 @@ def test_long_prompt_is_asked_if_its_beginning_matters() -> None:
 def test_truncated_prompt_is_found_if_the_token_depends_on_its_beginning(
     tmp_path: Path,
 ) -> None:
-    """The next token after 67 tokens is the same without the first 35; after 68 it is not."""
+    """The next token after 67 tokens is the same without the first 35. After 68 tokens it is
+    not."""
     model, engine = builtin("f32", tmp_path), "mutant:prompt-keeps-last-32"
     *_, found = check_engine(model, engine, "decode", n_tokens=32, n_steps=16)
     assert found.status == "diverged"

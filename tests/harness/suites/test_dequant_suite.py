@@ -1,4 +1,4 @@
-"""Weights that are NaN, in another byte order, or with subnormal scales."""
+"""Weights that are NaN, in another byte order, or with subnormal scales, in the suite dequant."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ WORDS = "with swapped byte order all numbers are right"
 
 
 class TurnsBytesRound(Reference, name="byte order: turns bytes round"):
-    """An engine with big-endian arrays: some of its numbers are signalling NaNs."""
+    """An engine whose arrays are big-endian, so that some of its numbers are signalling NaNs."""
 
     def dequantize(self, type_name: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
         return super().dequantize(type_name, raw).byteswap()
@@ -54,7 +54,7 @@ def test_nan_weight_is_named(tmp_path: Path) -> None:
 
 
 def test_zero_or_nan_weights_are_not_compared(tmp_path: Path) -> None:
-    """Zero bytes are zeros under any decoding."""
+    """Zero bytes are zeros in any decoding."""
     model = written(tmp_path, quant="Q8_0", n_embd=64, n_layer=1)
     with GgufFile.open(model) as file:
         coded = [info for info in file.tensors.values() if info.type.name == "Q8_0"]
@@ -100,7 +100,8 @@ def test_summary_mentions_byte_order_only_for_swapped_numbers(tmp_path: Path) ->
 
 
 def test_signalling_nan_tensors_are_differences_without_warnings(tmp_path: Path) -> None:
-    """Warnings of numpy, with paths of ours, had stood above the report; here they are errors."""
+    """Earlier, warnings of numpy with our own paths were printed above the report. In this test
+    warnings are errors."""
     found = checked(TurnsBytesRound.name, tmp_path, "trace", "products")
     assert any(v.suite == "trace" for v in found)
 
@@ -127,7 +128,7 @@ def test_engine_that_flushes_small_scales_is_found_on_a_file_without_them(
     assert statuses(right) == {"agreed"}
 
 
-def test_every_half_of_a_block_is_made_small_and_the_rest_stays() -> None:
+def test_half_precision_scales_become_small_and_other_bytes_stay() -> None:
     kind = WeightFormat.member("Q4_K")
     raw = np.arange(40 * kind.layout.itemsize, dtype=np.uint8)
     found = with_small_scales("Q4_K", raw)

@@ -1,4 +1,5 @@
-"""Engines with speculative decoding: the draft changes no token, or `decode` finds it."""
+"""Engines with speculative decoding: a draft must not change any token, and `decode` finds a draft
+that does."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,8 @@ MOST_DRAFTED = 4
 
 
 class Drafted(FastEngine, name="test:drafted"):
-    """An engine whose draft is the token that followed the newest token the last time."""
+    """An engine whose draft is the token that followed the newest token the last time it
+    occurred."""
 
     accepted: ClassVar[int] = 0
 

@@ -1,4 +1,4 @@
-"""GELU by erf may agree in logits alone, which may hide it; the report says so."""
+"""Logits alone may hide that GELU is computed by erf. The report says so."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,8 @@ class ByErf(Mirror):
 
 
 class ByFormula(Mirror):
-    """An engine without a table of halves, as most are."""
+    """An engine that computes GELU without a table of half-precision numbers, as most engines
+    do."""
 
     def gelu(self, x: F32) -> F32:
         wide = x.astype(np.float64)
@@ -67,7 +68,7 @@ def said(model: Path, engine: type[Reference], suite: str) -> list[Verdict]:
 
 
 @pytest.mark.parametrize("engine", [Hidden, LogitsAlone, FormulaAlone])
-def test_summary_says_agreeing_logits_alone_may_not_show_erf(
+def test_summary_says_that_agreeing_logits_may_hide_erf(
     engine: type[Reference], gpt2: Path
 ) -> None:
     found, *others = said(gpt2, engine, "logits")

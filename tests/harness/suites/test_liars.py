@@ -1,4 +1,4 @@
-"""Engines that lie about the form of their answers: each gets a verdict, and the run continues."""
+"""Engines whose answers have a wrong form. Each gets a verdict, and the run continues."""
 
 import json
 import pickle
@@ -38,7 +38,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def gguf_py_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run gguf-py in this process, as the `metadata` suite asks it every time and its start takes
+    """Run gguf-py in this process. The suite `metadata` asks it every time, and starting it takes
     longest."""
     monkeypatch.setattr(GgufPy, "isolated", False)
 
@@ -50,8 +50,9 @@ def plan_for(model: Path, **changes: Any) -> Plan:
 
 
 def checked(plan: Plan, folder: Path | None = None) -> tuple[int, list[dict[str, Any]]]:
-    """Return the exit code and the rows of verdicts; with a folder those of a whole report. Without
-    a fork and a page verdicts cross as from a fork, and each is a row that a report may have."""
+    """Return the exit code and the rows of verdicts. With a folder, a whole report is written.
+    Without it there is no fork and no page, but verdicts are still converted to rows of a
+    report."""
     if folder is not None:
         result = run_plans([plan], folder, ["lockstep", "check"], Forks(1), Listener())
         _, *rows, footer = read_report(result.folder / "report.jsonl")
@@ -105,7 +106,7 @@ FLAGS = {"detokenize": {"remove_special": True, "unparse_special": False}}
 
 
 def outcome_of(name: str, model: Path) -> Outcome:
-    """Return the outcome that a session makes of a lie."""
+    """Return the outcome that a session makes of a malformed answer."""
     question, batches = LIES[name][0], some_batches()
     shown = name.startswith(("trace:", "site:", "tensor:")) and name != "trace: though nobody asked"
     with Runner().open(f"fake-liar: {name}", model, EXACT) as session:
@@ -116,8 +117,8 @@ def outcome_of(name: str, model: Path) -> Outcome:
         return session.ask(question, *ASKED[question], **FLAGS.get(question, {}))
 
 
-def test_every_lie_is_malformed_with_expected_and_actual_value(model: Path) -> None:
-    """A lie that is well-formed is compared."""
+def test_every_malformed_answer_gets_expected_and_actual_value(model: Path) -> None:
+    """A well-formed wrong answer is compared instead."""
     passed = []
     for name in LIES:
         outcome = outcome_of(name, model)
@@ -137,7 +138,7 @@ def test_honest_engine_passes_every_suite(model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("role", ["oracle", "engine"])
 @pytest.mark.parametrize("question", EVERYWHERE)
-def test_lie_is_a_verdict_of_the_asking_suites_and_all_others_run(
+def test_malformed_answer_is_a_verdict_and_other_suites_run(
     question: str, role: str, model: Path, tmp_path: Path
 ) -> None:
     liar = f"fake-liar: {question} answers None"
@@ -179,10 +180,10 @@ def test_unknown_node_is_named_and_a_wrong_one_diverges(name: str, model: Path) 
         *((name, "engine", None) for name in ("logits: None", "site: twice", "trace: None")),
     ],
 )
-def test_bisect_of_a_liar_ends_with_a_status_and_a_sentence(
+def test_bisect_after_a_malformed_answer_ends_with_a_sentence(
     name: str, role: str, culprits: list[str] | None, model: Path
 ) -> None:
-    """A malformed answer has no culprits; otherwise the first is named."""
+    """After a malformed answer there are no wrong ops. Otherwise the first wrong op is named."""
     with context_of(plan_for(model, **{role: f"fake-liar: {name}"})) as context:
         if culprits is not None:
             assert [str(each.site) for each in bisect(context).culprits[:1]] == culprits
@@ -197,7 +198,7 @@ def test_bisect_of_a_liar_ends_with_a_status_and_a_sentence(
 def test_unlisted_tensors_are_not_compared_and_named(
     name: str, roles: tuple[str, ...], model: Path
 ) -> None:
-    """Two engines with the same untrue table do not agree either."""
+    """Two engines with the same wrong table do not count as agreeing."""
     liar = f"fake-untrue: {name}"
     code, rows = checked(plan_for(model, suites=("dequant",), **dict.fromkeys(roles, liar)))
     assert code == 3
@@ -213,7 +214,7 @@ def test_unlisted_tensors_are_not_compared_and_named(
 def test_engine_without_a_description_is_refused(
     name: str, role: str, ends: type[Exception], model: Path
 ) -> None:
-    """The engine under test gets a verdict, as for any fault at its start."""
+    """A missing description is a verdict for the engine under test, like any fault at its start."""
     spoil: Spoil = (lambda _: None) if name == "None" else (lambda i: replace(i, version=None))
     lying(f"fake-nobody: {name}, {role}", "describe", spoil)
     with pytest.raises(ends, match=r"expected .*, got None"):
@@ -231,7 +232,7 @@ def test_failed_consumer_is_not_blamed_on_a_local_engine(model: Path) -> None:
         session.stream("capture", fails, (Batch.of([1]),), None)
 
 
-def test_equally_lying_tokenizers_do_not_agree(model: Path) -> None:
+def test_two_tokenizers_with_equal_malformed_answers_do_not_agree(model: Path) -> None:
     plan = FuzzPlan(targets=(str(model),), engine="fake-liar: ids: True", cases=8)
     plan = replace(plan, oracle=plan.engine)
     found = list(TokensFuzzer().run(plan, lambda *_: None))

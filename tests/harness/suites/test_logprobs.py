@@ -1,4 +1,4 @@
-"""Lists of likely tokens: the freedom of honest engines, and the mistakes of wrong ones."""
+"""Lists of likely tokens: what may differ in honest engines, and the mistakes of wrong engines."""
 
 from collections.abc import Sequence
 from math import exp, log
@@ -114,14 +114,14 @@ def test_wrong_row_is_named_with_the_expected_one(
     assert {key: getattr(found, key) for key in expected} == expected
 
 
-def test_text_without_a_token_is_unknown() -> None:
+def test_text_that_is_no_token_is_unknown() -> None:
     unknown = read_list([(b"?", -1.0), (b"a", -2.0)], NAMES)
     assert (unknown.unknown, len(unknown.candidates)) == (1, 1)
     assert NAMES[b"bytes:\\xff"] == (3,)
 
 
 @pytest.mark.parametrize("shown", ["\ufffd", "\ufffd\ufffd", "\ufffd\ufffd\ufffd"])
-def test_number_of_replacement_signs_for_invalid_bytes_is_free(shown: str) -> None:
+def test_any_number_of_replacement_signs_for_bytes_is_accepted(shown: str) -> None:
     # the beginnings of two characters; Go's JSON has a sign for each of the three bytes
     names = names_of([b"a", b"\xe5\xbd\xe5", b"\xe5\xbd"], [b"a", b"?", b"??"])
     assert 1 in names[shown.encode()]
@@ -130,7 +130,7 @@ def test_number_of_replacement_signs_for_invalid_bytes_is_free(shown: str) -> No
     assert off_from(read_list(said, names), logits, 0.01) is None
 
 
-def test_names_of_tokens_shown_as_nothing_or_as_signs() -> None:
+def test_tokens_shown_as_nothing_or_as_signs_are_resolved() -> None:
     # a sign that is a token of its own is no other number of them
     names = names_of(["\ufffd\ufffd".encode(), b"a\xff"], [b"?", b"??"])
     assert (names["\ufffd\ufffd".encode()], REPLACED in names) == ((0,), False)
@@ -192,7 +192,7 @@ def test_empty_lists_are_not_compared(folder: Path) -> None:
 
 
 def test_empty_list_among_others_is_not_compared(folder: Path) -> None:
-    """The engine answers nothing to all prompts but the shortest."""
+    """The engine returns empty lists for all prompts except the shortest."""
 
     def short(self: Any, prefixes: Sequence[Any], k: int) -> list[Row]:
         return [Quiet.logprobs(self, [p], k)[0] if len(p) < 2 else [] for p in prefixes]
@@ -205,7 +205,7 @@ def test_empty_list_among_others_is_not_compared(folder: Path) -> None:
 
 
 def test_list_of_another_position_is_named(folder: Path) -> None:
-    """Prompts are truncated after eight tokens: the matching lengths are named."""
+    """The engine truncates prompts after eight tokens. The report names the lengths that match."""
 
     def cut(self: Any, prefixes: Sequence[Any], k: int) -> list[Row]:
         return Quiet.logprobs(self, [p[:8] for p in prefixes], k)
@@ -224,8 +224,8 @@ def test_list_of_another_position_is_named(folder: Path) -> None:
         assert found.detail["right_after"] == [right]
 
 
-def test_wrong_list_is_asked_for_again(folder: Path) -> None:
-    """The engine continues reading after its earlier question."""
+def test_question_with_a_wrong_list_is_repeated(folder: Path) -> None:
+    """The engine continues reading where its earlier question ended."""
     kept: list[int] = []
 
     def stale(self: Any, prefixes: Sequence[Any], k: int) -> list[Row]:
@@ -267,7 +267,8 @@ def test_answers_match_only_within_the_noise(first: Row, again: Row, same: bool)
     ("of_end", "ended"), [(1.0, [1]), (0.81, [1]), (0.79, [])], ids=["likeliest", "tie", "not"]
 )
 def test_empty_list_at_the_end_of_a_text_is_explained(of_end: float, ended: list[int]) -> None:
-    """A server that stops there has nothing to list; one that stops elsewhere is not excused."""
+    """A server that stops at the end of a text has nothing to list. A server that stops elsewhere
+    is not excused."""
     context: Any = SimpleNamespace(tokenizer=SimpleNamespace(vocabulary=END_IS_2))
     full = Listed(candidates=(Candidate(ids=(0,), value=-1.0),))
     logits = np.array([[0, 0, 5], [1, 0, of_end]], dtype=np.float32)
@@ -277,8 +278,8 @@ def test_empty_list_at_the_end_of_a_text_is_explained(of_end: float, ended: list
     assert left == ("" if ended else "not compared: 1 of 2 lists, which are empty")
 
 
-def test_texts_without_a_token_are_not_compared(folder: Path) -> None:
-    """The server writes a token's space in another vocabulary's form."""
+def test_list_of_texts_that_are_no_tokens_is_not_compared(folder: Path) -> None:
+    """The server writes the space of a token as another vocabulary does."""
 
     def written(engine: Any, row: Row) -> Row:
         named = [(shown(engine, token), value) for token, value in row]

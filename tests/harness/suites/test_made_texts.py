@@ -1,4 +1,4 @@
-"""Texts of a vocabulary's own tokens, and engines that no fixed text reveals."""
+"""Texts made of a vocabulary's own tokens. They find engines that no fixed text finds."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ RECIPES = {
 
 
 def with_special_tokens(folder: Path, kind: str) -> Path:
-    """Return a model whose last tokens are special ones of several types."""
+    """Write a model whose last tokens are special tokens of several types."""
     recipe = {
         "llama": LlamaRecipe(n_layer=1),
         "gpt2": LlamaRecipe(vocab_kind="gpt2", vocab_pre="qwen2", n_vocab=600, n_layer=1),
@@ -115,9 +115,7 @@ PLACES: dict[str, Change] = {  # what an engine reads in place of a text
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_suite_finds_special_tokens_and_bytes_read_wrongly_in_one_place(
-    place: str, tmp_path: Path
-) -> None:
+def test_suite_finds_tokens_and_bytes_misread_in_one_place(place: str, tmp_path: Path) -> None:
     path = with_special_tokens(tmp_path, "llama")
     found = check_engine(path, rewriting(f"special: {place}", PLACES[place]), "tokens")
     assert exit_code(found) == 1
@@ -174,7 +172,7 @@ VOCABULARY = SimpleNamespace(
 CONTEXT: Any = SimpleNamespace(tokenizer=SimpleNamespace(vocabulary=VOCABULARY))
 
 
-def test_token_that_llama_cpp_hides_against_the_file_is_named() -> None:
+def test_token_that_llama_cpp_hides_despite_the_file_is_named() -> None:
     wrong = [([1], b"", b"</s>"), ([0, 1], b"a", b"a</s>")]
     text = named_among(CONTEXT, wrong)
     assert "1 '</s>' as a control token" in text
@@ -192,7 +190,7 @@ def model_of_kind(kind: str, folder: Path) -> Path:
 
 
 def rightmost(tokenizer: LlamaTokenizer, text: bytes) -> list[int]:
-    """Merge the right one of two pairs with equal scores first."""
+    """Merge the right pair first if two pairs have equal scores."""
     vocabulary = tokenizer.vocabulary
     parts = [character.encode() for character in text.decode()]
     while True:
@@ -215,7 +213,8 @@ class MergesTheRightOne(LlamaTokenizer):
 
 
 def wrong_tokenizer(kind: str, file: GgufFile) -> Tokenizer:
-    """Make a wrong tokenizer; gpt2's cuts contractions in lower case alone: it's and not IT'S."""
+    """Return a wrong tokenizer. That of gpt2 splits contractions only in lower case: it's, but not
+    IT'S."""
     if kind == "llama":
         return MergesTheRightOne(file.metadata)
     wrong = Gpt2Tokenizer(file.metadata)
@@ -246,7 +245,7 @@ def test_texts_are_few_and_follow_from_vocabulary_and_seed(kind: str, tmp_path: 
     assert all(map(is_utf8, texts))
 
 
-def test_suite_asks_the_made_texts(tmp_path: Path) -> None:
+def test_suite_asks_for_texts_made_of_the_vocabulary(tmp_path: Path) -> None:
     path = model_of_kind("llama", tmp_path)
     with GgufFile.open(path) as file:
         tokenizer = tokenizer_of(file.metadata)

@@ -1,4 +1,5 @@
-"""The metadata suite: differences of two readings, and gaps of gguf-py."""
+"""The suite metadata: differences between two readers of a file, and types that gguf-py does not
+know."""
 
 import shlex
 import sys
@@ -100,7 +101,7 @@ def test_death_of_gguf_py_is_a_verdict(tmp_path: Path, monkeypatch: pytest.Monke
 def test_other_block_size_is_a_known_difference_of_readers(
     tmp_path: Path,
 ) -> None:
-    """The verdict was `malformed` once, as if gguf-py had not answered."""
+    """An earlier version gave the verdict `malformed`, as if gguf-py had not answered."""
     pytest.importorskip("gguf", reason=NO_GGUF_PY)
     path = tmp_path / "m.gguf"
     rows = [(name, (64,), name, bytes(2 * type_by_name(name).bytes)) for name in ("Q8_1", "Q8_0")]
@@ -156,14 +157,14 @@ def test_other_answers_of_gguf_py_are_not_excused(outcome: Outcome, lacking: str
         (replace(SUMMARY, tensors=SUMMARY.tensors[::-1]), "order"),
     ],
 )
-def test_one_difference_is_found_from_either_side(other: FileSummary, what: str) -> None:
+def test_difference_is_found_in_either_order_of_readers(other: FileSummary, what: str) -> None:
     assert differences(SUMMARY, SUMMARY) == []
     assert [found["what"] for found in differences(SUMMARY, other)] == [what]
     assert [found["what"] for found in differences(other, SUMMARY)] == [what]
 
 
-def test_tensor_listed_otherwise_is_reported_by_its_difference_alone() -> None:
-    """An author of another language reads no representation of ours."""
+def test_report_on_a_tensor_shows_only_the_values_that_differ() -> None:
+    """Authors who use another language do not know Python's notation of our records."""
     moved = replace(SUMMARY, tensors=(replace(TENSOR, offset=32), SUMMARY.tensors[1]))
     (found,) = differences(SUMMARY, moved)
     assert found["text"] == "tensor 'a': expected {'offset': 0}, got {'offset': 32}"
@@ -194,7 +195,8 @@ def test_hidden_field_of_a_reader_is_not_a_difference() -> None:
 
 
 def test_token_inf_stays_a_text_for_an_engine_without_types() -> None:
-    """Most vocabularies have one; an infinity of a float is the same text in the protocol."""
+    """Most vocabularies have the token "inf". In the protocol an infinite float is the same
+    text."""
     keys = {"tokens": ("ARR[STR]", ["a", "inf"]), "low": ("F32", -inf), "row": ("ARR[F64]", [inf])}
     said = {"tokens": [None, ["a", "inf"]], "low": [None, "-inf"], "row": [None, ["inf"]]}
     bare = read_parse(Message(head={"answer": {"metadata": said}}))
@@ -255,9 +257,7 @@ for line in sys.stdin:
 
 
 @pytest.mark.parametrize(("texts", "status"), [("utf8", "agreed"), ("bytes", "diverged")])
-def test_suite_believes_an_engines_utf8_declaration(
-    tmp_path: Path, texts: str, status: str
-) -> None:
+def test_suite_uses_an_engines_utf8_declaration(tmp_path: Path, texts: str, status: str) -> None:
     (tmp_path / "lossy.py").write_text(LOSSY)
     keys = {"general.architecture": ("STR", "llama"), "general.name": ("STR", "caf\udce9")}
     (tmp_path / "m.gguf").write_bytes(gguf_bytes(keys, []))

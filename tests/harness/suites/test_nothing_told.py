@@ -1,4 +1,4 @@
-"""Models on which agreement says little: any computation gives the right answers."""
+"""Models on which agreement proves little, because any computation gives the right answers."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -73,7 +73,7 @@ def zero_output(folder: Path) -> Path:
 
 
 def with_nan_blocks(folder: Path) -> Path:
-    """Return a Q4_K model whose scales are NaN in one matrix of the first layer."""
+    """Write a Q4_K model whose scales are NaN in one matrix of the first layer."""
     path = written(folder, quant="Q4_K", n_embd=256, n_head=4, n_head_kv=2, n_ff=256, n_layer=1)
     with GgufFile.open(path) as file:
         info = file.tensors["blk.0.ffn_down.weight"]
@@ -86,7 +86,7 @@ def with_nan_blocks(folder: Path) -> Path:
 
 
 def scale_in_layers(path: Path, copy: Path, tensor: str, factor: float) -> Path:
-    """Return a copy of a two-layer model with this tensor scaled in each layer."""
+    """Write a copy of a two-layer model with this tensor scaled in each layer."""
     for layer in range(2):
         path = scaled(path, copy, f"blk.{layer}.{tensor}.weight", factor)
     return path
@@ -106,26 +106,28 @@ def said(path: Path, engine: str, *suites: str) -> list[Verdict]:
         (TEXT_ALONE, "text"),
     ],
 )
-def test_zero_logits_conform_in_no_suite(engine: str, suite: str, tmp_path: Path) -> None:
+def test_model_with_zero_logits_conforms_in_no_suite(
+    engine: str, suite: str, tmp_path: Path
+) -> None:
     found = said(zero_output(tmp_path), engine, suite)
     assert exit_code(found) == 3, [(v.status, v.summary) for v in found]
     assert not {"agreed", "diverged"} & statuses(found)
 
 
-def test_zero_logits_conform_in_no_bisection(tmp_path: Path) -> None:
+def test_model_with_zero_logits_conforms_in_no_bisection(tmp_path: Path) -> None:
     with context_of(zero_output(tmp_path), engine="reference", n_tokens=6) as context:
         assert bisect(context).exit_code == 3
 
 
 @pytest.mark.parametrize("suite", ["logits", "decode"])
-def test_nan_blocks_conform_in_no_suite(suite: str, tmp_path: Path) -> None:
+def test_model_with_nan_blocks_conforms_in_no_suite(suite: str, tmp_path: Path) -> None:
     found = said(with_nan_blocks(tmp_path), NO_NUMBER, suite)
     assert exit_code(found) == 3, [(v.status, v.summary) for v in found]
     assert "agreed" not in statuses(found)
 
 
 class HalfGreedy(Levels, name="nothing told: greedy of halves"):
-    """An engine with right logits that shows only the likeliest token."""
+    """An engine with right logits that shows only the most likely token."""
 
     levels = ("greedy", "tokenize")
     evaluate, greedy = Reference.evaluate, Reference.greedy
@@ -150,7 +152,7 @@ class HalfLogits(HalfGreedy, name="nothing told: logits of a half"):
 def test_half_without_effect_is_not_compared(
     half: str, tensor: str, engine: type[Levels], suite: str, tmp_path: Path
 ) -> None:
-    """The engine reads a file in which this half gives zeros, so it is wrong for every other
+    """The engine reads a file in which this half gives zeros, so it would be wrong on every other
     model."""
     path = scaled(builtin("f32", tmp_path), tmp_path / "m.gguf", "token_embd.weight", 1e7)
     path = scale_in_layers(path, tmp_path / "quiet.gguf", tensor, 1e-9)
@@ -201,13 +203,13 @@ def test_engine_that_ignores_the_prompt_is_found_if_tokens_differ(
         assert (found.status, LITTLE in found.summary) == ("agreed", True), found.summary
 
 
-def test_tokens_that_differ_get_no_remark(tmp_path: Path) -> None:
+def test_summary_has_no_remark_if_tokens_differ(tmp_path: Path) -> None:
     assert LITTLE not in behind_beginnings(builtin("f32", tmp_path), ChoosesAlone.name).summary
 
 
 @pytest.mark.parametrize("level", ["greedy", "logprobs"])
-def test_single_token_vocabulary_agrees_in_nothing(level: str, tmp_path: Path) -> None:
-    """No engine could be wrong there."""
+def test_vocabulary_with_a_single_token_gives_no_agreement(level: str, tmp_path: Path) -> None:
+    """No engine can choose a wrong token from a vocabulary of one."""
     model = written(tmp_path, n_layer=1, n_vocab=1, vocabulary=False)
     engine = made(f"one token: {level}", levels=(level,))
     found = with_made_models(plan_for(model, engine=engine, suites=OF_TOKENS))
@@ -218,7 +220,7 @@ def test_single_token_vocabulary_agrees_in_nothing(level: str, tmp_path: Path) -
 
 
 def test_logits_of_one_token_accuse_a_wrong_engine_and_no_right_one(tmp_path: Path) -> None:
-    """All rows are equal, so an engine that ignores the tokens gives them as well."""
+    """All rows are equal, so an engine that ignores the tokens gives the same rows."""
     model = written(tmp_path, n_layer=1, n_vocab=1, vocabulary=False)
     wrong = "mutant:gate-and-up-exchanged"
     for engine, status in {"fast": "not-compared", wrong: "diverged"}.items():
@@ -227,19 +229,19 @@ def test_logits_of_one_token_accuse_a_wrong_engine_and_no_right_one(tmp_path: Pa
         assert not any("with another first token" in verdict.summary for verdict in found)
 
 
-def test_tokens_with_logits_beyond_the_limit_are_visible() -> None:
+def test_token_with_a_logit_above_the_limit_is_not_hidden() -> None:
     logits = np.ones((3, 200), np.float32)
     logits[1:] = 1e-9
     assert hidden_tokens(logits, 1e-6) == 0
 
 
-def test_tokens_without_visible_logits_are_hidden() -> None:
+def test_token_with_all_logits_within_the_limit_is_hidden() -> None:
     logits = np.full((3, 200), 1e-9, np.float32)
     logits[:, 5], logits[0, 6], logits[0, 7] = 1.0, np.nan, np.inf
     assert hidden_tokens(logits, 1e-6) == 197
 
 
-def test_zeros_and_few_small_values_are_told_apart() -> None:
+def test_zeros_are_distinguished_from_few_small_values() -> None:
     logits = np.ones((3, 200), np.float32)
     logits[:, :50], logits[:, 60] = 0.0, 1e-9
     assert hidden_tokens(logits, 1e-6) == 0

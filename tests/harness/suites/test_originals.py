@@ -1,4 +1,4 @@
-"""Known differences from the original tokenizers: the list, and its use in a report."""
+"""Known differences from the original tokenizers: the list, and how a report uses it."""
 
 from pathlib import Path
 
@@ -83,7 +83,7 @@ def test_merges_are_split_at_their_space() -> None:
     assert (added["content"], added["special"]) == ("<x>", True)
 
 
-def test_wordpiece_gets_its_marks_back() -> None:
+def test_original_wordpiece_gets_its_marks_back() -> None:
     data = {
         "tokenizer.ggml.model": "bert",
         "tokenizer.ggml.tokens": ["[UNK]", "▁a", "b"],

@@ -1,4 +1,5 @@
-"""`products` of engines that show some or no tensors, or have a special kernel for one token."""
+"""The suite `products`, for engines that show some or no tensors, or have a special kernel for one
+token."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -51,7 +52,7 @@ class OneRowInBlocks(Reference, name="products: one token is converted in other 
             return super().linear(x, weight) if len(x) == 1 else Mirror().linear(x, weight)
 
 
-def test_single_token_fault_shows_though_trace_takes_it_for_a_step(
+def test_products_find_a_single_token_fault_that_trace_excuses(
     tmp_path: Path,
 ) -> None:
     model = builtin("q8_0", tmp_path)
@@ -77,7 +78,7 @@ def test_run_ends_with_the_first_single_token() -> None:
     assert up_to_one_token((prompt,)) == (prompt,)
 
 
-def test_weight_shows_no_more_for_a_token_with_fewer_inputs_left(
+def test_sparse_single_token_makes_no_weight_more_visible(
     tmp_path: Path,
 ) -> None:
     with context_of(builtin("q8_0", tmp_path)) as context:
@@ -99,7 +100,8 @@ SHOWN = (
 
 
 class Folded(Reference, name="products: no norm is shown"):
-    """An engine without norms of its own, because it multiplies them into the next matrices."""
+    """An engine without separate norms, because it multiplies their weights into the next
+    matrices."""
 
     def describe(self) -> EngineInfo:
         return replace(super().describe(), shows=SHOWN)
@@ -108,7 +110,7 @@ class Folded(Reference, name="products: no norm is shown"):
         return showing(super().evaluate(request), SHOWN)
 
 
-def test_engine_without_single_products_gets_no_zero_report(tmp_path: Path) -> None:
+def test_engine_without_single_products_is_not_accused_of_zeros(tmp_path: Path) -> None:
     first, *found = check_engine(builtin("f32", tmp_path), Folded, "logits", "products")
     assert (first.suite, first.status) == ("logits", "agreed")
     assert statuses(found) == {"not-applicable"}, [v.summary for v in found]
@@ -117,7 +119,8 @@ def test_engine_without_single_products_gets_no_zero_report(tmp_path: Path) -> N
 
 
 def test_hidden_product_is_not_reported_without_input(tmp_path: Path) -> None:
-    """The engine shows `kqv_out` and takes it, but not `attn_out`: that is what to show."""
+    """The engine shows and accepts `kqv_out`, but not `attn_out`. The report says that it should
+    show `attn_out`."""
     hidden, not_given = (
         next(
             v.summary
@@ -136,7 +139,7 @@ def test_hidden_product_is_not_reported_without_input(tmp_path: Path) -> None:
 
 
 class HalfOfEachRow(Reference, name="products: what nobody asks for"):
-    """An engine whose weights and products omit the second half of each row."""
+    """An engine whose weights and products ignore the second half of each row."""
 
     levels: tuple[str, ...] = ("dequantize", "multiply")
 
@@ -157,7 +160,7 @@ class WeightsAlone(HalfOfEachRow, name="products: weights alone"):
 def test_offered_question_that_is_not_asked_is_reported(
     engine: str, offered: list[list[str]], tmp_path: Path
 ) -> None:
-    """A program with wrong products must not be told that all agrees."""
+    """The report must not tell the user of a program with wrong products that all agrees."""
     with context_of(builtin("q4_0", tmp_path), engine=engine) as context:
         found = list(run_suites(context, ("dequant", "products")))
     assert exit_code(found) == 0

@@ -1,4 +1,4 @@
-"""Engines that truncate prompts, or reuse too much of an earlier one."""
+"""Engines that truncate prompts, or reuse too much of an earlier prompt."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ from tests.quiet_engines import Quiet, Row, made
 
 
 class Reads(Quiet, name="in turn: reads each prompt as it is"):
-    """An engine with a prompt cache. kept: the cached prompt; last: the last input."""
+    """An engine with a prompt cache. `kept` is the cached prompt, and `last` is the last input."""
 
     levels: tuple[str, ...] = ("greedy",)
     kept: Sequence[int] = ()
@@ -36,20 +36,21 @@ class Reads(Quiet, name="in turn: reads each prompt as it is"):
 
 
 def by_its_last_eight(engine: Reads, prompt: list[int]) -> list[int]:
-    """Look cached blocks up by the hash of their own tokens, without the earlier ones."""
+    """Find cached blocks by the hash of their own tokens alone, without the earlier tokens."""
     found: dict[tuple[int, ...], list[int]] = engine.__dict__.setdefault("found", {})
     return found.setdefault(tuple(prompt[-8:]), prompt)
 
 
 def by_its_ends(engine: Reads, prompt: list[int]) -> list[int]:
-    """Look prompts up by their ends, and by their length. The template gives both for a chat."""
+    """Find cached prompts by their beginning, end and length. A chat template makes the beginnings
+    and ends equal."""
     kept = [*engine.kept]
     same = (len(kept), kept[:8], kept[-4:]) == (len(prompt), prompt[:8], prompt[-4:])
     return kept if same else prompt
 
 
 def same_without_its_last(engine: Reads, prompt: list[int]) -> list[int]:
-    """Keep all of a prompt, and compute its last token anew after another."""
+    """Reuse all of a cached prompt, and compute its last token a second time."""
     return prompt[:-1] if prompt == engine.last and len(prompt) > 1 else prompt
 
 
@@ -93,7 +94,7 @@ def decoded(engine: str, model: Path) -> list[Verdict]:
         *((look, "q8_0") for look in ENGINES if look != ONE_KEPT),  # no prompt tells of it there
     ],
 )
-def test_engine_that_cuts_a_prompt_or_keeps_one_by_its_start_is_found(
+def test_engine_that_truncates_or_wrongly_reuses_prompts_is_found(
     look: str, model: str, tmp_path: Path
 ) -> None:
     found = decoded(ENGINES[look], builtin(model, tmp_path))
@@ -102,7 +103,8 @@ def test_engine_that_cuts_a_prompt_or_keeps_one_by_its_start_is_found(
 
 
 class Races(Quiet, name="in turn: is wrong behind every fourth long prompt"):
-    """An engine that is wrong occasionally, for any history, like threads with a shared buffer."""
+    """An engine that is wrong occasionally, whatever it was asked before, like threads with a
+    shared buffer."""
 
     levels = ("greedy",)
     n_asked = 0
@@ -120,7 +122,7 @@ class Races(Quiet, name="in turn: is wrong behind every fourth long prompt"):
 def test_threads_are_named_if_the_second_run_is_right(
     engine: str, said: bool, tmp_path: Path
 ) -> None:
-    """The engine caches nothing, and a user who looks only at caches would not find the fault."""
+    """The engine caches nothing. A user who looks only at caches would not find the fault."""
     with context_of(builtin("f32", tmp_path), engine=engine, suites=("decode",)) as context:
         context.begin_noise()
         (found,) = in_turn(context, context)
@@ -152,7 +154,7 @@ def test_continued_prompt_suggests_no_extra_token(
         assert not tells_of_one_more(context, long, short)
 
 
-def test_text_engine_that_caches_a_common_prefix_is_right(tmp_path: Path) -> None:
+def test_text_engine_that_reuses_a_common_prefix_agrees(tmp_path: Path) -> None:
     *_, last = decoded(Reads.name, builtin("f32", tmp_path))
     assert last.status == "agreed"
     assert "tokens, of which 1 repeats the one before" in last.summary
@@ -202,7 +204,8 @@ def test_known_list_of_one_prompt_does_not_excuse_another(tmp_path: Path) -> Non
 
 
 class KeepsLists(Quiet, name="lists: keeps a prompt"):
-    """An engine that reuses a prompt up to the first difference; it compares `first` tokens."""
+    """An engine that reuses a prompt up to the first difference, but compares only `first`
+    tokens."""
 
     first: int | None = None
     kept: Sequence[int] = ()

@@ -1,6 +1,6 @@
 """Tokenizers that fail on long real texts, or on invalid UTF-8.
 
-llama.cpp decodes bytes that Unicode forbids, which other engines need not do.
+llama.cpp decodes byte sequences that Unicode forbids. Other engines need not do this.
 """
 
 import re
@@ -27,7 +27,7 @@ OVERLONG = b"\xc0\xaf overlong"
 
 
 def rewriting(name: str, change: Change) -> str:
-    """Return a right engine that changes texts before reading them."""
+    """Return a right engine that changes texts before it reads them."""
 
     def tokenize(self: Any, texts: Sequence[bytes], **flags: bool) -> list[list[int]]:
         return Reference.tokenize(self, [change(text) for text in texts], **flags)
@@ -36,7 +36,7 @@ def rewriting(name: str, change: Change) -> str:
 
 
 def surrogates_as_pairs(text: bytes) -> bytes:
-    """Decode WTF-8, in which half a pair is a character."""
+    """Decode WTF-8, in which half of a surrogate pair is a character."""
     try:
         return text.decode("utf-8", "surrogatepass").encode("utf-16", "surrogatepass").decode(
             "utf-16", "replace"
@@ -81,7 +81,8 @@ def test_tokenizer_that_fails_on_real_texts_is_found(
 
 
 def test_long_text_has_no_merges() -> None:
-    """Simple tokenizers visit every pair again after each merge: minutes, for 66,000 bytes."""
+    """Simple tokenizers look at every pair again after each merge, which takes minutes for 66,000
+    bytes."""
     longest = max(tokens.MORE_TEXTS, key=len)
     assert len(longest) > 65535
     assert max(map(len, longest.split())) == 1
@@ -143,7 +144,9 @@ def test_right_engine_needs_no_excuse(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kept", "same"), [([1], True), ([9], False)])
-def test_diagnosis_skips_real_texts_only_with_replaced_bytes(kept: list[int], same: bool) -> None:
+def test_diagnosis_skips_an_overlong_text_only_if_bytes_were_replaced(
+    kept: list[int], same: bool
+) -> None:
     texts = (OVERLONG, "\ufffd\ufffd overlong".encode(), b"\xff", "\ufffd".encode())
     question = Ids(words="the ids of texts", texts=texts, flags=())
     answer = [[7], [1, 1], kept, [1]]

@@ -1,4 +1,5 @@
-"""Unanswered runs: they cost no later run; and a slow one costs no shorter run."""
+"""Runs without an answer do not affect later runs, except that a run longer than a timed-out run is
+not asked."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,7 @@ DEAD = Crashed(message="aborted (SIGABRT)")
 
 
 class Late(LocalSession):
-    """An engine that does not answer runs of so many tokens for which `late` is True."""
+    """An engine that does not answer a run if `late` is True for its number of tokens."""
 
     late: Callable[[int], bool]
     instead: Outcome = NOTHING
@@ -79,7 +80,7 @@ def test_slow_engines_fault_in_a_shorter_run_is_found(model: Path) -> None:
     assert exit_code(found) == 1
 
 
-def test_silent_engine_costs_two_waits_and_skipped_runs_are_named(
+def test_silent_engine_is_waited_for_twice_and_skipped_runs_are_named(
     model: Path,
 ) -> None:
     usual = iter(range(4))  # the run, the same again, with tensors, with some outputs
@@ -98,7 +99,7 @@ def test_silent_engine_costs_two_waits_and_skipped_runs_are_named(
 
 
 def test_run_longer_than_a_timed_out_one_is_not_asked(model: Path) -> None:
-    """The run with two sequences has 29 tokens, those with another token 34."""
+    """The run with two sequences has 29 tokens, and those with another token have 34."""
     usual = iter(range(4))
     found, asked = logits_of(
         model, "reference", lambda n: n == 29 or (n == USUAL and next(usual, None) is None)
@@ -110,10 +111,11 @@ def test_run_longer_than_a_timed_out_one_is_not_asked(model: Path) -> None:
     assert asked[-1] == 1
 
 
-def test_engine_that_dies_of_a_second_sequence_is_asked_all_else(
+def test_engine_that_dies_on_a_second_sequence_gets_all_other_runs(
     model: Path,
 ) -> None:
-    """A second sequence doubles the usual tokens; together with two later ones there are 29."""
+    """A second sequence doubles the usual number of tokens. With two sequences that join later
+    there are 29 tokens."""
     found, _ = logits_of(model, "reference", lambda n: n in (2 * USUAL, 29), DEAD)
     assert [v.status for v in found] == ["agreed", "crashed", "crashed"]
     assert [v.detail["asked"] for v in found[1:]] == ["beside another sequence", JOINED]
@@ -127,7 +129,7 @@ def test_death_does_not_limit_longer_runs(model: Path) -> None:
     assert N in asked
 
 
-def test_engine_that_dies_of_a_repeated_run_is_not_asked_more(model: Path) -> None:
+def test_engine_that_dies_in_a_repeated_run_gets_no_more_runs(model: Path) -> None:
     usual = iter(range(1))
     late = lambda n: n == USUAL and next(usual, None) is None  # noqa: E731
     found, _ = logits_of(model, "reference", late, DEAD)

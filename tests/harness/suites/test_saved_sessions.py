@@ -1,4 +1,5 @@
-"""Sessions that continue wrongly are found; honest formats and an engine's own noise are not."""
+"""Sessions that continue wrongly are found. Honest file formats and an engine's own noise are not
+accused."""
 
 import json
 import sys
@@ -26,7 +27,7 @@ ROWS = ("tokens", "positions", "seq_ids", "outputs")
 
 
 class Compressed(Reference, name="test:session-compressed"):
-    """The reference with files in a format of its own."""
+    """The reference with files in its own format."""
 
     def save(self, batches: Any, then: Any, path: str, sequence: int | None = None) -> Any:
         found = super().save(batches, then, path, sequence)
@@ -38,7 +39,7 @@ class Compressed(Reference, name="test:session-compressed"):
 
 
 class Recomputed(Reference, name="test:session-recomputed"):
-    """The reference that saves only tokens, and recomputes them."""
+    """The reference that saves only the tokens, and computes them again."""
 
     def save(
         self,
@@ -100,7 +101,7 @@ def test_honest_format_is_not_accused(engine: str, model: Callable[[str], Path])
     assert {verdict.status for verdict in judged(model("attention"), engine)} == {"agreed"}
 
 
-def test_f16_file_is_right_for_an_f16_cache(model: Callable[[str], Path]) -> None:
+def test_session_file_in_f16_is_right_for_an_f16_cache(model: Callable[[str], Path]) -> None:
     found = judged(model("attention"), "mutant:session-rounded-to-f16", settings=DEFAULT)
     assert {verdict.status for verdict in found} == {"agreed"}
 

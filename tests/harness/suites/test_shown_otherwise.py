@@ -1,4 +1,4 @@
-"""Right texts in other forms: with the prompt, other spaces, fewer bytes."""
+"""Right texts in other forms: with the prompt, with other spaces, with fewer bytes."""
 
 from codecs import getincrementaldecoder
 from collections.abc import Callable
@@ -51,8 +51,8 @@ def showing(name: str) -> str:
 
 @cache
 def going_on(name: str, *, always: bool) -> str:
-    """Return an engine that continues writing. always: after every text, not only after a partial
-    character."""
+    """Return an engine that continues writing after an incomplete last character, or with `always`
+    after every text."""
 
     def generate(self: Any, prompt: bytes, n: int) -> bytes:
         ids = Reference.greedy(self, self.tokenize([prompt])[0], n + 3)
@@ -137,7 +137,7 @@ def test_prompt_is_removed_unless_the_text_repeats_it() -> None:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Tokenizer whose pieces are bytes, as a vocabulary has them."""
+    """A tokenizer whose pieces are bytes, as in a vocabulary."""
 
     pieces: tuple[bytes, ...]
 

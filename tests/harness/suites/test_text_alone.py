@@ -1,4 +1,5 @@
-"""Engines with only greedy tokens or text: the first differing token, unless it is a tie."""
+"""Engines that show only greedy tokens or text. The first token that differs counts, unless it is a
+tie."""
 
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Sequence
@@ -39,8 +40,8 @@ def text_engine(
     shown: Callable[[bytes, bytes], bytes] = lambda prompt, text: text,
     n: int | None = None,
 ) -> str:
-    """Return an engine that changes prompts, or shows texts in another form; n: of so many
-    tokens."""
+    """Return an engine that changes prompts, or shows texts in another form. `n` is the number of
+    its tokens."""
 
     def generate(self: Any, prompt: bytes, n_asked: int) -> bytes:
         ids = Reference.greedy(self, self.tokenize([read(prompt)])[0], n or n_asked)
@@ -50,7 +51,7 @@ def text_engine(
 
 
 class FirstOfATie(GreedyAlone, name="greedy: the other of a tie"):
-    """An engine that chooses the twin of our engine's token."""
+    """An engine that chooses the twin of the token that our engine chooses."""
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         ids = list(prompt)
@@ -66,7 +67,7 @@ def third_wrong(self: Any, prompt: Sequence[int], n: int) -> list[int]:
 
 
 def whole_characters(text: bytes) -> bytes:
-    """Cut a text as a stream does, which holds a partial character back."""
+    """Cut off an incomplete last character of a text, as a stream does that holds it back."""
     decoder = getincrementaldecoder("utf-8")("surrogateescape")
     return decoder.decode(text).encode("utf-8", "surrogateescape")
 
@@ -98,8 +99,8 @@ def verdicts(path: Path, engine: str, suite: str, **changes: Any) -> list[Verdic
 
 
 def with_twins(folder: Path) -> Path:
-    """Return a model in which every token has a twin with the same logit, by repeated output
-    rows."""
+    """Write a model in which every token has a twin with the same logit, because output rows are
+    repeated."""
     path = written(folder, "twins.gguf", seed=1, n_layer=1, n_embd=16, n_ff=16)
     return with_values(path, path, "output.weight", lambda rows: np.repeat(rows[::2], 2, axis=0))
 
@@ -117,13 +118,13 @@ def test_greedy_tokens_alone_are_compared_with_the_oracles(folder: Path) -> None
 
 
 def bos_again(self: Any, prompt: Sequence[int], n: int) -> list[int]:
-    """Add a second BOS, which a good model ignores for many prompts."""
+    """Add a second BOS, which a good model ignores in many prompts."""
     known = self.tokenize([b"Once upon a time"])[0]
     given = prompt if prompt[: len(known)] == known else [1, *prompt]
     return Reference.greedy(self, given, n)
 
 
-def test_engine_right_for_one_prompt_is_found_by_single_tokens(
+def test_engine_right_only_for_one_prompt_is_found_by_single_tokens(
     folder: Path,
 ) -> None:
     made("greedy: BOS again", GreedyAlone, greedy=bos_again)
@@ -178,13 +179,13 @@ def test_wrong_text_diverges_at_its_first_wrong_token(engine: str, folder: Path)
     assert found[0].detail["step"] == (0 if "rope" in engine else 2)
 
 
-def test_engine_with_only_empty_texts_is_wrong(folder: Path) -> None:
+def test_engine_that_writes_only_empty_texts_diverges(folder: Path) -> None:
     made("text: none", TextAlone, write=lambda _, p: b"")
     empty = verdicts(builtin("f32", folder), "text: none", "text")
     assert ([v.status for v in empty], exit_code(empty)) == (["not-compared", "diverged"], 1)
 
 
-def test_engine_right_for_one_prompt_is_found_by_others(
+def test_engine_right_only_for_one_prompt_is_found_by_other_prompts(
     folder: Path,
 ) -> None:
     engine = text_engine("BOS again", read=lambda text: text if text == PROMPT else b"<s>" + text)
@@ -193,7 +194,7 @@ def test_engine_right_for_one_prompt_is_found_by_others(
 
 
 class Words(dict[int, bytes]):
-    """Pieces of a vocabulary made up for a test."""
+    """The pieces of a vocabulary for a test."""
 
     cleans = False
 
@@ -216,8 +217,8 @@ def text_verdicts(
     free: Sequence[int] = GIRL_IS,
     pieces: Any = WORDS,
 ) -> list[Verdict]:
-    """Return verdicts on a text. free: the oracle's text; rows have logits before each token,
-    others are -9. more: the noise of more runs, if they may be asked for."""
+    """Return verdicts on a text. `free` is the oracle's text. `rows` are the logits before each
+    token; missing logits are -9. `more` is the noise of more runs, if they may be made."""
 
     def noise_on(batches: Any) -> float:
         assert more is not None, "more runs were asked for"
@@ -267,7 +268,7 @@ GIRL, IS = CLEAR
         (b" boy", ({2: float("nan")}, {5: 1.0}), {}, ["not-compared"]),
     ],
 )
-def test_possible_greedy_text_is_told_from_an_impossible_one(
+def test_possible_greedy_text_is_distinguished_from_an_impossible_one(
     said: bytes, rows: Sequence[dict[int, float]], limits: dict[str, Any], expected: list[str]
 ) -> None:
     """The expected values are statuses, and the step and the token that differ."""
@@ -277,7 +278,7 @@ def test_possible_greedy_text_is_told_from_an_impossible_one(
 
 
 def test_json_escaped_text_is_compared_by_characters(folder: Path) -> None:
-    """Random models write many bytes that are no characters."""
+    """Random models write many bytes that are not characters."""
     made("text: in JSON", TextAlone, write=lambda _, p: in_json(p))
     made("text: in JSON, wrong", TextAlone, write=lambda _, p: in_json([*p[:2], b"~~", *p[3:]]))
     for name in ("q4_0", "bf16"):
@@ -301,7 +302,7 @@ def test_replacement_characters_for_invalid_bytes_are_recognised() -> None:
     assert not is_replaced("ä".encode(), "ü".encode())
 
 
-def test_wrong_text_is_asked_for_again(folder: Path) -> None:
+def test_question_with_a_wrong_text_is_repeated(folder: Path) -> None:
     """The engine samples at a temperature above 0, and shows only the drawn text."""
     drawn = iter(range(1000))
 
@@ -316,9 +317,9 @@ def test_wrong_text_is_asked_for_again(folder: Path) -> None:
 def test_other_prompts_are_compared_if_the_oracle_ends_at_once(
     tmp_path: Path,
 ) -> None:
-    """The first token there is a control token, after which engines may end.
+    """The first token is a control token, after which engines may end.
 
-    It was all that was asked for.
+    An earlier version asked only for this prompt.
     """
     recipe = LlamaRecipe(n_layer=1)
     path = written(tmp_path, n_layer=1)

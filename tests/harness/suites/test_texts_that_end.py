@@ -1,4 +1,4 @@
-"""Engines of text that stop early, write nothing, or read characters otherwise."""
+"""Engines of text that stop early, write nothing, or read characters differently."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -90,9 +90,9 @@ def test_text_without_its_last_token_is_compared_except_for_its_end(
 def test_extra_byte_of_a_tie_is_not_called_an_early_end(
     said: str, margin: float, expected: list[str]
 ) -> None:
-    """The oracle's text is m, a byte that is no character, and h6.
+    """The oracle's text is m, a byte that is not a character, and h6.
 
-    The same byte once more is the second likeliest there.
+    At the third token, the same byte again is the second most likely.
     """
     rows = {1: 5.0}, {2: 5.0}, {3: 5.0, 2: 5.0 - margin}
     pieces = Words({0: b"", 1: b"m", 2: b"\xda", 3: b"h6"})
@@ -129,7 +129,7 @@ class Pieces(dict[int, bytes]):
 def test_engine_must_write_the_text_before_any_end_of_text_or_line(
     rows: Sequence[dict[int, float]], written: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rows are the oracle's logits before each of its tokens; others are -9."""
+    """The rows are the oracle's logits before each of its tokens. Missing logits are -9."""
     logits = np.full((len(rows), len(PIECES)), -9.0, np.float32)
     for row, given in zip(logits, rows, strict=True):
         row[list(given)] = list(given.values())
@@ -162,7 +162,7 @@ SEVERAL = [b",", b"are", b"", b"and", b"and"]
 def test_engine_that_writes_nothing_diverges_from_several_honest_starts(
     honest: Sequence[bytes], said: bytes, diverges: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The honest starts must be written after the five prompts."""
+    """After the five prompts, the engine must write the beginnings that honest engines write."""
     each = iter(honest)
     monkeypatch.setattr(no_text, "must_write", lambda context, prompt: next(each))
     context: Any = SimpleNamespace(
@@ -214,5 +214,7 @@ def test_engine_that_reads_characters_correctly_is_not_accused(model: Path) -> N
 
 
 @pytest.mark.parametrize("read", READINGS)
-def test_every_reading_leaves_plain_words_unchanged(read: Callable[[str], bytes]) -> None:
+def test_every_way_to_read_characters_leaves_plain_words_unchanged(
+    read: Callable[[str], bytes],
+) -> None:
     assert read("The cat, 2 + 2") == b"The cat, 2 + 2"

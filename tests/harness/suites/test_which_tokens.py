@@ -1,4 +1,4 @@
-"""Tokens with differing logits are named, and a rare choice of experts is no fault."""
+"""Tokens with differing logits are named, and a rare choice of experts is not a fault."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -128,7 +128,7 @@ ALLOWED = 0.1
 
 
 def with_rows(**rows: float) -> F32:
-    """Return the true values with a few changed rows: r2=1.0 is the third."""
+    """Return the true values with some rows replaced: r2=1.0 changes the third row."""
     found = TRUTH.copy()
     for name, value in rows.items():
         found[int(name[1:])] = value
@@ -182,8 +182,9 @@ def test_model_without_experts_has_no_choices() -> None:
     assert not by_chance(context([TWO], n_expert=0), (), TRUTH, [TWO], ALLOWED)
 
 
-def test_oracle_wrong_in_a_usual_run_is_not_the_truth(tmp_path: Path) -> None:
-    """The oracle's own logits would show no wrong row, and no honest run would explain one."""
+def test_oracle_that_is_wrong_in_a_usual_run_is_at_fault(tmp_path: Path) -> None:
+    """Compared with the oracle's own logits no row would be wrong, and no honest run would explain
+    a wrong row."""
     with context_of(builtin("moe", tmp_path)) as context:
         run = Run(words="again", batches=context.batches, usual=True, known=True)
         right = context.answer(

@@ -1,4 +1,4 @@
-"""`logits` and `decode`: a wrong oracle is found as well as a wrong subject, and nothing agrees
+"""`logits` and `decode` find a wrong oracle as well as a wrong subject. Nothing counts as agreeing
 without a comparison."""
 
 from collections.abc import Callable, Iterator, Sequence
@@ -65,11 +65,11 @@ def test_wrong_oracle_is_a_divergence_and_at_fault(name: str, suite: str, tmp_pa
         (WRONG, False),
     ],
 )
-def test_fault_of_a_second_batch_alone_is_reported_as_right_in_one(
+def test_report_says_if_a_wrong_second_batch_is_right_in_one_batch(
     engine: str, agrees: bool, model: Path
 ) -> None:
     wrong = diverged(verdicts_of(model, "logits", engine=engine))
-    (found,) = (v for v in wrong if "other logits" not in v.summary)
+    (found,) = (v for v in wrong if "different logits" not in v.summary)
     assert found.detail["at_fault"] == "subject"
     assert found.detail.get("in_one_batch") == ("agreed" if agrees else None)
 
@@ -109,7 +109,7 @@ class WrongInRowsOf(Reference, name="test:wrong in so many rows"):
 def test_wrong_kernel_for_few_rows_is_not_blamed_on_the_prefix(
     n: int, said: str, model: Path
 ) -> None:
-    """A single batch has more rows and is right too."""
+    """A single batch has more rows, and there the engine is right too."""
     WrongInRowsOf.n_rows = n
     found = verdicts_of(model, "logits", engine=WrongInRowsOf.name, n_tokens=8)
     texts = [v.summary for v in found if v.detail.get("in_one_batch")]
@@ -118,7 +118,7 @@ def test_wrong_kernel_for_few_rows_is_not_blamed_on_the_prefix(
     assert "positions, mask, cache" not in texts[0]
 
 
-def test_fault_of_the_first_run_is_not_blamed_on_batches(model: Path) -> None:
+def test_fault_only_in_the_first_run_is_not_blamed_on_batches(model: Path) -> None:
     class OnceWrong(Reference, name="test:once wrong"):
         asked = 0
 
@@ -134,7 +134,7 @@ def test_fault_of_the_first_run_is_not_blamed_on_batches(model: Path) -> None:
     assert again.key == "logits/not-deterministic"
 
 
-def test_size_may_explain_the_first_wrong_batch_beside_a_sequence(
+def test_report_names_batch_size_as_a_cause_beside_a_sequence(
     model: Path,
 ) -> None:
     found = verdicts_of(model, "logits", engine="mutant:rope-second-prompt-late")
@@ -166,7 +166,7 @@ def test_engine_with_unconverted_activations_is_honest_in_either_role(
 
 
 def scaled(path: Path, copy: Path, tensor: str, factor: float) -> Path:
-    """Return a copy of an F32 model with one tensor scaled, possibly by NaN."""
+    """Write a copy of an F32 model with one tensor scaled, possibly by NaN."""
     return with_values(path, copy, tensor, lambda values: values * np.float64(factor))
 
 
@@ -198,7 +198,7 @@ class OnlyLogits(Reference, name="test:only-logits"):
 
 
 class Fickle(LocalSession):
-    """An engine that chooses the second best at one step, and is right in all else."""
+    """An engine that chooses the second-best token at one step, and is otherwise right."""
 
     def _ask(self, question: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         outcome = super()._ask(question, args, kwargs)
@@ -246,7 +246,7 @@ class SaysThatThereAreNone(Reference, name="test:says-that-there-are-none"):
 
 @pytest.mark.parametrize("role", ["oracle", "engine"])
 def test_engine_may_not_declare_parts_that_a_model_lacks(role: str, model: Path) -> None:
-    """The engine once passed: logits, decode, trace and products were not applicable."""
+    """The engine once passed, because logits, decode, trace and products were not applicable."""
     found = verdicts_of(model, **{role: SaysThatThereAreNone.name})
     asked = {"logits", "decode"} | ({"trace", "products"} if role == "engine" else set())
     assert {v.suite for v in found if v.status == "not-compared"} == asked
@@ -262,8 +262,8 @@ def test_bisect_does_not_conform_if_both_are_wrong_in_hidden_tensors(model: Path
 
 
 class KeepsPrompts(Reference):
-    """An engine that caches prompts. `read`: the tokens used for a first batch; known: the tokens
-    of earlier calls."""
+    """An engine that caches prompts. `read` returns the tokens that it uses for a first batch, and
+    `known` holds the tokens of earlier calls."""
 
     read: Callable[[dict[Any, Any], Request], NDArray[np.int32]]
 
@@ -275,7 +275,7 @@ class KeepsPrompts(Reference):
 
 
 def by_its_beginning(known: dict[Any, Any], request: Request) -> NDArray[np.int32]:
-    """Look kept prompts up by how they begin and end."""
+    """Find cached prompts by their beginnings and ends."""
     tokens = request.batches[0].tokens
     ids = tokens.tolist()
     found: NDArray[np.int32] = known.setdefault((len(ids), *ids[:3], ids[-1]), tokens)
@@ -283,7 +283,7 @@ def by_its_beginning(known: dict[Any, Any], request: Request) -> NDArray[np.int3
 
 
 def by_its_first_token(known: dict[Any, Any], request: Request) -> NDArray[np.int32]:
-    """Keep only the last prompt."""
+    """Cache only the last prompt, and find it by its length and first token."""
     tokens = request.batches[0].tokens
     key = (len(tokens), int(tokens[0]))
     if key not in known:
@@ -293,7 +293,7 @@ def by_its_first_token(known: dict[Any, Any], request: Request) -> NDArray[np.in
 
 
 def by_its_sizes(known: dict[Any, Any], request: Request) -> NDArray[np.int32]:
-    """Reuse the first four tokens of the previous call, if its batches had the same sizes."""
+    """Reuse the first four tokens of the previous call if its batches had the same sizes."""
     tokens, sizes = request.batches[0].tokens.copy(), tuple(map(len, request.batches))
     tokens[:4] = known.get(sizes, tokens[:4])
     known.clear()
@@ -317,7 +317,7 @@ def test_answer_for_earlier_tokens_is_recognised(model: Path) -> None:
 
 
 def test_answer_for_other_tokens_than_usual_is_recognised(model: Path) -> None:
-    """The engine caches only the last prompt, which has another token."""
+    """The engine caches only the last prompt, which differs in one token."""
     found = verdicts_of(model, "logits", engine=BY_ITS_FIRST_TOKEN)
     (wrong,) = diverged(found)
     assert wrong.summary.startswith("with another last token: ")
@@ -328,7 +328,7 @@ def test_answer_for_other_tokens_than_usual_is_recognised(model: Path) -> None:
 def test_state_of_earlier_calls_is_not_blamed_on_token_counts(
     name: str, more: bool, tmp_path: Path
 ) -> None:
-    """All tokens in one batch have a new length, so the engine reads them."""
+    """A batch with all tokens has a new length, so the engine reads these tokens."""
     found = verdicts_of(builtin(name, tmp_path), "logits", engine=BY_ITS_SIZES)
     wrong = [v for v in found if v.detail.get("in_one_batch")]
     assert wrong
@@ -338,7 +338,7 @@ def test_state_of_earlier_calls_is_not_blamed_on_token_counts(
 
 
 def test_bisect_blames_no_op_for_an_answer_for_earlier_tokens(model: Path) -> None:
-    """The look-up of embeddings would be the first that differs."""
+    """Otherwise the first op that differs, the look-up of embeddings, would be blamed."""
     with context_of(model, engine=BY_ITS_BEGINNING) as context:
         found = bisect(context)
     assert not found.culprits

@@ -1,5 +1,5 @@
-"""Models of any architecture: the table of variants, and the files made from llama.cpp's
-tensors."""
+"""Models of any architecture: the table of variants, and files with the tensors that llama.cpp
+names."""
 
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ def test_variant_exceeds_positions_of_a_byte_and_a_bfloat16(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mamba2", "falcon-h1", "granitehybrid", "nemotron_h"])
-def test_state_groups_have_several_heads_each(name: str) -> None:
+def test_each_group_of_states_has_several_heads(name: str) -> None:
     keys = metadata(variant_named(name))
     heads, groups = (keys[f"{name}.ssm.{k}"][1] for k in ("time_step_rank", "group_count"))
     assert heads >= 2 * groups >= 4
@@ -123,7 +123,8 @@ def test_untied_embeddings_are_as_large_as_layer_outputs(
 
 
 def test_large_scan_matrices_have_the_requested_type(tmp_path: Path) -> None:
-    """Published files have such types. Ours stayed F32, so that no engine multiplied by others."""
+    """Published files have such types. Earlier our matrices stayed F32, so engines never multiplied
+    by other types."""
     path = tmp_path / "m.gguf"
     names = ("ssm_in.weight", "ssm_out.weight", "ssm_x.weight", "ssm_conv1d.weight", "ssm_a")
     rows = [tensor(f"blk.0.{name}", 64, 32) for name in names]
@@ -163,7 +164,7 @@ def test_frequency_divisor_makes_no_angle_larger(name: str, tmp_path: Path) -> N
 
 
 def test_recurrent_layer_starts_as_published(tmp_path: Path) -> None:
-    """Mamba 2: one decay a head from -16 to -1, steps in time from 0.001 to 0.1."""
+    """Each head of Mamba 2 has a decay from -16 to -1. Time steps are from 0.001 to 0.1."""
     heads = drawn(tmp_path, "blk.0.ssm_a", 1, 400)
     assert heads.min() >= -16
     assert heads.max() <= -1

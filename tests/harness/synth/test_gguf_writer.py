@@ -1,4 +1,4 @@
-"""Files of the GGUF writer: our reader, gguf-py's and llama.cpp's read them back."""
+"""Files of our GGUF writer, read back by our reader, gguf-py and llama.cpp."""
 
 import errno
 import os

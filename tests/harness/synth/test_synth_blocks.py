@@ -1,4 +1,4 @@
-"""Seeded weights of every type: pinned bytes, the size that was asked for, and legal codes only."""
+"""Seeded weights of every type have pinned bytes, the requested size, and only legal codes."""
 
 import hashlib
 
@@ -79,7 +79,7 @@ def test_tensor_in_two_chunks_has_the_right_size(type_name: str) -> None:
     assert len(made(type_name, n, 1.0)) == n // kind.block * kind.bytes
 
 
-def test_every_scaled_type_can_be_made() -> None:
+def test_every_type_with_scales_can_be_written() -> None:
     assert MAKERS.keys() == {k.name for k in TYPES.values()} - {*NO_SCALE, "Q8_1", "Q8_K"}
 
 
@@ -116,7 +116,7 @@ def test_eight_bit_scales_are_never_nan() -> None:
 
 
 @pytest.mark.parametrize("type_name", [n for n in MAKERS if type_by_name(n).bytes > 8])
-def test_every_byte_but_the_scales_takes_many_values(type_name: str) -> None:
+def test_every_byte_except_the_scales_has_many_values(type_name: str) -> None:
     raw = np.frombuffer(made(type_name, 1 << 17, 0.125), np.uint8)
     by_place = raw.reshape(-1, type_by_name(type_name).bytes)
     kinds = np.array([len(np.unique(column)) for column in by_place.T])

@@ -1,4 +1,4 @@
-"""Seeded vocabularies of every kind: the same bytes everywhere, and every token occurs."""
+"""Seeded vocabularies of every kind have the same bytes everywhere, and every token can occur."""
 
 from pathlib import Path
 
@@ -84,8 +84,10 @@ def test_an_unknown_kind_is_refused_with_the_choices() -> None:
 
 
 @pytest.mark.parametrize("kind", WITH_TOKENS)
-def test_tokenizer_reads_it_and_every_ordinary_token_can_occur(kind: str, tmp_path: Path) -> None:
-    """Each piece is found alone, after a letter, or in a word of its own."""
+def test_tokenizer_reads_the_vocabulary_and_every_token_can_occur(
+    kind: str, tmp_path: Path
+) -> None:
+    """Each piece is found alone, after a letter, or as a separate word."""
     tokenizer = opened(BUILTIN_VOCABULARIES[kind], tmp_path)
     assert tokenizer.name == ("llama" if kind == "llama-ties" else kind)
     attrs = tokenizer.vocabulary.attrs
@@ -101,7 +103,7 @@ def test_tokenizer_reads_it_and_every_ordinary_token_can_occur(kind: str, tmp_pa
     assert len(met & {token for token, _ in whole}) > 0.8 * len(whole)
 
 
-def test_a_model_without_a_vocabulary_says_so(tmp_path: Path) -> None:
+def test_model_without_a_vocabulary_is_unsupported(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match="no vocabulary"):
         opened(BUILTIN_VOCABULARIES["none"], tmp_path)
 
@@ -115,7 +117,7 @@ def test_a_byte_level_vocabulary_takes_any_pre_tokenizer(pre: str, tmp_path: Pat
     assert getattr(tokenizer, "pre") == PRE_TOKENIZERS[pre]  # noqa: B009
 
 
-def test_equal_and_unordered_scores_are_in_their_documented_places() -> None:
+def test_equal_and_unordered_scores_are_where_documented() -> None:
     scores = vocabulary_keys("llama-ties", 640, seed=1)["tokenizer.ggml.scores"][1]
     pieces = scores[scores < 0]
     assert len(np.unique(pieces)) < len(pieces) / 2
@@ -128,7 +130,8 @@ def test_too_few_letters_for_the_pieces_are_refused() -> None:
 
 
 def test_vocabularies_beyond_two_byte_ids_are_made() -> None:
-    """Sixteen-bit ids fail from there on; the first draws are those of a small one."""
+    """Engines with sixteen-bit ids fail on such a vocabulary. Its first tokens are those of a small
+    one."""
     many = merges_of(ALPHABET, 66_000, seed=0)
     assert len({left + right for left, right in many}) == 66_000
     assert many[:300] == merges_of(ALPHABET, 300, seed=0)
@@ -145,7 +148,7 @@ def test_our_reader_finds_every_replacement_of_the_made_map() -> None:
         assert found.longest(text, 0) is None
 
 
-def test_longest_sequence_wins_and_its_beginning_is_none() -> None:
+def test_map_finds_the_longest_sequence_and_no_incomplete_one() -> None:
     found = Charsmap(charsmap({"a": "1", "abc": "2", "xyz": "3"}))
     assert found.longest(b"abd", 0) == (b"1", 1)
     assert found.longest(b"abcd", 0) == (b"2", 3)

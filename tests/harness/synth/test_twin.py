@@ -1,4 +1,4 @@
-"""`lockstep twin`: the same values and keys without anything quantised, and nothing else."""
+"""`lockstep twin` writes the same values and keys, without quantised tensors."""
 
 import tracemalloc
 from pathlib import Path
@@ -108,10 +108,10 @@ def test_check_compares_a_twin_with_its_model(tmp_path: Path) -> None:
     assert any(said.startswith("Q4_1 as F32: ") for _, said in found)
 
 
-def test_twin_with_two_exchanged_weights_is_caught_and_the_weight_named(
+def test_twin_with_two_exchanged_weights_is_caught_with_their_name(
     tmp_path: Path,
 ) -> None:
-    """A reader that swaps the nibbles would make this exchange."""
+    """A reader that swaps the nibbles would exchange these weights."""
     model, copy = written(tmp_path, quant="Q4_1"), tmp_path / "twin.gguf"
     write_twin(model, copy)
     tensor, row = "blk.1.ffn_down.weight", 5

@@ -1,4 +1,4 @@
-"""Causes of known differences: a schedule that almost has one is not excused."""
+"""Causes of known differences: a schedule that only nearly has a cause is not excused."""
 
 import json
 from typing import Any
@@ -92,7 +92,7 @@ def test_fault_without_a_known_cause_is_not_excused(known: KnownSchedule) -> Non
     assert entry_for(KNOWN, (known.component,), kind, found, case) is None
 
 
-def test_fault_before_the_step_with_the_cause_is_not_excused() -> None:
+def test_fault_before_the_step_of_its_cause_is_not_excused() -> None:
     case = made(STREAMS, text(1), text(1, 1), ["keep", 0])
     found = [ScheduleDifference(symptom="pos", step=step, name="", text="") for step in range(3)]
     told = [entry_for(KNOWN, ("llama.cpp",), "attention", one, case) for one in found]
@@ -113,7 +113,8 @@ def test_most_schedules_have_no_known_cause(kind: str) -> None:
 def test_sequences_that_diverge_at_a_shared_token_count_as_diverged(
     second: list[int], part: bool
 ) -> None:
-    """The token sees all of its own position, also what comes later in the batch."""
+    """The token sees all cells of its own position, including those that come later in the
+    batch."""
     case = made(UNIFIED, ["decode", [[1, 2, [0, 1], False], [2, 2, second, True]]], n_seq=3)
     assert ("parted" in causes(case, "attention")) is part
 

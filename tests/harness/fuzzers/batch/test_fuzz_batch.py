@@ -1,4 +1,4 @@
-"""`fuzz batch` without llama.cpp: our engine against itself and against wrong memories."""
+"""`fuzz batch` without llama.cpp: our engine is compared with itself and with wrong memories."""
 
 import json
 import shlex
@@ -37,7 +37,7 @@ FIRST = {"shares-states-blind": 41}  # no case before it shows this one
 
 
 class Dies(Reference):
-    """An engine that dies of three sequences."""
+    """An engine that dies on three sequences."""
 
     name = "dies"
 
@@ -62,7 +62,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fuzzed(kind: str, **changes: Any) -> Iterator[Verdict]:
-    """Yield findings lazily, so that nothing runs after the first one."""
+    """Yield findings one by one, so that nothing runs after the first finding."""
     plan = FuzzPlan(
         **{
             "targets": (kind,),
@@ -160,7 +160,7 @@ def test_a_schedule_survives_its_json() -> None:
 
 
 def alone(change: Any, symptom: str, tmp_path: Path) -> bool:
-    """Return True if an engine in both roles contradicts itself in this way."""
+    """Return True if an engine in both roles contradicts itself with this symptom."""
     path = tmp_path / "small.gguf"
     SMALL["attention"](path)
     cls = engine(change)
@@ -179,7 +179,7 @@ def test_engine_that_mixes_sequences_contradicts_itself(tmp_path: Path) -> None:
     assert alone(mixes_sequences, "neighbours", tmp_path)
 
 
-def test_engine_that_depends_on_the_split_of_batches_contradicts_itself(
+def test_engine_that_depends_on_batch_splits_contradicts_itself(
     tmp_path: Path,
 ) -> None:
     assert alone(reorders_outputs, "splitting", tmp_path)
@@ -244,7 +244,7 @@ def test_malformed_schedule_is_refused(text: str, says: str) -> None:
     assert says in str(refused.value)
 
 
-def test_users_schedule_needs_its_kind() -> None:
+def test_users_schedule_needs_the_option_type() -> None:
     plan = FuzzPlan(given=(schedule(0, 0, "attention").text().encode(),))
     with pytest.raises(BadInput, match="--type"):
         fuzzer_named("batch").check(plan)

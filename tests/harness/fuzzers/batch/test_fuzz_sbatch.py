@@ -1,4 +1,4 @@
-"""`fuzz batch` on the older sequence-aware batch; our own model stands in for older versions."""
+"""`fuzz batch` on the older sequence-aware batch. Our own model stands in for older versions."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ CASES = 60
 
 
 def ubatches_of(case: ScheduleCase) -> list[list[list[int]]]:
-    """Return tokens of each ubatch, call by call, as our model forms them."""
+    """Return the tokens of each ubatch, call by call, as our model splits them."""
     run = SbatchSchedule(case.sbatch, N_VOCAB, case.n_ubatch)
     answers = [run.step(step) for step in case.steps]
     return [[[row[0] for row in u[2]] for u in answer["ubatches"]] for answer in answers]

@@ -1,4 +1,5 @@
-"""The stateful schedules without llama.cpp: wrong memories are caught, and Hypothesis shrinks."""
+"""Stateful schedules without llama.cpp: wrong memories are caught, and Hypothesis shrinks the
+schedules."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -22,7 +23,7 @@ OpenJudge = Callable[[str, str], Judge]
 
 @pytest.fixture
 def judge_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenJudge]:
-    """Return a judge of our engine and another one on the small model of a kind."""
+    """Return a judge that compares our engine with another engine on the small model of a kind."""
     with ExitStack() as stack:
 
         def judge(kind: str, subject: str) -> Judge:

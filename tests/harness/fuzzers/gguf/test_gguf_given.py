@@ -1,4 +1,5 @@
-"""Files of the user: each has verdicts that name it, for any result of the others."""
+"""The user's own files: each gets verdicts that name it, whatever the results of other files
+are."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -40,7 +41,7 @@ SLOW, DEADLY = b"SLOW", b"DEADLY"
 
 
 class Another(Session):
-    """A reader that answers as ours, except about one file."""
+    """A reader that answers like ours, except about one file."""
 
     name = "another"
 
@@ -87,7 +88,7 @@ def test_slow_file_is_a_verdict_that_names_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("word", "ending"), [(SLOW, HUNG), (DEADLY, CRASHED)])
-def test_unanswered_question_costs_no_other_file_its_answer(word: bytes, ending: str) -> None:
+def test_unanswered_question_affects_no_other_file(word: bytes, ending: str) -> None:
     good = alone("every-type")
     files = [good] * 7
     files.insert(4, word)
@@ -97,7 +98,7 @@ def test_unanswered_question_costs_no_other_file_its_answer(word: bytes, ending:
     assert len(set(found.digests.tolist())) == 2
 
 
-def test_engine_that_answers_about_no_file_is_not_asked_file_by_file() -> None:
+def test_engine_without_any_answer_is_not_asked_file_by_file() -> None:
     with pytest.raises(NoAnswer, match="it parses nothing"):
         answer_about(Mute(), "buffer", [b"GGUF", b"GGUF"])
 
@@ -115,7 +116,7 @@ def test_long_file_is_not_tried_in_large_batches() -> None:
 
 
 def test_gguf_py_may_keep_one_view_per_element() -> None:
-    """One file is honest and costs most, and the header of another claims much."""
+    """One file is honest and needs most memory, and the header of another file claims much."""
     n = 40_000
     numbers = gguf([pair(b"k", ARR, array(U8, n, bytes(n)))])
     with Runner().open("gguf-py", None, EXACT) as session:

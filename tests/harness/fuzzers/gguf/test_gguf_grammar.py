@@ -1,5 +1,5 @@
-"""The grammar of GGUF files: made files match their description; our reader's verdict is the
-table's."""
+"""The grammar of GGUF files: generated files match their description, and our reader gives the
+verdicts of the table."""
 
 from itertools import pairwise
 
@@ -62,7 +62,7 @@ def test_faults_cover_every_kind_of_refusal() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_seed_family_and_number_decide_a_case(family: str) -> None:
+def test_seed_family_and_number_determine_a_case(family: str) -> None:
     some = cases(3, family, 40, 10, CORPUS)
     assert [case.number for case in some] == list(range(40, 50))
     assert some[4:] == cases(3, family, 44, 6, CORPUS)
@@ -88,7 +88,7 @@ def test_files_with_one_fault_get_its_verdict(family: str) -> None:
     assert {f for f in FAULTS if bool(FAULTS[f].kinds) == (family == "broken")} == seen
 
 
-def test_combined_faults_make_no_long_file() -> None:
+def test_combined_faults_do_not_make_a_file_long() -> None:
     huge = [FAULTS["alignment-max"], FAULTS["padding-not-zero"], FAULTS["empty-tensor-between"]]
     draft = FileDraft()
     for fault in huge:
@@ -103,7 +103,7 @@ def test_mutated_files_are_neither_all_refused_nor_all_accepted() -> None:
     assert len(set(verdicts)) > 15
 
 
-def test_corpus_files_are_first_tried_unchanged_and_long_ones_never() -> None:
+def test_corpus_files_are_tried_unchanged_first_and_long_ones_skipped() -> None:
     files = [*CORPUS, bytes(LARGEST + 1)]
     found = cases(1, "corpus", 0, 50, files)
     assert [case.raw for case in found[:2]] == CORPUS

@@ -1,4 +1,4 @@
-"""Guided files: every line of the reader is reached, and faults behind branches are found."""
+"""Guided files: they reach every line of the reader, and find faults behind branches."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -44,7 +44,8 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def one(tmp_path: Path) -> Path:
-    """Return a folder with one file to start from: libFuzzer reads several in any order."""
+    """Return a folder with a single start file, because libFuzzer reads several files in any
+    order."""
     (tmp_path / "one").mkdir()
     (tmp_path / "one/first.gguf").write_bytes(FIRST)
     return tmp_path / "one"
@@ -99,7 +100,7 @@ def test_report_states_how_a_round_ended() -> None:
 # --- the reader under guidance ----------------------------------------------------------------
 
 
-def test_guided_reader_may_only_refuse(
+def test_guided_reader_may_raise_nothing_but_refusals(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     right = guard_reader(GgufFile.from_bytes, lambda seconds: None)

@@ -1,4 +1,4 @@
-"""Shrinking GGUF files: the cause stays, and the rest is removed."""
+"""Shrinking of GGUF files: the cause stays, and everything else is removed."""
 
 import pytest
 

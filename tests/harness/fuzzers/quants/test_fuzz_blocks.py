@@ -1,4 +1,4 @@
-"""The parts of the fuzzer of decoders: numbered blocks, names for differences, small blocks."""
+"""The parts of the decoder fuzzer: numbered blocks, names for differences, small blocks."""
 
 import numpy as np
 import pytest
@@ -110,7 +110,7 @@ def test_symptom_follows_from_two_decodings(
     assert symptom_of(np.array(expected, np.float32), np.array(actual, np.float32)) == symptom
 
 
-def test_differing_blocks_are_told_from_other_nans() -> None:
+def test_differing_blocks_are_distinguished_from_other_nans() -> None:
     expected = np.array([1, NAN, 3, NAN, 5, 6], np.float32)
     actual = np.array([1, -NAN, 3, NAN, 5, 7], np.float32)
     found = Differences.between(expected, actual, weights=2)
@@ -118,7 +118,7 @@ def test_differing_blocks_are_told_from_other_nans() -> None:
     assert found.nan_sign.tolist() == [0]
 
 
-def test_finite_difference_is_never_shrunk_into_a_nan_one() -> None:
+def test_finite_difference_is_never_shrunk_to_a_nan_difference() -> None:
     assert alike("value", "factor")
     assert not alike("value", "nan")
     assert not alike("rounding", "value")

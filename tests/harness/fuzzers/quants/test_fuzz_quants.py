@@ -35,7 +35,7 @@ INF, NAN = np.inf, np.nan
 
 
 class Other(Reference):
-    """A decoder that is not registered, and decodes as a test says."""
+    """A decoder that is not registered, and decodes in the way that a test sets."""
 
     name = "other"
     decode: Decode
@@ -62,7 +62,7 @@ def campaign(
     oracle: type[Adapter] = Reference,
     **plan: Any,
 ) -> list[Verdict]:
-    """Run a campaign against our own decoders, which tests the fuzzer without llama.cpp."""
+    """Run a campaign against our own decoders, so that the test needs no llama.cpp."""
     sessions = [LocalSession(cls, None, EXACT) for cls in (engine(decode), oracle)]
     third, numbers = (LocalSession(cls, None, EXACT) for cls in (engine(witness), Ieee754))
     third.name = "witness"
@@ -193,7 +193,7 @@ def test_refusing_engine_is_reported(error: Exception, status: str, code: int) -
     assert str(error) in found[0].summary
 
 
-def test_too_few_weights_are_no_answer_and_one_block_shows_it() -> None:
+def test_too_few_weights_are_no_answer_and_shrink_to_one_block() -> None:
     (verdict,) = campaign(WeightFormat.member("Q4_0"), lambda kind, raw: kind.dequantize(raw)[:-1])
     assert verdict.status == "malformed"
     assert verdict.key
@@ -220,7 +220,7 @@ def test_plain_numbers_that_the_oracle_cannot_decode_follow_the_standard() -> No
 # --- the witness ----------------------------------------------------------------------------
 
 
-def test_isolated_witness_is_excused_by_name() -> None:
+def test_witness_that_differs_alone_is_excused_by_name() -> None:
     def negative(kind: type[WeightFormat], raw: Bytes) -> F32:
         return -kind.dequantize(raw)
 
@@ -231,7 +231,7 @@ def test_isolated_witness_is_excused_by_name() -> None:
     assert exit_code(found) == 0
 
 
-def test_witness_with_the_same_mistake_isolates_the_oracle() -> None:
+def test_oracle_is_at_fault_if_the_witness_agrees_with_the_subject() -> None:
     def doubled(kind: type[WeightFormat], raw: Bytes) -> F32:
         return 2 * kind.dequantize(raw)
 

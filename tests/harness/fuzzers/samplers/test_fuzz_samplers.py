@@ -1,4 +1,4 @@
-"""`fuzz samplers` finds wrong samplers and shrinks questions; it accuses no honest one."""
+"""`fuzz samplers` finds wrong samplers and shrinks the questions. It accuses no honest sampler."""
 
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ def test_wrong_sampler_is_found_and_its_case_shrunk(name: str) -> None:
     assert small.detail["stages"] <= 2
 
 
-def test_wrong_grammar_is_found_and_shown_again() -> None:
+def test_wrong_grammar_is_found_and_reproduced() -> None:
     cls = WRONG_SAMPLERS["mutant:grammar-never-moves"]
     first = diverged(fuzz(cls.stage, cls.name, 6))[0]
     assert (first.detail["candidates"], first.detail["stages"]) == (1, 1)
@@ -77,7 +77,7 @@ def test_wrong_grammar_is_found_and_shown_again() -> None:
     assert diverged(fuzz(cls.stage, "reference", given=given)) == []
 
 
-def test_finding_is_shown_again_by_its_question() -> None:
+def test_question_of_a_finding_reproduces_it() -> None:
     first = diverged(fuzz("top_p", "mutant:top-p-drops-crossing", 20))[0]
     given = (first.detail["question"].encode(),)
     (again,) = diverged(fuzz("top_p", "mutant:top-p-drops-crossing", given=given))
@@ -102,7 +102,7 @@ def test_honest_samplers_are_not_accused(vocabulary: Path) -> None:
     assert accused == []
 
 
-def test_case_depends_on_seed_target_and_number_alone(vocabulary: Path) -> None:
+def test_case_depends_only_on_seed_target_and_number(vocabulary: Path) -> None:
     words = TokenizerWords(tokenizer_of(open_model(vocabulary).metadata))
     texts = [question_text(make_question(1, 8, name, HAS, words)) for name in ("top_p", "min_p")]
     assert texts[0] == question_text(make_question(1, 8, "top_p", HAS, words))
@@ -166,7 +166,7 @@ def test_question_with_infinities_survives_a_round_trip() -> None:
     assert np.array_equal(again.logits, logits)
 
 
-def test_candidates_left_out_are_left_out_everywhere() -> None:
+def test_removed_candidates_are_removed_in_every_part_of_a_question() -> None:
     request = SampleRequest(
         chain=({"sampler": "logit_bias", "biases": ((0, 1.0), (2, 2.0))},),
         logits=np.array([[3, 4, 5]], np.float32),

@@ -43,7 +43,7 @@ RIGHT = 77  # the digest of the whole file
 
 
 class Files:
-    """Saved states without an engine."""
+    """Saved states that need no engine."""
 
     def base(self, base: str, stranger: str = "") -> SavedBase:
         return base_of(FILES["window" if stranger else "attention"])
@@ -146,7 +146,7 @@ def entry(symptom: str, *kinds: str) -> KnownState:
     return KnownState(**rest, **where, symptom=symptom, kinds=kinds)
 
 
-def test_known_entry_must_explain_every_kind() -> None:
+def test_known_entries_must_cover_every_damaged_region() -> None:
     known = [entry("changes", "values"), entry("changes", "pos"), entry("stuck", "row")]
     both, other = StateCause("changes", "pos+values"), StateCause("changes", "pos+row")
     assert entry_for(known, both, "context", "window") == known[1]
@@ -154,7 +154,7 @@ def test_known_entry_must_explain_every_kind() -> None:
     assert entry_for(known, both, "sequence", "window") is None
 
 
-def test_reader_that_dies_of_a_file_is_reported() -> None:
+def test_reader_that_dies_on_a_file_is_reported() -> None:
     def judge(raw: bytes) -> str:
         return "" if raw else str(struct.unpack("<I", raw))
 

@@ -1,4 +1,4 @@
-"""`fuzz tokens` without llama.cpp: our engine against itself and against wrong tokenizers."""
+"""`fuzz tokens` without llama.cpp: our engine is compared with itself and with wrong tokenizers."""
 
 from collections import Counter as Counted
 from contextlib import suppress
@@ -38,7 +38,7 @@ KINDS = [kind for kind in BUILTIN_VOCABULARIES if kind != "none"]
 
 
 class Dies(Reference):
-    """A tokenizer that dies of a tilde, like an engine that ends its process."""
+    """A tokenizer that dies on a tilde, like an engine that ends its process."""
 
     name = "dies"
 
@@ -84,7 +84,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Material]]:
-    """Yield tokenizer and material of each built-in vocabulary."""
+    """Return the tokenizer and the material of each built-in vocabulary."""
     folder = tmp_path_factory.mktemp("vocabularies")
     found: dict[str, tuple[Tokenizer, Material]] = {}
     for kind in KINDS:
@@ -141,7 +141,7 @@ def test_crash_of_one_engine_is_reported_with_a_small_text() -> None:
     assert exit_code(verdicts) == 3
 
 
-def test_text_that_neither_engine_takes_is_excused_and_counted() -> None:
+def test_text_that_both_engines_refuse_is_excused_and_counted() -> None:
     verdicts = fuzzed("builtin:gpt2", cases=4000)
     agreed, excused = verdicts
     assert (agreed.status, excused.status) == ("agreed", "excused")
@@ -217,7 +217,7 @@ def test_lists_of_ids_contain_any_token(opened: dict[str, tuple[Any, Material]])
 
 
 class Drawn:
-    """Numbers from Hypothesis in place of a generator's."""
+    """Numbers from Hypothesis, in place of random numbers."""
 
     def __init__(self, draw: st.DrawFn) -> None:
         self.draw = draw
@@ -284,7 +284,7 @@ def test_text_is_shrunk_to_its_cause(given_text: bytes, needle: bytes) -> None:
     assert questions <= 60
 
 
-def test_irrelevant_parts_of_a_text_become_simple() -> None:
+def test_shrinking_simplifies_irrelevant_parts_of_a_text() -> None:
     def wrong(texts: Any) -> list[bool]:
         return [len(each.decode()) >= 3 and "é" in each.decode() for each in texts]
 
@@ -296,7 +296,7 @@ def test_irrelevant_parts_of_a_text_become_simple() -> None:
 
 
 def safe(wrong: Any, texts: Any) -> list[bool]:
-    """Return True for texts that count as right: invalid UTF-8 is never wrong."""
+    """Return for each text True if it counts as right. Invalid UTF-8 always counts as right."""
     found = []
     for each in texts:
         try:
