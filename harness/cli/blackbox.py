@@ -210,7 +210,7 @@ def reasons(rows: Sequence["LayerRow"], lenses: Sequence["Looked"]) -> Iterator[
 
     same: dict[tuple[str, ...], list[LayerRow]] = {}  # rows, by what is said of each
     for row in rows:
-        found = [f"{part.name}: {part.words}" for part in row.parts]
+        found = [": ".join(filter(None, (part.name, part.words))) for part in row.parts]
         if row.answer.status not in ("agreed", "diverged"):
             found = [f"{row.answer.status}: {cut(row.answer.summary, SHOWN)}", *found]
         if found:
