@@ -87,7 +87,7 @@ class Floor:
 class HeldMatrix:
     """A stored matrix of a golden, with the limits for another engine's matrix."""
 
-    tensors: Tensors  # as `kept` gives them
+    tensors: Tensors  # as `compact_logits` returns them
     columns: NDArray[np.int32]
     allowed: Mapping[str, float]  # of values, sums and moments
 

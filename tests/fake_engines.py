@@ -23,8 +23,8 @@ SUM = piece(node("ADD", X + X, X, X))
 
 
 class Fake(Adapter, name="fake"):
-    """An engine that answers only `dequantize`. Other questions end in different ways; the text of
-    `tokenize` names the way."""
+    """An engine that answers `dequantize`, and `greedy` with its process id. Other questions fail,
+    each in another way; the text of `tokenize` names the way."""
 
     isolated = True
 

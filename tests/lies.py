@@ -66,7 +66,7 @@ def logits(spoil: Callable[[Any], Any]) -> Spoil:
 
 
 def trace(spoil: Callable[[tuple[TensorRecord, ...]], Any]) -> Spoil:
-    """Spoil the trace's records, if there are any."""
+    """Return a function that spoils the records of a run's trace, if the run has a trace."""
 
     def spoilt(run: Any) -> Any:
         if run.trace is None:

@@ -1,5 +1,5 @@
-"""llama.cpp's vocabularies for tests, from the cache. They are fetched once; a failure has a
-reason."""
+"""llama.cpp's vocabularies for tests, from the cache. If they are missing, one process
+fetches them; if it fails, tests are skipped with the reason."""
 
 import fcntl
 import os

@@ -93,7 +93,7 @@ def changed_entry(kind: Kind) -> Kind:
 
 def without_sign(kind: Kind) -> Kind:
     """Return the format with magnitudes of minima, if it has minima, or else with magnitudes of
-    weights."""
+    weights. The models have positive scales, so a weight's sign is that of its step."""
 
     def unpack(raw: Bytes, out: F32) -> None:
         kind.unpack(raw, out)

@@ -177,7 +177,7 @@ def four_of(typing: Any, lanes: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
 
 
 def bytes_of(context: Any, builder: Any, steps: Any, x: Any, args: Any) -> tuple[Any, Any]:
-    """Return the lowest byte of each step, and as many consecutive bytes of `x`."""
+    """Return the lowest byte of each step, and as many bytes of `x` from the given place on."""
     narrow = ir.VectorType(I8, steps.count)
     start = address(context, builder, x, args[1], args[2], narrow)
     return builder.trunc(args[0], narrow), builder.load(start, align=1)
@@ -196,7 +196,7 @@ def first_lane(typing: Any, value: Any, count: Any) -> Any:
 
 @compiled_as
 def total(typing: Any, lanes: Any) -> Any:
-    """Return the sum of all lanes, by adding the upper half to the lower half until one is left."""
+    """Return the sum of all lanes, by adding their two halves until one lane is left."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         found, add = args[0], builder.add if lanes.kind == "int" else builder.fadd
@@ -237,7 +237,7 @@ def add_lanes(builder: Any, *parts: Any) -> Any:
 
 @compiled_as
 def stored_at(typing: Any, array: Any, at: Any, count: Any) -> Any:
-    """Load floats from an array of float32, or of halves as bits."""
+    """Load floats from an array of float32, or of uint16 with the bits of halves."""
     load = halves_at if array.dtype == types.uint16 else floats_at
     return load._defn(typing, array, at, count)
 

@@ -366,8 +366,8 @@ def q2_k(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
 
 @dataclass(frozen=True)
 class Block:
-    """Layout of a block. d, dmin, m: offsets of its scales, or -1; pairs: True if sums are of
-    groups twice as long as usual."""
+    """Layout of a block. size: its bytes; d, dmin, m: offsets of its scales, or -1 if it lacks one;
+    pairs: True if sums are of groups twice as long as usual."""
 
     sum_of: Callable[..., Any]
     size: int

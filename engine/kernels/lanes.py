@@ -160,8 +160,8 @@ double_at = scalar_of(F64, as_it_is, types.float64, F64)
 
 @compiled_as
 def store(typing: Any, out: Any, at: Any, lanes: Any) -> Any:
-    """Write lanes to out[at : at + count]: floats as float32, or integers (which must fit) as
-    int16."""
+    """Write lanes to out[at : at + count]: floats as float32, or whole numbers (which must fit)
+    as int16."""
     if not isinstance(lanes, Lanes) or out.dtype not in (types.float32, types.int16):
         return None
     whole = out.dtype == types.int16

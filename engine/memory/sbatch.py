@@ -64,8 +64,8 @@ class Sbatch:
         return Ubatch(self.take(last, min(n_ubatch, last.length)), 1, equal=True)
 
     def next_equal(self, n_ubatch: int) -> Ubatch | None:
-        """Take the same number of tokens from each of the last groups; a shared prompt ends its
-        ubatch.
+        """Take as many tokens from each of the last groups as the shortest of them has; a shared
+        prompt gets its own ubatch.
         """
         self.drop_empty()
         if not self.groups:

@@ -1,5 +1,5 @@
-"""The memory of models with full-attention and sliding-window layers: two caches with the same
-tokens.
+"""The memory of models with full-attention and sliding-window layers: two caches for the
+same sequences.
 
 Source: llama-kv-cache-iswa.cpp of llama-cpp-python 0.3.36.
 """

@@ -121,7 +121,7 @@ def rows_of(
     """Return the integer steps of some rows; None if a scale is not finite or steps do not fit.
 
     run: number of weights for one scale of the activations. group: number of weights that share a
-    minimum; minimum: the field that scales minima.
+    minimum; minimum: the field of the minimum (`m`) or of the scale of minima (`dmin`), if any.
     """
     kind, n = weight.format, rows.stop - rows.start
     raw = readable(weight.raw[rows.start * weight.row_bytes : rows.stop * weight.row_bytes])

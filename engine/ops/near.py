@@ -101,7 +101,7 @@ class Near:
         return self.v.shape
 
     def twice(self) -> "Near":
-        """Add one rounding of a double result to float32; an exact value adds no error."""
+        """Add one rounding to float32, as for a result that was computed in double."""
         return round_to_f32(self.v, self.r)
 
     def exp(self, ulp: float = EXP_ULP) -> "Near":

@@ -123,8 +123,8 @@ def from_powers(positions: I32, params: RopeParams) -> tuple[F64, F64]:
 
 
 def by_recursion(positions: I32, params: RopeParams) -> tuple[F64, F64]:
-    """Return the rotations by angles that are multiplied from pair to pair in float32, as in
-    ggml."""
+    """Return the cosines and sines of angles that are multiplied from pair to pair in float32, as
+    in ggml."""
     base, scale = np.float32(params.base), np.float32(params.scale)
     whole = recursion(positions.astype(np.float32), params.n_rot, base, params.n_rot // 2)
     whole = whole if params.factors is None else whole / params.factors

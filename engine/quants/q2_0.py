@@ -1,4 +1,4 @@
-"""Q2_0: 64 weights in 18 bytes; weight = d * (q - 1), a byte holds four q of two bits."""
+"""Q2_0: 64 weights in 18 bytes; weight = d * (q - 1); a byte holds four q of two bits."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Q5_0: 32 weights in 22 bytes; weight = d * (q - 16), q has 4 bits and a fifth bit in another
+"""Q5_0: 32 weights in 22 bytes; weight = d * (q - 16); q has 4 bits and a fifth bit in another
 field.
 """
 

@@ -1,4 +1,4 @@
-"""Q5_1: 32 weights in 24 bytes; weight = d * q + m, q has 4 bits and a fifth bit in another
+"""Q5_1: 32 weights in 24 bytes; weight = d * q + m; q has 4 bits and a fifth bit in another
 field."""
 
 import numpy as np

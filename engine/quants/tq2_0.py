@@ -1,4 +1,4 @@
-"""TQ2_0: 256 weights in 66 bytes; weight = d * (q - 1), a byte holds four q of two bits."""
+"""TQ2_0: 256 weights in 66 bytes; weight = d * (q - 1); a byte holds four q of two bits."""
 
 import numpy as np
 

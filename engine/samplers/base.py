@@ -69,8 +69,8 @@ class Sampler(Registered):
         """Forget the accepted and drawn tokens."""
 
     def follow(self, before: CandidateList, after: CandidateList) -> None:
-        """Continue as if this sampler had turned the list `before` into `after` and selected its
-        token.
+        """Continue as if this sampler had turned the list `before` into `after`, and had chosen
+        the token that is selected in `after`.
         """
 
     def clone(self) -> Self:

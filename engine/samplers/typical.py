@@ -1,4 +1,5 @@
-"""typical: keeps the candidates whose surprise is nearest to the entropy, until they sum to p."""
+"""typical: keeps the candidates whose surprise is nearest to the entropy, until their
+probabilities sum to p."""
 
 from dataclasses import dataclass
 

@@ -17,8 +17,8 @@ Tensors = Mapping[str, Array]
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedCase:
-    """Result for one output of a case. way: the way of the vector that the output agrees with, or
-    ""."""
+    """Result for one output of a case. way: the accepted way that is nearest to the output; "" if
+    the output has a wrong shape or type."""
 
     case: str
     output: str

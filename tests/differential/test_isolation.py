@@ -20,7 +20,7 @@ from tests.harness.context.test_runner import comes_true, is_running
 
 class Assassin:
     """A listener that stops the worker process at one line of progress, then kills it. A stopped
-    worker cannot answer, so the current question always gets no answer."""
+    worker cannot answer, so the current question never gets an answer."""
 
     def __init__(self, session: Session, line: str) -> None:
         self.session, self.line = session, line

@@ -1,5 +1,5 @@
-"""State files that llama.cpp is known to accept wrongly or to crash on still do so; a short run
-finds no others."""
+"""llama.cpp still wrongly accepts, or crashes on, the state files that are known for this; a short
+run finds no others."""
 
 from contextlib import ExitStack
 from pathlib import Path

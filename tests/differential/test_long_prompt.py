@@ -160,7 +160,7 @@ def test_engine_that_hangs_on_a_long_prompt_is_not_called_slow(
     says: Callable[..., list[Verdict]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A timeout (300 s) is excused only if quadratic work would take longer than the limit."""
+    """A timeout (300 s) is excused if quadratic work, 34 times the estimate, would take longer."""
 
     def hangs(context: Context, question: str, request: Request) -> Any:
         if len(request.batches[0]) > ROWS:

@@ -57,7 +57,8 @@ def moved(share: float) -> Change:
 
 
 def tie(margin: float) -> Change:
-    """Return a change of the second greedy id and all later ids."""
+    """Return a change that replaces the second greedy id by an id whose logit is about `margin`
+    lower, and changes all later logits."""
 
     def change(document: dict[str, Any], tensors: dict[str, Any]) -> None:
         greedy, at = list(document["greedy"]), len(document["prompt"])

@@ -105,7 +105,7 @@ def test_the_vectors_of_tokens_stay_small() -> None:
     assert max(sizes) < 256 << 10
 
 
-def test_flags_change_ids_only_for_texts_with_special_tokens() -> None:
+def test_flags_change_the_ids_of_a_text_with_special_tokens() -> None:
     row = {r["id"]: r for r in document("llama-bpe")["cases"]}["own-4-0"]
     assert set(row["ids"]) == set(WAYS)
     assert row["ids"]["parsed"] != row["ids"]["plain"]

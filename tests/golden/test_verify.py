@@ -95,7 +95,7 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
             yield from places(value[key])
 
 
-def test_wrong_list_elements_break_the_schema_by_their_place() -> None:
+def test_violations_name_the_place_of_each_wrong_list_element() -> None:
     document = json.loads((DEFAULT_ROOT / "tokens/f32.json").read_text())
     assert not list(violations("tokens", document))
     document["encode"][3]["ids"] = [1, 2, -1, True, "x"]

@@ -61,7 +61,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Faulty(Honest):
-    """An engine with one wrong node, given by its index in the graph."""
+    """An engine with one wrong node in the graphs of step 0, given by the node's index."""
 
     index: int = -1
 

@@ -87,8 +87,8 @@ class Fast(Mirror):
         return kind.name in BLOCKS and len(x) <= FEW and self.steps(x, kind).have_opposites
 
     def by_rows(self, x: F32, weights: Sequence[Weight]) -> list[F32]:
-        """Multiply by several weights of one format in one call, which starts threads only once:
-        that takes as long as a small product.
+        """Multiply by several weights of one format in one call, because a call starts threads,
+        which takes as long as a small product.
         """
         kind = weights[0].format
         found = self.steps(x, kind)

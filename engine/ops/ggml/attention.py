@@ -215,7 +215,7 @@ def scores(node: Node, form: Form, build: Build) -> tuple[F64, F64, NDArray[np.b
 
 
 def dots(node: Node, build: Build) -> tuple[F64, F64]:
-    """Return keys times queries, which are converted to the activation format of the keys' type."""
+    """Return queries times keys. The type of the keys decides how queries are converted first."""
     keys, q = node.source(1), node.wide(0)[0]
     group = len(q) // keys.ne[2]
     if keys.type not in PLAIN:

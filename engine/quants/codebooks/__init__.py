@@ -4,11 +4,14 @@ The tables were measured by tests/scripts/make_codebooks.py from llama.cpp (llam
 and stored here as `<name>.hex`: an entry per line, two hexadecimal digits per value, lowest index
 first. `sha256sum -c SHA256SUMS` in this folder checks that the files are unchanged since.
 
-iq1 2048 x 8 -1, 0 or 1; a weight is d * (value + 1/8) or d * (value - 1/8) iq2_xxs 256 x 8 8, 25 or
-43: magnitudes in eighths of d, signs are stored apart iq2_xs 512 x 8 the same iq2_s 1024 x 8 the
-same iq3_xxs 256 x 4 4 to 62: magnitudes in quarters of d iq3_s 512 x 4 1, 3 .. 15: magnitudes
-iq4_nl 16 x 1 -127 to 113: values of a nibble signs 128 x 1 8 sign bits for the 7 that are stored:
-the number of ones is always even
+    iq1      2048 x 8  -1, 0 or 1; a weight is d * (value + 1/8) or d * (value - 1/8)
+    iq2_xxs   256 x 8  8, 25 or 43: magnitudes in eighths of d; signs are stored separately
+    iq2_xs    512 x 8  the same
+    iq2_s    1024 x 8  the same
+    iq3_xxs   256 x 4  4 to 62: magnitudes in quarters of d
+    iq3_s     512 x 4  1, 3 .. 15: magnitudes
+    iq4_nl     16 x 1  -127 to 113: values of a nibble
+    signs     128 x 1  8 sign bits for the 7 that are stored: the number of ones is always even
 """
 
 from importlib import resources

@@ -2,7 +2,7 @@
 
 In the definition, equal elements keep their order, and functions and sums are exact except for one
 rounding. llama.cpp uses the order of libstdc++, libm's functions, and float32 sums, one term after
-the other. Its accidental behaviour in rare cases is a named `Accident` each.
+the other. Each accidental behaviour of llama.cpp in rare cases is a named `Accident`.
 """
 
 from collections.abc import Callable, Iterable
