@@ -25,15 +25,12 @@ from lockstep.harness.blackbox.slices import (
     within,
 )
 from lockstep.harness.check.check import Plan
-from lockstep.harness.context.further_runs import n_cells
 from lockstep.harness.context.suite import Context
 from lockstep.harness.records import MADE_MODEL, Verdict
 from lockstep.harness.suites.decode import LONGER, Decode, greedy_alone, of_the_whole
-from lockstep.harness.suites.parts.made_texts import ordinary
-from lockstep.harness.suites.parts.prompts import N_OTHERS, cut_to_fit
+from lockstep.harness.suites.parts.prompts import N_OTHERS, prompt_that_fills
 from lockstep.harness.suites.parts.prompts_in_turn import in_turn
 from lockstep.harness.suites.text import behind
-from lockstep.harness.synth.draws import integers, stream
 
 WHERE = "on the model's first layer in F32 "
 LONG_TEXTS = 4  # an engine that drops tokens chooses as an honest one after some
@@ -59,12 +56,7 @@ def check_long_prompts(plan: Plan, context: Context) -> Iterator[Verdict]:
 
 
 def judge_texts(outer: Context, context: Context) -> Iterator[Verdict]:
-    """Ask for the texts after long prompts of the vocabulary's own pieces in a random order."""
-    pieces = [text for text in ordinary(context.tokenizer) if text.isascii() and text.isprintable()]
-    room = n_cells(context) - N_OTHERS - 2
-    for number in range(LONG_TEXTS if pieces else 0):
-        drawn = integers(stream(context.seed, f"prompt {number}"), room, len(pieces))
-        prompt = cut_to_fit(context, "".join(pieces[i] for i in drawn).encode(), room)
+    for prompt in filter(None, (prompt_that_fills(context, i) for i in range(LONG_TEXTS))):
         for verdict in behind(context, prompt, N_OTHERS):
             text = f"{WHERE}after a prompt of {len(prompt)} bytes: {verdict.summary}"
             detail, key = {**verdict.detail, MADE_MODEL: True}, verdict.key.split("/")

@@ -45,7 +45,7 @@ from lockstep.harness.suites.parts.prompts import (
     N_OTHERS,
     OTHERS,
     SPACED,
-    long_prompts,
+    prompt_that_fills,
 )
 from lockstep.harness.suites.parts.prompts_read import (
     READ_OTHERWISE,
@@ -125,7 +125,8 @@ def behind_others(context: Context) -> Iterator[Verdict]:
     room = n_cells(context) - N_OTHERS - 2  # a token is a byte at least, but for BOS and a space
     alike = [ALIKE] if room > len(BEFORE) else []
     foreign = misread_prompts(context)  # some begin alike, which is not what they ask about
-    for prompt in (*OTHERS, *alike, *foreign, *long_prompts(context, room)):
+    long = filter(None, (LONG[: max(0, room)], prompt_that_fills(context, 0)))
+    for prompt in (*OTHERS, *alike, *foreign, *long):
         try:
             found = list(behind_another(context, prompt))
             early += [verdict for verdict in found if ENDED in verdict.detail]

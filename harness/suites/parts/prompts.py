@@ -1,9 +1,11 @@
 """Prompts for text generation."""
 
-from collections.abc import Iterator
-
+from lockstep.engine.errors import EngineError
 from lockstep.harness.context.chat_template import prompt_ids
+from lockstep.harness.context.further_runs import n_cells
 from lockstep.harness.context.suite import Context
+from lockstep.harness.suites.parts.made_texts import ordinary
+from lockstep.harness.synth.draws import integers, stream
 
 # Behind one prompt a wrong engine may well go on rightly: with BOS put in twice a model of stories
 # does so for 32 tokens behind "Once upon a time", and for 0 to 6 behind these.
@@ -25,25 +27,22 @@ LONG = (
     b"a day.' She laughed, counted her coins (there were 7), and bought one. They sat down, and "
     b"he told her about the river that once ran where the street is now, about the boats,"
 )
-TURNS = 16  # of the words of LONG, in a text that is much longer
 
 
-def long_prompts(context: Context, room: int) -> Iterator[bytes]:
-    """Yield LONG, and a prompt that fills the room if LONG has fewer tokens: an engine may keep
-    less of a prompt than its context holds. room: the number of tokens that fit."""
-    if room <= 0:
-        return
-    yield LONG[:room]  # a token is a byte at least
-    words = LONG.split()
-    turns = (words[i:] + words[:i] for i in range(0, len(words), len(words) // TURNS))
-    longer = cut_to_fit(context, b" ".join(word for turn in turns for word in turn), room)
-    if len(longer) > len(LONG):
-        yield longer
-
-
-def cut_to_fit(context: Context, text: bytes, room: int) -> bytes:
-    """Return the beginning of an ASCII text that has nearly as many tokens as fit."""
-    size = min(len(text), len(text) * room // max(1, len(prompt_ids(context, text))))
+def prompt_that_fills(context: Context, number: int) -> bytes:
+    """Return random pieces of the vocabulary that nearly fill the context, as an engine may keep
+    less of a prompt; no bytes if no piece is ASCII. number: of several such prompts."""
+    room = n_cells(context) - N_OTHERS - 2
+    try:
+        every = ordinary(context.tokenizer)
+    except EngineError:
+        return b""
+    pieces = [text for text in every if text.isascii() and text.isprintable()]
+    if not pieces or room <= 0:
+        return b""
+    drawn = integers(stream(context.seed, f"prompt {number}"), room, len(pieces))
+    text = "".join(pieces[i] for i in drawn).encode()
+    size = len(text)
     while size and len(prompt_ids(context, text[:size])) > room:
         size -= max(1, size // 16)
     return text[:size]

@@ -10,7 +10,12 @@ import pytest
 
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.adapters.reference import Reference
-from lockstep.harness.blackbox.own_prompts import WHERE, check_own_prompts, first_layer
+from lockstep.harness.blackbox.own_prompts import (
+    WHERE,
+    check_long_prompts,
+    check_own_prompts,
+    first_layer,
+)
 from lockstep.harness.catalogue.models import rewrite
 from lockstep.harness.check.check import open_plan
 from lockstep.harness.records import Verdict
@@ -140,3 +145,33 @@ def test_engine_that_keeps_part_of_a_context_is_found_on_q4_0(
     more: dict[str, Any] = {"engine": engine.name, "oracle": "llama.cpp", "n_tokens": 32}
     found = with_made_models(plan_for(model, suites=("decode",), **more))
     assert [v.key for v in found if v.status == "diverged"] == ["decode/other prompt"]
+
+
+class TextAlone(Quiet, name="text: reads all of a prompt"):
+    levels = ("generate",)
+    kept = 1 << 16  # tokens
+
+    def generate(self, prompt: bytes, n: int) -> bytes:
+        ids = self.tokenize([prompt])[0]
+        if len(ids) > self.kept:
+            ids = [*ids[:4], *ids[4 - self.kept :]]
+        return b"".join(self.tokenizer.piece(t, special=False) for t in self.greedy(ids, n))
+
+
+class WithoutTheMiddle(TextAlone, name="text: drops the middle of a long prompt"):
+    kept = 256
+
+
+@pytest.mark.parametrize(
+    ("engine", "statuses"), [(TextAlone, {"agreed"}), (WithoutTheMiddle, {"diverged"})]
+)
+def test_text_without_the_middle_of_a_prompt_is_found_on_the_first_layer(
+    engine: type[TextAlone], statuses: set[str], tmp_path: Path
+) -> None:
+    model = builtin("q4_0", tmp_path)
+    plan = plan_for(model, engine=engine.name, oracle="llama.cpp", n_tokens=32)
+    with closing(open_plan(plan, lambda _: None)) as opened:
+        found = list(check_long_prompts(plan, opened.context))
+    assert {verdict.status for verdict in found} >= statuses
+    assert ("diverged" in statuses) is any(v.status == "diverged" for v in found)
+    assert all(verdict.suite == "text" for verdict in found)
