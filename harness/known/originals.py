@@ -7,6 +7,9 @@ from functools import cache
 from typing import Any
 
 from lockstep.harness.known import entries
+from lockstep.harness.records import Mismatch
+
+LISTS = ("architectures", "within")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,14 +25,19 @@ class KnownOriginal:
     says: Mapping[str, Any] = field(default_factory=dict)  # values that the config has
     unlike: Mapping[str, str] = field(default_factory=dict)  # pairs of its values that differ
     below_context: str = ""  # a value that is smaller than the cache of the run
+    # the largest error of an element, and what it grows by with the element; empty: any error
+    within: tuple[float, ...] = ()
     sentence: str
     cause: str
     status: str
     link: str
 
-    def explains(self, architecture: str, config: Mapping[str, Any], n_ctx: int, node: str) -> bool:
+    def explains(
+        self, architecture: str, config: Mapping[str, Any], n_ctx: int, node: str, worst: Mismatch
+    ) -> bool:
         """Return True if this difference explains a node that differs. `config` holds the values of
-        config.json, and `n_ctx` is the number of cells of the cache."""
+        config.json, `n_ctx` is the number of cells of the cache, and `worst` has the node's worst
+        element."""
         limit = config.get(self.below_context, n_ctx)
         return (
             architecture in self.architectures
@@ -37,13 +45,20 @@ class KnownOriginal:
             and all(config.get(name) == value for name, value in self.says.items())
             and all(config.get(a) != config.get(b) for a, b in self.unlike.items())
             and (not self.below_context or (type(limit) is int and limit < n_ctx))
+            and self.is_near(worst)
         )
+
+    def is_near(self, worst: Mismatch) -> bool:
+        if not self.within:
+            return True
+        absolute, relative = self.within
+        return abs(worst.actual - worst.expected) <= absolute + relative * abs(worst.expected)
 
 
 @cache
 def known_of_originals() -> tuple[KnownOriginal, ...]:
     """Return all known differences."""
     return tuple(
-        KnownOriginal(**{**row, "architectures": tuple(row["architectures"])})
+        KnownOriginal(**{**row, **{name: tuple(row.get(name, ())) for name in LISTS}})
         for row in entries("original")
     )

@@ -39,7 +39,7 @@ from lockstep.harness.originals.findings import (
 )
 from lockstep.harness.originals.narrowed import stored_otherwise, with_changes
 from lockstep.harness.parallel.children import Say, result_of
-from lockstep.harness.records import Request, Verdict
+from lockstep.harness.records import Mismatch, Request, Verdict
 from lockstep.harness.report.text import explain_finding
 from lockstep.harness.runs.original_loss import run_for_loss
 from lockstep.harness.suites.embeddings import as_run
@@ -179,15 +179,19 @@ def compare_outputs(context: Context, prompt: Context) -> Verdict:
     return compare_runs(context, "original", batches, expected, actual, truth, what)
 
 
-def find_known(config: Mapping[str, Any], n_ctx: int, node: str) -> str:
+def find_known(config: Mapping[str, Any], n_ctx: int, node: str, worst: Mismatch) -> str:
     """Return the id of the known difference that explains a wrong node; "" if none does."""
     row = architecture_of(config)
     facts = OriginalConfig(flatten_config(config), row.defaults).facts
-    known = (each for each in known_of_originals() if each.explains(row.name, facts, n_ctx, node))
+    known = (
+        each for each in known_of_originals() if each.explains(row.name, facts, n_ctx, node, worst)
+    )
     return next((each.id for each in known), "")
 
 
-def note_run(result: PartResult, found: RunOfOriginal, known: Callable[[str], str]) -> None:
+def note_run(
+    result: PartResult, found: RunOfOriginal, known: Callable[[str, Mismatch], str]
+) -> None:
     """Add the run's differences to the result: wrong places, or wrong outputs if no place is wrong.
 
     `known` returns the id of the known difference that explains a node, or "".
@@ -211,7 +215,7 @@ def note_run(result: PartResult, found: RunOfOriginal, known: Callable[[str], st
             allowed=each.allowed,
             at_fault=each.at_fault,
         )
-        if name := known(each.site.name):
+        if name := known(each.site.name, mismatch):
             found_before = result.differences.pop()
             detail = {**found_before.detail, "known": name}
             result.known.append(replace(found_before, detail=detail))

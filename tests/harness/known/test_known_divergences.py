@@ -18,6 +18,7 @@ from lockstep.harness.known import NAME, entries
 from lockstep.harness.known.foreign import foreign_findings
 from lockstep.harness.known.originals import known_of_originals
 from lockstep.harness.known.own import own_differences
+from lockstep.harness.records import Mismatch
 from lockstep.harness.shadow.known import known_crash
 from lockstep.harness.suites.parts.originals import known_originals
 
@@ -75,9 +76,16 @@ def test_finding_of_an_oracle_is_printed_and_has_no_run() -> None:
 
 def test_known_original_applies_only_to_its_config_and_place() -> None:
     known = next(each for each in known_of_originals() if each.below_context)
-    config = {"rope_type": "longrope", "n_ctx_original": 64}
-    assert known.explains("phi3", config, 512, "kqv_out")
-    assert not known.explains("phi3", config, 64, "kqv_out")
-    assert not known.explains("phi3", config, 512, "l_out")
-    assert not known.explains("llama", config, 512, "kqv_out")
-    assert not known.explains("phi3", config | {"rope_type": None}, 512, "kqv_out")
+    config, worst = {"rope_type": "longrope", "n_ctx_original": 64}, Mismatch(kind="value")
+    assert known.explains("phi3", config, 512, "kqv_out", worst)
+    assert not known.explains("phi3", config, 64, "kqv_out", worst)
+    assert not known.explains("phi3", config, 512, "l_out", worst)
+    assert not known.explains("llama", config, 512, "kqv_out", worst)
+    assert not known.explains("phi3", config | {"rope_type": None}, 512, "kqv_out", worst)
+
+
+@pytest.mark.parametrize(("off", "is_known"), [(4.7e-4, True), (2e-3, False)])
+def test_known_gelu_explains_no_larger_error(off: float, is_known: bool) -> None:
+    known = next(each for each in known_of_originals() if each.id == "bert-gelu-by-tanh")
+    worst = Mismatch(kind="value", expected=0.25, actual=0.25 + off)
+    assert known.explains("bert", {"hidden_act": "gelu"}, 64, "ffn_gelu", worst) is is_known
