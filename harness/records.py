@@ -159,8 +159,7 @@ class DrawAnswer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineInfo:
-    """The engine that answered, with the facts that decide if a golden or a verdict still
-    applies."""
+    """The engine that answered, with facts that decide if goldens and verdicts still apply."""
 
     engine: str
     version: str
