@@ -139,7 +139,7 @@ def test_hidden_product_is_not_reported_without_input(tmp_path: Path) -> None:
 
 
 class HalfOfEachRow(Reference, name="products: what nobody asks for"):
-    """An engine whose weights and products ignore the second half of each row."""
+    """An engine with right weights whose products ignore the second half of each row."""
 
     levels: tuple[str, ...] = ("dequantize", "multiply")
 
