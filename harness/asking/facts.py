@@ -118,8 +118,8 @@ def has_both(tensors: Collection[str]) -> bool:
 
 
 def vocabulary_of(file: GgufFile) -> bool:
-    """Return True if the file has a vocabulary, or tokens without a type of vocabulary, which are
-    refused later by the missing key."""
+    """Return True if the file has a vocabulary. Tokens without a type of vocabulary count too,
+    because the missing key is refused later."""
     if VOCABULARY not in file.metadata:
         return TOKENS in file.metadata
     return str(file.metadata[VOCABULARY].data) not in NO_VOCABULARY

@@ -1,5 +1,5 @@
 """The results of a whole catalogue in a compact form. README.md and reports/TRUST.md build their
-tables from it."""
+tables from these results."""
 
 import json
 from collections.abc import Sequence

@@ -126,7 +126,8 @@ def preflight(plan: Plan) -> ModelFacts:
 
 
 def check_length(plan: Plan, n_positions: int) -> None:
-    """Check that the model has enough positions. Raises Unsupported, which is an EngineError."""
+    """Check that the model has enough positions for the run. Raises Unsupported, which is an
+    EngineError."""
     room = prompt_room(plan)
     options = (("--tokens", plan.n_tokens, STEPS_TRACED), ("--steps", plan.n_steps, room))
     for option, n, besides in options:

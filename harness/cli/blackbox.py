@@ -163,7 +163,7 @@ def no_part_is_named(result: "BlackBoxBisection") -> bool:
 
 
 def only_as_stored(result: "BlackBoxBisection") -> str:
-    """Name the weight types without a lens, if no slice is wrong; else return ""."""
+    """Name the weight types, if no lens could be compared and no slice is wrong; else return ""."""
     looked = any(look.answer.status in ("agreed", "diverged") for look in result.lenses)
     if looked or not result.rows or not all(row.answer.agrees for row in result.rows):
         return ""

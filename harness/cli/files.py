@@ -59,8 +59,9 @@ def fuzz_gguf(
 
     Our parser and llama.cpp's in-memory parser see every file. llama.cpp's file parser (with and
     without data), vocab-only load and full load see some. gguf-py sees a few files, and all unusual
-    ones. A crash ends only the process of one parser, and the file that caused it is reported.
-    Findings are shrunk, and grouped by stage, symptom and kind. Examples:
+    ones. A crash ends only the process of one parser. The file that caused it is reported, and all
+    other files are still compared. Findings are shrunk, and grouped by stage, symptom and kind.
+    Examples:
 
     \b
       lockstep fuzz gguf -j 2

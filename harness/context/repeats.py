@@ -103,8 +103,8 @@ def unsteady(
 
 def goes_by_history(session: Session, request: Request) -> bool:
     """Return True if the same differences occur after each restart, so that the answers depend on
-    earlier questions, as with state that fades slowly. Return False for a server, which cannot be
-    restarted."""
+    earlier questions, as with state that fades slowly. The test does not apply to a server, which
+    cannot be restarted."""
     one, other = (fresh_runs(session, request) for _ in range(2))
     if one is None or other is None or first_difference(one[0], one[-1]) is None:
         return False

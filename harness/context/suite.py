@@ -226,8 +226,8 @@ class Context:
     def ask_both(self, question: str, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Return the answers of the oracle and the subject. If both refuse, neither is blamed.
 
-        If the oracle reports that the model lacks something, the subject must report the same. An
-        engine with embeddings may also report that it has no logits.
+        If the oracle reports that the model lacks something, this does not excuse another failure
+        of the subject. An engine with embeddings may instead report that it has no logits.
         """
         first, second = self.outcomes(question, *args, **kwargs)
         if isinstance(second, Rejected) and (isinstance(first, Rejected) or lacks(first)):

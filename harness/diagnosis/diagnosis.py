@@ -104,8 +104,7 @@ class Rows:
 
     @property
     def nothing(self) -> bool:
-        """Return True if nothing could be compared, because every text diverges in a tie at its
-        first token."""
+        """Return True if nothing was compared: every text diverges in a tie at its first token."""
         return not self.compared and bool(self.not_compared)
 
 
@@ -388,7 +387,8 @@ def rows_of(of: HeldAnswers) -> tuple[Rows, ...]:
 
 
 def unsteadiness(context: Context, of: HeldAnswers) -> str:
-    """Return a note if the subject answers the first differing question differently again."""
+    """Return a note if the subject answers the first differing question differently again. No known
+    mistake does that."""
     question, said = of.off[0].question, of.off[0].said
     for _ in range(AGAIN):
         outcome = question.ask(context.subject)

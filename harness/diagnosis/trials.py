@@ -140,7 +140,8 @@ def one(tried: Tried, bench: DiagnosisBench, cls: Any, view: View) -> TrialRow:
 def without(
     context: Any, bench: DiagnosisBench, found: Diagnosis, some: Sequence[AskedQuestion]
 ) -> Diagnosis:
-    """Return the diagnosis that would follow if the catalogue lacked the named mistakes."""
+    """Return the diagnosis that would follow without the named mistakes. Only other mistakes for
+    the same architecture are tried."""
     names = {match.engine for match in found.named}
     near = tuple(cls for cls in bench.near if cls.name not in names)
     return of_aspect(context, replace(bench, near=near, far=()), found.aspect, some)

@@ -93,7 +93,7 @@ class SquareTransposed(FromFactors, name="mutant:square-transposed"):
 
 
 class SumsInHalf(FromFactors, name="mutant:sums-in-half"):
-    """A product with sixteen partial sums in half precision."""
+    """A product whose running sum is rounded to half precision after every sixteen terms."""
 
     mistake = "products are added up in half precision"
     effect = "text is a little worse; infinite for large activations"
@@ -153,8 +153,8 @@ def blocks_of(x: F32, weight: Weight) -> tuple[Any, Any, F64]:
 
 
 class Saturation(WrongProduct, name="mutant:int16-saturation"):
-    """A product like the maddubs instruction. Activations become unsigned bytes by adding 128.
-    Pairs of products are added in 16 bits, which may saturate."""
+    """A product like the maddubs instruction. Weights become unsigned bytes by adding 128. Pairs of
+    products are added in 16 bits, which may saturate."""
 
     mistake = "two products of bytes are added in 16 bits, which saturates"
     effect = "text is worse, with large weights"

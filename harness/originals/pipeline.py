@@ -90,7 +90,7 @@ def pipeline_of(checkpoint: OriginalCheckpoint, length: int, prompt: str) -> Pip
     """Return the pipeline of sentence-transformers; None if the checkpoint does not describe one.
 
     `length` is the model's largest number of tokens. `prompt` is the name of a prompt; "" means the
-    default. Raises InvalidModel for an unknown prompt.
+    default. Raises InvalidModel for an unknown prompt or a malformed file.
     """
     number = pooling_of(checkpoint)
     if number is None:

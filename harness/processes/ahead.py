@@ -30,9 +30,9 @@ LATER = 19  # of what is wanted after other forks' work
 
 
 class Ahead:
-    """Work that a fork does in advance. `work` returns a result that can be sent, and runs only in
-    the fork. If the fork fails, its result is dropped, and this process runs `again`, by default
-    the same work."""
+    """Work that a fork does in advance. `work` returns a result that can be sent. If the fork
+    fails, this process runs `again`, by default `work` itself. If `again` is given, all data of
+    `work` live only in the fork."""
 
     def __init__(
         self,

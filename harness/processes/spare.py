@@ -19,8 +19,8 @@ P = TypeVar("P", bound=EngineProcess)
 
 class Spare:
     """A process started in advance, at most one for each process and thread. A fork gets none. A
-    process that another thread had started would die with that thread. `kept` is True if processes
-    are started in advance."""
+    process that another thread had started would die with that thread. `kept` counts the open
+    contexts in which processes are started in advance."""
 
     def __init__(self) -> None:
         self.kept = 0

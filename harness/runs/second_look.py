@@ -1,8 +1,8 @@
 """A second comparison for engines whose run matches another configuration of llama.cpp.
 
 An engine may add LoRA files to the weights when it loads the model, so that weights and pairs are
-rounded together once. It may also store heads in a quantised cache without rotating them, which
-llama.cpp does. No design of single ops explains these differences. llama.cpp in the other
+rounded together once. It may also store heads in a quantised cache as they are, where llama.cpp
+rotates them. No design of single ops explains these differences. llama.cpp in the other
 configuration does, and all designs apply to it too.
 """
 

@@ -292,7 +292,8 @@ def _chunks(row: _Row) -> Iterator[bytes | memoryview]:
 
 
 def _check_array(row: _Row, source: NDArray[Any]) -> None:
-    """Raise ValueError unless an array of numbers has the tensor's type and shape, in C order."""
+    """Raise ValueError unless an array of numbers has the tensor's type and its shape in numpy's
+    order."""
     wanted = _PLAIN.get(row.type.name)
     if wanted is None or source.dtype != wanted or source.shape != row.ne[::-1]:
         text = f"{row.name!r} is {row.type.name} of numpy shape {row.ne[::-1]}"

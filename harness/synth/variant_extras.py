@@ -118,7 +118,7 @@ def bert(s: Sizes) -> Keys:
 
 
 def heads(s: Sizes) -> Keys:
-    """Return keys of real files, without which engines assume other heads and no rope base."""
+    """Return keys of real files; if absent, engines assume head size 128 or 256 and no base."""
     return {
         ".attention.key_length": u32(s.head),
         ".attention.value_length": u32(s.head),

@@ -88,7 +88,7 @@ def test_control_token_in_the_prompt_is_ok_as_token_and_as_text(model: Path, par
     assert ("special-tokens ok (as text" in text) is not parsed
 
 
-def test_positions_are_counted_from_the_length_of_the_prompt(model: Path) -> None:
+def test_assumed_prompt_length_is_between_text_and_chat(model: Path) -> None:
     with GgufFile.open(model) as file:
         tokenizer = tokenizer_of(file.metadata)
     text, chat = (

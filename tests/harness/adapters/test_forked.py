@@ -101,7 +101,7 @@ def test_many_files_need_few_processes_and_give_no_reasons() -> None:
     assert found.words == {}
 
 
-def test_file_without_an_end_counts_as_hung() -> None:
+def test_file_that_is_parsed_forever_counts_as_hung() -> None:
     found = parse_answer(parse_forked(read, [b"a", b"sleeps", b"b"], CostLimits(seconds=0.03)), 3)
     assert [found.ending(i) for i in range(3)] == ["accepted", "hung", "accepted"]
     assert found.words == {1: "was killed by SIGALRM"}

@@ -53,7 +53,7 @@ def test_every_site_of_a_graph_is_found_once_in_every_version(version: str, kind
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_each_layer_has_one_node_that_stores_keys_before_they_are_read(version: str) -> None:
+def test_one_node_stores_keys_before_they_are_read(version: str) -> None:
     graph = recorded(version, "dense")
     stored = [at for at, node in enumerate(graph) if stores_keys(node)]
     read = [at for at, node in enumerate(graph) if caches_read_by(node)]

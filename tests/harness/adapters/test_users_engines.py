@@ -261,7 +261,7 @@ def test_two_packages_with_one_name_are_refused(tmp_path: Path) -> None:
 # --- the command line -----------------------------------------------------------------------------
 
 
-def test_option_accepts_an_engine_with_a_prefix(
+def test_option_adapter_takes_a_file_and_excludes_option_engine(
     model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = written(tmp_path, HONEST)

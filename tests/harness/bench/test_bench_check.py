@@ -27,7 +27,7 @@ def test_phases_of_a_check_add_up_to_its_time() -> None:
     assert "suite trace" in said
 
 
-def test_bench_check_measures_the_named_engine() -> None:
+def test_bench_check_opens_the_named_engine() -> None:
     with pytest.raises(BadInput, match="no engine named 'honest:nosuch'"):
         list(bench_named("check").run(replace(PLAN, engine="honest:nosuch"), lambda *_: None))
 

@@ -1,5 +1,5 @@
-"""The rest of an engine is right if it agrees, once the oracle's tensors replace the results of
-wrong ops, with the oracle or with an honest engine of another design."""
+"""The rest of an engine must agree with the oracle, or with an honest engine of another design,
+once the oracle's tensors replace wrong results."""
 
 from dataclasses import replace
 from pathlib import Path

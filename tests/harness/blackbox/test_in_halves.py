@@ -114,7 +114,7 @@ class LogitsInF32(InF16, name="in halves: BF16, but for the product of the head"
 
 
 class WeightsInBF16(InF16, name="in halves: weights alone are kept in BF16"):
-    """An engine that rounds all weights to BF16, quantised weights and F32 weights."""
+    """An engine that keeps F32 matrices in BF16, and computes in F32."""
 
     ops = Mirror
 

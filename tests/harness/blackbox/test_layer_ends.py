@@ -130,16 +130,14 @@ def test_fault_in_a_weight_type_is_reported_besides_the_twins_faults(
 
 
 @pytest.mark.parametrize("engine", [TwoPercentMore, HalfAsMuchMoreOfQ8])
-def test_fault_that_the_twin_shows_is_reported_once(
-    engine: type[Ends], models: dict[str, Path]
-) -> None:
+def test_single_fault_is_reported_once(engine: type[Ends], models: dict[str, Path]) -> None:
     found, text = bisected(models["Q8_0"], engine.name)
     assert found.as_stored == ()
     assert "in the stored model" not in text
     assert (found.asked == OF_TWIN) == (engine is TwoPercentMore)
 
 
-def test_check_reports_the_usual_run_if_there_is_no_room_for_a_twin(
+def test_bisect_reports_the_usual_run_if_there_is_no_room_for_a_twin(
     models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> NoReturn:

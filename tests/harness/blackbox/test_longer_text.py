@@ -66,7 +66,8 @@ class OneModelWrongLater(OneModelAlone, name="longer text: takes no other, wrong
 
 
 class OnePositionOn(Mirror):
-    """An engine that counts positions twice for generated tokens, but once for the prompt."""
+    """An engine whose positions are one too large for generated tokens, but right for the
+    prompt."""
 
     def rope(self, x: F32, positions: I32, params: RopeParams) -> F32:
         return super().rope(x, positions + np.int32(len(positions) == 1), params)

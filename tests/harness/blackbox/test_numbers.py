@@ -70,8 +70,8 @@ class LastLayer(Reference, name="numbers: the last layer does not turn queries")
 
 @pytest.mark.parametrize("quant", ["F32", "Q8_0"])
 def test_fault_of_the_last_layer_is_not_blamed_on_other_slices(quant: str, tmp_path: Path) -> None:
-    """The engine changes the last layer of each model, and each slice of one layer ends with that
-    layer."""
+    """The engine is wrong in the last layer of each model. In a slice of one layer, this is the
+    only layer."""
     path = written(tmp_path, n_layer=3, quant=quant)
     found = bisected(path, tmp_path / "made", engine=LastLayer.name)
     assert faults(found) == {2: ["attention: rotation, by its number"]}

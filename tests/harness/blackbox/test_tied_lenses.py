@@ -66,7 +66,7 @@ def test_engine_that_misreads_blocks_diverges(engine: str, tmp_path: Path) -> No
 
 
 def test_blocks_of_256_in_rows_of_256_are_shown_by_two_models(tmp_path: Path) -> None:
-    """One model is not enough, because as many gates as a row has elements cannot be distinguished.
+    """One model is not enough: a lens cannot distinguish as many gates as a row has elements.
 
     Each weight is tested once.
     """

@@ -86,6 +86,6 @@ def test_check_reports_that_it_skips_layers_by_number(tmp_path: Path) -> None:
     assert f"{TOO_LARGE}; {NOT_BY_NUMBER}" in said
 
 
-def test_small_model_is_tested_completely(tmp_path: Path) -> None:
+def test_small_model_is_not_reported_as_too_large(tmp_path: Path) -> None:
     with closing(asker_of(written(tmp_path, n_layer=2), tmp_path / "made")) as asker:
         assert see_in_place(asker)[1] != TOO_LARGE

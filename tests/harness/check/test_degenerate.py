@@ -52,7 +52,7 @@ class AllNan(Reference, name="degenerate: NaN"):
 
 
 class Sane(Reference, name="degenerate: sane"):
-    """An engine that replaces NaN by zeros."""
+    """An engine that replaces NaN and infinities by zeros."""
 
     def evaluate(self, request: Request) -> Evaluation:
         found = super().evaluate(request)

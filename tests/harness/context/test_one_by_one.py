@@ -1,4 +1,5 @@
-"""An item that breaks an engine is lost alone, not together with the others of its question."""
+"""An item that breaks an engine costs only its own answer. The other items of the question get
+theirs."""
 
 from collections.abc import Sequence
 from pathlib import Path

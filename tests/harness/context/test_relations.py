@@ -94,7 +94,7 @@ def test_run_with_another_sequence_needs_room_in_the_cache(model: Path) -> None:
     assert "beside another sequence" not in verdict.detail["same"]
 
 
-def test_wrong_choice_of_experts_is_found_by_each_way_of_asking(
+def test_wrong_choice_of_experts_is_found_with_fewer_outputs(
     tmp_path: Path,
 ) -> None:
     """Honest runs are made if only few rows differ, to see whether they choose the same experts."""

@@ -66,7 +66,7 @@ class Kept(Mirror):
 
 
 class Fading(Kept):
-    """An engine whose leftover state becomes smaller from run to run."""
+    """An engine whose leftover state changes less from run to run."""
 
     def swiglu(self, gate: F32, up: F32) -> F32:
         before, self.left = self.left, np.float32(0.5) - self.left / np.float32(4096)

@@ -184,7 +184,7 @@ def test_mistake_is_named_by_its_text_alone(mistake: str, tmp_path: Path) -> Non
 def test_mistake_in_choosing_is_distinguished_from_one_in_logits(
     mistake: str, by_text: str, tmp_path: Path
 ) -> None:
-    """No error in the logits changes a token beyond the noise if the logits are right."""
+    """Errors of right logits change no token by more than the noise allows."""
     known = (mistake, *CATALOGUE)
     found = runs(diagnosed(mistake, tmp_path, known=known))
     rows, tokens = (row for row in found.rows if row.unit != "weights")

@@ -170,7 +170,7 @@ def test_folder_of_an_engine_follows_its_name(
         command_of("fake")
 
 
-def test_engine_without_an_argument_refuses_one() -> None:
+def test_engine_without_an_argument_is_not_found_with_one() -> None:
     assert split_name("fake:x") is None
     assert not has_own_model("fake")
 
@@ -204,7 +204,7 @@ def test_list_names_every_engine() -> None:
         assert re.search(rf"^{re.escape(name)} ", said.stdout, re.MULTILINE)
 
 
-def test_every_engine_has_a_pinned_package_and_a_program() -> None:
+def test_engines_have_pinned_packages_and_programs_have_engines() -> None:
     real = [engine for engine in ENGINES.values() if engine is not FAKE]
     for engine in real:
         assert re.fullmatch(r"\d+(\.\d+)+", engine.version), engine.name

@@ -27,7 +27,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
         yield honest.program(both.context.batches), honest.file, honest.build
 
 
-def test_same_inputs_give_the_same_noise_floor(recorded: Recorded) -> None:
+def test_same_inputs_give_a_noise_floor_the_same_name(recorded: Recorded) -> None:
     assert name_of(*recorded, seed=0, runs=3) == name_of(*recorded, seed=0, runs=3)
 
 

@@ -42,8 +42,8 @@ def shown(given: Node, number: int | None) -> NDArray[Any]:
 
 
 def accepted(numbers: list[int | None], kinds: list[str] | None = None) -> list[bool]:
-    """Return for each product True if it is accepted. Each product is off by the format with its
-    number."""
+    """Return for each product True if it is accepted. The engine computes product i with the format
+    `numbers[i]`, or wrongly if this is None."""
     formats = ProductFormats(build=BUILD)
     sites = [Site(step=0, layer=i, name="x") for i in range(len(numbers))]
     for i, (site, number) in enumerate(zip(sites, numbers, strict=True)):

@@ -158,7 +158,7 @@ def parameters(eps: float) -> NDArray[np.int32]:
 
 
 def test_parameters_come_from_the_subjects_file(tmp_path: Path) -> None:
-    """Every engine that replays a graph would agree with the oracle's parameters."""
+    """Every engine that replays a graph would agree if the parameters were the oracle's."""
     found = judge(tmp_path)
     found(normed(1e-5))
     found.parameters = {(0, 0, 5): parameters(1e-2)}

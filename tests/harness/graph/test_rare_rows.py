@@ -1,4 +1,4 @@
-"""A row is not a fault if few honest runs choose the experts that give it."""
+"""A row is not a fault if honest runs choose its experts, even if only a few of them do."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -86,7 +86,7 @@ def test_two_rows_may_be_explained_by_two_runs() -> None:
 
 @pytest.mark.parametrize("wrong", [1.1, np.nan, np.inf])
 def test_row_found_in_no_run_is_a_fault(wrong: float) -> None:
-    """The row is a fault, however large the errors of honest runs are."""
+    """The row is a fault, whatever its wrong value is."""
     judge = Runs(engine=with_rows(r2=wrong), runs=[with_rows(r2=1.0), with_rows(r2=9.0)])
     assert not is_explained(judge)
     assert len(judge.asked) == RARE_RUNS

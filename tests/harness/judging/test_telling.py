@@ -39,7 +39,7 @@ def test_row_with_nan_in_either_engine_is_uninformative() -> None:
     assert why(one) is Why.EMPTY_ROWS
 
 
-def test_columns_of_mostly_nan_are_uninformative() -> None:
+def test_many_nan_columns_are_uninformative_and_few_are_skipped() -> None:
     some = RANDOM.copy()
     some[:, :2] = np.inf
     assert why(some) is None

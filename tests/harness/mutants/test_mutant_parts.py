@@ -19,7 +19,7 @@ from tests.models import builtin
 
 
 class Nothing(Mistake):
-    """An engine that replaces every method that can be replaced, by an equal method."""
+    """An engine that replaces a method of each kind by an equal method."""
 
     def rope(self, right: Op, *args: Any) -> F32:
         return right(*args)

@@ -45,7 +45,7 @@ def test_random_blocks_are_wrong_in_most_rows(name: str) -> None:
     assert wrong.any(axis=1).sum() > 8
 
 
-def test_zero_weights_must_be_stored_as_zeros() -> None:
+def test_zero_weights_stored_as_zeros_are_right() -> None:
     want = np.zeros((2, 64), np.float32)
     judged = judge_rows(Q4_0, want, np.frombuffer(encode_q4_0(want), np.uint8))
     assert not judged.wrong.any()

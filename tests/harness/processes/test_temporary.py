@@ -50,7 +50,7 @@ def test_folder_of_a_killed_command_is_removed_by_the_next(folder: Path) -> None
     assert list(folder.iterdir()) == []
 
 
-def test_folders_of_other_commands_stay(folder: Path) -> None:
+def test_folders_without_a_lock_and_links_stay(folder: Path) -> None:
     (folder / "lockstep-without-a-lock").mkdir()
     (folder / "elsewhere").mkdir()
     (folder / "lockstep-link").symlink_to(folder / "elsewhere")

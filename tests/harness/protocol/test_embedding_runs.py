@@ -118,7 +118,7 @@ def test_question_fits_the_schema() -> None:
     jsonschema.validate(asked, {"$ref": "#/$defs/ask-embed", "$defs": schema["$defs"]})
 
 
-def test_malformed_answer_names_the_question_embed(tmp_path: Path) -> None:
+def test_malformed_answer_names_the_question_for_embeddings(tmp_path: Path) -> None:
     with open_both(plan_for(written(tmp_path, quant="F32"))) as both:
         context, outcome = both.context.for_embeddings(), Malformed(message="rows of width 3")
         with pytest.raises(NoAnswer, match="gave a malformed answer to embeddings once more: rows"):

@@ -28,7 +28,7 @@ F = np.float32
 
 @pytest.fixture
 def context(tmp_path: Path) -> Any:
-    """Return the parts of a context that figures need: the oracle's tokenizer, and whether there is
+    """Yield the parts of a context that figures need: the oracle's tokenizer, and whether there is
     one."""
     with GgufFile.open(builtin("f32", tmp_path)) as file:
         own, facts = tokenizer_of(file.metadata), SimpleNamespace(has_vocabulary=True)

@@ -122,7 +122,7 @@ def refuses(message: str) -> Verdict:
         (refuses("two sequences are not supported"), refuses("weights of blk.1 are unreadable")),
     ],
 )
-def test_divergence_in_another_key_or_a_refusal_is_not_excused(
+def test_divergence_in_another_key_or_another_refusal_is_not_excused(
     listed: Verdict, found: Verdict, tmp_path: Path
 ) -> None:
     path = tmp_path / "known.json"

@@ -88,7 +88,7 @@ def test_row_of_large_logits_does_not_widen_other_limits(behind: float, is_near:
 
 
 class Longer(Quiet, name="close: a longer text"):
-    """An engine that writes one more token than requested."""
+    """An engine that writes two tokens if one is requested."""
 
     levels = ("generate",)
     text_only = True

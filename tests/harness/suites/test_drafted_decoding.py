@@ -18,8 +18,7 @@ MOST_DRAFTED = 4
 
 
 class Drafted(FastEngine, name="test:drafted"):
-    """An engine whose draft is the token that followed the newest token the last time it
-    occurred."""
+    """An engine that drafts the tokens that followed the newest token the last time it occurred."""
 
     accepted: ClassVar[int] = 0
 

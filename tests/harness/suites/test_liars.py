@@ -51,8 +51,8 @@ def plan_for(model: Path, **changes: Any) -> Plan:
 
 def checked(plan: Plan, folder: Path | None = None) -> tuple[int, list[dict[str, Any]]]:
     """Return the exit code and the rows of verdicts. With a folder, a whole report is written.
-    Without it there is no fork and no page, but verdicts are still converted to rows of a
-    report."""
+    Without it there is no fork and no page, but verdicts are still pickled, as from a fork, and
+    converted to rows of a report."""
     if folder is not None:
         result = run_plans([plan], folder, ["lockstep", "check"], Forks(1), Listener())
         _, *rows, footer = read_report(result.folder / "report.jsonl")

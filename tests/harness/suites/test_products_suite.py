@@ -52,7 +52,7 @@ class OneRowInBlocks(Reference, name="products: one token is converted in other 
             return super().linear(x, weight) if len(x) == 1 else Mirror().linear(x, weight)
 
 
-def test_products_find_a_single_token_fault_that_trace_excuses(
+def test_products_find_a_single_token_fault_that_trace_misses(
     tmp_path: Path,
 ) -> None:
     model = builtin("q8_0", tmp_path)
@@ -139,7 +139,7 @@ def test_hidden_product_is_not_reported_without_input(tmp_path: Path) -> None:
 
 
 class HalfOfEachRow(Reference, name="products: what nobody asks for"):
-    """An engine whose weights and products ignore the second half of each row."""
+    """An engine with right weights whose products ignore the second half of each row."""
 
     levels: tuple[str, ...] = ("dequantize", "multiply")
 

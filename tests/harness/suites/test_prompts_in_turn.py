@@ -36,7 +36,8 @@ class Reads(Quiet, name="in turn: reads each prompt as it is"):
 
 
 def by_its_last_eight(engine: Reads, prompt: list[int]) -> list[int]:
-    """Find cached blocks by the hash of their own tokens alone, without the earlier tokens."""
+    """Find a cached prompt by its last eight tokens alone, like a cache that hashes a block without
+    the earlier tokens."""
     found: dict[tuple[int, ...], list[int]] = engine.__dict__.setdefault("found", {})
     return found.setdefault(tuple(prompt[-8:]), prompt)
 
@@ -50,7 +51,7 @@ def by_its_ends(engine: Reads, prompt: list[int]) -> list[int]:
 
 
 def same_without_its_last(engine: Reads, prompt: list[int]) -> list[int]:
-    """Reuse all of a cached prompt, and compute its last token a second time."""
+    """Ignore the last token of a prompt that is the same as the previous input."""
     return prompt[:-1] if prompt == engine.last and len(prompt) > 1 else prompt
 
 

@@ -198,7 +198,7 @@ class OnlyLogits(Reference, name="test:only-logits"):
 
 
 class Fickle(LocalSession):
-    """An engine that chooses the second-best token at one step, and is otherwise right."""
+    """An engine that chooses a wrong token at one step, and is otherwise right."""
 
     def _ask(self, question: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         outcome = super()._ask(question, args, kwargs)

@@ -63,7 +63,7 @@ def test_a_recurrent_memory_has_no_cells_to_run_out_of() -> None:
 
 
 @pytest.mark.parametrize("kind", ["attention", "window", "hybrid"])
-def test_each_situation_occurs_in_one_of_a_hundred_schedules(kind: str) -> None:
+def test_each_situation_occurs_among_149_schedules(kind: str) -> None:
     seen = Counter(
         name for n in range(1, 150) for name in find_situations(schedule(5, n, kind), kind)
     )

@@ -231,7 +231,7 @@ def test_witness_that_differs_alone_is_excused_by_name() -> None:
     assert exit_code(found) == 0
 
 
-def test_oracle_is_at_fault_if_the_witness_agrees_with_the_subject() -> None:
+def test_report_says_if_the_witness_agrees_with_the_subject() -> None:
     def doubled(kind: type[WeightFormat], raw: Bytes) -> F32:
         return 2 * kind.dequantize(raw)
 

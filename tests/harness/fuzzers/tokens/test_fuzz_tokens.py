@@ -296,7 +296,7 @@ def test_shrinking_simplifies_irrelevant_parts_of_a_text() -> None:
 
 
 def safe(wrong: Any, texts: Any) -> list[bool]:
-    """Return for each text True if it counts as right. Invalid UTF-8 always counts as right."""
+    """Return for each text True if it is wrong. Invalid UTF-8 never counts as wrong."""
     found = []
     for each in texts:
         try:
