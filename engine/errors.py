@@ -19,8 +19,10 @@ class MalformedFile(EngineError):
     """The bytes break the GGUF rules.
 
     `kind` is one word for machines, `offset` the byte (from the start of the file) at which the
-    rule was broken; the message is the sentence for people.
+    rule was broken; the message is the sentence for people. `path` is "" for bytes in memory.
     """
+
+    path = ""
 
     def __init__(self, kind: str, offset: int, message: str) -> None:
         super().__init__(message)

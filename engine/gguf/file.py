@@ -105,7 +105,11 @@ class GgufFile:
             if os.fstat(file.fileno()).st_size == 0:
                 return cls(b"")  # cannot be mapped, and is refused like any other empty input
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return cls(mapped)
+        try:
+            return cls(mapped)
+        except MalformedFile as error:
+            error.path = str(path)
+            raise
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from lockstep.engine.errors import EngineError
+from lockstep.engine.errors import EngineError, MalformedFile
 from lockstep.harness.check.check import BadInput, Plan, defect
 from lockstep.harness.cli.streams import OutputFailed
 from lockstep.harness.cli.tables import table_of
@@ -39,6 +39,8 @@ SHOWN = 5  # divergences explained in full; the report holds all of them
 
 def sentence_of(error: BaseException | None) -> str:
     """Return a sentence that names the file and its problem, without the system's error number."""
+    if isinstance(error, MalformedFile) and error.path:
+        return f"{error.path}: {error}"
     if not isinstance(error, OSError) or not error.strerror:
         return str(error)
     where = "" if error.filename is None else f"{error.filename}: "

@@ -165,6 +165,14 @@ def test_a_bad_model_is_refused_in_one_line(
     assert not results.exists()
 
 
+@pytest.mark.parametrize("command", ["twin", "slice"])
+def test_command_that_reads_a_file_names_the_malformed_one(
+    command: str, lockstep: Lockstep, tmp_path: Path
+) -> None:
+    path = truncated_file(tmp_path)
+    assert_refused(lockstep(command, path, "-o", tmp_path / "out.gguf"), str(path))
+
+
 WITHOUT_GRAPH = {
     unknown_architecture: "unknown model architecture: 'transistor",
     no_architecture: "the file has no general.architecture, so it is not a model",
