@@ -43,8 +43,7 @@ class Turn:
     @property
     def n_tried(self) -> int:
         """Return the number of prompts to try, which is larger for rare kinds."""
-        few_new = self.n - self.begin <= 2 or self.is_between
-        return MORE if self.n > LONG or few_new else TRIED
+        return MORE if self.n > LONG or self.begin else TRIED
 
     @property
     def is_between(self) -> bool:
@@ -60,7 +59,7 @@ PROMPTS = (
     *(Turn(n=37), Turn(n=37), AGAIN, Turn(n=37)),
     *(Turn(n=59), Turn(n=59, begin=29), Turn(n=59, begin=57), Turn(n=59, end=27)),
     *(Turn(n=59, begin=19, end=6), Turn(n=97), Turn(n=199)),
-    *(Turn(n=389), Turn(n=491)),
+    Turn(n=491),
 )
 KEPT = (32, 64, 128, 384)  # tokens that are left of a prompt that is cut
 # tokens that are left in front of the middle, where half a context is left of a longer prompt
@@ -241,10 +240,9 @@ def telling_prompts(context: Context) -> list[TellingPrompt]:
         if turn is AGAIN:
             found += [replace(one, like=SAME) for one in found[1:]][-1:]
             continue
-        tried = islice(
-            candidates(context, turn, found[-1:], new if turn.begin else ids), turn.n_tried
-        )
-        telling = (one for one in tried if tells(context, one, found[-1:]))
+        runs = candidates(context, turn, found[-1:], new if turn.begin else ids)
+        tried = islice(runs, turn.n_tried // (ENDS if turn.n > LONG else 1))
+        telling = (one for run in tried for one in those_that_tell(context, run, found[-1:]))
         best = best_of(context, telling, turn, found[-1:])
         if not (best or turn.begin or turn.end):
             room = turn.n - 1
@@ -281,8 +279,9 @@ def tells_of_one_more(context: Context, one: TellingPrompt, before: TellingPromp
 
 def candidates(
     context: Context, turn: Turn, before: Sequence[TellingPrompt], ids: Iterator[int]
-) -> Iterator[TellingPrompt]:
-    """Yield prompts that may reveal a fault. The prompts end if the oracle does not answer."""
+) -> Iterator[list[TellingPrompt]]:
+    """Yield prompts that may reveal a fault, in lists of beginnings of one run. The lists end if
+    the oracle does not answer."""
     n, last = turn.n, before[0].ids if before else []
     begin, end = last[: turn.begin], last[len(last) - min(turn.end, len(last)) :]
     ends = range(n - ENDS + 1, n + 1) if n > LONG else (n,)
@@ -294,28 +293,51 @@ def candidates(
         rows = logits_behind(context, run, ends)
         if rows is None:
             return
-        for n_read, row in zip(ends, rows, strict=True):
-            yield TellingPrompt(ids=run[:n_read], logits=row, like=like)
+        yield [
+            TellingPrompt(ids=run[:n_read], logits=row, like=like)
+            for n_read, row in zip(ends, rows, strict=True)
+        ]
 
 
-def tells(context: Context, one: TellingPrompt, before: Sequence[TellingPrompt]) -> bool:
-    ids, row = one.ids, one.logits
+def those_that_tell(
+    context: Context, run: Sequence[TellingPrompt], before: Sequence[TellingPrompt]
+) -> Iterator[TellingPrompt]:
+    """Yield the prompts of a run with a clear next token that is another one after every cut
+    prompt, and after the previous prompt. The oracle reads a cut of the whole run at once, so a
+    prompt is cut by itself only if it passes."""
+    wanted = [last.wanted for last in before]
+    left = [one for one in run if is_clear(context, one) and one.wanted not in wanted]
+    whole = run[-1].ids
+    for cut in cuts_of(context, whole) if len(run) > 1 else ():
+        ends = [len(one.ids) - len(whole) + len(cut) for one in left]
+        rows = logits_behind(context, cut, ends) if left else None
+        if rows is None:
+            return
+        pairs = zip(left, rows, strict=True)
+        left = [one for one, row in pairs if int(row.argmax()) != one.wanted]
+    for one in left:
+        others = [*cuts_of(context, one.ids)]
+        others += [[*last.ids[: len(one.ids) - 1], one.ids[-1]] for last in before]
+        every = (logits_behind(context, other, [len(other)]) for other in others)
+        if all(rows is not None and int(rows[0].argmax()) != one.wanted for rows in every):
+            yield one
+
+
+def is_clear(context: Context, one: TellingPrompt) -> bool:
+    row = one.logits
     if not np.isfinite(row).all() or len(row) < 2:
         return False
     second, first = np.partition(row, -2)[-2:]
-    if not first - second > between_two(context.noise.relative, row):
-        return False
-    # what cuts leave fewer is shown by those that are shorter, and few tell of all
-    others = [ids[-n:] for n in KEPT if n + CUT <= len(ids)][-1:]
+    return bool(first - second > between_two(context.noise.relative, row))
+
+
+def cuts_of(context: Context, ids: Sequence[int]) -> Iterator[list[int]]:
+    """Yield the prompt with fewer tokens. Shorter prompts show the cuts that leave fewer tokens,
+    and few prompts show all cuts."""
+    yield from [[*ids[-n:]] for n in KEPT if n + CUT <= len(ids)][-1:]
     half = n_cells(context) // 2
     if half + CUT <= len(ids):
-        others += [[*ids[:n], *ids[n - half :]] for n in IN_FRONT if n < half]
-    for last in before:
-        if one.wanted == last.wanted:
-            return False
-        others.append([*last.ids[: len(ids) - 1], ids[-1]])
-    every = (logits_behind(context, other, [len(other)]) for other in others)
-    return all(rows is not None and int(rows[0].argmax()) != one.wanted for rows in every)
+        yield from ([*ids[:n], *ids[n - half :]] for n in IN_FRONT if n < half)
 
 
 def logits_behind(context: Context, ids: Sequence[int], ends: Sequence[int]) -> F32 | None:
