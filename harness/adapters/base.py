@@ -102,8 +102,8 @@ class Adapter(Registered):
         `request.replace`: replacement values at some sites; the engine still shows its own values.
         A run in which a class ignores them is not compared. If a class can replace values only at
         some sites, it names all other sites in `fixed` of its EngineInfo. With `request.embeddings`
-        the rows are those of `embed`. A model without logits is asked with and without it, and
-        raises Unsupported for the results that it does not have.
+        the rows are those of `embed`. For a model without logits, the engine is asked with and
+        without this flag, and raises Unsupported for results that the model does not have.
         """
         raise Unsupported(f"{self.name} does not evaluate batches")
 
@@ -154,7 +154,7 @@ class Adapter(Registered):
 
     def draw(self, request: DrawRequest) -> DrawAnswer:
         """Return one next token that a chain draws. Only servers are asked."""
-        raise Unsupported(f"{self.name} is no server")
+        raise Unsupported(f"{self.name} is not a server")
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         """Return the ids of `n` tokens after the prompt, each the argmax of the logits before it.

@@ -175,8 +175,8 @@ def bisect_run(context: Context) -> Bisection:
 
 
 def cache_in_f16(context: Context, found: Findings) -> str:
-    """Return a note if the subject's outputs are much nearer to a run with an F16 cache; else "".
-    It is also "" if no wrong op reads or writes the cache."""
+    """Return a note if the subject's outputs are much nearer to a run with an F16 cache and a wrong
+    op reads or writes the cache; else ""."""
     if not any(WRITTEN in finding.op for finding in found.guilty):
         return ""
     own = np.concatenate(outputs_of(context, context.subject, found))

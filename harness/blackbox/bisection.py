@@ -202,8 +202,8 @@ def names_one(places: Sequence[SeenInPlace]) -> bool:
 
 
 def others_of(asker: SliceAsker) -> tuple[Verdict, ...]:
-    """Return the verdicts of the rest of `check` that diverge. If none diverges, return the
-    verdicts without an answer."""
+    """Make the other runs of `check`, and return the verdicts that diverge. If none diverges,
+    return the verdicts for questions that an engine did not answer."""
     asker.progress("the further runs of check")
     plan = replace(asker.plan, suites=(), by_name=False)
     opened = asker.open(plan)
@@ -234,8 +234,8 @@ def questions_besides(plan: Plan) -> dict[str, Callable[[Context], Iterator[Verd
 
 
 def outside(asker: SliceAsker) -> Iterator[LayerRow]:
-    """Yield rows for the parts outside the layers. If they agree, compare again with small
-    embeddings: nothing else shows a wrong eps."""
+    """Yield rows for the parts outside the layers. If these parts agree, compare again with small
+    embeddings, because no other run shows a wrong eps."""
     ask = without_layers(asker)
     answer = as_it_is(ask)
     asked = Asked(ask=ask)
@@ -272,8 +272,8 @@ def shows_logits(answer: SliceAnswer) -> bool:
 
 def told_from_scale(asker: SliceAsker, eps: Part) -> Part:
     """Return the eps part if the first layer agrees on larger inputs, else the part "eps, or the
-    scale of embeddings". A norm removes the scale of embeddings, so a wrong scale shows only next
-    to a layer's output."""
+    scale of embeddings". A norm removes the scale of embeddings, so a wrong scale shows only if a
+    layer adds its output to them."""
     try:
         answer = half(asker, 0, role_or_place(asker, 0), ())(larger)
     except Unsupported:
@@ -300,7 +300,7 @@ MADE = {
 
 def layers_made(asker: SliceAsker, n: int, made: MadeToShow) -> list[LayerRow]:
     """Return the rows of all layers' slices with this change. If no slice differs, test each layer
-    at its place, and add the rows that differ."""
+    at its place in the model, and add the rows that differ."""
     rows = [row for layer in range(n) if (row := layer_made(asker, n, layer, made))]
     if any(row.answer.differs for row in rows):
         return rows

@@ -97,8 +97,8 @@ def one_hot(rows: F32, start: int) -> F32:
 
 
 def one_of(n: int) -> Change:
-    """Return a change to a matrix whose rows each read one of the first n inputs. An engine that
-    loses the end of a row loses none of these inputs."""
+    """Return a change after which each row of a matrix reads one of the first n inputs. An engine
+    that loses the end of a row loses none of these inputs."""
 
     def change(rows: F32, start: int) -> F32:
         found, at = np.zeros_like(rows), np.arange(len(rows))

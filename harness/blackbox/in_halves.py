@@ -2,10 +2,10 @@
 user's.
 
 Some engines keep every number in F16 or BF16, as on a GPU. On a quantised model they are as
-accurate as others. On an F32 model made from it they are less accurate, which is no fault.
-Half-precision logits alone prove nothing, because an engine that rounds only its outputs has them
-too. So kept_bits.py tests whether the engine distinguishes numbers that are equal in half
-precision.
+accurate as other engines. On an F32 model made from the quantised model they are less accurate,
+which is no fault. Half-precision logits alone prove nothing, because an engine that rounds only its
+outputs has them too. So kept_bits.py tests whether the engine distinguishes numbers that are equal
+in half precision.
 """
 
 from collections.abc import Callable

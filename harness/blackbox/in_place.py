@@ -1,21 +1,22 @@
 """Models in which every layer's matrices keep their places and stored types.
 
 A slice renames its layer, a lens renames its matrices, and the F32 twin changes their type. None of
-them shows a fault in one tensor of one layer, such as a copy repacked wrongly. In a whole run
-honest engines differ by more than that. So this model keeps all names and layers, and only a large
-vocabulary is cut. In each layer one matrix of attention and one of the FFN keep the file's own
-bytes. The matrices around them carry their sums straight to the logits.
+these models shows a fault in one tensor of one layer, such as a wrongly repacked copy. In a whole
+run honest engines differ by more than such a fault. So this model keeps all names and layers, and
+only a large vocabulary is cut. In each layer one matrix of attention and one of the FFN keep the
+file's own bytes. The other matrices of the layer carry the sums of these two straight to the
+logits.
 
 - eps is so large that norms divide by its root, for any input, so that scales stay visible.
 - Every fourth element of an embedding is +X or -X, and the others are zero. After a norm these are
   +-127 * 2**-6, which every conversion of activations represents exactly (lenses.py).
 - A layer adds less than a millionth of X, and only to the other elements, which are all that the
   head reads. So the next layers see the same activations, up to this millionth.
-- Each layer writes to its own elements, through a generated matrix. attn_output and ffn_down write
-  to all elements, so there each token lets only one layer add something.
+- Each layer writes to its own elements, through a generated matrix. A stored attn_output or
+  ffn_down writes to all elements instead, so each token lets only one layer add something.
 
-Faults in a tensor's scale show, but not in each block: only HOT inputs are nonzero. Lenses test
-blocks.
+The model shows a fault in the scale of a tensor, but not in the scale of every block, because only
+HOT inputs are nonzero. Lenses test the blocks.
 """
 
 from collections.abc import Mapping, Sequence

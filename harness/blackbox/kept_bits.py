@@ -61,8 +61,8 @@ def kept_in(file: GgufFile, layers: int, run: Run) -> str | None:
 def to_powers_of_two(more: float, but: int = 0) -> Change:
     """Return a change that rounds values to powers of two.
 
-    more: the fraction that is then added to every other column; but: the last row in each group of
-    `but` rows gets no addition; 0: all rows get it.
+    more: the fraction that is then added to every other column; but: the size of groups of rows
+    whose last row gets no addition, 0 if all rows get the addition.
     """
 
     def change(rows: F32, start: int) -> F32:

@@ -26,9 +26,9 @@ ROUNDED = 1e-5  # relative, of a factor that a converter wrote as F32
 
 @dataclass(frozen=True, kw_only=True)
 class OnlyInLong:
-    """Keys whose effect only long texts show. short: values that show it with a few tokens; hidden:
-    values that show it with no text; nearly: the values of a slightly wrong engine; of_cells: a
-    larger context shows it for any text."""
+    """Keys whose effect only long texts show. short: values whose effect a few tokens show; hidden:
+    values whose effect no text shows; nearly: the values of a slightly wrong engine; of_cells: True
+    if a larger context shows the effect for any text."""
 
     name: str
     what: str  # is asked about, with `short`

@@ -74,8 +74,8 @@ def look(asker: SliceAsker) -> tuple[list[Looked], list[str]]:
 
 
 def through(asker: SliceAsker, lens: Lens) -> Looked:
-    """Look through a lens, and return the result. A lens does not judge an engine that gives wrong
-    answers for every model of the lens's width."""
+    """Look through a lens, and return the result. If the engine gives wrong answers for every model
+    of the lens's width, the lens proves nothing about weights."""
     found = through_once(asker, lens)
     if not found.answer.differs or not is_wide(asker.file, lens):
         return found
@@ -159,10 +159,10 @@ def rounded_to(context: Context, file: GgufFile, lens: Lens, converted: Convert 
 
 
 def allowed_in_halves(stored: Collection[str], kept: Kept, lens: Lens) -> More | None:
-    """Return a function that widens the limit for an engine in half precision: as many roundings,
-    but in half precision. For an engine that rounds only its logits, it adds half a step. Return
-    None for other engines. stored: the types whose numbers the logits of each run are, "" for
-    F32."""
+    """Return a function that widens the limit. For an engine that computes in half precision, it
+    counts as many roundings, but in half precision. For an engine that rounds only its logits, it
+    adds half a step. Return None for other engines. stored: the type that represents the logits of
+    each run exactly, "" for F32."""
     shown = "" if "" in stored else "F16" if "F16" in stored else "BF16"
     proven = kept()
     if proven == "":

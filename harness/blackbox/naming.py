@@ -1,5 +1,4 @@
-"""Search for the name of a faulty part: some parts are made neutral, and the engines then agree or
-differ.
+"""Search for the name of a faulty part, by making parts neutral and comparing the engines again.
 
 The slice has only one working half-layer, so that a fault in the other half-layer cannot interfere.
 The first questions name a part as soon as the engines agree. If they never agree, the products of
@@ -231,9 +230,10 @@ def part_of_ffn(asked: Asked, likely: Collection[str]) -> Part:
 
 
 def half_of_the_activation(part: Part) -> Part:
-    """Note that only the first half of the activation was compared. The question reads only this
-    half, so that a down matrix that loses the end of a row does not matter. Without this note, the
-    report would blame a norm or a matrix for a gate that overwrites the other factor."""
+    """Note that only the first half of the activation was compared. The question reads only the
+    first half, so that it does not depend on whether the down matrix loses the end of a row.
+    Without this note, the report would blame a norm or a matrix for a gate that overwrites the
+    other factor."""
     text = "only the first half of the activation was compared"
     return replace(part, words=f"{part.words}; {text}" if part.words else text)
 

@@ -41,9 +41,9 @@ OUTSIDE = Part(
 
 
 def by_number(asker: SliceAsker, n: int) -> list[LayerRow]:
-    """Test the layers at their places, for a fault that depends on a layer's number, and return
-    their rows. If the model differs even with all layers muted, return one row for the parts
-    outside the layers."""
+    """Test the layers at their places for a fault that depends on a layer's number. Return the
+    layers' rows, or one row for the parts outside the layers if the model differs even with all
+    layers muted."""
     answer = with_others_muted(asker, ())
     if answer.differs:
         return [LayerRow(layer=None, answer=answer, parts=(OUTSIDE,), what=ALL_MUTED)]

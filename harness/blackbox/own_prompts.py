@@ -89,8 +89,8 @@ def judge_prompts(outer: Context, context: Context) -> Iterator[Verdict]:
 
 
 def longer_text(outer: Context, context: Context, *, right: int) -> Iterator[Verdict]:
-    """Yield a verdict on a text of the full length, which the probe model generates. It is for a
-    large model that itself generates fewer tokens. right: a difference before this step is not
+    """Yield a verdict on a text of the full length, which the probe model generates. The verdict is
+    for a large model, whose own text has fewer tokens. right: a difference before this step is not
     reported."""
     prompt = Decode().prompt(context)
     oracle, subject = context.ask_both("greedy", prompt, outer.n_steps)

@@ -106,9 +106,9 @@ def smaller(file: GgufFile, layer: int) -> Neutral:
 
 
 def for_the_table(file: GgufFile, factor: float) -> Mapping[str, Change]:
-    """Return changes to the last norm that compensate for scaled embeddings, if these are the
-    output matrix too. Logits a thousand times as large would all be at the cap, in an architecture
-    that has one."""
+    """Return changes to the last norm that compensate for scaled embeddings, if the embeddings are
+    the output matrix too. In an architecture with a cap, logits a thousand times as large would all
+    be at the cap."""
     names = {OUTPUT_NORM, OUTPUT_NORM_BIAS} & set(file.tensors)
     return {} if OUTPUT in file.tensors else dict.fromkeys(names, times(factor))
 
@@ -123,8 +123,8 @@ def experts_alike(file: GgufFile, layer: int) -> Neutral | None:
 
 
 def experts_alike_and_loud(file: GgufFile, layer: int) -> Neutral | None:
-    """Make all experts equal, and so large that nothing else counts. The last norm then removes the
-    sum of the token's expert weights."""
+    """Make all experts equal, and so large that everything else is negligible. The last norm then
+    removes the sum of the token's expert weights."""
     alike = experts_alike(file, layer)
     changes = without(file, layer, SHARED)
     for name in within(file, layer):
@@ -165,7 +165,7 @@ def rows_alone(file: GgufFile, change: Change) -> Mapping[str, Change]:
 
 
 def nothing_to_norm(file: GgufFile, layer: int) -> Neutral:
-    """Make the embeddings tiny and eps one, so that norms divide by one for any input."""
+    """Make the embeddings tiny and eps one, so that norms divide any input by one."""
     weights = norms_of_ones(file, layer).changes
     changes = {**weights, **rows_alone(file, signs(TINY / scale_of_embeddings(file)))}
     return Neutral(changes=changes, keys=eps_of(file, 1.0), own_head=True)
@@ -173,7 +173,7 @@ def nothing_to_norm(file: GgufFile, layer: int) -> Neutral:
 
 def norms_of_one_bit(file: GgufFile, layer: int) -> Neutral | None:
     """Make norms give powers of two, so that rounding them has no effect. Return None if the width
-    is no multiple of 32."""
+    is not a multiple of 32."""
     if number(file, "embedding_length", 1) % 32:
         return None
     rows = sparse_signs(LARGER, centred=is_centred(file))
@@ -309,7 +309,7 @@ def each_expert(change: Change, ne: Sequence[int]) -> Change:
 
 
 def rows_of_keys(file: GgufFile) -> int:
-    """Return the number of rows that the keys have; the values have as many."""
+    """Return the number of rows of the keys, which is also the number of rows of the values."""
     heads = number(file, "attention.head_count", 1)
     width = number(file, "attention.key_length", number(file, "embedding_length", 1) // heads)
     return int(number(file, "attention.head_count_kv", heads) * width)
@@ -360,7 +360,7 @@ def tied_head(file: GgufFile, layer: int) -> Neutral | None:
 
 
 def head_apart(file: GgufFile, layer: int) -> Neutral | None:
-    """Leave the model unchanged, but give it a separate output matrix. Return None if it has
+    """Give the model a separate output matrix with the same values. Return None if it already has
     one."""
     return None if OUTPUT in file.tensors else Neutral(own_head=True)
 

@@ -1,6 +1,6 @@
-"""Checks that the answers depend on attention and on the feed-forward network. In some models one
-of them moves no answer beyond the limit. An engine without it agrees on such a model, so it was not
-compared."""
+"""Checks that the answers depend on attention and on the feed-forward network. In some models,
+removing one of the two changes no answer by more than the limit. An engine that lacks this half
+agrees on such a model, so the half was not compared."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress

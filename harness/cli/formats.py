@@ -1,4 +1,5 @@
-"""`--format` of commands that write a report; `lockstep report convert` for an existing one."""
+"""`--format` of commands that write a report, and `lockstep report convert` for an existing
+report."""
 
 import os
 from collections.abc import Sequence

@@ -101,8 +101,8 @@ def verify(
     vectors: Annotated[Path | None, typer.Option(help="The same as FOLDER.", hidden=True)] = None,
     quiet: QuietOpt = False,
 ) -> None:
-    """Check that the vectors are complete and unedited. With --engine or --oracle, also compare its
-    answers with them.
+    """Check that the vectors are complete and unedited. With --engine or --oracle, also compare the
+    engine's or llama.cpp's answers with the vectors.
 
     If the engine does not answer a question, the report names it and the exit code is 3. Examples:
 

@@ -236,8 +236,8 @@ def with_rows(ids: Sequence[int], ends: Sequence[int]) -> Batch:
 
 
 def join_sequences(context: Context) -> tuple[Batch, ...]:
-    """Return batches with several sequences. The second sequence begins beside the end of the
-    first, takes turns with it, and continues alone; then a third sequence begins."""
+    """Return batches with several sequences. The second sequence begins in a batch with the first,
+    takes turns with it, and continues alone; then a third sequence begins."""
     ids = many_ids(context, 64)[:31:-1]
     batches = []
     for places in PLACES:

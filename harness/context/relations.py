@@ -1,5 +1,5 @@
-"""Runs that must give the same logits as the usual run: with few outputs, beside another sequence,
-with tensors shown.
+"""Runs that must give the same logits as the usual run, although they have few outputs, contain
+another sequence, or show tensors.
 
 Each engine is compared with its own first answer.
 """
@@ -133,7 +133,7 @@ def distance_of_paths(
     From one path to the other, an engine that rounds as llama.cpp does changes as the honest run
     does, within the noise of both. An engine that never rounds stays the same, within this noise.
     """
-    context.progress(f"a difference: honest runs {way.words}")
+    context.progress(f"computing honest runs {way.words}, to judge a difference")
     batches, rows = way.batches, rows_of(way.batches, same.own)
     seed, size = context.seed + MORE_RUNS, largest(before) or 1.0
     there = context.honest.floor(batches, seed=seed, runs=0).logits

@@ -188,7 +188,7 @@ class Context:
         """Return the relative noise on these batches from more runs, measured before an engine is
         blamed. Rare events occur as often in one long run as in several short ones."""
         if self.noise_measured is None or self.noise_measured[0] is not batches:
-            self.progress("a difference: measuring the noise of more honest runs")
+            self.progress("measuring the noise of more honest runs, to judge a difference")
             many = sum(map(len, batches)) // max(1, sum(map(len, self.batches)))
             runs = max(RUNS, MORE_RUNS // max(1, many))
             more = self.honest.floor(batches, seed=self.seed + MORE_RUNS, runs=runs)
@@ -198,13 +198,13 @@ class Context:
     def honest_runs(self, batches: Sequence[Batch]) -> tuple[F32, F32]:
         """Return logits of the oracle's file computed by our ops, (outputs, vocabulary) each: with
         llama.cpp's conversions of activations, and in float64 without conversions."""
-        self.progress("a difference: our own runs say which engine is wrong")
+        self.progress("computing our own runs, to find which engine is wrong")
         return self.honest.logits(batches)
 
     def converted_runs(
         self, batches: Sequence[Batch], only: Sequence[int] | None = None
     ) -> Iterator[F32]:
-        self.progress("a difference: our own runs of other designs")
+        self.progress("computing our own runs of other designs, to judge a difference")
         return self.honest.converted_runs(batches, only=only)
 
     def asked_on_made_models(self, name: str) -> Iterator[Verdict]:

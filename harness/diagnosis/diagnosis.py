@@ -67,7 +67,7 @@ Status = Literal["right", "named", "few", "none", "not-compared"]
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
-    """A known mistake. `left` is the share of the subject's distance that remains with it."""
+    """A known mistake. `left` is the share of the subject's difference that it does not explain."""
 
     engine: str
     mistake: str

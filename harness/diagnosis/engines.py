@@ -26,9 +26,9 @@ KnownMistake = Wrong | type[WrongSampler]
 class Engines:
     """Our own engines on one file.
 
-    plain: engines without conversions and deliberate roundings. keep: keeps all answers, for more
-    subjects on the same file. at_once: the number of processes that may hold the data of a run at
-    the same time.
+    plain: engines without conversions and deliberate roundings. keep: True to keep all answers, for
+    more subjects on the same file. at_once: the number of processes that may hold the data of a run
+    at the same time.
     """
 
     path: Path

@@ -99,7 +99,7 @@ class Fuzzer(Registered):
         raise NotImplementedError
 
     def check(self, plan: FuzzPlan) -> None:
-        """Check that the plan makes sense. Raises BadInput if not."""
+        """Check the plan. Raises BadInput if this fuzzer cannot run it."""
         for name in plan.targets:
             if name not in self.targets():
                 known = choices(name, self.targets())

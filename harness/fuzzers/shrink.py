@@ -20,7 +20,8 @@ def shrink(
     identity: Callable[[T], Any] = lambda case: case,
 ) -> T:
     """Return the smallest case found that shows the same as `case`. One maker runs until it finds
-    nothing smaller, then the next. It ends when no maker finds anything smaller.
+    nothing smaller, and then the next maker runs. The search ends when no maker finds anything
+    smaller.
 
     makers: each yields smaller cases; shows: returns for each case of a list whether it still shows
     the finding; size: the measure to minimise; budget: the maximum cost of all questions; cost: the

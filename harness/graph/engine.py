@@ -2,8 +2,8 @@
 architecture.
 
 A worker asks llama.cpp for the graphs of the batches, and our ops compute them anew from the
-tokens. So this engine shows wrong ops and weights, but no wrong graph, because its graph is
-llama.cpp's.
+tokens. So a comparison with this engine reveals wrong ops and weights, but not a wrong graph,
+because its graph is llama.cpp's.
 """
 
 from collections.abc import Mapping, Sequence

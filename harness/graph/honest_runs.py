@@ -1,4 +1,5 @@
-"""Our own honest runs, with which whole runs are compared: llama.cpp's graph with our ops."""
+"""Our own honest runs, which compute llama.cpp's graph with our ops. Whole runs of engines are
+compared with them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -34,8 +35,8 @@ HELD = 1 << 28  # bytes of outputs of runs that are made at once, of which forks
 
 @dataclass(kw_only=True)
 class AlongLlamaCpp:
-    """Honest runs of any architecture: llama.cpp's graph with our ops. They do not show a wrong
-    graph."""
+    """Honest runs of any architecture, which compute llama.cpp's graph with our ops. They cannot
+    reveal a wrong graph."""
 
     llama_cpp: Session
     file: GgufFile

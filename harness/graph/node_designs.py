@@ -1,7 +1,7 @@
 """Results of other honest designs at one node, or at a few nodes that form one formula.
 
-If the designs of an op are known, no other result counts as honest. Otherwise an engine that
-computes in float32 in any way gets a bound that is far wider.
+If the designs of an op are known, no other result counts as honest. If they are unknown, an engine
+may compute in float32 in any way, and its bound is far wider.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -127,8 +127,8 @@ def norms(found: Computed) -> list[Other]:
 
 
 def factor_of(product: Node, first: Node) -> F32 | None:
-    """Return the other factor of the product; None if it is no weight for the rows of the first
-    node."""
+    """Return the other factor of the product; None if that factor is not a weight for the rows of
+    the first node."""
     other = [s for s in product.sources[:2] if s is not None and s.producer != first.index]
     if len(other) != 1 or other[0].type != "F32" or other[0].value is None:
         return None

@@ -1,7 +1,8 @@
 """Segments of an engine that converts activations to a different format than llama.cpp, or not at
 all.
 
-Such an engine must do so with most weights, or its format must explain everything that is wrong.
+Lockstep accepts such a format only if it explains wrong segments of more than half of the quantised
+weights, or all wrong segments.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

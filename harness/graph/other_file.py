@@ -72,8 +72,8 @@ def first_other_input(oracle: Program, subject: Program) -> str:
 
 
 def reads(program: Program) -> dict[Name, tuple[Source, ...]]:
-    """Return the sources of each node: for each, the name of the node or the memory that it reads,
-    and its layout."""
+    """Return the sources of each node. A source is the name of the node or memory that is read,
+    with its layout."""
     found: dict[Name, tuple[Source, ...]] = {}
     for graph in program.graphs:
         held = [f"{root.name}#{n}" if n else root.name for root, n in numbered_roots(graph)]

@@ -133,7 +133,7 @@ class ProgramRecorder:
     @property
     def needs_no_values(self) -> bool:
         """Return True if every graph has a node with the result's name. The values of results are
-        always recorded, so no others are needed."""
+        always recorded, so no other values are needed."""
         named = (draft.output and draft.output[1].name == self.result for draft in self.drafts)
         return all(named)
 

@@ -49,7 +49,7 @@ class Noise:
 
     def explains(self, rows: NDArray[np.float64]) -> bool:
         """Return True if, at each size of error, the shown tensor has no more wrong rows than
-        honest runs, with room for rare ones. rows: the errors from `beyond`."""
+        honest runs, with room for rare errors. rows: the errors from `beyond`."""
         runs = (np.zeros(0), *self.rows)
         far = max(float(run.max(initial=0.0)) for run in runs)
         sizes = [(0.0, 0.0), *((far / 8 / 4**k, far / 32 / 4**k) for k in range(STEPS_DOWN))]

@@ -59,7 +59,7 @@ class Patched:
 
 
 def patch(context: Context, found: Findings) -> Patched:
-    """Replace the results of the wrong ops. If these are all faults, the outputs must agree.
+    """Replace the results of the wrong ops. If no other op is wrong, the outputs must then agree.
 
     The oracle's values may differ more from an honest engine that converts no activations than many
     faults do. Therefore the outputs are also compared with honest runs of other designs.

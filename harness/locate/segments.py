@@ -78,7 +78,7 @@ class OwnRun:
 def locate_segments(context: Context, given: Values | None = None) -> Findings:
     """Find the wrong segments. `given` holds replacement values at some sites."""
     run = own_run(context, given)
-    context.progress(f"judging what {len(run.shown)} shown tensors enclose")
+    context.progress(f"judging the ops between {len(run.shown)} shown tensors")
     found, put_in = judge_own_run(context, run)
     found = replace(
         found, all=with_other_name(context, run.program, run.places, run.shown, found.all)

@@ -4,7 +4,7 @@ outputs.
 In a model with states, an ubatch of llama.cpp has the same number of tokens from each sequence; the
 remaining tokens follow. An engine shows the rows of its whole batch. The ids in each ubatch
 determine its rows. The engine's outputs count as the graph's result even if they are not shown by
-name. Therefore the last stretch (the head, a last norm, pooling) is judged too.
+name. Therefore the last ops (the head, a last norm, pooling) are judged too.
 """
 
 from collections.abc import Mapping, Sequence

@@ -144,8 +144,9 @@ def texts(context: Context) -> Iterator[Verdict]:
 
 
 def shows_cuts(context: Context, verdict: Verdict) -> bool:
-    """Return True if the prompts would reveal an engine that reads only half a context of a prompt.
-    The noise of a quantised model often leaves no long prompt whose next token is certain."""
+    """Return True if a prompt of the verdict was wrong, or longer than half the context, so that it
+    would reveal an engine that reads no more than that. Because of the noise of a quantised model,
+    often no long prompt has a certain next token."""
     longest: int = verdict.detail.get(LONGEST, 0)
     return verdict.status == "diverged" or longest > n_cells(context) // 2
 
@@ -193,8 +194,8 @@ def of_the_whole(context: Context) -> int:
 
 def seeded_behind(context: Context, prompt: int, n: int) -> list[int]:
     """Return random ids in place of the tokens that the model does not generate. So each layer
-    still gets batches of all sizes, and fills as many cells. prompt: the prompt's length; n: the
-    number of generated tokens."""
+    still gets batches of all sizes, and fills as many cells of the cache. prompt: the prompt's
+    length; n: the number of generated tokens."""
     left = min(context.n_steps - n, n_cells(context) - n - prompt)
     return many_ids(context, left) if left > 0 else []
 

@@ -139,8 +139,8 @@ class Side:
 
 
 def read_by(context: Context, session: Session) -> FileSummary | None:
-    """Return the engine's own summary of the file; None if it shows none. Such an engine gets the
-    tensors that our own reader found."""
+    """Return the engine's own summary of the file; None if the engine gives no summary. Lockstep
+    then uses the tensors that our own reader found."""
     outcome = session.ask("metadata")
     if isinstance(outcome, Unanswerable) and outcome.declared:
         return None

@@ -1,5 +1,5 @@
-"""Embeddings: both engines must give the same ones. Embeddings are the result of a model without
-logits, and of a model whose metadata names a pooling."""
+"""Comparison of both engines' embeddings, which must be the same. Embeddings are the result of a
+model without logits, and of a model whose metadata names a pooling."""
 
 from collections.abc import Iterator
 from dataclasses import replace

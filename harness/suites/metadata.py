@@ -145,8 +145,7 @@ def compare_summaries(
 
 
 def known_differences(reader: str) -> dict[str, str]:
-    """Return the [[gguf]] entries of harness/known: the kind of the difference -> the entry's
-    id."""
+    """Return the ids of the [[gguf]] entries of harness/known, by kind of difference."""
     rows = (row for row in entries("gguf") if row["component"] == reader)
     return {row["kind"]: row["id"] for row in rows if row["symptom"] == "value"}
 
@@ -182,7 +181,7 @@ def differences(oracle: FileSummary, other: FileSummary) -> list[dict[str, Any]]
 
 def rows_apart(one: TensorSummary | None, another: TensorSummary | None) -> tuple[Any, Any]:
     """Return the columns in which two rows of the tensor table differ. If one row is missing,
-    return the other whole."""
+    return all columns of the other row."""
     a, b = (asdict(row) if row else {} for row in (one, another))
     if not a or not b:
         return a or ABSENT, b or ABSENT

@@ -1,7 +1,7 @@
 """Samplers: every stage of any chain must follow its definition.
 
 Rows of logits are seeded, so no weights are read. Infill, grammars and the breakers of dry use the
-model's vocabulary. No engine must reproduce llama.cpp's accidents (harness/known).
+model's vocabulary. Engines need not reproduce llama.cpp's known faults (harness/known).
 """
 
 from collections import Counter

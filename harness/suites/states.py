@@ -4,7 +4,7 @@ with itself.
 The engine decodes a prompt and saves its state. A fresh engine loads the file, and must give the
 same logits for the next tokens. llama.cpp uses its own state files. If bits differ, the limit is
 twice the difference between the engine's own runs, or twice the noise of honest runs. After
-loading, the cells of windows may be in other places, so sums may have another order.
+loading, the cells of windows may be in other places, so sums may be in another order.
 """
 
 from collections.abc import Iterator, Sequence

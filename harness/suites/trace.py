@@ -57,7 +57,7 @@ class TraceSuite(TensorSuite, name="trace"):
 def in_design(name: str, findings: Sequence[SiteFinding]) -> str:
     """Return a note on ops that agree with a known design other than llama.cpp's."""
     sees = max(finding.sees for finding in findings)
-    return f"{len(findings)} have {name}; a scale that is off by {sees:.1e} still shows there"
+    return f"{len(findings)} ops have {name}; a scale error of {sees:.1e} would still show at them"
 
 
 def closest(findings: Sequence[SiteFinding]) -> str:
@@ -70,8 +70,8 @@ def closest(findings: Sequence[SiteFinding]) -> str:
 
 
 def unused_patterns(context: Context) -> Iterator[Verdict]:
-    """Yield the map's patterns that match no name. Nothing else would show that a misspelt pattern
-    translates no name."""
+    """Yield a verdict on the map's patterns that match no name. No other verdict reveals a misspelt
+    pattern."""
     names = context.subject_info.unmapped
     if names:
         text = f"{fits_none(names)}: {len(names)} tensors not compared"

@@ -274,8 +274,8 @@ class LlamaCpp(StateFiles, name="llama.cpp"):
         that the choice follows the settings. Raises EngineError if not.
 
         llama.cpp itself decides if flash attention is possible (some layers of T5 and Grok have
-        none). It does not report a model without logits, such as BERT, but returns zeros. One token
-        is enough, because the choice is made with the context.
+        none). For a model without logits, such as BERT, it reports no error but returns zeros. One
+        token is enough, because the choice is made with the context.
         """
         if self._attention is not None:
             return self._attention

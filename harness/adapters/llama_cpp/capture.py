@@ -174,8 +174,8 @@ class NodeWatch:
 
 
 def view_ops(lib: Library) -> list[int]:
-    """Return the numbers of the view ops. It never requests a name beyond them, which a build may
-    lack."""
+    """Return the numbers of the view ops. Names of later ops are not requested, because a build may
+    lack them."""
     found: list[int] = []
     number = 0
     while len(found) < len(VIEWS):

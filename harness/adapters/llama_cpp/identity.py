@@ -134,8 +134,8 @@ def compare(folder: Path, _size: int, _changed: int) -> str:
 
 
 def difference(part: PinnedPart, library: Elf, path: Path) -> str:
-    """Describe the difference from the pinned library; "" if there is none. The installed library's
-    names serve for comparison if it is the pinned one."""
+    """Describe the difference from the pinned library; "" if there is none. If the installed
+    library is the pinned one, the text names the exports that differ."""
     names = part.own_names(library)
     if part.is_pinned(names):
         return ""

@@ -123,7 +123,7 @@ def copy_bytes(_: Any, to: Any, start: Any, n: Any) -> Any:
 @intrinsic
 def call(_: Any, function: Any, a: Any, b: Any) -> Any:
     """Call the C function at an address with two numbers, and return its result. A function with
-    fewer parameters ignores the rest."""
+    fewer parameters ignores the other numbers."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = ir.FunctionType(I64, (I64, I64))

@@ -52,8 +52,8 @@ def shape(kind: str, n_ubatch: int, n_seq: int, steps: list[Step]) -> ScheduleCa
 
 def causes_of_sbatch(case: ScheduleCase) -> dict[str, int]:
     """Return the faults of llama_sbatch that the schedule shows, each with the first call that
-    shows it. unstable: a batch beyond the stable sort repeats a place; left: a sequence continues
-    without the others that shared its token."""
+    shows it. unstable: a batch too large for the stable sort repeats a place; left: a sequence
+    continues without the other sequences that shared its token."""
     found: dict[str, int] = {}
     shared: set[tuple[int, ...]] = set()
     for at, step in enumerate(case.steps):

@@ -1,7 +1,7 @@
 """An endless series of GGUF files: valid, unusual, broken in one or several named ways, and
 mutated.
 
-The seed, the family and n determine case n. For `corpus` its files matter too.
+The seed, the family and n determine case n. Cases of the family `corpus` also depend on its files.
 """
 
 from collections.abc import Callable, Sequence

@@ -87,7 +87,7 @@ WORDS = {
     "factor": "all off by the same factor",
     "offset": "all off by the same amount",
     "value": "other values",
-    "neighbours": "right alone, wrong beside another block",
+    "neighbours": "right alone, wrong next to another block",
 }
 
 

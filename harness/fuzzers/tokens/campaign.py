@@ -35,8 +35,7 @@ class TextDifference:
 
     @property
     def status(self) -> str:
-        """Return the status. If the oracle fails it is the oracle's failure, and otherwise
-        "diverged"."""
+        """Return the status of the oracle's failure if the oracle fails, otherwise "diverged"."""
         return self.expected.status if isinstance(self.expected, Failure) else "diverged"
 
     @property
@@ -163,8 +162,8 @@ class TextCampaign:
         return found
 
     def is_foreign(self, way: str, want: Any) -> bool:
-        """Return True if the answer is no UTF-8, and an engine has declared that it takes only
-        UTF-8."""
+        """Return True if the answer is not valid UTF-8, and an engine has declared that it takes
+        only UTF-8."""
         return self.utf8_only and way == "decode" and type(want) is bytes and not is_utf8(want)
 
     def first_wrong(self, way: str, inputs: Sequence[Any], flags: Flags) -> list[bool]:

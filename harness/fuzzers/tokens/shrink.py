@@ -40,7 +40,7 @@ def without_chunks(given: Input) -> Iterator[Input]:
 
 
 def simplify_input(given: Input) -> Iterator[Input]:
-    """Yield inputs in which a character is replaced by a simpler one. Ids have no simpler ones."""
+    """Yield inputs in which a character is replaced by a simpler one. Ids are not replaced."""
     if not isinstance(given, bytes):
         return
     at = 0

@@ -2,8 +2,8 @@
 arrive one after the other.
 
 Servers may put concurrent prompts into one batch, whose sums may round differently. So a text that
-differs from the text asked alone is compared with the oracle like any other text, and ties are
-excused.
+differs from the text of the same prompt asked alone is compared with the oracle like any other
+text, and ties are excused.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -65,7 +65,7 @@ def asked_at_once(judge: Judge, context: Context) -> Iterator[Verdict]:
 def asked_alone(context: Context) -> Iterator[TextByItself]:
     """Ask each prompt alone. Many servers take four prompts at a time. There are more prompts than
     that, so that some wait and reuse a slot. Two prompts begin alike, because a server may share a
-    prefix. Their lengths differ, because a server may confuse the lengths of requests."""
+    prefix. The prompts' lengths differ, because a server may confuse the lengths of requests."""
     room = n_cells(context) - N_OTHERS - 2
     for number, prompt in enumerate((*OTHERS, BEFORE, ALIKE)):
         n = max(1, min(N_OTHERS, context.n_steps) - 2 * (number % 2))

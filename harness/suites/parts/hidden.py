@@ -19,8 +19,8 @@ BY_TANH = frozenset({"GELU", "GEGLU"})
 # is off by up to 2.0e-3 between -4 and 4, and engines without a table are honest: limits of logits
 # mostly have room for both.
 HIDDEN = (
-    "tanh GELU and erf GELU cannot be told apart here, as ggml's table is off by four "
-    "times more; tensors show the difference"
+    "tanh GELU and erf GELU cannot be told apart here, because the error of ggml's table is four "
+    "times their difference; tensors show which of them an engine uses"
 )
 
 

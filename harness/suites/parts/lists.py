@@ -47,8 +47,8 @@ class ListScale:
         return f"all values are right except for a factor of {self.by:.4g}, as with {what}"
 
     def facts(self) -> dict[str, str]:
-        """Return the facts that a verdict stores. A temperature gives none, because a wrong matrix
-        can have the same effect."""
+        """Return the facts that a verdict stores. The result is empty for a temperature, because a
+        wrong matrix can have the same effect."""
         return {} if self.kind is ScaleKind.TEMPERATURE else {LOGARITHMS: self.describe()}
 
 

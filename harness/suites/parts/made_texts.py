@@ -2,9 +2,9 @@
 
 Some texts have tokens that no merge makes (control, user-defined, byte, unused and unknown tokens)
 in many places. An engine that splits `<think>`, or reads the text `<0x41>` as a byte, is right on
-all other texts. Other texts have pieces with competing merges. The first of two equal merges shows
-only in a piece that overlaps itself (`lll` of `ll`). The cut of a pre-tokenizer shows only if the
-merge across it is a token. The functions search the vocabulary for both kinds of pieces, and also
+all other texts. Other texts have pieces with competing merges. The order of two equal merges shows
+only in a piece that overlaps itself (`lll` of `ll`). A pre-tokenizer's cut shows only if the merged
+text across it is a token. The functions search the vocabulary for both kinds of pieces, and also
 join random pieces.
 """
 
@@ -79,7 +79,7 @@ def every_byte() -> Iterator[bytes]:
 
 
 def special_rows(tokenizer: Tokenizer) -> list[list[int]]:
-    """Return lists of ids: an empty list, and lists in which each two kinds of tokens are
+    """Return lists of ids: an empty list, and lists in which tokens of every two kinds are
     neighbours."""
     kinds = (*KINDS.values(), Attr.NORMAL)
     some = [token for kind in kinds for token in ends_of(tokens_of_kind(tokenizer, kind))]

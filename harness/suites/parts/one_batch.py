@@ -1,5 +1,5 @@
-"""Differences that show in several batches but not in a single one: in the inputs of later batches,
-in the sizes of batches, or in state from earlier calls."""
+"""Diagnosis of differences that show in several batches but not in a single batch. The cause may be
+the inputs of later batches, the sizes of batches, or state from earlier calls."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,8 +27,8 @@ def with_one_batch(
     *,
     usual: bool = False,
 ) -> Verdict:
-    """Add a note to a wrong run if the same tokens agree in one batch. usual: the usual run has the
-    same batches and agrees, so state from earlier calls is likely."""
+    """Add a note to a wrong run if the same tokens agree in one batch. usual: True if the usual run
+    has the same batches and agrees, so that state from earlier calls is the likely cause."""
     if verdict.detail.get("at_fault") != "subject" or len(batches) < 2 or context.given:
         return verdict
     if any(batch.encoder or batch.seq_ids.any() for batch in batches):

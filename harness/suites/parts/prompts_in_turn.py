@@ -93,10 +93,10 @@ class TellingPrompt:
 
 
 def in_turn(outer: Context, context: Context, where: str = "") -> Iterator[Verdict]:
-    """Ask the prompts one after the other, and yield the verdict. It ends without one if there are
-    fewer than two telling prompts, or if the engine refuses the first questions. outer: the context
-    of the user's model, in which verdicts are made; context: the context of the tested model, which
-    may be different."""
+    """Ask the prompts one after the other, and yield the verdict. Yield no verdict if fewer than
+    two prompts are telling, or if the engine refuses the first questions. outer: the context of the
+    user's model, in which verdicts are made; context: the context of the tested model, which may be
+    different."""
     prompts = telling_prompts(context)
     if len(prompts) < 2 or chosen_behind(context, prompts[0].ids[:1]) is None:
         return
@@ -171,8 +171,9 @@ def differing(
 
 
 def is_right_alone(context: Context, prompt: TellingPrompt) -> bool:
-    """Return True if the answer is right directly after a prompt of one token: the prompt's own
-    first token, or a different one. Then the engine has no other cached data."""
+    """Return True if the answer is right directly after a prompt of one token, which is the
+    prompt's own first token or a different token. The engine then has only this token in its
+    cache."""
     first = prompt.ids[0]
     before = (first, (first + 1) % len(prompt.logits))
     return any(
@@ -282,7 +283,8 @@ def tells_of_one_more(context: Context, one: TellingPrompt, before: TellingPromp
 def candidates(
     context: Context, turn: Turn, before: Sequence[TellingPrompt], ids: Iterator[int]
 ) -> Iterator[TellingPrompt]:
-    """Yield prompts that may reveal a fault. The prompts end if the oracle does not answer."""
+    """Yield prompts that may reveal a fault. Yield no more prompts after the oracle fails to
+    answer."""
     n, last = turn.n, before[0].ids if before else []
     begin, end = last[: turn.begin], last[len(last) - min(turn.end, len(last)) :]
     ends = range(n - ENDS + 1, n + 1) if n > LONG else (n,)

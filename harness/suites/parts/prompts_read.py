@@ -39,8 +39,8 @@ def cut_off(context: Context) -> str:
 
 def counted_otherwise(context: Context, prompt: bytes, n: int) -> str:
     """Return a clause if a server counts a different number of prompt tokens than n, which is a
-    likely cause of a wrong text. Return "" if it reports none, or the same number, which proves
-    nothing."""
+    likely cause of a wrong text. Return "" if the server reports no number, or the same number,
+    which proves nothing."""
     said = context.subject.counted.get(prompt)
     if said is None or said == n:
         return ""

@@ -1,9 +1,10 @@
-"""The products of two engines on nearly empty inputs, as replaced values in a run or as single ops.
+"""Comparison of two engines' products on nearly empty inputs, which replace values in a run or
+belong to single ops.
 
 The part between an input and the next shown node is a segment of llama.cpp's graph. In the same
 run, gates get larger inputs than small models have, so that clamps show. Norms get smaller inputs,
-so that epsilon shows. Engines that compute single ops need no run, and every expert is tested
-regardless of the router.
+so that epsilon shows. An engine that computes single ops needs no run, and every expert is tested,
+whatever the router would choose.
 """
 
 from collections.abc import Callable, Iterator, Mapping

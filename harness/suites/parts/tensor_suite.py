@@ -67,7 +67,8 @@ class TensorSuite(Suite):
     def if_all_agrees(self, context: Context, shown: Any) -> list[Any] | None:
         """Return the verdicts; None if something is wrong.
 
-        The caller then asks for more, which a fork cannot do. A fork that died gives None as well.
+        If something is wrong, the caller asks further questions, which a fork cannot do. The result
+        is also None if the fork died.
         """
         found = self.judge(context, shown)
         if found.guilty or found.other_graph:

@@ -46,7 +46,7 @@ class Pieces:
 class Reading:
     """The match of the subject's text with the oracle's tokens, under one honest way to display
     them. end: the number of the oracle's tokens that match; rest: the subject's text after them;
-    drops: the engine drops bytes that are no characters."""
+    drops: True if the engine drops bytes that are not valid characters."""
 
     end: int
     rest: bytes
@@ -103,8 +103,8 @@ def leading(text: bytes) -> bytes:
 
 
 def without_prompt(said: bytes, prompt: bytes, text: bytes) -> bytes:
-    """Return the engine's text without the prompt. Only a prompt that the engine repeats is
-    removed, not one that begins the text itself."""
+    """Return the engine's text without the prompt. Nothing is removed if the text itself begins
+    like the prompt."""
     own, shown = said.lstrip(), prompt.strip()
     if not shown or not own.startswith(shown) or text.lstrip().startswith(shown):
         return said

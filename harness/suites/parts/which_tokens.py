@@ -39,9 +39,9 @@ def wrong_rows(
     got: F32,
     limit: NDArray[np.float64],
 ) -> Sequence[int]:
-    """Return the wrong rows of a subject. Honest engines that round differently differ in right
-    rows too. So these are the rows that differ from llama.cpp's run, or from an honest run if fewer
-    rows differ from it."""
+    """Return the numbers of the subject's wrong rows. An honest engine that rounds differently
+    differs from llama.cpp in right rows too. So return the rows that differ from llama.cpp's run,
+    or from an honest run if fewer rows differ from that run."""
     found = (rows_that_differ(run, got, limit) for run in context.honest_runs(batches))
     return min((rows_that_differ(expected, got, limit), *filter(None, found)), key=len)
 

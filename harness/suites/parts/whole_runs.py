@@ -57,11 +57,11 @@ def compare_runs(
     *,
     rows_differ: bool = True,
 ) -> Verdict:
-    """Compare every logit of every output of the batches, (outputs, vocabulary) in all.
+    """Compare every logit of every output of the batches, as arrays (outputs, vocabulary).
 
-    truth: the logits of an honest run. If the engines agree, they must agree with this run too. It
-    alone proves no engine wrong: if there is a difference, more honest runs of these batches are
-    made. rows_differ: a right engine gives a different row for each token.
+    truth: the logits of an honest run. If the engines agree, they must agree with this run too.
+    This run alone proves no engine wrong. So more honest runs of these batches are made if the
+    engines differ. rows_differ: a right engine gives a different row for each token.
     """
     expected, got = np.concatenate(oracle.logits), np.concatenate(subject.logits)
     if not np.isfinite(expected).any() and not np.isfinite(got).any():
@@ -129,8 +129,8 @@ def who_is_at_fault(
     bound: Bound,
     detail: dict[str, Any],
 ) -> tuple[str, str]:
-    """Return why the runs may still be right although they differ, and the engine at fault: "" if
-    neither is.
+    """Return why the runs may still be right although they differ, and the engine at fault, "" if
+    no engine is.
 
     sides: the logits of the oracle and of the subject; detail: receives the design.
     """
@@ -198,7 +198,7 @@ def converts_otherwise(
     logits: F32,
     rounded: NDArray[np.float64],
 ) -> bool:
-    """Return True if an honest engine that converts activations to another format than llama.cpp
+    """Return True if an honest engine that converts activations to a format other than llama.cpp's
     gives these logits."""
     for run in context.converted_runs(batches):
         bound = whole_run(context.noise_on(batches), largest(run))
