@@ -214,7 +214,7 @@ class SliceAsker:
     @cached_property
     def halves(self) -> str | None:
         """Return "F16" or "BF16" if the engine does not distinguish numbers that are equal in that
-        type. Return "" if it does, and None if it does not answer."""
+        type. Return "" if the engine distinguishes them, and None if it does not answer."""
         with suppress(NoAnswer, BadInput, EngineError):
             return kept_in(self.file, self.layers_to_load, self.run_on)
         return None
@@ -332,9 +332,9 @@ class NotSteady(Exception):
 
 def logits_of(context: Context, *, whole: bool, kept: Kept | None) -> Verdict:
     """Compare the logits, and return the verdict. Raises NotSteady if the logits differ and a
-    second run of the subject differs from its first. whole: the model is the user's own, so rows
-    must differ from each other and the verdict names batches; kept: returns the 16-bit type in
-    which the engine keeps models made in F32."""
+    second run of the subject differs from its first. whole: True for the user's own model, whose
+    rows must differ from each other and whose verdict names batches; kept: a function that returns
+    the 16-bit type in which the engine keeps models made in F32."""
     request = Request(batches=context.batches)
     try:
         expected, actual = context.ask_both("evaluate", request)
@@ -358,8 +358,8 @@ def logits_of(context: Context, *, whole: bool, kept: Kept | None) -> Verdict:
 
 
 def worst_of(verdicts: Sequence[Verdict], oracle: str) -> SliceAnswer:
-    """Return the worst verdict as an answer. Verdicts of "not-applicable" count only if there are
-    no others. Excused lists do not count if other lists agree, because a list is empty where the
+    """Return the worst verdict as an answer. Verdicts of "not-applicable" count only if all
+    verdicts are. Excused lists do not count if other lists agree, because a list is empty where the
     text ends."""
     order = (1, 2, 3, 0)
     some = [verdict for verdict in verdicts if verdict.status != "not-applicable"]

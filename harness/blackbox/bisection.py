@@ -1,9 +1,10 @@
 """`lockstep bisect --black-box`: find the wrong layer and its wrong part in an engine without
 tensors.
 
-The parts outside the layers are tested alone, then each layer. All these models are in F32: nothing
-is converted, so limits are small. Then lenses show the decoded weights. If all of that agrees, the
-bisection makes the other runs of `check`: the whole model in F32, and the other suites.
+The parts outside the layers are tested alone, then each layer. All these models are in F32, so
+nothing is converted and limits are small. Then lenses show the decoded weights. If slices and
+lenses agree, the bisection makes the other runs of `check`: the whole model in F32, and the other
+suites.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -311,8 +312,8 @@ def layers_made(asker: SliceAsker, n: int, made: MadeToShow) -> list[LayerRow]:
 def layer_made(
     asker: SliceAsker, n: int, layer: int, made: MadeToShow, *, place: bool = False
 ) -> LayerRow | None:
-    """Return the row of a layer with this change; None if the layer has no slice, which another row
-    reports. place: test the layer at its place."""
+    """Return the row of a layer with this change; None if the layer has no slice. Another row
+    reports a missing slice. place: test the layer at its place."""
     asker.progress(f"layer {layer} of {n}, {made.words}")
     try:
         role = None if place else role_or_place(asker, layer)

@@ -46,8 +46,9 @@ def only_columns(first: int, last: int) -> Change:
 
 def reads_first(period: int = 0, *, key: int = 0) -> Change:
     """Return a change that makes each output the first input times a seeded number. The numbers
-    have either sign, sizes from a quarter to 16, and all bits of a float32. period: the number of
-    rows after which the numbers repeat, 1 for equal outputs, 0 for no repetition; key: the seed."""
+    have either sign, magnitudes from a quarter to 16, and all bits of a float32. period: the number
+    of rows after which the numbers repeat, 1 for equal outputs, 0 for no repetition; key: the
+    seed."""
 
     def change(rows: F32, start: int) -> F32:
         found, numbers = np.zeros_like(rows), start + np.arange(len(rows))
@@ -78,7 +79,7 @@ def in_rows(first: int, change: Change) -> Change:
 
 def zero_before(first: int) -> Change:
     """Return a change that sets the first rows of a matrix to zero, or the first elements of a
-    vector (one row). first: the number of the first row or element that stays."""
+    vector (one row). first: the number of the first row or element that stays unchanged."""
 
     def change(rows: F32, start: int) -> F32:
         found = rows.copy()
@@ -152,8 +153,9 @@ def in_turn(values: Sequence[float]) -> Change:
 
 
 def sparse_signs(size: float, *, centred: bool) -> Change:
-    """Return a change to sparse seeded rows. centred: half of each row is positive and half is
-    zero; else a quarter or a sixteenth of each row are signs, and the rest is zero."""
+    """Return a change to sparse seeded rows. centred: True to make half of each row positive and
+    half zero. Otherwise a quarter or a sixteenth of each row are signs, and the other elements are
+    zero."""
 
     def row(number: int, n: int) -> F32:
         found, every = np.zeros(n, np.float32), 4 << number % 2 * 2

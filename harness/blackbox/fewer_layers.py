@@ -127,7 +127,7 @@ def n_bytes(file: GgufFile, recipe: Recipe) -> int:
 
 def bisect_fewer_layers(plan: Plan, context: Context) -> Bisection | None:
     """Bisect the runs of `check_fewer_layers`, if no op is wrong in the usual run of the whole
-    model. Return None if no op is wrong in these runs either, or if they are not made."""
+    model. Return None if no op is wrong in these runs either, or if these runs are not made."""
     if not is_asked(context):
         return None
     return bisect_on_made(plan, context, bisect_first_layers)

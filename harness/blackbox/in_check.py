@@ -189,8 +189,8 @@ def spread(n: int) -> list[int]:
 
 
 def verdict_for_answer(context: Context, what: str, answer: SliceAnswer, more: str = "") -> Verdict:
-    """Return the verdict for an answer. A refusal of the model counts against no engine. what: the
-    tested model in words; more: the faulty parts, added if the engines differ."""
+    """Return the verdict for an answer. A refusal of the model is not held against an engine. what:
+    the tested model in words; more: the faulty parts, added if the engines differ."""
     status = "not-applicable" if answer.status == "not-compared" else answer.status
     text = f"{what}: {answer.summary}"
     if answer.differs and more:

@@ -46,11 +46,12 @@ def explain_by_halves(
     *,
     outputs: str = "logits",
 ) -> InHalves | None:
-    """Explain the errors by 16-bit numbers: the engine computes in them, or rounds its outputs to
-    them. Return None if they do not explain the errors.
+    """Explain the errors by 16-bit numbers, in which the engine computes or to which it rounds its
+    outputs. Return None if 16-bit numbers do not explain the errors.
 
-    actual: the subject's outputs; allowed: the limit for an engine that does neither; kept: returns
-    the 16-bit type that the engine computes in; outputs: the name of the outputs in sentences.
+    actual: the subject's outputs; allowed: the limit for an engine that does neither; kept: a
+    function that returns the 16-bit type that the engine computes in; outputs: the name of the
+    outputs in sentences.
     """
     along = context.honest
     if not isinstance(along, AlongLlamaCpp):
@@ -82,8 +83,8 @@ def explain_by_halves(
 def explain_by_rounding(
     expected: F32, actual: F32, kind: str, allowed: float, outputs: str
 ) -> InHalves | None:
-    """Explain the errors by rounded outputs: each output may be off by half a rounding step more
-    than the limit. Return None if this does not explain them."""
+    """Explain the errors by rounded outputs. Each output may then be off by half a rounding step
+    more than the limit. Return None if rounding does not explain the errors."""
     limit: NDArray[np.float64] = allowed + half_step(actual, kind)
     if not np.all(np.abs(expected.astype(np.float64) - actual) <= limit):
         return None

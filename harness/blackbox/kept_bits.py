@@ -37,8 +37,8 @@ NORM_BEHIND = "token_embd_norm.weight"  # which may be computed before anything 
 def kept_in(file: GgufFile, layers: int, run: Run) -> str | None:
     """Return "F16" or "BF16" if the engine keeps numbers in that type. Return "" if it
     distinguishes numbers that are equal in both types, or if its outputs do not depend on these
-    numbers. Return None if unknown. Raises NoAnswer, EngineError. layers: the number of first
-    layers in the tested model."""
+    numbers. Return None if the type is unknown. Raises NoAnswer or EngineError. layers: the number
+    of first layers in the tested model."""
     names = first_layers(file, layers).names
     inside = [n for n in names if IN_A_LAYER.fullmatch(n) and file.tensors[n].type.name not in KEPT]
 

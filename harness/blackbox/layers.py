@@ -140,7 +140,7 @@ def role_or_place(asker: SliceAsker, layer: int) -> Mapping[str, int] | None:
 
 def role_of_any(asker: SliceAsker) -> Mapping[str, int] | None:
     """Return the keys for a model of one layer that adds nothing. Return None if llama.cpp loads no
-    model of one layer: all layers are then muted."""
+    model of one layer. All layers are then muted."""
     if asker.layers_to_load == 1 or architecture(asker.file) in ADD_OTHERWISE:
         return {}
     return None

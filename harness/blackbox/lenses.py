@@ -101,7 +101,7 @@ def period_of(info: TensorInfo, width: int) -> int:
 def fill_lenses(
     tensors: Sequence[TensorInfo], empty: Lens, *, small: bool = False
 ) -> Iterator[Lens]:
-    """Yield as few lenses as possible for the rows of one type. small: also add some blocks with
+    """Yield as few lenses as possible for the rows of one type. small: True to add some blocks with
     subnormal scales, if the type has half-precision scales."""
     lens, used = empty, 0
     parts = [(info, -(-info.n_elements // empty.width), False) for info in tensors]

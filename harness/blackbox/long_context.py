@@ -151,7 +151,7 @@ def open_shown(
     asker: SliceAsker, way: Way, every: Sequence[OnlyInLong]
 ) -> tuple[Opened, Sequence[OnlyInLong]]:
     """Open both engines on the model, with only those keys that change the oracle's answers. The
-    subject may depend on further keys. Raises MakesNothing, NoAnswer, BadInput."""
+    subject may depend on further keys. Raises MakesNothing, NoAnswer or BadInput."""
     opened = asker.open(plan_of(asker, way, every))
     try:
         if lacks(opened.context.oracle.ask("evaluate", Request(batches=opened.context.batches))):

@@ -242,7 +242,7 @@ def of_answered(context: Context, n: int) -> str:
 
 
 def first_where(wrong: Callable[[int], bool], least: int, most: int) -> int:
-    """Return the smallest number of tokens for which `wrong` holds, given that it holds for
+    """Return the smallest number of tokens for which `wrong` is True. It must be True for
     `most`."""
     if wrong(least):
         return least
@@ -315,8 +315,8 @@ def is_wrong(context: Context, n: int, steps: int) -> bool:
 
 
 def bisect_long_prompt(plan: Plan, context: Context) -> Bisection | None:
-    """Bisect the shortest wrong prompt, if no op is wrong in the usual run. Return None if there is
-    no such prompt, or if the engine accepts no such model."""
+    """Bisect the shortest wrong prompt, if no op is wrong in the usual run. Return None if no
+    prompt is wrong, or if the engine does not accept the model."""
     n = tokens_of(context)
 
     def work(asker: SliceAsker) -> Bisection | None:

@@ -37,8 +37,8 @@ AS_A_HEAD = (
 
 @dataclass(kw_only=True)
 class SeenThroughLens:
-    """The logits of one engine through a lens: how many are wrong for each tensor, and the worst
-    logit."""
+    """The logits of one engine through a lens, with the number of wrong logits for each tensor, and
+    the worst logit."""
 
     wrong: Counter[str] = field(default_factory=Counter)
     worst: float = 0.0  # times what is allowed
@@ -98,8 +98,8 @@ def through_once(asker: SliceAsker, lens: Lens) -> Looked:
 
 
 def judge_lens(opened: Opened, file: GgufFile, lens: Lens, kept: Kept) -> Looked:
-    """Compare both engines with the weights in the oracle's file. kept: returns the 16-bit type in
-    which the engine under test computes."""
+    """Compare both engines with the weights in the oracle's file. kept: a function that returns the
+    16-bit type in which the engine under test computes."""
     context = opened.context
     levels = context.subject_info.levels
     if levels is not None and "logits" not in levels:
@@ -182,9 +182,9 @@ def seen_by_both(
     converted: Convert | None = None,
     to: Convert | None = None,
 ) -> tuple[SeenThroughLens, SeenThroughLens]:
-    """Return the results of both engines. more: turns the usual limit into the limit of the engine
-    under test; converted: that engine's own conversion of activations, if it has one; to: the
-    format that this engine rounds decoded weights to."""
+    """Return the results of both engines. more: a function that turns the usual limit into the
+    limit of the engine under test; converted: that engine's conversion of activations, if it
+    differs from llama.cpp's; to: the format to which that engine rounds decoded weights."""
     both = SeenThroughLens(), SeenThroughLens()
     for batch, inputs in lens.batches:
         runs = context.ask_both("evaluate", Request(batches=(batch,)))

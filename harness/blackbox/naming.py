@@ -49,8 +49,8 @@ BIAS = "bias"
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A named part. name: one of a fixed list; words: the evidence; left: True if the fault remains
-    when everything else is made simple."""
+    """A named part. name: a name from a fixed list; words: the evidence; left: True if the fault
+    remains when all other parts are made simple."""
 
     name: str
     words: str
@@ -90,14 +90,14 @@ class Asked:
         return answer is not None and answer.agrees
 
     def differs(self, maker: Maker, words: str) -> bool:
-        """Return True if the answer diverges. An engine's failure on such a model does not
-        count."""
+        """Return True if the answer diverges. An engine's failure on such a model is not a
+        difference."""
         answer = self.answer(maker, words)
         return answer is not None and answer.status == "diverged"
 
     def first_of(self, table: Table, likely: Collection[str] = ()) -> Part | None:
         """Return the first part that explains the difference. likely: names of parts that are wrong
-        in other layers. They are tried first, because engines make the same mistake in every
+        in other layers. These parts are tried first, because engines make the same mistake in every
         layer."""
         for maker, words, name in sorted(table, key=lambda question: question[2] not in likely):
             if self.agrees(maker, words):

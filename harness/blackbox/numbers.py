@@ -5,8 +5,9 @@ If the whole model differs but no slice does, each layer is tested at its own pl
 muted. Groups of layers come first: a group that agrees has no wrong layer. If all slices differ,
 the fault may belong to number 0, or to the last layer of a model. Only some slices may differ in a
 model whose layers have kinds by number (for example, every sixth layer sees all tokens). The engine
-may then number layers differently: every slice shows its layer 0, and other layers differ at their
-places. An engine that uses another layer's tensors is right if all layers have the same tensors.
+may then number layers differently, so that every slice shows its layer 0, and other layers differ
+at their places. An engine that uses another layer's tensors is right if all layers have the same
+tensors.
 """
 
 from collections.abc import Iterator, Sequence
@@ -53,8 +54,8 @@ def by_number(asker: SliceAsker, n: int) -> list[LayerRow]:
 
 
 def takes_another(asker: SliceAsker, n: int) -> bool:
-    """Return True if the engine uses another layer's tensors: it agrees only if all layers are
-    equal. A small difference does not count, because it may be smaller in another model."""
+    """Return True if the engine uses another layer's tensors, so that it agrees only if all layers
+    are equal. A small difference does not count, because it may be smaller in another model."""
     if n < 2 or not are_alike(asker.file, n) or not with_own_tensors(asker, ()).agrees:
         return False
     return with_own_tensors(asker, range(n)).worst >= MUCH
@@ -154,8 +155,9 @@ def are_of_other_numbers(asker: SliceAsker, slices: Sequence[LayerRow], n: int) 
 
 
 def counted_otherwise(slices: Sequence[LayerRow], placed: Sequence[LayerRow]) -> list[LayerRow]:
-    """Return the rows of the layers at their places, with a note on the slices that differ: the
-    engine numbers layers differently. placed: the rows of the layers at their places."""
+    """Return the rows of the layers at their places, with a note that names the slices that differ
+    and says that the engine numbers layers differently. placed: the rows of the layers at their
+    places."""
     wrong = ", ".join(str(row.layer) for row in slices if row.answer.differs)
     text = (
         f"as models of one layer, layers {wrong} differ: the engine counts the kinds of "

@@ -61,8 +61,8 @@ LOUD = 2.0**30  # what is one beside it is less than its rounding, and its squar
 
 @dataclass(frozen=True, kw_only=True)
 class Neutral:
-    """A slice with a neutral part. own_head: give a tied model a separate output matrix with the
-    old embeddings; head: the tensor that gives this matrix its values instead."""
+    """A slice with a neutral part. own_head: True to give a tied model a separate output matrix
+    with the old embeddings; head: a tensor that gives this matrix its values instead."""
 
     changes: Mapping[str, Change] = field(default_factory=dict)
     keys: Mapping[str, Typed] = field(default_factory=dict)
@@ -152,7 +152,7 @@ def norms_of_one_number(file: GgufFile, layer: int) -> Neutral | None:
 
 
 def norms_do_nothing(file: GgufFile, layer: int) -> Neutral:
-    """Make norms do nothing: embeddings of +1 and -1 have norm one, weights are one, and eps is too
+    """Make norms do nothing. Embeddings of +1 and -1 have norm one, weights are one, and eps is too
     small to change a float32 number."""
     weights = norms_of_ones(file, layer).changes
     changes = {**weights, **rows_alone(file, signs(1 / scale_of_embeddings(file)))}
@@ -241,7 +241,8 @@ def in_one_batch(file: GgufFile, layer: int) -> Neutral:
 
 
 def no_scores(file: GgufFile, layer: int) -> Neutral | None:
-    """Make all scores equal: queries are zero, so each visible key gets the same weight."""
+    """Make all scores equal, with queries of zero, so that each visible key gets the same
+    weight."""
     names, changes = set(within(file, layer)), dict[str, Change]()
     fused = file.tensors.get(f"blk.{layer}.attn_qkv.weight")
     queries = fused.ne[1] - 2 * rows_of_keys(file) if fused else 0
@@ -268,8 +269,8 @@ def no_rotation(file: GgufFile, layer: int) -> Neutral | None:
 def plain(*stems: str, period: int = 0, alike: bool = False, few: bool = False) -> Maker:
     """Return a maker that makes matrices of a half-layer so simple that no product can be wrong.
     Its first matrices read one input, its last matrix reads each element once, and its norm has no
-    effect. stems: the matrices; period: as in `reads_first`; alike: the gate equals the up matrix;
-    few: the down matrix reads only the first half of its input."""
+    effect. stems: the matrices; period: as in `reads_first`; alike: True to make the gate equal to
+    the up matrix; few: True if the down matrix reads only the first half of its input."""
 
     key = 0 if alike else 1
 
@@ -353,7 +354,7 @@ def simple_rows(file: GgufFile, layer: int) -> Neutral:
 
 def tied_head(file: GgufFile, layer: int) -> Neutral | None:
     """Use the embeddings as the head, although the file has a separate output matrix. Return None
-    if it has none."""
+    if the file has no separate output matrix."""
     if OUTPUT not in file.tensors or file.tensors[OUTPUT].ne != file.tensors[EMBEDDING].ne:
         return None
     return Neutral(own_head=True, head=EMBEDDING)

@@ -61,8 +61,8 @@ class SeenInPlace:
 
 
 def put_together(places: Sequence[SeenInPlace]) -> Sequence[str]:
-    """Describe pairs of named matrices that act together in a probe model: either matrix may be the
-    wrong one."""
+    """Describe pairs of named matrices that act together in a probe model, so that either of the
+    two may be wrong."""
     named = dict.fromkeys(name for each in places for name in each.tensors)
     found = []
     for name in named:

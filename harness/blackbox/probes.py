@@ -101,8 +101,8 @@ def judge_logits(
     judge: Callable[[Opened], Found],
     left: Callable[[SliceAnswer], Found],
 ) -> Found:
-    """Return `judge`'s result for both engines on a probe model. left: returns the result if the
-    model cannot be made, or if an engine does not answer."""
+    """Return `judge`'s result for both engines on a probe model. left: a function that returns the
+    result if the model cannot be made, or if an engine does not answer."""
     try:
         opened = asker.open(replace(asker.plan_for_made(make), suites=("logits",)))
     except NoAnswer as error:

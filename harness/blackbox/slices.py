@@ -91,8 +91,8 @@ def slice_of(
     changes: Mapping[str, Change] | None = None,
     stored: bool = False,
 ) -> Recipe:
-    """Return the recipe of a slice with one layer. changes: changes by tensor name in the slice,
-    whose layer is 0; stored: keep the types of matrices."""
+    """Return the recipe of a slice with one layer. changes: the changes, by tensor name in the
+    slice, whose layer is 0; stored: True to keep the types of matrices."""
     names = {}
     for name in file.tensors:
         inside = IN_A_LAYER.fullmatch(name)
@@ -228,7 +228,7 @@ def small(
 
 def whole_or_layer(file: GgufFile, layer: int | None, role: Mapping[str, int] | None) -> Recipe:
     """Return the recipe of the whole model, of the slice of one layer, or of the layer at its place
-    if its role is None."""
+    if `role` is None."""
     if layer is None:
         return Recipe(names={name: name for name in file.tensors})
     return at_its_place(file, layer) if role is None else slice_of(file, layer, role=role)
@@ -254,7 +254,7 @@ def made_small(names: Collection[str]) -> dict[str, Change]:
 
 def what_adds(stems: Collection[str]) -> set[str]:
     """Return the tensors that determine a layer's additions to the residual. These are the norm
-    after a half-layer, or its last matrix if there is no such norm."""
+    after a half-layer, or the last matrix of the half-layer if there is no such norm."""
     posts = {post: parts for post, parts in POST_NORMS.items() if post in stems}
     if not {"ffn_norm", "post_ffw_norm"} & set(stems):
         posts.pop("post_attention_norm", None)  # of gpt-oss and others the norm before the FFN

@@ -2,9 +2,9 @@
 
 In such an architecture the tested bytes are also the embeddings, so the inputs of the head cannot
 be chosen. The FFN computes them from the embeddings instead. Each tested token has a gate that
-opens only for this token. Behind each gate is a column of ffn_down with the same inputs as in other
-lenses, so large that the embedding is negligible. The layer's matrices are F32, so conversions do
-not interfere. The gates' inputs are known from the oracle's bytes.
+opens only for this token. Each gate multiplies a column of ffn_down with the same inputs as in
+other lenses, so large that the embedding is negligible. The layer's matrices are F32, so
+conversions do not interfere. The gates' inputs are known from the oracle's bytes.
 """
 
 from collections.abc import Sequence

@@ -300,8 +300,8 @@ def along_llama_cpp(context: Context) -> AlongLlamaCpp:
 
 
 def is_compiled(*, flash_attn: bool) -> bool:
-    """Return True if numba's cache holds the compiled code of all honest runs; else the first run
-    spends seconds on compiling. Products of weight formats may still be missing in the cache."""
+    """Return True if numba's cache holds the compiled code of all honest runs, so that no run
+    spends seconds on compiling. Products of weight formats may still be missing."""
     from lockstep.engine.kernels.compiled import is_kept  # late: these imports take a while
     from lockstep.engine.ops.flash_mirror import one_by_one
     from lockstep.engine.ops.rotation import recursion

@@ -97,7 +97,7 @@ def as_stored(result: Bisection) -> list[str]:
 
 
 def rows_of(culprit: SiteFinding) -> str:
-    """Describe the op's weights and its wrong output rows; "" if there are neither."""
+    """Describe the op's weights and its wrong output rows; "" if the finding names neither."""
     pieces = pieces_of(culprit.outputs)
     rows = ", ".join(map(in_words, pieces[:8]))
     more = sum(map(len, pieces[8:]))

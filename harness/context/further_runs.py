@@ -221,8 +221,8 @@ def longer(
 
 
 def batches_behind(context: Context, ids: Sequence[int], ends: Sequence[int]) -> tuple[Batch, ...]:
-    """Return batches with a row of logits after each prefix. It is one run, or one batch per prefix
-    if tokens attend to later tokens."""
+    """Return batches with a row of logits after each prefix. The batches are one run. If tokens
+    attend to later tokens, there is one batch for each prefix."""
     if context.facts.architecture in NO_MEMORY:
         return tuple(Batch.for_next(ids[:n]) for n in ends)
     return (with_rows(ids, ends),)

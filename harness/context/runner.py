@@ -125,7 +125,7 @@ def is_outside(engine: str) -> bool:
 
 
 class Unable(Exception):
-    """Error: a worker does not have this engine. Its message is one sentence with the reason."""
+    """Raised if a worker does not have this engine. The message is one sentence with the reason."""
 
 
 class IsolatedSession(Session):

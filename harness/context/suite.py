@@ -82,8 +82,8 @@ class HonestRuns(Protocol):
     def converted_runs(
         self, batches: Sequence[Batch], only: Sequence[int] | None = None
     ) -> Iterator[F32]:
-        """Yield the runs of other designs: with another format for activations, or for keys and
-        values. only: the designs with these numbers, in this order."""
+        """Yield the runs of designs with another format for activations, or for keys and values.
+        only: the designs with these numbers, in this order."""
 
     def rounded_run(
         self, batches: Sequence[Batch], design: FactorDesign, *, seed: int, runs: int
@@ -99,7 +99,7 @@ class HonestRuns(Protocol):
 
 @dataclass(kw_only=True)
 class Context:
-    """Context of a check: one model, one preset, two engines with their roles."""
+    """Context of a check, with one model, one preset, and two engines in their roles."""
 
     case: str  # how the report names the model
     model: Path  # the oracle's file
@@ -186,7 +186,7 @@ class Context:
 
     def noise_on(self, batches: Sequence[Batch]) -> float:
         """Return the relative noise on these batches from more runs, measured before an engine is
-        blamed. Rare events occur as often in one long run as in several short ones."""
+        blamed. Rare events occur as often in one long run as in several short runs."""
         if self.noise_measured is None or self.noise_measured[0] is not batches:
             self.progress("measuring the noise of more honest runs, to judge a difference")
             many = sum(map(len, batches)) // max(1, sum(map(len, self.batches)))
@@ -385,7 +385,7 @@ class Suite(Registered):
     of_oracle_alone: ClassVar[bool] = False  # the subject is not asked, and nothing said of it
 
     def inapplicable(self, facts: ModelFacts) -> str:
-        """Return why there is nothing to compare in this model; "" if there is something."""
+        """Return why this model has nothing to compare; "" if it has something to compare."""
         return ""
 
     def begin(self, context: Context) -> None:

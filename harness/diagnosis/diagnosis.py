@@ -80,9 +80,9 @@ class Match:
 class Family:
     """The group of known mistakes whose effect is nearest to the subject's difference.
 
-    alike: the cosine between both effects on logits. explains: the number of rows that the nearest
-    mistake has in common with the subject, where the right engine differs. breaks: the number of
-    rows where only the nearest mistake differs.
+    alike: the cosine between the mistake's and the subject's effects on logits. explains: the
+    number of rows that the nearest mistake has in common with the subject, where the right engine
+    differs. breaks: the number of rows where only the nearest mistake differs.
     """
 
     name: str
@@ -94,8 +94,8 @@ class Family:
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """The number of compared answers of one kind, and of those where the right engine agrees with
-    the subject. `not_compared` counts answers after ties."""
+    """The number of compared answers of one kind, and the number of them where the right engine
+    agrees with the subject. `not_compared` counts answers after ties."""
 
     unit: str
     compared: int
@@ -149,7 +149,7 @@ class Diagnosed:
 
 @dataclass(kw_only=True)
 class DiagnosisBench:
-    """Our own engines on one file: with ggml's roundings, and without them."""
+    """Our own engines on one file, with ggml's roundings and without them."""
 
     rounding: Engines
     plain: Engines
@@ -183,7 +183,7 @@ class DiagnosisBench:
 def diagnose(context: Context, bench: DiagnosisBench, tell: Tell = lambda said: None) -> Diagnosed:
     """Ask and diagnose one aspect after the other.
 
-    `tell` gets intermediate results: time estimates, the first difference, each diagnosis.
+    `tell` receives time estimates, the first difference, and each diagnosis when they are known.
     """
     facts = context.facts
     if not (facts.has_logits or facts.not_ours):

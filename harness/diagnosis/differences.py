@@ -30,8 +30,8 @@ Pair = tuple[str, str, str]  # what was asked, the subject's answer, the right o
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A row of an answer that differs: the subject's value and the expected value. Both are empty
-    if the question's words fill the line."""
+    """A row of an answer that differs: the subject's value and the expected value. Both values are
+    empty for questions whose rows are not described."""
 
     asked: str
     got: str

@@ -89,8 +89,8 @@ def without_roundings(cls: type[Any]) -> type[Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidates:
-    """Known mistakes to try. `near` are mistakes for the same architecture. `far` are the others,
-    tried if no near mistake reproduces the answers."""
+    """Known mistakes to try. `near` are mistakes for the same architecture. `far` are all other
+    mistakes. They are tried if no near mistake reproduces the answers."""
 
     near: tuple[Wrong, ...]
     far: tuple[Wrong, ...]

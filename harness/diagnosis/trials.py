@@ -33,7 +33,8 @@ RACES = "races"  # of mistakes: their answers are made to be others than those o
 @dataclass(frozen=True, kw_only=True)
 class TrialRow:
     """The result of one engine in one view. `named` are the mistakes named for the aspect that
-    differs. `others` are the mistakes named if the catalogue lacks those in `named`."""
+    differs. `others` are the mistakes that would be named if the catalogue lacked the mistakes in
+    `named`."""
 
     engine: str
     family: str

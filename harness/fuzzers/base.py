@@ -151,8 +151,8 @@ def write_run(
     listener: Listener,
     before: Sequence[Verdict] = (),
 ) -> RunResult:
-    """Write the rest of the campaign's verdicts, and return the result. before: verdicts that the
-    report already has."""
+    """Write the remaining verdicts of the campaign, and return the result. before: verdicts that
+    the report already has."""
     started = time.perf_counter()
     verdicts, told = list(before), {as_text(verdict) for verdict in before}
     with closing(writer), told_how_to_go_on(fuzzer, writer.path.parent):
@@ -264,8 +264,8 @@ class TargetWork:
 
 
 def rest_of(plan: FuzzPlan, done: Sequence[int], keys: Sequence[str]) -> FuzzPlan:
-    """Return the plan for the rest of a target after its last checkpoint. keys: the keys of its
-    findings so far."""
+    """Return the plan for the cases of a target after its last checkpoint. keys: the keys of the
+    target's findings so far."""
     start = done[-1] if done else plan.start
     found = tuple(dict.fromkeys((*plan.found, *filter(None, keys))))
     return replace(plan, start=start, cases=plan.start + plan.cases - start, found=found)

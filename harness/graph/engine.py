@@ -95,8 +95,8 @@ class ReplayEngine(Reference, name="replay"):
         return self.way.compute(self.build, node)
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
-        """Return greedy ids, each the argmax of our logits. llama.cpp's ids serve as a guess,
-        because one recorded run is enough as long as both agree."""
+        """Return greedy ids, each the argmax of our logits. The run is recorded with llama.cpp's
+        ids, because one recorded run is enough as long as our ids are the same."""
         if not prompt:
             raise EngineError("a prompt needs at least one token")
         guess: list[int] = self.ask("greedy", prompt, n)

@@ -59,8 +59,9 @@ class AlongLlamaCpp:
 
     def program(self, batches: Sequence[Batch]) -> Program:
         """Return the program for all batches. The batches are joined into one if batch size does
-        not change a token's result: sixty graphs of one token cost as much as one of thousands.
-        They stay separate if the model keeps nothing from batch to batch."""
+        not change a token's result: sixty graphs of one token cost as much as one graph of
+        thousands of tokens. The batches stay separate if the model keeps nothing from batch to
+        batch."""
         apart = str(self.file.metadata["general.architecture"].data) in NOT_IN_ONE
         apart |= self.flash_attn or self.embeddings or any(b.encoder for b in batches)
         program = self.recording(batches if apart else (join_batches(batches),))

@@ -1,4 +1,5 @@
-"""The memory of a replay: bytes, seen through offsets and strides like ggml's tensors.
+"""The memory of a replay. It consists of bytes, and views of it have offsets and strides like
+ggml's tensors.
 
 In a wide memory, ggml's F32 data are F64 at the same places, so offsets are twice as large.
 """

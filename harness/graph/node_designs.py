@@ -103,7 +103,8 @@ def rope_params(node: Node) -> RopeParams | None:
 
 
 def positions_of(node: Node) -> I32 | None:
-    """Return the positions; None if a token's pairs have different positions, as in images."""
+    """Return the positions; None if a token's pairs have different positions, as in models for
+    images."""
     ids = node.source(1).value
     assert ids is not None
     each: I32 = ids.reshape(-1, node.ne[2])  # (1 or 4, tokens)

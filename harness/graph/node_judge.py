@@ -214,8 +214,8 @@ class NodeJudge:
         """Yield the known designs of the node's op. If there are none, yield an engine without
         ggml's deliberate roundings, and ggml on other processors.
 
-        If the op has no deliberate roundings, llama.cpp's own bound is used: it covers sums in any
-        order.
+        If the op has no deliberate roundings, llama.cpp's own bound is used, because it covers sums
+        in any order.
         """
 
         def plain(_: NDArray[Any]) -> tuple[NDArray[Any], Bound]:

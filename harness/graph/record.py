@@ -46,10 +46,12 @@ def record(
     watch: Watcher | None = None,
     embeddings: bool = False,
 ) -> Program | Outcome:
-    """Return the program of these batches in the session's engine, or the outcome if there is none.
+    """Return the program of these batches in the session's engine, or the outcome if the engine
+    gives no program.
 
-    watch: sees every node with llama.cpp's values; embeddings: compute them, even if there are
-    logits. Without a watcher the session keeps the program, for the judge and for replays.
+    watch: a function that sees every node with llama.cpp's values; embeddings: True to compute
+    embeddings even if the model has logits. Without a watcher the session keeps the program, for
+    the judge and for replays.
     """
     plain = watch is None
     key = bytes([embeddings]) + b"".join(map(bytes_of, batches))

@@ -34,14 +34,14 @@ class Segment:
 
     @property
     def middle(self) -> Site | None:
-        """Return the site that would halve the segment if it were shown; preferably one with a name
-        that traces use. Views and copies without a name would not help."""
+        """Return the site that would halve the segment if it were shown, preferably a site with a
+        name that traces use. Views and copies without a name would not help."""
         named = [s for s in self.inside if s.name in SITES]
         named = named or [s for s in self.inside if "(" not in s.name]
         return named[len(named) // 2] if named else None
 
     def reason(self, own: str, noise: Noise) -> str:
-        """Describe the reason of a limit. own: the last op's bound; noise: the noise of perturbed
+        """Describe the reason for a limit. own: the last op's bound; noise: the noise of perturbed
         runs."""
         if not self.rounds:
             return f"one op on the engine's own inputs: {own}"

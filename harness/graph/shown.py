@@ -1,8 +1,8 @@
 """The part of a node's tensor that an engine shows: the cells in use of scores and caches, or the
 chosen experts.
 
-llama.cpp has at least 256 cells. It masks the cells after the last one in use, and other engines
-have no such cells.
+llama.cpp has at least 256 cells. It masks the cells after the last cell in use. Other engines have
+no masked cells.
 """
 
 import re

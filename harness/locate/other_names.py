@@ -92,7 +92,7 @@ def other_name(
     names: Mapping[Place, str],
 ) -> str:
     """Describe the other node whose values the engine shows, or the other order of axes; "" if
-    there is none. `values` are llama.cpp's values, in the shown shape."""
+    neither explains the values. `values` are llama.cpp's values, in the shown shape."""
     if place not in values or shown.dtype.kind != "f" or not np.isfinite(shown).all():
         return ""
     if not shown.size or (shown == shown.flat[0]).all():

@@ -1,8 +1,8 @@
 """The proof of a bisection: if the oracle's tensors replace the wrong ones, the outputs are right.
 
-The outputs are compared with the oracle's. They are also compared with those of honest engines of
-other designs, with the same replacements: for example without conversions of activations, or
-without a GELU table.
+The outputs are compared with the oracle's. They are also compared with the outputs of honest
+engines of other designs, with the same replacements. Such a design has, for example, no conversions
+of activations, or no GELU table.
 """
 
 import dataclasses

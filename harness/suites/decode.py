@@ -282,8 +282,8 @@ def judge_tokens(
     start: int = 0,
 ) -> Verdict:
     """Judge greedy tokens, and return the verdict. logits: the oracle's logits before each of its
-    tokens, (steps, vocabulary); subjects: the subject's logits there, or None; start: the number of
-    the first token.
+    tokens, (steps, vocabulary); subjects: the subject's logits before the same tokens, or None;
+    start: the number of the first token.
 
     The oracle's own tokens are checked as well: each must be the largest of the oracle's logits.
     After a tie the texts differ, so the verdict counts the subject's choices on the oracle's text.
@@ -335,8 +335,9 @@ def judge_tokens(
 
 
 def choices(oracle: Sequence[int], subjects: F32) -> dict[str, Any]:
-    """Compare the subject's choices on the oracle's text with the oracle's. Return how many are the
-    same, and the others as (step, oracle's token, subject's token)."""
+    """Compare the subject's choices on the oracle's text with the oracle's choices. Return the
+    number of equal choices, and the different choices as (step, oracle's token, subject's
+    token)."""
     own = subjects.argmax(axis=1).tolist()
     other = [(step, a, b) for step, (a, b) in enumerate(zip(oracle, own, strict=True)) if a != b]
     return {"same_choices": len(oracle) - len(other), "other_choices": other}

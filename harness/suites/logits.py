@@ -1,4 +1,5 @@
-"""Logits of both engines at every position of a prompt: they must be equal, and right."""
+"""Comparison of both engines' logits at every position of a prompt. The logits must be equal, and
+right."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -101,7 +102,7 @@ def asked_more(
     context: Context, request: Request, first: Evaluation, verdict: Verdict, again: Outcome
 ) -> FurtherAnswers:
     """Ask for the usual run again, and for the same run in other ways. If the usual run agrees,
-    also ask for further runs. again: the second answer to the usual run."""
+    also ask for further runs. again: the subject's second answer to the usual run."""
     agrees = verdict.status == "agreed"
     fewer = on_fewer_layers(context) if agrees else []
     further = of_all_layers(context) if fewer else further_runs(context)

@@ -111,8 +111,8 @@ class LogProbs(Suite, name="logprobs"):
 
 @dataclass(frozen=True, kw_only=True)
 class AskedPrefixes:
-    """Prefixes with their batches. prefixes: ids or texts, as the engine takes them; batches: one
-    row of logits for each prefix."""
+    """Prefixes with their batches. prefixes: ids or texts, depending on what the engine accepts;
+    batches: one row of logits for each prefix."""
 
     prefixes: list[list[int] | bytes]
     batches: tuple[Batch, ...]
@@ -162,7 +162,7 @@ def by_text(context: Context) -> AskedPrefixes:
 
 def behind_one_alike(context: Context, asked: AskedPrefixes, k: int) -> tuple[str, list[Verdict]]:
     """Ask a prompt, then the same prompt with a different middle. An engine that keeps keys and
-    values must find how much of both prompts is the same. No other question tests this, because in
+    values must find how many tokens both prompts share. No other question tests this, because in
     all other questions each prompt is a prefix of the next prompt, or begins differently. Return
     words for the agreement, and verdicts on differences."""
     usual = [p for p in asked.prefixes if isinstance(p, bytes) or len(p) <= context.n_tokens]
@@ -303,7 +303,7 @@ def honest_run_of(
     context: Context, batches: Sequence[Batch], listed: Sequence[Listed]
 ) -> F32 | None:
     """Return an honest run that explains these lists: with llama.cpp's conversions of activations,
-    without conversions, or of another design. Return None if no run does."""
+    without conversions, or of another design. Return None if no run explains them."""
     noise = context.noise_on(batches)
     for _, run in honest_runs(context, batches):
         if first_off(listed, run, float(whole_run(noise, largest(run)).allowed)) is None:

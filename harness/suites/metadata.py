@@ -152,8 +152,8 @@ def known_differences(reader: str) -> dict[str, str]:
 
 def differences(oracle: FileSummary, other: FileSummary) -> list[dict[str, Any]]:
     """List the differences, each with a short kind, the place, a sentence, both values as text, and
-    the kind in harness/known if there is one. Values that the other engine does not show are
-    omitted."""
+    the kind in harness/known if the difference is known. Values that the other engine does not show
+    are omitted."""
     found = fields(("version", "alignment"), oracle, other)
     for key in {**oracle.metadata, **other.metadata}:
         if not same_key(key, oracle, other):
@@ -198,8 +198,8 @@ def values_of(key: str, oracle: FileSummary, other: FileSummary) -> tuple[Any, A
 
 
 def same_key(key: str, oracle: FileSummary, other: FileSummary) -> bool:
-    """Return True if both engines have the same value for the key. Types count if the other engine
-    shows types."""
+    """Return True if both engines have the same value for the key. The types must be equal too if
+    the other engine shows types."""
     a, b = values_of(key, oracle, other)
     return same(a[1:], b[1:]) if values_alone(a, b, other) else same(a, b)
 
@@ -224,8 +224,8 @@ def as_far_as_a_nul(oracle: FileSummary, other: FileSummary) -> tuple[FileSummar
 def with_theirs(
     oracle: FileSummary, other: FileSummary, is_one: Callable[[Any, Any], bool]
 ) -> tuple[FileSummary, int]:
-    """Return the oracle's values, in which the other engine's texts replace those where `is_one` is
-    True. Also return the number of replaced texts."""
+    """Return the oracle's values, in which the other engine's texts replace the texts for which
+    `is_one` is True. Also return the number of replaced texts."""
     keys, n = {}, 0
     for key, (kind, value) in oracle.metadata.items():
         theirs = other.metadata.get(key, ABSENT)[1]

@@ -99,7 +99,8 @@ class SamplerRun:
         return TokenizerWords(tokenizer) if len(tokenizer.pieces) <= MAX_WORDS else None
 
     def find_samplers(self) -> Iterator[Verdict]:
-        """Ask for each sampler alone; yield a verdict for those that the engine lacks."""
+        """Ask for each sampler alone. Yield a verdict that names the samplers that the engine
+        lacks."""
         asked = dict[str, None]()
         for name, request in self.first_questions():
             asked[name] = None

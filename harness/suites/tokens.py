@@ -1,4 +1,5 @@
-"""Tokenization: both engines must turn texts into the same ids, and ids into the same bytes."""
+"""Comparison of tokenizers. Both engines must turn texts into the same ids, and ids into the same
+bytes."""
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -224,9 +225,9 @@ def encode_texts(
     broken: dict[bytes, NoAnswer],
 ) -> Iterator[Verdict]:
     """Yield verdicts on texts, including those for which llama.cpp is known to differ from the
-    original tokenizer. said: receives the oracle's ids if all flags are set, because asking again
-    may take a second; answered: receives the flags that were answered; broken: receives texts
-    without an answer, which are not asked again."""
+    original tokenizer. said: a dict that receives the oracle's ids if all flags are set, because
+    asking again may take a second; answered: a list that receives the flags that were answered;
+    broken: a dict that receives the texts without an answer, which are not asked again."""
     if len(answered) >= LONG_TIMES:
         every = [text for text in every if len(text) <= LONG]
     texts = [text for text in every if may_be_asked(way.context, text) and text not in broken]

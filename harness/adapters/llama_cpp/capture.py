@@ -194,8 +194,8 @@ def check_layout() -> None:
 
 def are_in_order(batches: Sequence[Batch]) -> bool:
     """Return True if the rows of results are in the batch's order, and no graph reads another
-    graph's results: there is one sequence and no encoder. Then the graphs show the order; otherwise
-    the values do."""
+    graph's results. This is so for one sequence and no encoder. Then the graphs show the order of
+    the rows. Otherwise the values show it."""
     return not any(batch.encoder or len(np.unique(batch.seq_ids)) > 1 for batch in batches)
 
 

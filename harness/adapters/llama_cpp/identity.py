@@ -50,7 +50,8 @@ class OtherBuild(Unsupported):
 
 @dataclass(frozen=True)
 class PinnedPart:
-    """A library of llama.cpp: its file, the names that count, and their number and digest."""
+    """A library of llama.cpp, with its file, the exported names that identify it, and their number
+    and digest."""
 
     file: str
     counts: re.Pattern[bytes]

@@ -1,7 +1,8 @@
 """llama.cpp's parsers of GGUF files: from memory, from a file, with data, and as a model.
 
-The first error in llama.cpp's log gives the reason. The patterns follow ggml/src/gguf.cpp of
-llama-cpp-python 0.3.36. An error without such words means that the file is too short for a field.
+The first error in llama.cpp's log gives the reason. The patterns match messages of
+ggml/src/gguf.cpp of llama-cpp-python 0.3.36. An error that matches no pattern means that the file
+is too short for a field.
 """
 
 import ctypes

@@ -136,8 +136,8 @@ class ScheduleRun:
         }
 
     def span(self, seq: int) -> list[int | None]:
-        """Return the smallest and largest position. Older versions report only the largest, and 0
-        may mean that there is none."""
+        """Return the smallest and largest position. Older versions report only the largest
+        position, and their 0 may mean that the sequence is empty."""
         llama = self.lib.llama
         last = llama.llama_memory_seq_pos_max(self.memory, seq)
         if self.graphs is not None:

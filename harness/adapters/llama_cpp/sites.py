@@ -112,8 +112,8 @@ class HeldPart:
 
 
 def place_of(node: GraphNode) -> NodePlace | None:
-    """Return the node's site; None if it has none. Raises Unsupported for a node that has a site's
-    name but is computed differently."""
+    """Return the node's site; None if the node has no site. Raises Unsupported for a node that has
+    a site's name but is computed differently."""
     place = product_of(node) or attention_of(node)
     if place is not None:
         return place

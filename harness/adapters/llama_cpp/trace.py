@@ -34,7 +34,7 @@ ENDS = ("embd", "result_norm", "result_output")
 class AttentionKind:
     """Counts the attention nodes of either kind, and finds logits, in a graph of any architecture.
 
-    A softmax of attention has a mask, and a softmax that chooses experts has none.
+    A softmax of attention has a mask, and a softmax that chooses experts has no mask.
 
     Not every architecture names its logits, but their rows are as long as the vocabulary. Rows of
     embeddings can have that length too, but they have a name.

@@ -140,8 +140,8 @@ def digest(head: tuple[int, int, int], pairs: Iterable[Any], rows: Sequence[Any]
     """Return the digest of a parsed file. head: version, alignment, offset of the data; pairs: key,
     type, element's type or -1, value; rows: name, ne, type, offset, bytes.
 
-    A value is bytes, a number, or a tuple of bytes; an array of numbers is the bytes of the file.
-    Without tensors there is no data section, so its offset does not count.
+    A value is bytes, a number, or a tuple of bytes; an array of numbers is the bytes of the file. A
+    file without tensors has no data section, so the offset is ignored.
     """
     version, alignment, offset = head
     parts = (version, alignment, offset if rows else 0), tuple(pairs), tuple(rows)

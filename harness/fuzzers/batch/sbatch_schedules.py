@@ -106,7 +106,8 @@ class SbatchMaker:
         return [(0, start + i, seqs, False) for i in range(n)]
 
     def mix_runs(self, runs: list[list[Row]]) -> list[Row]:
-        """Return the rows of the runs: one run after the other, alternating, or shuffled."""
+        """Return the rows of the runs, with one run after the other, alternating runs, or shuffled
+        rows."""
         style = self.draw.below(3)
         if style == 2:
             return self.shuffle([row for run in runs for row in run])
@@ -117,7 +118,7 @@ class SbatchMaker:
         return rows
 
     def outputs(self, rows: list[Row]) -> list[Row]:
-        """Return the rows with drawn outputs: all, some, only the last, or none."""
+        """Return the rows, in which all, some, only the last or no rows have outputs."""
         style = self.draw.below(4)
         asked = [style == 0 or (style == 1 and self.draw.below(3) == 0) for _ in rows]
         asked[-1] |= style == 2

@@ -2,8 +2,8 @@
 
 `python -m ...gguf.guided_reader MODULES PARENT [options of libFuzzer] FOLDER`: atheris counts the
 branches of these modules, and the first module has a class GgufFile. Any exception except a refusal
-ends the process. A file for which the reader uses too much memory ends it too. libFuzzer leaves
-such a file in the folder.
+ends the process. The process also ends if the reader uses too much memory for a file. libFuzzer
+leaves the file that ended the process in the folder.
 """
 
 import sys

@@ -1,7 +1,8 @@
 """Whole models with a small fault: one number, pair or tensor contradicts the graph.
 
-Every parser can read such a file. It tests the loader after the parser, with tiny models of several
-architectures. The seed, the number and the models determine a case.
+Every parser can read such a file. The file tests the loader, which runs after the parser. The
+models are tiny, and have several architectures. The seed, the number and the models determine a
+case.
 """
 
 from collections.abc import Callable, Sequence

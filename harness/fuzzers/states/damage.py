@@ -2,8 +2,8 @@
 list of edits.
 
 ["cut", n] keeps n bytes; ["set", at, hex] overwrites bytes; ["insert", at, hex] inserts bytes;
-["remove", at, n] removes n bytes; ["stranger", name] replaces the file by that other file
-(saved.STRANGERS).
+["remove", at, n] removes n bytes; ["stranger", name] replaces the file by the file of that name in
+saved.STRANGERS.
 """
 
 import json

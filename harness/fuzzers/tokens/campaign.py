@@ -45,7 +45,7 @@ class TextDifference:
     @property
     def shape(self) -> str:
         """Return the kinds of the input's characters, with runs as one (`Ll Zs Mn`), or the number
-        of ids. Differences in one direction with the same shape count as one."""
+        of ids. Differences in the same direction and with the same shape are counted as one."""
         if isinstance(self.given, tuple):
             return f"{len(self.given)} ids"
         text = self.given.decode("utf-8", "surrogateescape")
@@ -115,8 +115,8 @@ class TextCampaign:
 
     def answers(self, way: str, inputs: Sequence[Any], flags: Flags) -> tuple[list[Any], list[Any]]:
         """Return the answers of the oracle and the subject. An answer is None if the engine was not
-        asked: the refuser refuses the input, and earlier inputs have confirmed that the other
-        engine does so too."""
+        asked, because the refuser refuses the input, and earlier inputs have confirmed that the
+        other engine refuses such inputs too."""
         question, names = QUESTIONS[way]
         on = dict(zip(names, flags, strict=True))
         if self.refuser is None:

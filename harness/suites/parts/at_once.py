@@ -63,9 +63,10 @@ def asked_at_once(judge: Judge, context: Context) -> Iterator[Verdict]:
 
 
 def asked_alone(context: Context) -> Iterator[TextByItself]:
-    """Ask each prompt alone. Many servers take four prompts at a time. There are more prompts than
-    that, so that some wait and reuse a slot. Two prompts begin alike, because a server may share a
-    prefix. The prompts' lengths differ, because a server may confuse the lengths of requests."""
+    """Ask each prompt alone. Many servers process four prompts at a time. This test has more
+    prompts, so that some wait and reuse a slot. Two prompts have the same beginning, because a
+    server may share a prefix. The prompts' lengths differ, because a server may confuse the lengths
+    of requests."""
     room = n_cells(context) - N_OTHERS - 2
     for number, prompt in enumerate((*OTHERS, BEFORE, ALIKE)):
         n = max(1, min(N_OTHERS, context.n_steps) - 2 * (number % 2))

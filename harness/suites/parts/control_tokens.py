@@ -69,7 +69,7 @@ Ids = NDArray[np.intp]
 def control_token(context: Context, first: int, *, may_refuse: bool = False) -> Iterator[Verdict]:
     """Yield verdicts on a few prompts after which a control token is by far the oracle's likeliest
     token, and on other prompts. first: the length of the prompt that was asked first; may_refuse:
-    the subject may refuse any of these prompts."""
+    True if the subject may refuse any of these prompts."""
     controls = ids_of_control(context)
     ends = lengths_asked(context, first)
     if context.facts.decoder_start is not None or not ends:
@@ -191,8 +191,8 @@ def other_prompts(
     clear: Ids, telling: NDArray[np.bool_], ends: Sequence[int], first: int
 ) -> list[int]:
     """Return the places of other prompts to ask. One prompt is at least as long as the first, to
-    find a cache that is looked up by length. The other has more tokens than a tile or a small
-    ubatch, and if possible a next token that depends on its beginning. If no clear place is long
+    find a cache that is looked up by length. The second prompt has more tokens than a tile or a
+    small ubatch, and if possible its next token depends on its beginning. If no clear place is long
     enough, the last clear place is used. ends: as in `lengths_asked`."""
     if not len(clear):
         return []

@@ -1,8 +1,8 @@
-"""Undeclared F16 caches: a note for a program that declares F32 for keys and values, or declares
+"""A note on undeclared F16 caches, for a program that declares F32 for keys and values, or declares
 nothing.
 
-Such a cache is neither a faulty op nor excused. llama.cpp uses an F16 cache too as soon as the
-program declares one.
+An undeclared F16 cache is not a faulty op, but it is not excused either. llama.cpp uses an F16
+cache too as soon as the program declares one.
 """
 
 from collections.abc import Mapping, Sequence

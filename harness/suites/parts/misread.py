@@ -107,8 +107,8 @@ class Behind:
         return shown and margin > ROOM * allowed_in(self.context, right)
 
     def row(self, prompt: bytes) -> F32 | None:
-        """Return the oracle's logits after the prompt; None if there is no answer, or if they are
-        not finite."""
+        """Return the oracle's logits after the prompt; None if the oracle does not answer, or if
+        the logits are not finite."""
         if prompt not in self.rows:
             self.rows[prompt] = self.compute(prompt)
         return self.rows[prompt]

@@ -56,8 +56,8 @@ def with_one_batch(
 def by_size_or_place(
     context: Context, batches: Sequence[Batch], wrong: int
 ) -> tuple[str, bool | None]:
-    """Describe what to look at in a wrong batch. Also return True if its size is the reason, False
-    if not, and None if unknown. wrong: the number of the first wrong batch."""
+    """Describe what to look at in a wrong batch. Also return True if the batch's size is the cause,
+    False if it is not, and None if this is unknown. wrong: the number of the first wrong batch."""
     n, first = len(batches[wrong]), len(batches[0])
     size = "the kernels for this many rows" if n > 1 else "the kernels for a single row"
     place = f"the inputs of a batch after the first {first} tokens: {what_it_keeps(context.file)}"

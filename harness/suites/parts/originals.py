@@ -2,8 +2,8 @@
 
 Each known difference from the original tokenizer is a [[tokens]] entry of harness/known, and our
 engine does the same as llama.cpp there. The tokens that differ from the file are those whose text
-makes llama.cpp treat them as control tokens, whatever the file says. An engine that follows the
-file reads and writes these tokens differently.
+makes llama.cpp treat them as control tokens, whatever the file says. An engine that uses the kinds
+in the file reads and writes these tokens differently.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -2,7 +2,7 @@
 
 The next token of each prompt depends on its beginning, and differs from the token of the prompt
 before. So an engine gives a different answer if it truncates a prompt, confuses it with another
-prompt of the same length or ending, or reuses too much of the last prompt.
+prompt of the same length or ending, or reuses too much of the previous prompt.
 """
 
 from collections import Counter
@@ -137,8 +137,8 @@ def the_same(asked: Sequence[TellingPrompt], ties: int) -> str:
 
 
 def chosen_behind(context: Context, ids: Sequence[int]) -> int | None:
-    """Return the subject's next token after the ids. Return None if it refuses them: it may refuse
-    ids without a text, or too many ids. Raises NoAnswer if it fails."""
+    """Return the subject's next token after the ids. Return None if the subject refuses them,
+    because it may refuse ids without a text, or too many ids. Raises NoAnswer if it fails."""
     outcome = context.subject.ask("greedy", list(ids), 1)
     if isinstance(outcome, Unanswerable | Rejected):
         return None
@@ -256,10 +256,10 @@ def telling_prompts(context: Context) -> list[TellingPrompt]:
 def best_of(
     context: Context, telling: Iterator[TellingPrompt], turn: Turn, before: Sequence[TellingPrompt]
 ) -> list[TellingPrompt]:
-    """Return the best prompt in a list. Among prompts that share a beginning with the previous one,
-    the best is the first whose token changes if an engine reuses one cached token too many. Several
-    prompts are tried, because the previous prompt's cache may compensate for the wrong token. If
-    none is best, the first prompt is returned."""
+    """Return the best prompt in a list. Among prompts that share a beginning with the previous
+    prompt, the best is the first whose next token changes if an engine reuses one cached token too
+    many. Several prompts are tried, because the previous prompt's cache may compensate for the
+    wrong token. If no prompt meets this condition, the first prompt is returned."""
     if not (turn.begin and before):
         return list(islice(telling, 1))
     several: list[TellingPrompt] = []

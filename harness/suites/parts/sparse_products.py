@@ -54,8 +54,8 @@ class SparseRun:
 
 
 def sparse_run(context: Context, keep: Keep) -> SparseRun:
-    """Return a run whose products have nearly empty inputs. keep: makes such an input from a value.
-    Raises NoAnswer."""
+    """Return a run whose products have nearly empty inputs. keep: a function that makes a nearly
+    empty input from a value. Raises NoAnswer."""
     batches = up_to_one_token(context.batches)
     program = record_program(context, batches)
     wires = wires_of(program)
@@ -91,7 +91,7 @@ def sparse_run(context: Context, keep: Keep) -> SparseRun:
 def up_to_one_token(batches: tuple[Batch, ...]) -> tuple[Batch, ...]:
     """Return the batches up to the first with one token, because engines have a separate kernel for
     a single row. In `trace` a few rows may be off by two activation steps, and a single row always
-    counts as few."""
+    meets this rule."""
     alone = (number for number, batch in enumerate(batches, start=1) if len(batch) == 1)
     return batches[: next(alone, 1)]
 

@@ -61,7 +61,7 @@ def compare_runs(
 
     truth: the logits of an honest run. If the engines agree, they must agree with this run too.
     This run alone proves no engine wrong. So more honest runs of these batches are made if the
-    engines differ. rows_differ: a right engine gives a different row for each token.
+    engines differ. rows_differ: True if a right engine gives a different row for each token.
     """
     expected, got = np.concatenate(oracle.logits), np.concatenate(subject.logits)
     if not np.isfinite(expected).any() and not np.isfinite(got).any():
@@ -165,12 +165,12 @@ def who_is_wrong(
     otherwise: bool = True,
 ) -> str:
     """Return "oracle", "subject" or "both" for engines that agree with no honest run of the
-    oracle's file; "" if each agrees with one.
+    oracle's file; "" if each engine agrees with an honest run.
 
     An engine need not convert activations as llama.cpp does, so there are several honest runs. The
-    honest runs also show how large logits are, because a wrong engine may have no finite ones.
-    rounded: the additional error of the subject; otherwise: the subject may convert activations to
-    other formats.
+    honest runs also show how large logits are, because a wrong engine may have no finite logits.
+    rounded: the additional error of the subject; otherwise: True if the subject may convert
+    activations to other formats.
     """
     runs_of_ours = context.honest_runs(batches)
     noise = noise_beside(context, batches, runs_of_ours, runs)
@@ -208,8 +208,8 @@ def converts_otherwise(
 
 
 def is_oracle_wrong(context: Context, batches: Sequence[Batch], logits: F32, truth: F32) -> bool:
-    """Return True if the oracle's logits are too wrong to judge others by. Both arrays are
-    (outputs, vocabulary)."""
+    """Return True if the oracle's logits are too wrong to judge other engines by them. Both arrays
+    are (outputs, vocabulary)."""
     bound = whole_run(context.noise.relative, largest(logits))
     if mismatch_between(truth, logits, bound.allowed) is None:
         return False
