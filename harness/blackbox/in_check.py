@@ -236,7 +236,9 @@ def of_places(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
     if fine:
         worst = max(each.answer.allowed for each in fine)
         words = ", ".join(each.look.words for each in fine)
-        text = f"in their places, in every layer: {words} (allowed {worst:.1e} of the largest)"
+        text = (
+            f"in their places, in every layer: {words} (allowed {worst:.1e} of the largest logit)"
+        )
         yield context.verdict(SUITE, "agreed", text, {"models": len(fine)})
 
 

@@ -73,8 +73,8 @@ def explain_by_halves(
     if shown != kind:
         how = f"the engine does not distinguish numbers that are equal in {kind}"
     why = (
-        f"{how}, and the largest error is {off / size:.1e} of the largest; an engine that "
-        f"computes in {kind} may be off by {limit / size:.1e} on this F32 model, so "
+        f"{how}, and the largest error is {off / size:.1e} of the largest value; an engine "
+        f"that computes in {kind} may be off by {limit / size:.1e} on this F32 model, so "
         "smaller faults do not show"
     )
     return InHalves(kind=kind, why=why)

@@ -103,7 +103,7 @@ def another(
     which = {0: ", the first id", n - 1: f", the last of {n} ids"}.get(wanted, "")
     text = (
         f"{WHERE}: after {', '.join(map(str, ids))} the engine chooses {found}, and the "
-        f"oracle {wanted}{which}, whose logit is higher by {margin:.2g} (allowed "
+        f"oracle chooses {wanted}{which}, whose logit is higher by {margin:.2g} (allowed "
         f"{allowed:.2g})"
     )
     detail: dict[str, Any] = {

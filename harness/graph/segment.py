@@ -52,7 +52,7 @@ class Segment:
                 "own bound"
             )
         else:
-            bound = "the last op's own bound is enough, so Lockstep made no honest runs of them"
+            bound = "the last op's own bound is enough, so Lockstep made no honest runs"
         text = f"{len(self.inside) + 1} ops from the engine's own inputs: {bound}"
         if self.middle is None:
             return text

@@ -71,7 +71,9 @@ class NearestFormulas:
 
     def describe(self) -> str:
         words = " or ".join(each.words for each in self.alike)
-        return f"the engine shows {words} of the same input (error {self.error:.1e} of the largest)"
+        return (
+            f"the engine shows {words} of the same input (error: {self.error:.1e} of the largest)"
+        )
 
 
 @dataclass

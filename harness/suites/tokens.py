@@ -158,7 +158,7 @@ class Way:
             more = f" and {len(unasked) - 1} more" if number in unasked[:1] else ""
             text = (
                 f"{self}: {error.summary}: input {number + 1} of {len(items)}, "
-                f"{cut(repr(given), 80)}, {len(given)} long{more}; the others were compared"
+                f"{cut(repr(given), 80)}, length {len(given)}{more}; all others were compared"
             )
             detail = {**error.detail, "way": self.name, "flags": self.flags}
             detail["input"] = repr(given)[:WHOLE]

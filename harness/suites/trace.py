@@ -65,8 +65,8 @@ def closest(findings: Sequence[SiteFinding]) -> str:
     if not findings:
         return "all are within the limit of their last op alone"
     tightest = max(findings, key=share)
-    of_it = f"{share(tightest):.0%} of it"
-    return f"none beyond its limit, {site_name(tightest.site)} closest ({of_it})"
+    nearest = f"{site_name(tightest.site)} is nearest, at {share(tightest):.0%} of its limit"
+    return f"none exceeds its limit; {nearest}"
 
 
 def unused_patterns(context: Context) -> Iterator[Verdict]:

@@ -147,7 +147,8 @@ def difference(part: PinnedPart, library: Elf, path: Path) -> str:
     pinned = part.own_names(Elf(ours)) if ours.is_file() else names
     if not part.is_pinned(pinned):
         found = f"{len(names)} names with digest {digest_of(sorted(names))}"
-        return f"{path} is a different llama.cpp: {found}, not {part.n_names} with {part.digest}"
+        wanted = f"{part.n_names} names with digest {part.digest}"
+        return f"{path} is a different llama.cpp: it exports {found}, not {wanted}"
     lacks, more = show_names(sorted(pinned - names)), show_names(sorted(names - pinned))
     what = f"it lacks {lacks} of {part.n_names} names, and has {more} more"
     return f"{path} is a different llama.cpp: {what}"

@@ -106,9 +106,9 @@ def held_against(
 
 def another(context: Context, one: TextByItself, said: bytes) -> Verdict:
     text = (
-        f"{AT_ONCE} the text after {one.prompt.decode()!r} is {said[:40]!r}, alone it is "
-        f"{one.text[:40]!r}: look at state that concurrent requests share, such as a "
-        "cache, a buffer or a token count"
+        f"{AT_ONCE} the text after {one.prompt.decode()!r} is {said[:40]!r}, and "
+        f"{one.text[:40]!r} if it is asked alone: look at state that concurrent requests "
+        "share, such as a cache, a buffer or a token count"
     )
     detail = {"at_fault": "subject", "prompt": repr(one.prompt), "margin": None}
     return context.verdict("text", "diverged", text, detail, key=("text", "at once"))
@@ -122,7 +122,8 @@ def refusals(outcomes: Sequence[Outcome]) -> list[str]:
 def as_alone(context: Context, n_asked: int, sentences: Sequence[str]) -> Verdict:
     if sentences:
         n = n_asked - len(sentences)
-        text = f"{AT_ONCE} the engine answers {n} of {n_asked} prompts" + ", as alone" * bool(n)
+        text = f"{AT_ONCE} the engine answers {n} of {n_asked} prompts"
+        text += ", as if asked alone" * bool(n)
         return context.verdict("text", "not-applicable", f"{text}: {sentences[0]}")
     text = f"{AT_ONCE} the texts after {n_asked} prompts are the same, except for ties"
     return context.verdict("text", "agreed", text)

@@ -217,11 +217,9 @@ def another(
             look += "right as well"
     elif 0 <= found < len(prompt.logits):  # a small error of every run may be enough
         margin = prompt.logits[prompt.wanted] - prompt.logits[found]
-        look += (
-            f", and at how far off the logits are: the oracle's own choice leads by {margin:.2g}"
-        )
+        look += f", and at the errors of logits, as the oracle's choice leads by only {margin:.2g}"
     text = (
-        f"{which}, the engine chooses token {found}, and the oracle {prompt.wanted}; "
+        f"{which}, the engine chooses token {found}, and the oracle chooses {prompt.wanted}; "
         f"asked directly after a prompt of one token, it is {how}: look at {look}"
     )
     detail = {"at_fault": "subject", "expected": prompt.wanted, "actual": found, "asked": which}

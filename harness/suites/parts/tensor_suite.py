@@ -109,7 +109,7 @@ def left_out(context: Context, suite: str, found: Findings) -> Iterator[Verdict]
         *(("not-compared", sites, f"{why}:") for why, sites in found.unknown.items()),
         *((unknown_name, sites, f"{why}:") for why, sites in found.skipped.items()),
         ("not-applicable", found.hidden, f"{who} does not show"),
-        ("not-applicable", found.not_given, f"Lockstep cannot put inputs before {who}'s"),
+        ("not-applicable", found.not_given, f"Lockstep cannot replace the inputs of {who}'s"),
     )
     for status, sites, why in reasons:
         if sites:

@@ -93,7 +93,7 @@ def verdict_for_early_end(
     if unclear or lacks_characters(best, free, pieces):
         yield context.verdict("text", "not-compared", reason, {} if unclear else {ENDED: best.end})
     elif not best.end:
-        text = "the engine writes nothing, and the oracle no whole characters"
+        text = "the engine writes nothing, and the oracle writes no whole character"
         yield context.verdict("text", "not-applicable", text)
 
 
