@@ -109,7 +109,7 @@ def compare_way(
     allowed /= largest(before) or 1.0
     text = (
         f"{context.subject.name} gives different logits {way.words}: {off.mismatched} of "
-        f"{off.total} changed, by up to {far:.1e} of the largest (allowed {allowed:.1e}); "
+        f"{off.total} changed, by up to {far:.1e} of the largest logit (allowed {allowed:.1e}); "
         "at fault: the engine under test"
     )
     text += f"; {way.besides}" if way.besides else ""
@@ -143,7 +143,7 @@ def distance_of_paths(
         moved = before + (other.astype(np.float64) - honest)
     far = f"{worst_distance(before, after) / size:.1e}"
     apart = f"{worst_distance(honest, other) / size:.1e}"
-    words = f"{far} of the largest apart; honest runs are {apart} apart"
+    words = f"the runs are {far} of the largest logit apart; honest runs are {apart} apart"
     if mismatch_between(moved, after, whole_run(noise, size).allowed) is None:
         return words
     # of these rows alone: a row of the other sequence may have far more noise
@@ -151,4 +151,4 @@ def distance_of_paths(
     allowed = noise * size + max(worst_distance(other, run) for run in moving)
     if all(mismatch_between(run, after, allowed) for run in (before, moved)):
         return ""
-    return f"{words}, and {allowed / size:.1e} by their noise"
+    return f"{words}; noise explains {allowed / size:.1e}"

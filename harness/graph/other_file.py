@@ -67,7 +67,7 @@ def first_other_input(oracle: Program, subject: Program) -> str:
         known = inputs_by_name(theirs)
         for name, raw in inputs_by_name(ours).items():
             if name in known and not np.array_equal(raw, known[name]):
-                return f"its input {name[0]!r} holds other numbers"
+                return f"its input {name[0]!r} contains other numbers"
     return ""
 
 

@@ -106,6 +106,6 @@ def other_name(
         return ""
     best = min(named, key=lambda p: off[p])
     return (
-        f"the engine shows llama.cpp's {names[best]} ({off[best]:.1e} of its largest "
-        "value off): it has a different name, or the engine skips the ops between them"
+        f"the engine shows llama.cpp's {names[best]} (error: {off[best]:.1e} of its "
+        "largest value): it has a different name, or the engine skips the ops between them"
     )

@@ -309,8 +309,8 @@ def judge_tokens(
     detail: dict[str, Any] = {"step": start + first, "expected": a, "actual": b, "allowed": allowed}
     detail |= {"margin": float(margins[1]), "margin_of_oracle": float(margins[0])}
     detail["reason"] = (
-        "each of two logits may be off by this limit, so their distance by twice as "
-        f"much: {bound.reason}"
+        "each of two logits may be off by this limit, and their distance by twice this "
+        f"limit: {bound.reason}"
     )
     detail["sides"] = sides(context, oracle, subject)
     text = f"greedy token {start + first} is {two_choices(a, b, margins)}"

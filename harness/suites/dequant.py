@@ -209,7 +209,7 @@ class FilePair:
         if other is None:
             return "absent", "the other file has no such tensor"
         if other.ne != tensor.ne:
-            return "shape", f"the other file has {form(other)}, this one {form(tensor)}"
+            return "shape", f"the other file has {form(other)}, and this file {form(tensor)}"
         if not tensor.n_bytes:
             return "empty", "the tensor holds no weights"
         lacks = self.oracle.lacks(tensor.name) or self.subject.lacks(tensor.name)

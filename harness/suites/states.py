@@ -160,7 +160,8 @@ def compare_rows(
     own = relative(as_rows(context.ask(session, "save", *asked)), again)
     allowed = 2 * max(own, context.noise_on((*run.batches, *run.then)))
     detail |= {"bits": False, "apart": apart, "own_runs_apart": own, "allowed": allowed}
-    how = f"after {step} the logits differ by {apart:.2g} of the largest (allowed {allowed:.2g})"
+    how = f"after {step} the logits differ by {apart:.2g} of the largest logit"
+    how += f" (allowed {allowed:.2g})"
     if apart <= allowed:
         return context.verdict(NAME, "agreed", f"{words}: {how}", detail)
     row = int(np.argmax(np.abs(expected - actual).max(axis=-1)))

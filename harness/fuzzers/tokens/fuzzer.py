@@ -167,9 +167,9 @@ class FuzzedVocabulary:
         if not campaign.found:
             summary = f"{campaign.texts:,} texts and {campaign.runs:,} lists of ids agree"
             if campaign.refused:
-                summary += f"; {campaign.refused:,} are refused"
+                summary += f"; {campaign.refused:,} inputs are refused"
             if campaign.left_out:
-                summary += f"; {campaign.left_out:,} that are not UTF-8 were not compared"
+                summary += f"; {campaign.left_out:,} inputs that are not UTF-8 were not compared"
             compared = campaign.texts > campaign.refused_texts
             yield self.verdict("agreed" if compared else "not-compared", summary, counts)
         if campaign.confirmed:

@@ -63,8 +63,8 @@ def held_to_its_own(
     detail: dict[str, Any] = {"step": step, "actual": text[step], "expected": best}
     detail |= {"margin": float(margins[step]), "allowed": allowed, "at_fault": "subject"}
     detail["reason"] = (
-        "each of two logits may be off by this limit, so their distance by twice as "
-        f"much: {bound.reason}"
+        "each of two logits may be off by this limit, and their distance by twice this "
+        f"limit: {bound.reason}"
     )
     return context.verdict("decode", "diverged", message, detail, key=("decode", "own text"))
 

@@ -222,7 +222,7 @@ def agreement(detail: dict[str, Any], what: str) -> str:
         f"the largest {what} (allowed {detail['allowed_relative']:.1e})"
     )
     if detail["not_finite"]:
-        text += f"; {detail['not_finite']} are NaN or infinite in both"
+        text += f"; {detail['not_finite']} {what}s are NaN or infinite in both"
     if "hidden_tokens" in detail:
         text += f"; not compared: {in_words(detail)}"
     return text
