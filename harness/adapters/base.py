@@ -171,9 +171,9 @@ class Adapter(Registered):
         """Return the k likeliest next tokens of each prefix with their log-probabilities, the
         likeliest first.
 
-        A prefix is its ids, or its text for an engine that says `text_only`. A token is its id, or
-        its text if the engine knows no ids. A list may have fewer than k tokens. All values of a
-        prefix may be off by the same constant.
+        A prefix is given by its ids, or by its text if the engine declares `text_only`. A token is
+        its id, or its text if the engine knows no ids. A list may have fewer than k tokens. All
+        values of a prefix may be off by the same constant.
         """
         raise Unsupported(f"{self.name} does not list candidates")
 

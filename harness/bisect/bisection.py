@@ -66,7 +66,7 @@ class Bisection:
 
     @property
     def exit_code(self) -> int:
-        """Return the exit code. If no op is wrong, it is 0 only if the logits agree."""
+        """Return the exit code. If no op is wrong, the code is 0 only if the logits agree."""
         if self.culprits:
             return 1
         said = {v.status for v in (*self.others, *filter(None, [self.logits]))}
@@ -117,8 +117,8 @@ def bisect(context: Context, on_twin: Callable[[], Bisection | None] = lambda: N
 
 
 def left_by_twin(first: Bisection, twin: Bisection) -> tuple[tuple[SiteFinding, float], ...]:
-    """Return the faults of weights, which the twin hides. A fault of the graph is equally large
-    in both runs. Honest runs may differ by the limits, so a larger difference comes from the
+    """Return the faults of weights, which the twin hides. A fault of the graph is equally large in
+    both runs. Honest runs may differ by the limit, so a larger difference comes from the
     weights."""
     there: dict[Place, float] = {}
     for f in twin.found.all:

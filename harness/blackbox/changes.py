@@ -66,8 +66,8 @@ def factors(key: int, numbers: NDArray[np.int64]) -> F32:
 
 
 def in_rows(first: int, change: Change) -> Change:
-    """Return a change that applies another change to the rows from `first` on, and keeps earlier
-    rows."""
+    """Return a change that applies another change to the rows from `first` on, and leaves earlier
+    rows unchanged."""
 
     def changed(rows: F32, start: int) -> F32:
         before = max(0, min(first - start, len(rows)))

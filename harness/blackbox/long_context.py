@@ -110,7 +110,8 @@ class MakesNothing(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class LongAnswer:
-    """The answer for long contexts. more: wrong places, or parts that stay invisible."""
+    """The answer for long contexts. more: a text that names wrong places, or parts that stay
+    invisible."""
 
     worst: SliceAnswer
     asked: Sequence[OnlyInLong]

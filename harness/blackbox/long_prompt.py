@@ -253,8 +253,8 @@ def first_where(wrong: Callable[[int], bool], least: int, most: int) -> int:
 
 
 def more_of(context: Context, run: Run, first: Evaluation, n: int) -> str:
-    """Describe a difference in more detail. The difference counts even if the engine then fails.
-    Raises NotSteady if the engine's own runs differ."""
+    """Describe a difference in more detail. The difference is reported even if the engine then
+    fails. Raises NotSteady if the engine's own runs differ."""
     try:
         shaky = unsteady(context.subject, Request(batches=run.batches), first)
         if shaky and shaky.apart > 2 * context.noise.relative:

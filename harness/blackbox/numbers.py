@@ -62,8 +62,8 @@ def takes_another(asker: SliceAsker, n: int) -> bool:
 
 
 def takes_others(asker: SliceAsker, layers: Sequence[int]) -> Iterator[LayerRow]:
-    """Yield a row for each layer. It differs if the engine replaces this layer's tensors by another
-    layer's."""
+    """Yield a row for each layer. The row differs if the engine uses another layer's tensors in
+    this layer."""
     asker.progress(f"layers {layers[0]} to {layers[-1]} with their own tensors")
     answer = with_own_tensors(asker, layers)
     if not answer.differs or len(layers) == 1:

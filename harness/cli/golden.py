@@ -44,8 +44,8 @@ def regen(
     """Ask llama.cpp again, and write the vectors that ship or those of your models.
 
     With an unchanged oracle no byte changes, on any CPU. Vectors of your models hold only values
-    that do not depend on the CPU. In vectors that ship, an old sum stays if it is still within its
-    bound. Example:
+    that do not depend on the CPU. In vectors that ship with Lockstep, an old sum stays unchanged if
+    it is still within its bound. Example:
 
     \b
       lockstep golden regen model.gguf --out vectors/

@@ -149,7 +149,7 @@ def batch_sizes(n: int) -> list[int]:
 def filling(context: Context, sizes: Sequence[int]) -> tuple[Batch, ...]:
     """Return batches that fill the cache. The batch of FILLED tokens has two outputs, which are
     neither its first nor its last token. The batch of SILENT tokens has no outputs. If the
-    vocabulary is large, long batches have one output, the last."""
+    vocabulary is large, a long batch has only one output, for its last token."""
     ids, at, batches = many_ids(context, sum(sizes)), 0, []
     silent = None
     if context.facts.architecture not in FIRST_ROW:

@@ -84,7 +84,7 @@ def compare_way(
     """Return the run's description if its logits are the same; else the verdict on the divergence.
 
     Two honest runs differ by their noise, because the order of additions may depend on the number
-    of rows. Some runs use another code path, as attention does for more tokens. Then the limit is
+    of rows. Some runs use another code path (attention does so for more tokens). Then the limit is
     the distance between honest runs on the two paths.
     """
     same = way.same

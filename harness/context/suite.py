@@ -56,7 +56,7 @@ STEPS_TRACED = 2  # single tokens decoded after the prompt, so that the cache is
 
 
 class NoAnswer(Exception):
-    """Error: an engine did not answer, so nothing can be compared."""
+    """Raised if an engine did not answer, so that nothing can be compared."""
 
     def __init__(self, status: Status, summary: str, detail: dict[str, Any]) -> None:
         super().__init__(summary)
@@ -366,7 +366,7 @@ def line_that_says_why(message: str) -> str:
 
 
 def patient(error: NoAnswer) -> NoAnswer:
-    """Return the error. For a timeout, its message also says how to wait longer or ask for less."""
+    """Return the error. For a timeout, the message adds how to wait longer or ask for less."""
     if error.status != "timed-out":
         return error
     less = error.detail.get(LESS)

@@ -104,7 +104,7 @@ class Rows:
 
     @property
     def nothing(self) -> bool:
-        """Return True if nothing was compared: every text diverges in a tie at its first token."""
+        """Return True if nothing was compared: each text diverges in a tie at its first token."""
         return not self.compared and bool(self.not_compared)
 
 

@@ -297,7 +297,7 @@ def left_by(own: Sequence[Compared], of: HeldAnswers) -> float:
 
 def makes_some(own: Sequence[Compared], of: HeldAnswers) -> bool:
     """Return True if the wrong engine produces a token of the subject that the right engine does
-    not produce. It is also True if anything other than texts differs. Without this rule, engines
+    not produce. Return True also if anything other than texts differs. Without this rule, engines
     with larger logits would fit any text, because their ties are wider."""
     off = [row for row in zip(of.every, own, of.right, strict=False) if not row[2].same.all()]
     if not all(is_text(one) for one, _, _ in off):

@@ -121,8 +121,8 @@ class ReplayEngine(Reference, name="replay"):
         super().close()
 
     def borrow(self, session: Session) -> None:
-        """Use this open session. It is asked for its build at once, because it cannot be asked
-        while it streams nodes."""
+        """Use this open session. The session's build is requested at once, because the session
+        answers no questions while it streams nodes."""
         self.session, self.borrowed = session, True
         _ = self.build
 

@@ -1,8 +1,8 @@
 """Checks that the experts chosen by an engine are as good as any other choice.
 
-The op that sorts the experts gives all ids, and only the first few are used. These may come in any
-order, and any of several experts with the same score is right. So the scores of the chosen experts
-are compared.
+The op that sorts the experts gives all ids, and only the first few are used. The used ids may come
+in any order, and any of several experts with the same score is right. So the scores of the chosen
+experts are compared.
 """
 
 import numpy as np

@@ -173,9 +173,8 @@ def in_shape(other: Other, shape: tuple[int, ...], shown: NDArray[Any]) -> Resul
 
 
 def attentions(found: Computed) -> list[Other]:
-    """Return the designs of attention in float32, and those of ggml on other processors.
-
-    The queries stay as they are, or are converted to the type of the cache.
+    """Return the designs of attention in float32, and ggml's designs on other processors. A design
+    leaves the queries unchanged, or converts them to the type of the cache.
     """
     node, plain = found.last, replace(found.build, plain=True)
     query = node.source(0)

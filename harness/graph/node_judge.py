@@ -199,7 +199,8 @@ class NodeJudge:
             return None
 
     def comparable(self, node: Node, expected: Expected, value: NDArray[Any]) -> NDArray[Any]:
-        """Return the value to compare. In an order of ids, ties may be resolved in any way."""
+        """Return the value to compare. In a value that orders ids, ties may be resolved in any
+        way."""
         if expected.actual is None or value.shape != node.value.shape:
             return value
         given = with_weights(replace(node, value=value), self.oracle)

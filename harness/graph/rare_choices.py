@@ -65,8 +65,8 @@ def explained_places(
 
 
 def ways(judge: Runs) -> Iterator[tuple[int, Build]]:
-    """Yield a seed and a build for each run. Every other run converts activations as llama.cpp
-    does, and the others use other formats."""
+    """Yield a seed and a build for each run. Every second run converts activations as llama.cpp
+    does, and the remaining runs use other formats."""
     others = cycle(list(builds(judge.build)))
     for number, seed in enumerate(iter(range(judge.seed + 2 * MORE_RUNS, 1 << 62))):
         yield seed, judge.build if number % 2 else next(others)

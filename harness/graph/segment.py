@@ -97,7 +97,7 @@ def number_sites(sites: Iterable[Site]) -> Iterator[Site]:
 
 
 def what_is(wire: Wire, op: str) -> str:
-    """Describe a node by its op and weights, because a bare number as its name says nothing."""
+    """Describe a node by its op and weights, because a name such as `node_12` says nothing."""
     return f" ({op} with {', '.join(wire.weights)})" if wire.weights else f" ({op})"
 
 

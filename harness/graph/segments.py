@@ -149,7 +149,7 @@ class SegmentJudge:
         return honest, noise, [(s, found[s.place]) for s in every if s.place not in ids]
 
     def is_of_numbers(self, segment: Segment, seen: Seen) -> bool:
-        """Return True if the values can be compared as numbers: floats on either side, or ids read
+        """Return True if the values can be compared as numbers: floats in either run, or ids read
         from an input. Ids that follow from a hidden choice may come in another order, so they are
         reported as not compared."""
         place = segment.place

@@ -38,7 +38,7 @@ def part_shown(value: NDArray[Any], shape: tuple[int, ...], name: str) -> NDArra
 
 
 def leaves_out(value: NDArray[Any], shape: tuple[int, ...], name: str) -> bool:
-    """Return True if cells with weight are not shown. Cells of a NaN row do not count."""
+    """Return True if cells with weight are not shown. Rows that are NaN are ignored."""
     part = part_shown(value, shape, name)
     if part is None or part.size == value.size or not name.startswith(WEIGHTS):
         return False

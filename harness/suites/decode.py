@@ -201,8 +201,8 @@ def seeded_behind(context: Context, prompt: int, n: int) -> list[int]:
 
 
 def fewer_reads(context: Context, batches: tuple[Batch, ...]) -> tuple[Batch, ...]:
-    """Return the same tokens in fewer batches for a large model. The generating run reads all
-    weights once for each token, and this run reads them less often."""
+    """Return the same tokens in fewer batches for a large model. The run that generates reads all
+    weights once for each token. The run with fewer batches reads them less often."""
     if context.facts.is_small:
         return batches
     n = len(batches) - sum(len(batch) == 1 for batch in batches) + ALONE

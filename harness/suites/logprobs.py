@@ -269,8 +269,8 @@ def compare_lists(
 
 
 def told_by_lists(context: Context, logits: F32, text: str, detail: dict[str, Any]) -> Verdict:
-    """Return the verdict for lists that agree. It is "not-compared" if a constant list would agree
-    as well."""
+    """Return the verdict for lists that agree. Its status is "not-compared" if a constant list
+    would agree as well."""
     behind = np.nan_to_num(logits - logits.max(axis=1, keepdims=True), neginf=-LARGEST)
     # a distance is of two logits, each of which may be off by what is allowed
     allowed = 2 * detail["allowed_relative"] * largest(logits)

@@ -173,7 +173,7 @@ def compare_rows(
 
 def relative(expected: F32, actual: F32) -> float:
     """Return the largest difference as a share of the largest logit; infinity if the shapes differ,
-    or if the two have finite logits at different places."""
+    or if the arrays have finite logits at different places."""
     if expected.shape != actual.shape or (np.isfinite(expected) != np.isfinite(actual)).any():
         return float("inf")
     both = np.isfinite(expected)

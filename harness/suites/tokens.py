@@ -82,7 +82,7 @@ MORE_TEXTS: tuple[bytes, ...] = (
 
 
 def some_tokens(n_vocab: int) -> list[int]:
-    """Return the first and the last ids, where special tokens are, and some in between."""
+    """Return the first and the last ids, which include special tokens, and some ids in between."""
     ends = {*range(min(n_vocab, 1000)), *range(max(0, n_vocab - 500), n_vocab)}
     return sorted(ends | {*range(0, n_vocab, max(1, n_vocab // 500))})
 

@@ -167,7 +167,7 @@ class NodeWatch:
         return (ctypes.c_ubyte * size).from_address(GgmlTensor.from_address(address).data)
 
     def strided_view(self, address: int) -> NDArray[Any]:
-        """Return a view of a tensor's memory: its values, or the bytes of its rows."""
+        """Return a view of a tensor's memory, as values or as the bytes of its rows."""
         tensor = GgmlTensor.from_address(address)
         dtype, shape, strides = layout(self.types[tensor.type], tuple(tensor.ne), tuple(tensor.nb))
         return np.ndarray(shape, dtype, buffer=self.memory(address), strides=strides)

@@ -121,8 +121,8 @@ NOT_INSTALLED = (
 
 
 class Library:
-    """llama-cpp-python's module (`llama`), ggml's own functions (`ggml`), and the last lines of the
-    log."""
+    """The loaded libraries: llama-cpp-python's module (`llama`), ggml's own functions (`ggml`), and
+    the last lines of the log."""
 
     def __init__(self) -> None:
         for name, value in ENVIRONMENT.items():

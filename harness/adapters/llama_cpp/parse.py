@@ -96,7 +96,7 @@ def open_file(ggml: ctypes.CDLL, raw: bytes, file: MemoryFile) -> Any:
 
 
 def opened_file(ggml: ctypes.CDLL, raw: bytes, file: MemoryFile) -> Any:
-    """Open a file as loaders do: with a context for the tensors, but without their data."""
+    """Open a file as loaders do, with a context for the tensors but without their data."""
     tensors = ctypes.c_void_p()
     params = GgufInitParams(True, ctypes.pointer(tensors))
     gguf = ggml.gguf_init_from_file(file.holding(raw), params)

@@ -129,7 +129,8 @@ def to_c(raw: bytes) -> bytes:
 
 
 def extents(ne: Sequence[int]) -> tuple[int, ...]:
-    """Return the extents without trailing ones, because ggml always has four dimensions."""
+    """Return the extents without trailing extents of one, because ggml always has four
+    dimensions."""
     sizes = [int(n) for n in ne]
     while sizes and sizes[-1] == 1:
         sizes.pop()

@@ -165,7 +165,7 @@ BEFORE_DECODE: dict[str, Callable[[Memory, Entries], bool]] = {
 
 
 def is_crowded(batch: Entries, ubatches: Sequence[Ubatch], n_ubatch: int) -> bool:
-    """Return True if an equal split gives an ubatch with one token for each of as many sets as fit,
+    """Return True if an equal split makes an ubatch with one token for each of the sets that fit,
     while another set waits."""
     left = set(range(len(batch)))
     for ubatch in ubatches:

@@ -77,7 +77,8 @@ class FileCampaign:
         self.peak = 0  # the most that the subject took beyond twice a file's size
 
     def run(self) -> Iterator[Verdict | Checkpoint]:
-        """Run the cases from `start` on, which may be a checkpoint."""
+        """Run the cases from the plan's `start` on, which may be the case number of a
+        checkpoint."""
         begun, asked = self.plan.start, [self.batch(self.numbers.behind(self.plan.start))]
         for numbers in self.numbers:
             if following := self.numbers.behind(numbers.stop):

@@ -248,8 +248,8 @@ def edge(made: bytearray, at: int, draw: DrawnNumbers) -> None:
 
 
 def at_a_length(made: bytearray, at: int, draw: DrawnNumbers) -> None:
-    """Change an eight-byte field that looks like a length: a small number followed by seven
-    zeros."""
+    """Change an eight-byte field that looks like a length, because it is a small number followed by
+    seven zeros."""
     found = made.find(bytes(7), at)
     if found > 0 and len(made) >= found + 7:
         pack_into("<Q", made, found - 1, EDGES[draw.below(len(EDGES))])

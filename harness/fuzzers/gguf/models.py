@@ -37,7 +37,8 @@ def tiny_models(session: Session) -> list[bytes]:
 
 
 def model_cases(seed: int, first: int, count: int, models: Sequence[bytes]) -> list[FileCase]:
-    """Return the cases from `first` on. They use each model in turn, at first without a change."""
+    """Return the cases from `first` on. The cases use each model in turn, and the first case of
+    each model has no change."""
     drawn = numbers_of(seed, MODELS, first, count)
     return [one_case(first + i, draw, models) for i, draw in enumerate(drawn)]
 

@@ -25,8 +25,8 @@ STEP = 1_000_003  # a prime: any run of directed cases is a sample of all of the
 
 @dataclass(frozen=True)
 class OddScale:
-    """A number of `width` bytes that multiplies others in a block, and the function that writes it
-    into blocks."""
+    """A number of `width` bytes that multiplies other numbers of a block, and the function that
+    writes it into blocks."""
 
     name: str
     width: int

@@ -71,7 +71,7 @@ FINITE = ("sign", "lost", "order", "rounding", "factor", "offset", "value")
 
 
 def alike(a: str, b: str) -> bool:
-    """Return True if a smaller block with symptom b still counts as showing symptom a."""
+    """Return True if a smaller block with symptom b may replace a block with symptom a."""
     return a == b or (a in FINITE and b in FINITE and "rounding" not in (a, b))
 
 

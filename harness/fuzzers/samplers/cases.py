@@ -91,7 +91,7 @@ EDGES: dict[str, tuple[Any, ...]] = {
 
 
 def edge_stage(name: str, rng: Generator, n: int) -> dict[str, Any]:
-    """Return a stage with usual parameters, in some cases with one extreme value."""
+    """Return a stage with usual parameters. In some cases one of them has an extreme value."""
     found = stage_for(name, rng, n)
     fields = [field for field in found if field in EDGES]
     if fields and rng.random() < 0.3:

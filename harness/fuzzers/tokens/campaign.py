@@ -55,8 +55,8 @@ class TextDifference:
 
 @dataclass(kw_only=True)
 class TextCampaign:
-    """Compares inputs, and keeps the findings. `refuser`: the engine whose failures are cheap, if
-    there is one."""
+    """Compares inputs, and keeps the findings. `refuser`: the engine whose failures are cheap; None
+    if there is no such engine."""
 
     subject: TextAsker
     oracle: TextAsker

@@ -225,8 +225,8 @@ def says_utf8_alone(session: Session) -> bool:
 
 
 def campaign_of(oracle: Session, subject: Session) -> TextCampaign:
-    """Return a campaign. An engine in this process can be its refuser: it refuses inputs at no
-    cost, while an engine in another process may die."""
+    """Return a campaign. An engine in this process can be the refuser, because it refuses inputs at
+    no cost, while an engine in another process may die."""
     asked = TextAsker(session=oracle), TextAsker(session=subject)
     local = [asker for asker in asked if isinstance(asker.session, LocalSession)]
     return TextCampaign(oracle=asked[0], subject=asked[1], refuser=local[-1] if local else None)

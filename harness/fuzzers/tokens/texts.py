@@ -107,7 +107,7 @@ def glue_tokens(draw: Draw, m: Material) -> bytes:
 
 
 def cut(draw: Draw, m: Material) -> bytes:
-    """Return pieces without their beginning or end. The cut may be inside a character."""
+    """Return pieces whose beginning or end is removed. The cut may be inside a character."""
     parts = []
     for _ in range(few(draw, 4)):
         piece = of(draw, m.shown)

@@ -1,4 +1,4 @@
-"""Lists of candidates: wrong values with a common scale, empty lists, and equal lists.
+"""Special cases of lists of candidates: a common scale of all values, empty lists, and equal lists.
 
 Values may be probabilities, or logarithms to another base. A list may be empty at the end of a
 text. Elsewhere an empty list would agree with anything, so it is not compared.

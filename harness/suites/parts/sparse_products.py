@@ -137,7 +137,7 @@ def products_of(program: Program, wires: dict[Place, Wire]) -> dict[Place, Wire]
 def rare_inputs(
     program: Program, wires: dict[Place, Wire], places: dict[Site, Place], values: Values
 ) -> Iterator[tuple[Place, Values]]:
-    """Yield different inputs for each gate and norm that is a single formula of shown values."""
+    """Yield other inputs for each gate and each norm that is a single formula of shown values."""
     by_name = {wires[places[site]].site: site for site in values if site in places}
     ops = {graph.place(node): node.op for graph in program.graphs for node in graph.nodes}
     for segment in segments_of(program, wires, {places[site] for site in by_name.values()}):

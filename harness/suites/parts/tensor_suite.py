@@ -39,7 +39,8 @@ class TensorSuite(Suite):
         raise NotImplementedError
 
     def locate(self, context: Context) -> Findings:
-        """Ask and judge. Ask for more if that is needed to say what is wrong. Raises NoAnswer."""
+        """Ask and judge. Ask further questions if they are needed to say what is wrong. Raises
+        NoAnswer."""
         raise NotImplementedError
 
     def verdicts(self, context: Context, found: Findings) -> Iterator[Verdict]:

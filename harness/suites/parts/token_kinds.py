@@ -12,7 +12,7 @@ from lockstep.harness.context.suite import Context
 
 
 class TokenDifference(Enum):
-    """The kind of difference between the engine's ids, or bytes, and the expected ones."""
+    """The kind of difference between the engine's ids or bytes and the expected ids or bytes."""
 
     BOS = "BOS is missing"
     TOKENS = "the same text in other tokens"
