@@ -155,7 +155,7 @@ class Adapter(Registered):
         raise Unsupported(f"{self.name} does not show its samplers")
 
     def draw(self, request: DrawRequest) -> DrawAnswer:
-        """Return one next token that a chain draws. Only servers are asked."""
+        """Return one next token that a chain draws. Only servers get this question."""
         raise Unsupported(f"{self.name} is not a server")
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:

@@ -110,8 +110,8 @@ def one_of(n: int) -> Change:
 
 
 def dealt_out(n_rows: int) -> Change:
-    """Return a change that spreads all inputs over `n_rows` rows: each row reads every `n_rows`th
-    input."""
+    """Return a change that spreads all inputs over `n_rows` rows, so that each row reads every
+    `n_rows`th input."""
 
     def change(rows: F32, start: int) -> F32:
         n = rows.shape[1]

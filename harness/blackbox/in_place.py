@@ -87,7 +87,7 @@ LOOKS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The layout of the residual stream: the use of each element."""
+    """The layout of the residual stream, which defines the use of each element."""
 
     width: int
     layers: int

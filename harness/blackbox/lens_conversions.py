@@ -105,8 +105,8 @@ def candidates_for(
     """Yield each known conversion, with the converted activations and their error in an honest
     engine. The norm's roundings can move an activation to the next step.
 
-    An activation moves only if a larger block contains several sizes: 127 steps of one size are
-    63.5 steps of the next. So the function changes the sizes a little relative to each other.
+    An activation moves only if a larger block contains several sizes, because 127 steps of one size
+    are 63.5 steps of the next. So the function changes the sizes a little relative to each other.
     """
     x = met_by_head(lens)
     share = (lens.width + MORE) * U * (lens.sizes - 1)

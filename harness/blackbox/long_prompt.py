@@ -60,8 +60,8 @@ def long_texts(plan: Plan, context: Context) -> Iterator[Verdict]:
 
 
 def check_long_prompt(plan: Plan, context: Context) -> Iterator[Verdict]:
-    """Test positions that no other run reaches. Small models are tested too, because they are
-    usually the first models of a new engine."""
+    """Test positions that no other run reaches. Small models are tested too, because a new engine
+    usually runs them first."""
     if tokens_of(context) > LEAST:
         yield from on_made_models(plan, context, SUITE, partial(ask_long_prompt, context))
 

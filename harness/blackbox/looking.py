@@ -146,8 +146,8 @@ def unknown_conversion(seen: ConversionSeen, kept: Kept) -> SliceAnswer:
 
 def rounded_to(context: Context, file: GgufFile, lens: Lens, converted: Convert | None) -> str:
     """Return the format that the engine rounds decoded weights to, or "" if there is none. Each
-    weight in sight must be the nearest number in that format. The matching designs are then added
-    to the context, where they may explain runs of the probe models."""
+    weight that the lens shows must be the nearest number in that format. The matching designs are
+    then added to the context, where they may explain runs of the probe models."""
     if context.rounding is None:
         return ""
     for kind, to in HALVES.items():

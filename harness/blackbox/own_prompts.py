@@ -3,7 +3,7 @@
 On a real quantised model, the likeliest token seldom leads by more than honest runs differ. So a
 different token proves nothing for most prompts. Therefore both engines get the model's first layer
 in F32, and several prompts one after another. A large model generates only a short text, so its
-first layer also generates a long one. The first layer of a small model generates a long text too,
+first layer also generates a long text. The first layer of a small model generates a long text too,
 because an engine's text may come from a loop that counts positions wrongly. The limit for a short
 text would excuse this fault.
 """

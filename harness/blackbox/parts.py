@@ -99,8 +99,8 @@ def what_begins(file: GgufFile) -> Sequence[str]:
 
 
 def smaller(file: GgufFile, layer: int) -> Neutral:
-    """Make the squares of the embeddings about as large as eps, so that a wrong eps changes
-    everything."""
+    """Make the squares of the embeddings about as large as eps, so that a wrong eps changes the
+    result strongly."""
     small = dict.fromkeys(what_begins(file), times(1 / LARGER))
     return Neutral(changes={**small, **for_the_table(file, LARGER)})
 

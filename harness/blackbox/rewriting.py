@@ -38,7 +38,7 @@ class Recipe:
 
 
 def rewrite(file: GgufFile, recipe: Recipe, output: Path) -> None:
-    """Write the model of the recipe. Raises EngineError, OSError, and then leaves no file."""
+    """Write the model of the recipe. Raises EngineError or OSError, and then leaves no file."""
     tensors = [*(tensor_of(file, recipe, name) for name in recipe.names), *recipe.more]
     write_gguf(
         output, keys_of(file, recipe), tensors, version=file.version, alignment=file.alignment

@@ -177,8 +177,8 @@ def roles_of(file: GgufFile) -> Iterator[Mapping[str, int]]:
 
 
 def mute_other_layers(file: GgufFile, layers: Collection[int]) -> Recipe:
-    """Return the recipe for the whole model, in which all layers except these add nothing and
-    multiply by one."""
+    """Return the recipe for the whole model, in which all layers except these are muted: they add
+    nothing and multiply by one."""
     changes: dict[str, Change] = {}
     for name in file.tensors:
         inside = IN_A_LAYER.fullmatch(name)

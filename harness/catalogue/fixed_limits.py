@@ -80,7 +80,8 @@ def answer_of(outcome: Outcome) -> Evaluation:
 
 
 def long_prompt(context: Context) -> list[int]:
-    """Return seeded ids, as many as the model and the cache have positions for, LONG at most."""
+    """Return seeded ids. Their number is LONG, or less if the model or the cache has fewer
+    positions."""
     n = min(LONG, context.facts.n_positions or LONG, context.settings.n_ctx)
     n_vocab = len(context.tokens) and context.facts.n_vocab  # raises where it is not known
     raw = Philox(key=[context.seed, LONG]).random_raw(n)

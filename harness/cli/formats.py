@@ -34,8 +34,8 @@ class WantedFormat:
 
 
 def formats_wanted(given: Sequence[str] | None) -> list[WantedFormat]:
-    """Return the requested formats, before the run starts. It refuses files that cannot be written.
-    It deletes the files of an earlier run, so that nobody takes them for files of this run. Raises
+    """Return the requested formats, before the run starts. Refuse files that cannot be written.
+    Delete the files of an earlier run, so that they are not mistaken for files of this run. Raises
     BadInput."""
     from lockstep.engine.choices import choices
     from lockstep.harness.check.check import BadInput

@@ -251,8 +251,8 @@ def what_and_where(error: Exception) -> str:
 
 
 def is_broken_golden(error: BaseException | None) -> bool:
-    """Return True for a broken golden. It does not import golden, because most commands do not need
-    it."""
+    """Return True for a broken golden. The function does not import golden, because most commands
+    do not need golden."""
     return any(kind.__name__ == "BrokenGolden" for kind in type(error).__mro__)
 
 

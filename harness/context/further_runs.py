@@ -1,7 +1,7 @@
 """Runs for cases that a prompt and single tokens do not cover. Batches have few rows, many rows, or
-whole tiles of rows. Batches of several tokens come on a filled cache, up to its last cell. Ids come
-from the whole vocabulary. Other sequences join later, and some prompts are almost equal to the
-previous prompt.
+whole tiles of rows. Batches of several tokens come when the cache is already filled, up to its last
+cell. Ids come from the whole vocabulary. Other sequences join later, and some prompts are almost
+equal to the previous prompt.
 
 Both engines run them too, and are compared with each other and with an honest run.
 """
@@ -168,8 +168,8 @@ def filling(context: Context, sizes: Sequence[int]) -> tuple[Batch, ...]:
 
 
 def many_ids(context: Context, n: int) -> list[int]:
-    """Return n ids: the last id and the first, ids at the limits of narrow integers, then the
-    others in a seeded order, so that all ids of a small vocabulary occur."""
+    """Return n ids. They are the last id and the first, ids at the limits of narrow integers, then
+    the other ids in a seeded order, so that all ids of a small vocabulary occur."""
     n_vocab = len(context.tokens) and context.facts.n_vocab  # raises where it is not known
     others = np.argsort(Philox(key=[context.seed, n_vocab]).random_raw(n_vocab), kind="stable")
     ids = list(dict.fromkeys([*narrow_ids(n_vocab), *others[:n].tolist()]))

@@ -42,8 +42,8 @@ def ways(context: Context) -> Iterator[Run]:
 
 
 def some_outputs(batches: Sequence[Batch]) -> Run:
-    """Return the run with outputs for only some tokens: in each batch every third token, counted
-    back from the last."""
+    """Return the run with outputs for every third token of each batch, counted back from the
+    last."""
     chosen = [np.arange(len(batch))[::-1][::EVERY][::-1] for batch in batches]
     masked = []
     for batch, rows in zip(batches, chosen, strict=True):

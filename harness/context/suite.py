@@ -67,7 +67,7 @@ class HonestRuns(Protocol):
     """Our own runs of the oracle's file (harness.graph.honest_runs)."""
 
     def begin(self, batches: Sequence[Batch], *, seed: int, runs: int) -> None:
-        """Begin to compute the noise floor, which suites will need soon."""
+        """Begin to compute the noise floor, because suites will need it soon."""
 
     def floor(self, batches: Sequence[Batch], *, seed: int, runs: int) -> NoiseFloor:
         """Return an honest run without errors, and the worst of `runs` perturbed runs."""
@@ -360,7 +360,7 @@ def no_answer(engine: str, question: str, outcome: Outcome, called: str = "") ->
 
 
 def line_that_says_why(message: str) -> str:
-    """Return the line with the reason: the first line, or the last of a traceback."""
+    """Return the line with the reason, which is the first line, or the last line of a traceback."""
     lines = message.splitlines() or [""]
     return lines[-1 if "Traceback (most recent call last)" in lines[0] else 0]
 

@@ -298,7 +298,7 @@ def nearest_family(found: Sequence[TriedMistake]) -> Family | None:
 
 
 def first_differences(engines: Engines, of: HeldAnswers) -> tuple[Difference, ...]:
-    """Return a few differences for each kind of answer; of rows of logits only the first."""
+    """Return a few differences for each kind of answer, but only the first row of logits."""
     found: dict[str, dict[str, Difference]] = {}
     for one, right in zip(of.every, of.right, strict=True):
         if one is of.shortest or right.same.all():

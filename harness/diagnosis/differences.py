@@ -1,4 +1,5 @@
-"""Answers that differ from the right engine's: the question, the given and the expected answer."""
+"""Answers that differ from the right engine's, each with the question, the given and the expected
+answer."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

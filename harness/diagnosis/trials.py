@@ -1,5 +1,5 @@
-"""Diagnoses of a wrong engine seen through a view: once with its mistake in the catalogue, and once
-without it."""
+"""Diagnoses of a wrong engine seen through a view. The catalogue has the engine's mistake in one
+diagnosis, and lacks it in the other."""
 
 import tempfile
 from collections.abc import Callable, Sequence

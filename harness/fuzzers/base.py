@@ -40,9 +40,9 @@ class FuzzPlan:
     """The plan of a campaign. Case n depends only on the seed, the target and n, so a later run can
     continue at `start`.
 
-    `seconds` limits the time of each target. No verdict covers cases that it did not reach, and the
-    verdicts say where the next run starts. `given` are the user's own cases, which replace the
-    numbered ones.
+    `seconds` limits the time of each target. No verdict covers cases that the run did not reach,
+    and the verdicts say where the next run starts. `given` are the user's own cases, which replace
+    the numbered ones.
     """
 
     targets: tuple[str, ...] = ()  # of the fuzzer's list; all if empty

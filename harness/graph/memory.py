@@ -65,8 +65,8 @@ class GraphMemory:
         )
 
     def read(self, view: TensorView, producer: int = -1) -> Operand:
-        """Return a view with its values. Raises Unknown if they were not computed, EngineError if
-        the view lies outside the memory."""
+        """Return a view with its values. Raises Unknown if the values were not computed, or
+        EngineError if the view lies outside the memory."""
         if view.root < 0:
             return Operand(name=view.name, type=view.type, ne=view.ne, value=None, nb=view.nb)
         operand = self.operand_of(view)

@@ -84,7 +84,7 @@ def one_stream(other: Other, shown: NDArray[Any]) -> Result:
 
 
 def rope_params(node: Node) -> RopeParams | None:
-    """Return the rotation's parameters; None if its pairs are not laid out as in text models."""
+    """Return the rotation's parameters; None if the pairs are not laid out as in text models."""
     mode, (base, scale) = int(node.params[2]), node.floats()[5:7]
     if mode == VISION or node.params[15]:
         return None

@@ -97,8 +97,8 @@ class NodeJudge:
         self.accept_formats()
 
     def accept_formats(self) -> None:
-        """Accept products if one other format of activations explains most products of their
-        kernel. Call it after all nodes."""
+        """Accept products that differ if a single other format of activations explains most
+        products of their kernel. Call it after all nodes."""
         accepted = {site: self.otherwise[site] for site in self.formats.accept_format()}
         self.findings = [accepted.get(found.site, found) for found in self.findings]
 

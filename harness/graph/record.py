@@ -168,8 +168,8 @@ class ProgramRecorder:
             self.watch(node, place)
 
     def value_of(self, node: Node) -> NDArray[Any]:
-        """Return a copy of the node's value. A node that is captured without a value keeps its
-        placeholder."""
+        """Return a copy of the node's value. For a node that is captured without a value, return
+        the placeholder."""
         return node.value.copy() if self.values or node.name == self.result else node.value
 
     def plan_node(

@@ -165,7 +165,7 @@ class SegmentJudge:
     @cached_property
     def usable(self) -> dict[Place, NDArray[Any]]:
         """Return the shown values, with invalid ids replaced so that later nodes can be computed.
-        Otherwise nothing after them would be judged."""
+        With invalid ids, no later node could be judged."""
         most = {place: rows_to_choose(*self.nodes[place]) for place in self.shown}
         return {
             p: value if (n := most[p]) is None else legal(value, n)

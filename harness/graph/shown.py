@@ -69,7 +69,7 @@ def cells_in_use(program: Program, graph: Graph, node: PlannedNode, shape: tuple
 
 def cells_written(program: Program, graph: Graph, node: PlannedNode, width: int) -> int:
     """Return the number of cells, from the first, that this and earlier graphs have written to a
-    cache. Counting ends at the first gap: the cells of another stream come after it."""
+    cache. Counting ends at the first gap, because the cells after it belong to another stream."""
     cells = prod(node.result.ne) // width if width else 0
     cache, used = graph.roots[node.result.root].cache, np.zeros(cells + 1, np.bool_)
     for each in program.graphs[: program.graphs.index(graph) + 1] if cells else ():

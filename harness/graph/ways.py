@@ -49,8 +49,8 @@ class Honest:
 
 @dataclass(frozen=True)
 class Wide(Honest):
-    """An honest run that keeps ggml's F32 in float64 between nodes. It still makes the
-    conversions."""
+    """An honest run that keeps ggml's F32 in float64 between nodes. It still converts
+    activations."""
 
     wide = True
 

@@ -103,7 +103,7 @@ class Dependencies:
 
         Partial values (cells in use, chosen experts) must be completed by computation, because
         zeros instead would be an error that no honest run has. Attention weights need no
-        completion: missing cells get a weight of zero.
+        completion, because missing cells get a weight of zero.
         """
         nodes = {place: self.at[place][1] for place in values}
         return {

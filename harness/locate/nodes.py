@@ -1,7 +1,7 @@
 """Finds wrong ops along the oracle's own graph, for any architecture.
 
 The subject shows no intermediate tensors, but computes single ops (`Adapter.compute`) on the
-oracle's inputs. From its own run come only the values that a report mentions.
+oracle's inputs. Only the values that a report mentions come from the subject's own run.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

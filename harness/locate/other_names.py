@@ -1,9 +1,9 @@
 """Finds tensors that an engine shows under the name of the wrong node.
 
-Examples are embeddings that are already scaled, and queries after instead of before their rotation.
-The engine is right and the name is wrong, so the ops that read this tensor look wrong too. The
-result changes only the words of the report. The tensor still counts as wrong under the name that
-the engine gave.
+Examples are embeddings that are already scaled, and queries shown after their rotation instead of
+before. The engine is right and the name is wrong, so the ops that read this tensor look wrong too.
+The result changes only the words of the report. The tensor still counts as wrong under the name
+that the engine gave.
 """
 
 from collections.abc import Mapping, Sequence

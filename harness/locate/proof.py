@@ -34,7 +34,8 @@ Rows = NDArray[Any]  # (outputs, vocabulary or width), of all batches
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Patched:
-    """The result of the subject's run in which the oracle's tensors replace only the wrong ones."""
+    """The result of the subject's run in which the oracle's tensors replace only the wrong
+    tensors."""
 
     sites: int
     before: float  # the worst logit of its own run, relative to the largest
@@ -89,7 +90,7 @@ def patch(context: Context, found: Findings) -> Patched:
 
 
 def held_against(expected: tuple[Rows, Rows], found: tuple[Rows, Rows], noise: float) -> Patched:
-    """Compare two runs of each engine: the unchanged run, and the run with replaced tensors."""
+    """Compare two runs of each engine, the unchanged run and the run with replaced tensors."""
     size = largest(expected[1])
     bound = whole_run(noise, size)
     before, worst = (

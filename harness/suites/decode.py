@@ -161,8 +161,8 @@ def whole_text(context: Context) -> Iterator[Verdict]:
 
 
 def own_answers(context: Context) -> Iterator[Verdict]:
-    """Yield verdicts on an engine's own choices, with close calls last. They also show engines that
-    never choose some token, or that reuse another prompt's cache."""
+    """Yield verdicts on an engine's own choices, with close calls last. The choices also reveal
+    engines that never choose some token, or that reuse another prompt's cache."""
     yield from until_wrong(lambda: own_tokens(context), lambda: own_choices(context))
 
 

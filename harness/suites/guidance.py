@@ -62,8 +62,8 @@ class GuidedRun:
 
     @cached_property
     def oracle(self) -> tuple[F32, F32]:
-        """Return the logits after the prompt and after the negative prompt, (rows, vocabulary)
-        each."""
+        """Return the logits after the prompt and the logits after the negative prompt, each (rows,
+        vocabulary)."""
         both = (self.prompt, self.negative)
         runs = (
             self.context.ask(self.context.oracle, "evaluate", Request(batches=batches))

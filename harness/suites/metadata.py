@@ -257,12 +257,12 @@ def with_infinities_as_texts(value: Any) -> Any:
 
 def same(a: Any, b: Any) -> bool:
     """Compare two values and their types, because in Python True equals 1. NaN is a text here. The
-    sign of a zero does not count, because some languages' JSON loses it."""
+    sign of a zero is ignored, because some languages' JSON loses it."""
     return bool(a == b) and truths(a) == truths(b)
 
 
 def truths(value: Any) -> list[bool]:
-    """Return for each value of a key whether it is a bool."""
+    """Return True for each value of a key that is a bool, and False for each other value."""
     held = value[-1] if type(value) is tuple else value
     return [type(each) is bool for each in (held if type(held) is list else [held])]
 

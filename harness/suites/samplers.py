@@ -240,8 +240,8 @@ class Wronged:
 
     @property
     def size(self) -> tuple[int, int, int]:
-        """Return the size of a finding: its candidates, stages and row. Only the smallest finding
-        is reported."""
+        """Return the size of a finding, which consists of its candidates, stages and row. Only the
+        smallest finding is reported."""
         request = self.case.request
         return request.logits.shape[1], len(request.chain), self.finding.row
 

@@ -283,7 +283,7 @@ def ask_ways(
     question: Callable[[Way], Iterator[Verdict]],
 ) -> Iterator[Verdict]:
     """Ask with each set of flags, and yield the verdicts. If an engine lacks some flags, only their
-    answers are missing. If it lacks all of them, it lacks the question."""
+    answers are missing. An engine that lacks all of them does not offer the question."""
     found: list[Verdict] = []
     missing: list[NoAnswer] = []
     for each in flags:

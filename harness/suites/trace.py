@@ -1,4 +1,4 @@
-"""Ops of the subject: each op must be right at every tensor that the subject shows."""
+"""Judgement of the subject's ops. Each op must be right at every tensor that the subject shows."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence

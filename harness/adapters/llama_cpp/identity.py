@@ -3,13 +3,13 @@
 Goldens, bounds and known divergences hold for one commit. Another commit as the oracle would blame
 engines for llama.cpp's changes. Two facts identify the commit:
 
-- The names that its libraries export, read before anything is loaded. Every function of libllama
-  counts that is neither inline nor a template. C++ names include the parameters, because the C
-  interface alone stays the same for hundreds of commits. For libggml-base the C interface counts,
-  which includes every op. Names that mention the standard library are excluded, because its builds
-  spell them differently. So compilers, optimisation, instruction sets, backends and tools make no
-  difference. libggml-cpu does not count, because its exports depend on instruction sets. If ggml is
-  in another folder or inside libllama, libllama's names decide alone.
+- The names that its libraries export, read before anything is loaded. They are compared for every
+  function of libllama that is neither inline nor a template. C++ names include the parameters,
+  because the C interface alone stays the same for hundreds of commits. For libggml-base the C
+  interface is compared, which includes every op. Names that mention the standard library are
+  excluded, because its builds spell them differently. So compilers, optimisation, instruction sets,
+  backends and tools make no difference. libggml-cpu is ignored, because its exports depend on
+  instruction sets. If ggml is in another folder or inside libllama, libllama's names decide alone.
 - The facts that a user's library reports once it is loaded. These are its commit, if it was built
   in a clone, and the block size of every type, which a fork can change without a new name. ggml's
   version number proves nothing, because many commits share it.

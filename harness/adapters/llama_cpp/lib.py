@@ -186,8 +186,8 @@ class Library:
         return any(words in line for _, line in self.lines)
 
     def check_room(self) -> None:
-        """Raise MemoryError if llama.cpp's last refusal was a lack of memory. The limit is
-        Lockstep's or the machine's, so no engine is at fault."""
+        """Raise MemoryError if llama.cpp's last refusal was a lack of memory. Lockstep or the
+        machine limits memory, so no engine is at fault."""
         if self.complained_of(NO_ROOM):
             raise MemoryError(f"llama.cpp does not make a context{self._complaint()}")
 

@@ -4,7 +4,7 @@ their effect.
 With `LLAMA_BATCH_DEBUG` llama.cpp prints each ubatch that it forms (2, because not all versions
 name the tokens at 1). With `LLAMA_KV_CACHE_DEBUG` it prints the cells that it looks at before it
 places an ubatch. llama.cpp reads both variables when it makes a context. Versions with llama_sbatch
-have neither variable: there the ubatches are read from the graphs, and cells cannot be seen.
+have neither variable. For them the ubatches are read from the graphs, and the cells are unknown.
 """
 
 import ctypes

@@ -102,7 +102,7 @@ def step_from(step: Any) -> Step:
 
 
 def rows_from(row: Any) -> Iterator[Row]:
-    """Yield a row, or as many rows as it states, at consecutive positions."""
+    """Yield a row, or the number of rows that it states, at consecutive positions."""
     n = whole(row[4]) if len(row) == 5 else 1
     if not 1 <= n <= MOST["n_ctx"]:
         raise ValueError(f"a row is repeated {n} times; expected 1 to {MOST['n_ctx']}")

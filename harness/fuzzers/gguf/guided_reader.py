@@ -59,8 +59,8 @@ def guard_reader(open_file: Callable[[bytes], Any], start: Callable[[float], Non
 
 
 def grammatical(plain: Callable[[bytes, int], bytes]) -> Mutate:
-    """Return a function that mutates a file. Half of the time it mutates as libFuzzer does;
-    otherwise it changes a field, or makes a new file."""
+    """Return a function that mutates a file. The function mutates half of the files like libFuzzer.
+    For the others it changes a field, or makes a new file."""
     from lockstep.harness.fuzzers.gguf.grammar import change, numbers_of, of_several
 
     def mutate(raw: bytes, longest: int, seed: int) -> bytes:

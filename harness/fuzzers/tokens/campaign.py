@@ -133,7 +133,7 @@ class TextCampaign:
         return (first, second) if self.refuser is self.oracle else (second, first)
 
     def note(self, way: str, at: int, given: Any, flags: Flags, *, deadly: bool) -> None:
-        """Shrink a differing input and keep it, unless it contains a known one."""
+        """Shrink a differing input and keep it, unless it contains a known differing input."""
         known = [d for d in self.found if d.way == way]
         enough = len(self.found) >= MOST_FOUND or self.shrinks >= MOST_SHRUNK
         if enough or any(holds(given, d.given) for d in known):

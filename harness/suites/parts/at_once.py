@@ -41,8 +41,8 @@ class TextByItself:
 
 def asked_at_once(judge: Judge, context: Context) -> Iterator[Verdict]:
     """Ask a server several questions concurrently, and yield the verdicts. Other engines are not
-    asked. This test comes last, because it may end the server. judge: yields verdicts on a text of
-    n tokens after a prompt."""
+    asked. This test comes last, because it may end the server. judge: a function that yields
+    verdicts on a text of n tokens after a prompt."""
     every = list(asked_alone(context)) if context.subject.takes_several else []
     if len(every) < 2:  # why it does not answer the others has been said
         return

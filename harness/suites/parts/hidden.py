@@ -1,4 +1,4 @@
-"""Faults that agreeing logits may hide: tokens with small logits, and erf GELU.
+"""Faults that agreeing logits may hide, in tokens with small logits, or by erf GELU.
 
 A token whose logits are smaller than the limit agrees with any small logits.
 """
@@ -26,7 +26,8 @@ HIDDEN = (
 
 def hidden_tokens(expected: F32, allowed: float) -> int:
     """Return the number of tokens whose logits are all below the limit because another logit is
-    much larger. Tokens with only zeros do not count. expected: (outputs, vocabulary)."""
+    much larger. Tokens whose logits are all zero are not counted. expected: (outputs,
+    vocabulary)."""
     with np.errstate(invalid="ignore"):
         largest = np.nan_to_num(np.abs(expected), nan=np.inf).max(axis=0, initial=0.0)
     found = int(((largest > 0) & (largest <= allowed)).sum())

@@ -93,8 +93,8 @@ class Behind:
             return ()
 
     def tells(self, text: str, read: Callable[[str], bytes]) -> bool:
-        """Return True if this misreading changes the token after the text by more than honest runs
-        differ."""
+        """Return True if this misreading changes the token after the text, by a margin larger than
+        the noise of honest runs."""
         if (as_read := read(text)) == text.encode():
             return False
         right, wrong = self.row(text.encode()), self.row(as_read)

@@ -227,8 +227,9 @@ def another(
 
 
 def telling_prompts(context: Context) -> list[TellingPrompt]:
-    """Return prompts with a clear next token. This token must be different after the previous
-    prompt, after that prompt with this one's last token, and after a truncated prompt."""
+    """Return prompts with a clear next token. The next token must be different after the previous
+    prompt, after the previous prompt with this prompt's last token, and after a truncated
+    prompt."""
     room = n_cells(context) - 1
     found: list[TellingPrompt] = []
     sizes = [turn.n * turn.n_tried for turn in PROMPTS if not turn.is_between]

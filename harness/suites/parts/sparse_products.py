@@ -200,8 +200,8 @@ def products_along_nodes(context: Context) -> Findings:
 
 
 def on_sparse_inputs(program: Program, seed: int) -> Iterator[Node]:
-    """Yield the first product with each weight in the first step of the run, without a value
-    yet."""
+    """Yield the first product with each weight in the first step of the run. The products have no
+    values yet."""
     seen: set[str] = set()
     for graph in program.graphs:
         for planned in graph.nodes if graph.step == 0 else ():
