@@ -59,7 +59,7 @@ class Adapter(Registered):
         self, blob: NDArray[np.uint8], ends: NDArray[np.int64], way: str
     ) -> dict[str, NDArray[Any] | dict[int, str]]:
         """Parse many GGUF files, one by one, in one of the engine's ways to read a file (see
-        parts.parsing). The answer also tells which files killed the reader, stopped it or filled
+        parts.parsing). The answer also names the files that killed the reader, stopped it or filled
         its memory."""
         raise Unsupported(f"{self.name} does not parse many files")
 
@@ -100,10 +100,11 @@ class Adapter(Registered):
         """Return the logits of each batch, (outputs, vocabulary), and a trace if `request.capture`.
 
         `request.replace`: replacement values at some sites; the engine still shows its own values.
-        A run in which a class ignores them is not compared. If a class can replace values only at
-        some sites, it names all other sites in `fixed` of its EngineInfo. With `request.embeddings`
-        the rows are those of `embed`. A model without logits is asked with and without it, and
-        raises Unsupported for the results that it does not have.
+        A run in which a class ignores these values is not compared. If a class can replace values
+        only at some sites, it names all other sites in `fixed` of its EngineInfo. With
+        `request.embeddings`, return the rows that `embed` returns. For a model without logits, the
+        engine is asked with and without this flag, and raises Unsupported for results that the
+        model does not have.
         """
         raise Unsupported(f"{self.name} does not evaluate batches")
 
@@ -123,9 +124,10 @@ class Adapter(Registered):
     ) -> Captured:
         """Decode the batches on an empty cache, and emit every node that computes something.
 
-        embeddings: compute them, even if there are logits; values: emit the values of computed
-        sources too. A capture without these values is faster. Results are always emitted. The
-        receiver reads the arrays before `emit` returns, because they may then be reused.
+        embeddings: True to compute embeddings even if the model has logits; values: True to emit
+        the values of computed sources too. A capture without these values is faster. Results are
+        always emitted. The receiver reads the arrays before `emit` returns, because they may then
+        be reused.
         """
         raise Unsupported(f"{self.name} does not show its graph")
 
@@ -153,8 +155,8 @@ class Adapter(Registered):
         raise Unsupported(f"{self.name} does not show its samplers")
 
     def draw(self, request: DrawRequest) -> DrawAnswer:
-        """Return one next token that a chain draws. Only servers are asked."""
-        raise Unsupported(f"{self.name} is no server")
+        """Return one next token that a chain draws. Only servers get this question."""
+        raise Unsupported(f"{self.name} is not a server")
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         """Return the ids of `n` tokens after the prompt, each the argmax of the logits before it.
@@ -169,9 +171,9 @@ class Adapter(Registered):
         """Return the k likeliest next tokens of each prefix with their log-probabilities, the
         likeliest first.
 
-        A prefix is its ids, or its text for an engine that says `text_only`. A token is its id, or
-        its text if the engine knows no ids. A list may have fewer than k tokens. All values of a
-        prefix may be off by the same constant.
+        A prefix is given by its ids, or by its text if the engine declares `text_only`. A token is
+        its id, or its text if the engine knows no ids. A list may have fewer than k tokens. All
+        values of a prefix may be off by the same constant.
         """
         raise Unsupported(f"{self.name} does not list candidates")
 
@@ -217,8 +219,8 @@ class Adapter(Registered):
     ) -> tuple[NDArray[np.float32], ...]:
         """Decode the batches on an empty cache, write its state to a new file, and decode `then`.
 
-        Returns the logits of each batch of `then`, (outputs, vocabulary). sequence: write the state
-        of only this sequence; None: of all sequences. No other path is written.
+        Returns the logits of each batch of `then`, (outputs, vocabulary). sequence: the sequence
+        whose state is written; None for all sequences. No other path is written.
         """
         raise Unsupported(f"{self.name} does not save its state")
 
@@ -237,7 +239,7 @@ class Adapter(Registered):
         then: Batch,
     ) -> dict[str, Any]:
         """Read many state files of llama.cpp, one by one, each into an empty cache (see
-        parts.restoring). The answer also tells which files killed the reader."""
+        parts.restoring). The answer also names the files that killed the reader."""
         raise Unsupported(f"{self.name} does not read llama.cpp's state files")
 
     def borrow(self, session: Any) -> None:

@@ -11,8 +11,8 @@ class FastEngine(Reference, name="fast"):
         return Fast(n_threads=self.settings.n_threads)
 
     def make_model(self) -> Model:
-        """Return the model, and keep the pages of its file mapped: mapping them again takes as long
-        as two tokens."""
+        """Return the model, and keep the pages of its file mapped, because mapping them again takes
+        as long as computing two tokens."""
         model = super().make_model()
         model.keeps_pages = True
         return model

@@ -1,8 +1,9 @@
-"""Values of plain number types as float32 by the standard: the oracle for types that llama.cpp does
-not decode.
+"""Conversion of plain number types to float32 by the IEEE 754 standard. This is the oracle for
+types that llama.cpp does not decode.
 
-ggml stores F64 and integers, but never reads them as weights. Their conversion is well defined: to
-the nearest float32, with ties to even, and to infinity beyond the largest.
+ggml stores F64 and integers, but never reads them as weights. Their conversion is well defined:
+each value becomes the nearest float32, with ties to even, and values beyond the largest float32
+become infinity.
 """
 
 import numpy as np
@@ -16,7 +17,8 @@ NUMBERS = {"F64": "<f8", "I8": "i1", "I16": "<i2", "I32": "<i4", "I64": "<i8"}
 
 
 class Ieee754(Adapter, name="ieee754"):
-    """Conversion by numpy, and so by the processor. The version is that of the standard."""
+    """Conversion by numpy, and so by the processor. The engine's version is the version of the
+    standard."""
 
     def describe(self) -> EngineInfo:
         return EngineInfo(engine=self.name, version="2019", settings=self.settings)

@@ -183,8 +183,8 @@ class Reference(Adapter, name="reference"):
         return self.evaluate(Request(batches=tuple(batches), embeddings=True)).logits
 
     def compute(self, node: Node) -> NDArray[Any]:
-        """Return the op's result by our formula, because a single op has no build whose roundings
-        could be copied."""
+        """Return the op's result by our formula, because for a single op no build is known whose
+        roundings could be copied."""
         found = expect(node, ANY_ENGINE)
         if found.answer is not None:
             return found.answer
@@ -329,7 +329,8 @@ def plain(value: Value) -> Any:
 
 
 class TensorRecorder:
-    """A probe that records the values of a run, and replaces those that the request contains."""
+    """A probe that records the values of a run, and replaces the values that the request
+    contains."""
 
     def __init__(self, request: Request, hidden: Collection[str] = ()) -> None:
         self.request, self.hidden = request, hidden

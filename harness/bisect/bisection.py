@@ -66,7 +66,7 @@ class Bisection:
 
     @property
     def exit_code(self) -> int:
-        """Return the exit code. If no op is wrong, it is 0 only if the logits agree."""
+        """Return the exit code. If no op is wrong, the code is 0 only if the logits agree."""
         if self.culprits:
             return 1
         said = {v.status for v in (*self.others, *filter(None, [self.logits]))}
@@ -117,8 +117,8 @@ def bisect(context: Context, on_twin: Callable[[], Bisection | None] = lambda: N
 
 
 def left_by_twin(first: Bisection, twin: Bisection) -> tuple[tuple[SiteFinding, float], ...]:
-    """Return the faults of weights, which the twin hides. A fault of the graph is equally large
-    in both runs. Honest runs may differ by the limits, so a larger difference comes from the
+    """Return the faults of weights, which the twin hides. A fault of the graph is equally large in
+    both runs. Honest runs may differ by the limit, so a larger difference comes from the
     weights."""
     there: dict[Place, float] = {}
     for f in twin.found.all:
@@ -175,8 +175,8 @@ def bisect_run(context: Context) -> Bisection:
 
 
 def cache_in_f16(context: Context, found: Findings) -> str:
-    """Return a note if the subject's outputs are much nearer to a run with an F16 cache; else "".
-    It is also "" if no wrong op reads or writes the cache."""
+    """Return a note if the subject's outputs are much nearer to a run with an F16 cache and a wrong
+    op reads or writes the cache; else ""."""
     if not any(WRITTEN in finding.op for finding in found.guilty):
         return ""
     own = np.concatenate(outputs_of(context, context.subject, found))

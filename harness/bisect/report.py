@@ -1,4 +1,4 @@
-"""A bisection as a report: a verdict for each culprit, and one for the proof."""
+"""The report of a bisection, with a verdict for each culprit, and a verdict for the proof."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

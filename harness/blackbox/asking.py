@@ -140,8 +140,8 @@ class SliceAsker:
     # --- models made of the user's ------------------------------------------------------------
 
     def plan_for_made(self, make: Make) -> Plan:
-        """Return the plan for the probe models. `make` makes one from the oracle's file, and one
-        from the subject's file if that is a different file."""
+        """Return the plan for the probe models. `make` makes a model from the oracle's file, and
+        another from the subject's file if the two files differ."""
         ours = self.folder / "oracle.gguf"
         rewrite(self.file, make(self.file), ours)
         theirs = ours
@@ -165,7 +165,7 @@ class SliceAsker:
 
     def wants_all_tokens(self, answer: SliceAnswer) -> bool:
         """Return True if the engine gave no answer on a model with few tokens. From then on all
-        models have whole vocabularies. An engine's code may hold the size of its vocabulary, or ids
+        models have whole vocabularies. An engine may hard-code the size of its vocabulary, or ids
         of special tokens."""
         answered = answer.status in ("agreed", "diverged")
         if self.whole_vocabulary or answered or not any(self.few.values()):
@@ -214,7 +214,7 @@ class SliceAsker:
     @cached_property
     def halves(self) -> str | None:
         """Return "F16" or "BF16" if the engine does not distinguish numbers that are equal in that
-        type. Return "" if it does, and None if it does not answer."""
+        type. Return "" if the engine distinguishes them, and None if it does not answer."""
         with suppress(NoAnswer, BadInput, EngineError):
             return kept_in(self.file, self.layers_to_load, self.run_on)
         return None
@@ -239,8 +239,8 @@ class SliceAsker:
             return graph_of(session)
 
     def role(self, layer: int) -> dict[str, int]:
-        """Return the keys with which a model of this layer alone computes the layer as before.
-        Raises Unsupported if no such keys are known."""
+        """Return the metadata keys that make a one-layer model compute this layer as the whole
+        model does. Raises Unsupported if no such keys are known."""
         if architecture(self.file) in ALIKE:
             return {}
         if self.plan.oracle != LLAMA_CPP:
@@ -271,8 +271,8 @@ class SliceAsker:
 
     @cached_property
     def layers_to_load(self) -> int:
-        """Return a number of first layers that llama.cpp loads as a model, trying 1, 2, 4 and so
-        on. Some architectures need a layer of each kind."""
+        """Return how many first layers make a model that llama.cpp loads, trying 1, 2, 4 and so on.
+        Some architectures need a layer of each kind."""
         if architecture(self.file) in ALIKE or self.plan.oracle != LLAMA_CPP:
             return 1
         path, n, total = self.folder / "layers.gguf", 1, n_layers(self.file)
@@ -332,9 +332,9 @@ class NotSteady(Exception):
 
 def logits_of(context: Context, *, whole: bool, kept: Kept | None) -> Verdict:
     """Compare the logits, and return the verdict. Raises NotSteady if the logits differ and a
-    second run of the subject differs from its first. whole: the model is the user's own, so rows
-    must differ from each other and the verdict names batches; kept: returns the 16-bit type in
-    which the engine keeps models made in F32."""
+    second run of the subject differs from its first. whole: True for the user's own model, whose
+    rows must differ from each other and whose verdict names batches; kept: a function that returns
+    the 16-bit type in which the engine keeps models made in F32."""
     request = Request(batches=context.batches)
     try:
         expected, actual = context.ask_both("evaluate", request)
@@ -358,9 +358,9 @@ def logits_of(context: Context, *, whole: bool, kept: Kept | None) -> Verdict:
 
 
 def worst_of(verdicts: Sequence[Verdict], oracle: str) -> SliceAnswer:
-    """Return the worst verdict as an answer. Verdicts of "not-applicable" count only if there are
-    no others. Excused lists do not count if other lists agree: a list is empty where the text
-    ends."""
+    """Return the worst verdict as an answer. Verdicts of "not-applicable" count only if all
+    verdicts are. Excused lists do not count if other lists agree, because a list is empty where the
+    text ends."""
     order = (1, 2, 3, 0)
     some = [verdict for verdict in verdicts if verdict.status != "not-applicable"]
     if any(v.suite == "logprobs" and v.status == "agreed" for v in some):
@@ -388,8 +388,8 @@ def left_unanswered(error: NoAnswer, oracle: str) -> SliceAnswer:
 
 
 def is_nobodys(status: Status, detail: Mapping[str, Any], oracle: str) -> bool:
-    """Return True if the result does not accuse the subject: the oracle is at fault, alone or as
-    well, or an engine refused an untrained model."""
+    """Return True if the result does not accuse the subject: the oracle or both engines are at
+    fault, or an engine refused an untrained model."""
     of_oracle = status != "agreed" and detail.get(ENGINE) == oracle
     refused = status == "diverged" and "question" in detail
     return of_oracle or refused or detail.get("at_fault") in ("oracle", "both")

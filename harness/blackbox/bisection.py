@@ -1,9 +1,10 @@
 """`lockstep bisect --black-box`: find the wrong layer and its wrong part in an engine without
 tensors.
 
-The parts outside the layers are tested alone, then each layer. All these models are in F32: nothing
-is converted, so limits are small. Then lenses show the decoded weights. If all of that agrees, the
-bisection makes the other runs of `check`: the whole model in F32, and the other suites.
+The parts outside the layers are tested alone, then each layer. All these models are in F32, so
+nothing is converted and limits are small. Then lenses show the decoded weights. If slices and
+lenses agree, the bisection makes the other runs of `check`: the whole model in F32, and the other
+suites.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -202,8 +203,8 @@ def names_one(places: Sequence[SeenInPlace]) -> bool:
 
 
 def others_of(asker: SliceAsker) -> tuple[Verdict, ...]:
-    """Return the verdicts of the rest of `check` that diverge. If none diverges, return the
-    verdicts without an answer."""
+    """Make the other runs of `check`, and return the verdicts that diverge. If none diverges,
+    return the verdicts for questions that an engine did not answer."""
     asker.progress("the further runs of check")
     plan = replace(asker.plan, suites=(), by_name=False)
     opened = asker.open(plan)
@@ -234,8 +235,8 @@ def questions_besides(plan: Plan) -> dict[str, Callable[[Context], Iterator[Verd
 
 
 def outside(asker: SliceAsker) -> Iterator[LayerRow]:
-    """Yield rows for the parts outside the layers. If they agree, compare again with small
-    embeddings: nothing else shows a wrong eps."""
+    """Yield rows for the parts outside the layers. If these parts agree, compare again with small
+    embeddings, because no other run shows a wrong eps."""
     ask = without_layers(asker)
     answer = as_it_is(ask)
     asked = Asked(ask=ask)
@@ -272,8 +273,8 @@ def shows_logits(answer: SliceAnswer) -> bool:
 
 def told_from_scale(asker: SliceAsker, eps: Part) -> Part:
     """Return the eps part if the first layer agrees on larger inputs, else the part "eps, or the
-    scale of embeddings". A norm removes the scale of embeddings, so a wrong scale shows only next
-    to a layer's output."""
+    scale of embeddings". A norm removes the scale of embeddings, so a wrong scale shows only if a
+    layer adds its output to them."""
     try:
         answer = half(asker, 0, role_or_place(asker, 0), ())(larger)
     except Unsupported:
@@ -300,7 +301,7 @@ MADE = {
 
 def layers_made(asker: SliceAsker, n: int, made: MadeToShow) -> list[LayerRow]:
     """Return the rows of all layers' slices with this change. If no slice differs, test each layer
-    at its place, and add the rows that differ."""
+    at its place in the model, and add the rows that differ."""
     rows = [row for layer in range(n) if (row := layer_made(asker, n, layer, made))]
     if any(row.answer.differs for row in rows):
         return rows
@@ -311,8 +312,8 @@ def layers_made(asker: SliceAsker, n: int, made: MadeToShow) -> list[LayerRow]:
 def layer_made(
     asker: SliceAsker, n: int, layer: int, made: MadeToShow, *, place: bool = False
 ) -> LayerRow | None:
-    """Return the row of a layer with this change; None if the layer has no slice, which another row
-    reports. place: test the layer at its place."""
+    """Return the row of a layer with this change; None if the layer has no slice. Another row
+    reports a missing slice. place: test the layer at its place."""
     asker.progress(f"layer {layer} of {n}, {made.words}")
     try:
         role = None if place else role_or_place(asker, layer)

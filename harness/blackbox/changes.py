@@ -46,8 +46,9 @@ def only_columns(first: int, last: int) -> Change:
 
 def reads_first(period: int = 0, *, key: int = 0) -> Change:
     """Return a change that makes each output the first input times a seeded number. The numbers
-    have either sign, sizes from a quarter to 16, and all bits of a float32. period: the number of
-    rows after which the numbers repeat, 1 for equal outputs, 0 for no repetition; key: the seed."""
+    have either sign, magnitudes from a quarter to 16, and all bits of a float32. period: the number
+    of rows after which the numbers repeat, 1 for equal outputs, 0 for no repetition; key: the
+    seed."""
 
     def change(rows: F32, start: int) -> F32:
         found, numbers = np.zeros_like(rows), start + np.arange(len(rows))
@@ -65,8 +66,8 @@ def factors(key: int, numbers: NDArray[np.int64]) -> F32:
 
 
 def in_rows(first: int, change: Change) -> Change:
-    """Return a change that applies another change to the rows from `first` on, and keeps earlier
-    rows."""
+    """Return a change that applies another change to the rows from `first` on, and leaves earlier
+    rows unchanged."""
 
     def changed(rows: F32, start: int) -> F32:
         before = max(0, min(first - start, len(rows)))
@@ -78,7 +79,7 @@ def in_rows(first: int, change: Change) -> Change:
 
 def zero_before(first: int) -> Change:
     """Return a change that sets the first rows of a matrix to zero, or the first elements of a
-    vector (one row). first: the number of the first row or element that stays."""
+    vector (one row). first: the number of the first row or element that stays unchanged."""
 
     def change(rows: F32, start: int) -> F32:
         found = rows.copy()
@@ -97,8 +98,8 @@ def one_hot(rows: F32, start: int) -> F32:
 
 
 def one_of(n: int) -> Change:
-    """Return a change to a matrix whose rows each read one of the first n inputs. An engine that
-    loses the end of a row loses none of these inputs."""
+    """Return a change after which each row of a matrix reads one of the first n inputs. An engine
+    that loses the end of a row loses none of these inputs."""
 
     def change(rows: F32, start: int) -> F32:
         found, at = np.zeros_like(rows), np.arange(len(rows))
@@ -109,8 +110,8 @@ def one_of(n: int) -> Change:
 
 
 def dealt_out(n_rows: int) -> Change:
-    """Return a change that spreads all inputs over `n_rows` rows: each row reads every `n_rows`th
-    input."""
+    """Return a change that spreads all inputs over `n_rows` rows, so that each row reads every
+    `n_rows`th input."""
 
     def change(rows: F32, start: int) -> F32:
         n = rows.shape[1]
@@ -152,8 +153,9 @@ def in_turn(values: Sequence[float]) -> Change:
 
 
 def sparse_signs(size: float, *, centred: bool) -> Change:
-    """Return a change to sparse seeded rows. centred: half of each row is positive and half is
-    zero; else a quarter or a sixteenth of each row are signs, and the rest is zero."""
+    """Return a change to sparse seeded rows. centred: True to make half of each row positive and
+    half zero. Otherwise a quarter or a sixteenth of each row are signs, and the other elements are
+    zero."""
 
     def row(number: int, n: int) -> F32:
         found, every = np.zeros(n, np.float32), 4 << number % 2 * 2

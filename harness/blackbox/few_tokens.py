@@ -95,8 +95,8 @@ def pick_rows(data: Any, ids: NDArray[np.int64]) -> Any:
 
 
 def renumber_tokens(data: Any, new: Mapping[int, int], *, one: bool) -> Any:
-    """Return the new ids of tokens. An id that was not kept stays unchanged. one: `data` is a
-    single id."""
+    """Return the new ids of tokens. An id that was not kept stays unchanged. one: True if `data` is
+    a single id."""
     if one:
         return new.get(int(data), int(data))
     return np.array([new.get(int(i), int(i)) for i in data], np.asarray(data).dtype)

@@ -1,9 +1,10 @@
 """Further runs of `logits` on a large model's first layers.
 
-These runs change the number of tokens at once, the choice of outputs, and the contents of the
-cache. A fault in any of these shows in every layer alike. Runs of all layers take minutes for a
-model of gigabytes. Fewer layers add up less rounding, so the limits are smaller as well. The layers
-include one of each kind, and each tensor in each of its types. Matrices keep these types.
+These runs vary the number of tokens in a batch, the choice of outputs, and the contents of the
+cache. A fault in the handling of any of them shows in every layer. Runs of all layers take minutes
+for a model of gigabytes. Fewer layers add up less rounding, so the limits are smaller as well. The
+chosen layers include one layer of each kind, and each tensor in each type that the file uses for
+it. Matrices keep their types.
 """
 
 from collections.abc import Iterator
@@ -81,8 +82,8 @@ def says_enough(verdict: Verdict) -> bool:
 
 
 def opened_with(asker: SliceAsker) -> tuple[Opened | None, str]:
-    """Open both engines on a model with fewer layers. Return them with a description of the model;
-    None if there is no such model, or if an engine refuses it."""
+    """Open both engines on a model with fewer layers. Return the engines and a description of the
+    model. The engines are None if no such model exists, or if an engine refuses it."""
     with suppress(Unsupported):
         n, total = layers_asked(asker), n_layers(asker.file)
         makes = ways_to_make(asker, n) if n < total else ()
@@ -126,7 +127,7 @@ def n_bytes(file: GgufFile, recipe: Recipe) -> int:
 
 def bisect_fewer_layers(plan: Plan, context: Context) -> Bisection | None:
     """Bisect the runs of `check_fewer_layers`, if no op is wrong in the usual run of the whole
-    model. Return None if no op is wrong in these runs either, or if they are not made."""
+    model. Return None if no op is wrong in these runs either, or if these runs are not made."""
     if not is_asked(context):
         return None
     return bisect_on_made(plan, context, bisect_first_layers)

@@ -1,4 +1,4 @@
-"""A model made of another model's first layers: the same layers in seconds instead of minutes.
+"""A model made of another model's first layers, which runs in seconds instead of minutes.
 
 Each layer must stay unchanged. A layer's role may depend on the number of layers, so llama.cpp's
 graphs of both files are compared op by op.
@@ -47,9 +47,9 @@ def write_first_layers(
 ) -> FirstLayers:
     """Write a model of the first n layers.
 
-    short: write the keys of `long_texts` as well; the model may then keep all its layers. Raises
-    EngineError or OSError, and then leaves an existing file unchanged. Memory is bounded, as in
-    `rewrite`.
+    short: True to write the keys of `long_texts` as well, and then the model may keep all its
+    layers. Raises EngineError or OSError, and then leaves an existing file unchanged. Memory use is
+    bounded, as in `rewrite`.
     """
     with open_model(model) as file:
         total = n_layers(file)

@@ -1,10 +1,11 @@
 """Questions of `check` about probe models, for an engine that shows no tensors within layers.
 
 Whole runs of a quantised model have limits of a few percent, because honest engines convert
-activations differently. The F32 twin converts nothing. It shows a fault of the graph from about
-1e-5 on, or from 3e-5 after thirty layers. For a large model `check` asks about slices of layers
-instead. Lenses show each weight as the engine decodes it. Each layer's matrices are tested at their
-places (in_place.py). For any model, small activations show a small error in the eps of norms.
+activations differently. The F32 twin converts nothing. It shows a fault of the graph whose error is
+at least about 1e-5, or 3e-5 after thirty layers. For a large model `check` asks about slices of
+layers instead. Lenses show each weight as the engine decodes it. Each layer's matrices are tested
+at their places (in_place.py). For any model, small activations show a small error in the eps of
+norms.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -57,8 +58,8 @@ SLICES = 8  # of layers that are computed alike
 
 
 def takes_models(plan: Plan) -> bool:
-    """Return True if probe models can be used: not with adapters, which probe models lack, and not
-    if the engine has its own model."""
+    """Return False if the plan has adapters, which probe models lack, or if the engine has its own
+    model."""
     return not (plan.settings.adapters or has_own_model(plan.engine))
 
 
@@ -87,7 +88,7 @@ def bisect_made_models(plan: Plan, context: Context, wrong: Sequence[Verdict]) -
 
 def on_twin(plan: Plan, context: Context) -> Bisection | None:
     """Bisect the F32 twin for an engine that shows tensors only between layers. The twin shows each
-    wrong layer, and the quantised model only the largest errors."""
+    wrong layer. The quantised model shows only the largest errors."""
     if not takes_models(plan) or not_asked(context):
         return None
     return whole.bisect_twin(plan, context)
@@ -188,8 +189,8 @@ def spread(n: int) -> list[int]:
 
 
 def verdict_for_answer(context: Context, what: str, answer: SliceAnswer, more: str = "") -> Verdict:
-    """Return the verdict for an answer. A refusal of the model counts against no engine. what: the
-    tested model in words; more: the faulty parts, added if the engines differ."""
+    """Return the verdict for an answer. A refusal of the model is not held against an engine. what:
+    the tested model in words; more: the faulty parts, added if the engines differ."""
     status = "not-applicable" if answer.status == "not-compared" else answer.status
     text = f"{what}: {answer.summary}"
     if answer.differs and more:
@@ -235,7 +236,9 @@ def of_places(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
     if fine:
         worst = max(each.answer.allowed for each in fine)
         words = ", ".join(each.look.words for each in fine)
-        text = f"in their places, in every layer: {words} (allowed {worst:.1e} of the largest)"
+        text = (
+            f"in their places, in every layer: {words} (allowed {worst:.1e} of the largest logit)"
+        )
         yield context.verdict(SUITE, "agreed", text, {"models": len(fine)})
 
 

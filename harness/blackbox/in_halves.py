@@ -2,10 +2,10 @@
 user's.
 
 Some engines keep every number in F16 or BF16, as on a GPU. On a quantised model they are as
-accurate as others. On an F32 model made from it they are less accurate, which is no fault.
-Half-precision logits alone prove nothing, because an engine that rounds only its outputs has them
-too. So kept_bits.py tests whether the engine distinguishes numbers that are equal in half
-precision.
+accurate as other engines. On an F32 model made from the quantised model they are less accurate,
+which is no fault. Half-precision logits alone prove nothing, because an engine that rounds only its
+outputs has them too. So kept_bits.py tests whether the engine distinguishes numbers that are equal
+in half precision.
 """
 
 from collections.abc import Callable
@@ -46,11 +46,12 @@ def explain_by_halves(
     *,
     outputs: str = "logits",
 ) -> InHalves | None:
-    """Explain the errors by 16-bit numbers: the engine computes in them, or rounds its outputs to
-    them. Return None if they do not explain the errors.
+    """Explain the errors by 16-bit numbers, in which the engine computes or to which it rounds its
+    outputs. Return None if 16-bit numbers do not explain the errors.
 
-    actual: the subject's outputs; allowed: the limit for an engine that does neither; kept: returns
-    the 16-bit type that the engine computes in; outputs: the name of the outputs in sentences.
+    actual: the subject's outputs; allowed: the limit for an engine that does neither; kept: a
+    function that returns the 16-bit type that the engine computes in; outputs: the name of the
+    outputs in sentences.
     """
     along = context.honest
     if not isinstance(along, AlongLlamaCpp):
@@ -72,8 +73,8 @@ def explain_by_halves(
     if shown != kind:
         how = f"the engine does not distinguish numbers that are equal in {kind}"
     why = (
-        f"{how}, and the largest error is {off / size:.1e} of the largest; an engine that "
-        f"computes in {kind} may be off by {limit / size:.1e} on this F32 model, so "
+        f"{how}, and the largest error is {off / size:.1e} of the largest value; an engine "
+        f"that computes in {kind} may be off by {limit / size:.1e} on this F32 model, so "
         "smaller faults do not show"
     )
     return InHalves(kind=kind, why=why)
@@ -82,8 +83,8 @@ def explain_by_halves(
 def explain_by_rounding(
     expected: F32, actual: F32, kind: str, allowed: float, outputs: str
 ) -> InHalves | None:
-    """Explain the errors by rounded outputs: each output may be off by half a rounding step more
-    than the limit. Return None if this does not explain them."""
+    """Explain the errors by rounded outputs. Each output may then be off by half a rounding step
+    more than the limit. Return None if rounding does not explain the errors."""
     limit: NDArray[np.float64] = allowed + half_step(actual, kind)
     if not np.all(np.abs(expected.astype(np.float64) - actual) <= limit):
         return None

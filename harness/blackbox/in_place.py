@@ -1,21 +1,21 @@
 """Models in which every layer's matrices keep their places and stored types.
 
 A slice renames its layer, a lens renames its matrices, and the F32 twin changes their type. None of
-them shows a fault in one tensor of one layer, such as a copy repacked wrongly. In a whole run
-honest engines differ by more than that. So this model keeps all names and layers, and only a large
-vocabulary is cut. In each layer one matrix of attention and one of the FFN keep the file's own
-bytes. The matrices around them carry their sums straight to the logits.
+these models shows a fault in one tensor of one layer, such as a wrongly repacked copy. In a whole
+run honest engines differ by more than such a fault. So this model keeps all names and layers, and
+only a large vocabulary is cut. In each layer one matrix of attention and one of the FFN keep the
+file's own bytes. The layer's other matrices carry their sums straight to the logits.
 
 - eps is so large that norms divide by its root, for any input, so that scales stay visible.
 - Every fourth element of an embedding is +X or -X, and the others are zero. After a norm these are
   +-127 * 2**-6, which every conversion of activations represents exactly (lenses.py).
 - A layer adds less than a millionth of X, and only to the other elements, which are all that the
   head reads. So the next layers see the same activations, up to this millionth.
-- Each layer writes to its own elements, through a generated matrix. attn_output and ffn_down write
-  to all elements, so there each token lets only one layer add something.
+- Each layer writes to its own elements, through a generated matrix. A stored attn_output or
+  ffn_down writes to all elements instead, so each token lets only one layer add something.
 
-Faults in a tensor's scale show, but not in each block: only HOT inputs are nonzero. Lenses test
-blocks.
+The model shows a fault in the scale of a tensor, but not in the scale of every block, because only
+HOT inputs are nonzero. Lenses test the blocks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -63,7 +63,8 @@ MOST = 12.0  # binary places by which what is written is moved, so that halves h
 
 @dataclass(frozen=True, kw_only=True)
 class LookInPlace:
-    """A test of matrices at their places: the stored matrix of each half-layer, "" for none."""
+    """A test of matrices at their places, with the stored matrix of each half-layer, "" for
+    none."""
 
     attention: str
     ffn: str
@@ -86,7 +87,7 @@ LOOKS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The layout of the residual stream: the use of each element."""
+    """The layout of the residual stream, which defines the use of each element."""
 
     width: int
     layers: int
@@ -309,7 +310,7 @@ def signs(key: int, n: int) -> F32:
 
 
 def reads_in_turn(shown: Sequence[int]) -> Change:
-    """Return a change to an output matrix whose rows each read one of these elements."""
+    """Return a change after which each row of an output matrix reads one of these elements."""
     elements = np.array(shown)
 
     def change(rows: F32, start: int) -> F32:
@@ -387,7 +388,8 @@ def last_of_heads(columns: Mapping[int, float], head: int) -> Change:
 
 
 def sparse(columns: Mapping[int, float], every: int, seed: int) -> Change:
-    """Return a change to a sparse matrix: one row in `every` reads the columns, with a sign."""
+    """Return a change to a sparse matrix in which one row in `every` reads the columns, with a
+    sign."""
 
     def change(rows: F32, start: int) -> F32:
         numbers = start + np.arange(len(rows))

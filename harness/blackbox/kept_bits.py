@@ -37,8 +37,8 @@ NORM_BEHIND = "token_embd_norm.weight"  # which may be computed before anything 
 def kept_in(file: GgufFile, layers: int, run: Run) -> str | None:
     """Return "F16" or "BF16" if the engine keeps numbers in that type. Return "" if it
     distinguishes numbers that are equal in both types, or if its outputs do not depend on these
-    numbers. Return None if unknown. Raises NoAnswer, EngineError. layers: the number of first
-    layers in the tested model."""
+    numbers. Return None if the type is unknown. Raises NoAnswer or EngineError. layers: the number
+    of first layers in the tested model."""
     names = first_layers(file, layers).names
     inside = [n for n in names if IN_A_LAYER.fullmatch(n) and file.tensors[n].type.name not in KEPT]
 
@@ -61,8 +61,8 @@ def kept_in(file: GgufFile, layers: int, run: Run) -> str | None:
 def to_powers_of_two(more: float, but: int = 0) -> Change:
     """Return a change that rounds values to powers of two.
 
-    more: the fraction that is then added to every other column; but: the last row in each group of
-    `but` rows gets no addition; 0: all rows get it.
+    more: the fraction that is then added to every other column; but: the size of groups of rows
+    whose last row gets no addition, 0 if all rows get the addition.
     """
 
     def change(rows: F32, start: int) -> F32:

@@ -99,8 +99,9 @@ def of_layer(asker: SliceAsker, layer: int, n: int, known: Collection[Part] = ()
 
 
 def of_its_own(asker: SliceAsker, row: LayerRow, before: Sequence[LayerRow]) -> LayerRow:
-    """Return the row, but as "not-compared" if the layer differs only because it reads from a wrong
-    layer. A muted layer still has keys and values, so this layer may be right."""
+    """Return the row, with the status "not-compared" if the layer differs only because it reads
+    from a wrong layer. A muted layer still has keys and values, so the layer that reads them may be
+    right."""
     wrong = [str(each.layer) for each in before if each.answer.differs]
     layer, diverged = row.layer, row.answer.status == "diverged"
     if layer is None or row.what != AT_ITS_PLACE or not (diverged and wrong):
@@ -125,9 +126,9 @@ def of_its_own(asker: SliceAsker, row: LayerRow, before: Sequence[LayerRow]) -> 
 
 
 def role_or_place(asker: SliceAsker, layer: int) -> Mapping[str, int] | None:
-    """Return the keys that give the layer its role in a model of one layer. Return None if there
-    are no such keys: the layer is then tested at its place, with the other layers muted. Raises
-    Unsupported if that is impossible too."""
+    """Return the keys that give the layer its role in a model of one layer. Return None if no such
+    keys are known and the layer can be tested at its place, with the other layers muted. Raises
+    Unsupported if the layer cannot be tested at its place either."""
     try:
         return asker.role(layer)
     except Unsupported:
@@ -139,7 +140,7 @@ def role_or_place(asker: SliceAsker, layer: int) -> Mapping[str, int] | None:
 
 def role_of_any(asker: SliceAsker) -> Mapping[str, int] | None:
     """Return the keys for a model of one layer that adds nothing. Return None if llama.cpp loads no
-    model of one layer: all layers are then muted."""
+    model of one layer. All layers are then muted."""
     if asker.layers_to_load == 1 or architecture(asker.file) in ADD_OTHERWISE:
         return {}
     return None
@@ -152,8 +153,8 @@ def as_in_others(
     answer: SliceAnswer,
     known: Collection[Part],
 ) -> LayerRow | None:
-    """Return the row of a layer whose slice agrees if one of the known parts is neutral; None if
-    there is none. The part belongs to one half-layer, so the other half-layer is then right."""
+    """Return the layer's row if its slice agrees with one of the known parts made neutral, else
+    None. The part belongs to one half-layer, so the other half-layer is then right."""
     for part in known:
         if part.name not in OF_ONE_HALF:
             continue
@@ -226,9 +227,9 @@ def half(
     every_token: bool = False,
 ) -> Callable[[Maker], SliceAnswer | None]:
     """Return a function that asks about the layer's slice, with some parts muted and one more part
-    neutral. role: None for the layer at its place, with the other layers muted; every_token: use
-    the whole vocabulary, and for a layer without a role only as many layers as llama.cpp needs to
-    load."""
+    neutral. role: the keys of the layer's role, None to test the layer at its place with the other
+    layers muted; every_token: True to use the whole vocabulary, and, if `role` is None, only as
+    many layers as llama.cpp needs to load the model."""
     cut = asker.layers_to_load if every_token and role is None else 0
 
     def ask(maker: Maker) -> SliceAnswer | None:

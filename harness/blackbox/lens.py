@@ -98,8 +98,8 @@ class Lens:
 
     def uneven_row(self, number: int) -> NDArray[np.float64]:
         """Return the input row of one uneven token. In blocks of any size, the largest inputs are
-        127 steps, and the others lie between two steps, in eighths. The second half of the row
-        repeats the first half with the other sign."""
+        127 steps. The other inputs lie between two steps, at multiples of an eighth. The second
+        half of the row repeats the first half with the other sign."""
         half = self.width // 2
         raw = Philox(key=number).random_raw(half)
         eighths = EIGHTHS[(raw & np.uint64(7)).astype(np.int64) % len(EIGHTHS)]

@@ -1,9 +1,10 @@
-"""Activations between two steps, seen through a lens: they show which conversion the engine uses.
+"""Detection of an engine's conversion, by activations between two steps that a lens shows.
 
 Most tokens of a lens have activations that every conversion represents exactly, so that only
-weights show. The tokens here have activations that conversions round. An honest engine leaves them
-as they are, or converts all of them in one of the known ways (judging/conversions.py). An engine
-that truncates, has fewer steps or keeps scales in fewer bits gives different logits.
+weights show. The tokens of this module have activations that conversions round. An honest engine
+leaves the activations as they are, or converts all of them in one of the known ways
+(judging/conversions.py). An engine that truncates, has fewer steps or keeps scales in fewer bits
+gives different logits.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -37,8 +38,9 @@ Known = tuple[NDArray[np.float64], NDArray[np.float64]]  # logits, and how far o
 @dataclass(frozen=True, kw_only=True)
 class ConversionSeen:
     """The conversion of one engine, found from the logits of the uneven tokens. known: True if a
-    known conversion reproduces the logits; convert: that conversion, None for unchanged activations
-    or llama.cpp's own conversion; other fields: the worst logit under the nearest conversion."""
+    known conversion reproduces the logits; convert: the conversion, None for unchanged activations
+    or llama.cpp's own conversion; other fields: the logit that differs most under the nearest
+    conversion."""
 
     known: bool
     convert: Convert | None = None
@@ -103,8 +105,8 @@ def candidates_for(
     """Yield each known conversion, with the converted activations and their error in an honest
     engine. The norm's roundings can move an activation to the next step.
 
-    An activation moves only if a larger block contains several sizes: 127 steps of one size are
-    63.5 steps of the next. So the function changes the sizes a little relative to each other.
+    An activation moves only if a larger block contains several sizes, because 127 steps of one size
+    are 63.5 steps of the next. So the function changes the sizes a little relative to each other.
     """
     x = met_by_head(lens)
     share = (lens.width + MORE) * U * (lens.sizes - 1)
@@ -151,8 +153,8 @@ def logits_of(
 
 
 def seen_of(got: F32, candidates: Sequence[tuple[Convert | None, Known]]) -> ConversionSeen:
-    """Return the first conversion that reproduces all these logits, (tokens, rows), or else the
-    nearest conversion."""
+    """Return the first conversion that reproduces all these logits, (tokens, rows); the nearest
+    conversion if none does."""
     rounded = half_step(got, looks_like([got]))
     nearest, share = ConversionSeen(known=False), np.inf
     for convert, (value, allowed) in candidates:

@@ -56,8 +56,8 @@ MORE = 24
 
 
 def lenses_of(file: GgufFile, layers: int = 1) -> tuple[list[Lens], list[str]]:
-    """Return lenses for the file's matrices, by type, and the tensors without a lens, with the
-    reason. layers: the number of first layers in each lens."""
+    """Return lenses for the file's matrices, grouped by type, and texts that name each tensor
+    without a lens and the reason. layers: the number of first layers in each lens."""
     embedding = file.tensors.get(EMBEDDING)
     if embedding is None or len(embedding.ne) != 2:
         raise Unsupported(f"the file has no matrix {EMBEDDING}, so there are no lenses")
@@ -101,7 +101,7 @@ def period_of(info: TensorInfo, width: int) -> int:
 def fill_lenses(
     tensors: Sequence[TensorInfo], empty: Lens, *, small: bool = False
 ) -> Iterator[Lens]:
-    """Yield as few lenses as possible for the rows of one type. small: also add some blocks with
+    """Yield as few lenses as possible for the rows of one type. small: True to add some blocks with
     subnormal scales, if the type has half-precision scales."""
     lens, used = empty, 0
     parts = [(info, -(-info.n_elements // empty.width), False) for info in tensors]
@@ -152,7 +152,7 @@ def recipe_of(file: GgufFile, lens: Lens) -> Recipe:
 
 
 def last_norm_of(file: GgufFile) -> str:
-    """Return the name of the last norm, which differs in lfm2."""
+    """Return the name of the last norm. lfm2 uses a different name."""
     names = ("output_norm.weight", "token_embd_norm.weight")
     return next((name for name in names if name in file.tensors), "")
 
@@ -202,7 +202,7 @@ def expected_of(
     engine. to: the format that the engine rounds decoded weights to.
 
     Each part of each term is rounded at most once, and the terms are added in some order. The
-    inputs are off by the roundings of the last norm, which adds up as many squares.
+    inputs contain the roundings of the last norm, which adds up as many squares.
     """
     format, size = WeightFormat.member(lens.type), row_bytes(lens)
     roundings = (2 * lens.hot + MORE) * U

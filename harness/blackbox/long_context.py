@@ -1,10 +1,11 @@
 """Parts that only long texts show, tested on a model in which a short text shows them.
 
-Real windows have 128 to 4096 tokens, and long-context factors begin as late. The run whose ops are
-judged is shorter. Further runs of a real model have at most 300 tokens, and limits of a few
-percent. So an engine without a window, or with a shorter window, gives the same answers. Therefore
-both engines run the model's first layers in F32, with at least one layer for each mask. This model
-has the first tokens of a large vocabulary, and other keys (`long_texts.py`).
+Real windows have 128 to 4096 tokens, and long-context factors apply after as many tokens. The run
+whose ops are judged is shorter. Further runs of a real model have at most 300 tokens, and limits of
+a few percent. So an engine without a window, or with a shorter window, gives the same answers.
+Therefore both engines run the model's first layers in F32, with at least one layer for each mask.
+This model keeps only the first tokens of a large vocabulary, and replaces some keys
+(`long_texts.py`).
 """
 
 import shlex
@@ -109,7 +110,8 @@ class MakesNothing(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class LongAnswer:
-    """The answer for long contexts. more: wrong places, or parts that stay invisible."""
+    """The answer for long contexts. more: a text that names wrong places, or parts that stay
+    invisible."""
 
     worst: SliceAnswer
     asked: Sequence[OnlyInLong]
@@ -150,7 +152,7 @@ def open_shown(
     asker: SliceAsker, way: Way, every: Sequence[OnlyInLong]
 ) -> tuple[Opened, Sequence[OnlyInLong]]:
     """Open both engines on the model, with only those keys that change the oracle's answers. The
-    subject may use more keys. Raises MakesNothing, NoAnswer, BadInput."""
+    subject may depend on further keys. Raises MakesNothing, NoAnswer or BadInput."""
     opened = asker.open(plan_of(asker, way, every))
     try:
         if lacks(opened.context.oracle.ask("evaluate", Request(batches=opened.context.batches))):
@@ -201,9 +203,9 @@ def bisection_of(
 
 
 def ways_to_make(asker: SliceAsker, n: int) -> Iterator[Way]:
-    """Yield functions that make a model of n layers. The first makes it in F32, if that is small
-    enough, with few tokens of a large vocabulary. The next ones are for engines that refuse this
-    model: they keep the stored types, and the last one keeps all tokens."""
+    """Yield functions that make a model of n layers. The first makes an F32 model with few tokens
+    of a large vocabulary, if F32 is small enough. The others are for engines that refuse this
+    model. They keep the stored types, and the last one keeps all tokens."""
 
     def in_types(file: GgufFile, keys: Keys) -> Recipe:
         return asker.with_few_tokens(file, first_layers(file, n, keys))
@@ -221,8 +223,9 @@ def ways_to_make(asker: SliceAsker, n: int) -> Iterator[Way]:
 def layers_to_ask(
     asker: SliceAsker, least: Callable[[list[Layer]], int] = lambda every: 0
 ) -> tuple[int, str]:
-    """Return the number of layers to test, and a description. The layers include each mask, and one
-    layer more. least: returns the smallest number that the caller wants. Raises Unsupported."""
+    """Return the number of layers to test, and a description. The layers include a layer for each
+    mask, and one more layer. least: returns the smallest number that the caller accepts. Raises
+    Unsupported."""
     total = n_layers(asker.file)
     every = roles_in(asker.plan.model, total)
     masks = [mask for _, mask in every]
@@ -303,8 +306,8 @@ def changed_by(
     every: Sequence[OnlyInLong],
     who: Session | None = None,
 ) -> float:
-    """Return how far outputs move if `keys` replace the short keys of part `one`, as a share of the
-    largest output. The reference is the oracle with the replaced keys. who: the engine whose
+    """Return how much outputs change if `keys` replace the short keys of part `one`, as a share of
+    the largest output. The reference is the oracle with the replaced keys. who: the engine whose
     outputs are compared, by default the oracle. Raises NoAnswer."""
     context, path = opened.context, asker.folder / "other.gguf"
     others = merge_keys(keys if each is one else each.short for each in every)

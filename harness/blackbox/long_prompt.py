@@ -1,10 +1,10 @@
 """Prompts longer than the chunks in which engines compute.
 
 Engines cut prompts into chunks of 256 or 512 tokens, keep tables of positions, and grow their
-caches. No test of a whole model is that long, because it would take minutes. So both engines run a
-model's first two layers on a prompt of more than a thousand tokens, in F32 and with the first
-tokens of a large vocabulary. They use three threads, because rows that remain after an even split
-show only with several threads.
+caches. No test of a whole model uses a prompt of that length, because it would take minutes. So
+both engines run a model's first two layers on a prompt of more than a thousand tokens, in F32 and
+with the first tokens of a large vocabulary. They use three threads, because rows that remain after
+an even split show only with several threads.
 """
 
 from collections.abc import Callable, Iterator
@@ -60,15 +60,16 @@ def long_texts(plan: Plan, context: Context) -> Iterator[Verdict]:
 
 
 def check_long_prompt(plan: Plan, context: Context) -> Iterator[Verdict]:
-    """Test positions that no other run reaches. Small models are tested too, because they are
-    usually the first models of a new engine."""
+    """Test positions that no other run reaches. Small models are tested too, because a new engine
+    usually runs them first."""
     if tokens_of(context) > LEAST:
         yield from on_made_models(plan, context, SUITE, partial(ask_long_prompt, context))
 
 
 def tokens_of(context: Context) -> int:
-    """Return the number of tokens in the prompt, or 0 if no prompt is tested. An encoder takes any
-    prompt in one piece. An engine without logits is asked for more text instead."""
+    """Return the number of tokens in the prompt, or 0 if no prompt is tested. An encoder needs no
+    such test, because it takes any prompt in one piece. An engine without logits gets a question
+    for more text instead."""
     levels, facts = context.subject_info.levels, context.facts
     if facts.decoder_start is not None or not (levels is None or "logits" in levels):
         return 0
@@ -135,7 +136,7 @@ def opened_with(
     asker: SliceAsker, settings: Settings, work: Callable[[Opened], Found]
 ) -> Found | None:
     """Open the first model that both engines accept, and return the result of `work`. Return None
-    if there is no such model, or if an engine gives no logits for it."""
+    if the engines accept no model, or if an engine gives no logits for it."""
     for way in ways_to_make(asker, min(LAYERS, n_layers(asker.file))):
         made = asker.plan_for_made(lambda file, way=way: way(file, {}))  # type: ignore[misc]
         try:
@@ -210,8 +211,8 @@ def seconds_of(context: Context, n: int) -> float:
 
 
 def hangs(context: Context, seconds: float, n: int) -> bool:
-    """Return True if the run should end within the time limit, even if its whole time grows with
-    the square of the prompt's length, as the time of attention does."""
+    """Return True if a run of n tokens should end within the time limit, even if all its time grows
+    with the square of the prompt's length, as the time for attention does."""
     return seconds * max(n / context.n_tokens, 1.0) < context.runner.time_limit
 
 
@@ -229,18 +230,19 @@ def of_answered(context: Context, n: int) -> str:
     steps = next((steps for steps in (0, STEPS) if fails(n, steps)), None)
     if steps is None:
         return " (asked again, the engine answered)"
-    prompt = f"{steps} tokens after one" if steps else "one"
+    prompt = f"{steps} tokens after a prompt" if steps else "a prompt"
     be = "are" if steps else "is"
     fewest = first_where(lambda tokens: fails(tokens, steps), context.n_tokens, n)
     if any(isinstance(outcome, TimedOut) for outcome in asked):
         return ""
     if fewest == context.n_tokens:
-        return f" ({prompt} of {fewest} {be} not answered either)"
-    return f" ({prompt} of {fewest - 1} {be} answered, {prompt} of {fewest} {be} not)"
+        return f" ({prompt} of {fewest} tokens {be} not answered either)"
+    right = f"{prompt} of {fewest - 1} tokens {be} answered"
+    return f" ({right}, {prompt} of {fewest} tokens {be} not)"
 
 
 def first_where(wrong: Callable[[int], bool], least: int, most: int) -> int:
-    """Return the smallest number of tokens for which `wrong` holds, given that it holds for
+    """Return the smallest number of tokens for which `wrong` is True. It must be True for
     `most`."""
     if wrong(least):
         return least
@@ -251,8 +253,8 @@ def first_where(wrong: Callable[[int], bool], least: int, most: int) -> int:
 
 
 def more_of(context: Context, run: Run, first: Evaluation, n: int) -> str:
-    """Describe a difference in more detail. The difference counts even if the engine then fails.
-    Raises NotSteady if the engine's own runs differ."""
+    """Describe a difference in more detail. The difference is reported even if the engine then
+    fails. Raises NotSteady if the engine's own runs differ."""
     try:
         shaky = unsteady(context.subject, Request(batches=run.batches), first)
         if shaky and shaky.apart > 2 * context.noise.relative:
@@ -267,12 +269,13 @@ def said_of_length(wrong: int, steps: int, usual: int) -> str:
     """Describe the result of `shortest_wrong` as text for a verdict."""
     if not steps:
         if wrong == usual:
-            return f"; a prompt of {wrong} is wrong as well"
-        return f"; a prompt of {wrong - 1} is right, and one of {wrong} is not"
-    text = f"; the prompt itself is right, and {steps} tokens after it are not"
+            return f"; the answer to a prompt of {wrong} tokens is wrong as well"
+        return f"; a prompt of {wrong - 1} tokens is right, and one of {wrong} tokens is not"
+    text = f"; the logits of the prompt are right, and those of {steps} tokens after it are not"
     if wrong == usual:
-        return f"{text}; after a prompt of {wrong} they are wrong as well"
-    return f"{text}; they are right after a prompt of {wrong - 1}, and wrong after one of {wrong}"
+        return f"{text}; after a prompt of {wrong} tokens they are wrong as well"
+    right = f"after a prompt of {wrong - 1} tokens they are right"
+    return f"{text}; {right}, and after one of {wrong} tokens they are wrong"
 
 
 def batches_of(context: Context, n: int, steps: int) -> tuple[Batch, ...]:
@@ -312,8 +315,8 @@ def is_wrong(context: Context, n: int, steps: int) -> bool:
 
 
 def bisect_long_prompt(plan: Plan, context: Context) -> Bisection | None:
-    """Bisect the shortest wrong prompt, if no op is wrong in the usual run. Return None if there is
-    no such prompt, or if the engine accepts no such model."""
+    """Bisect the shortest wrong prompt, if no op is wrong in the usual run. Return None if no
+    prompt is wrong, or if the engine does not accept the model."""
     n = tokens_of(context)
 
     def work(asker: SliceAsker) -> Bisection | None:

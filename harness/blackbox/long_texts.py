@@ -26,9 +26,9 @@ ROUNDED = 1e-5  # relative, of a factor that a converter wrote as F32
 
 @dataclass(frozen=True, kw_only=True)
 class OnlyInLong:
-    """Keys whose effect only long texts show. short: values that show it with a few tokens; hidden:
-    values that show it with no text; nearly: the values of a slightly wrong engine; of_cells: a
-    larger context shows it for any text."""
+    """Keys whose effect only long texts show. short: values whose effect a few tokens show; hidden:
+    values whose effect no text shows; nearly: the values of a slightly wrong engine; of_cells: True
+    if a larger context shows the effect for any text."""
 
     name: str
     what: str  # is asked about, with `short`
@@ -79,8 +79,8 @@ def window(file: GgufFile) -> OnlyInLong | None:
 
 
 def fixed_window(file: GgufFile) -> int:
-    """Return the architecture's fixed window in tokens, which no key can change; 0 if there is
-    none."""
+    """Return the architecture's fixed window in tokens, which no key can change; 0 if it has no
+    fixed window."""
     arch = architecture(file)
     found = file.metadata.get(f"{arch}.{WINDOW}")
     return 0 if found is not None and found.data == 0 else FIXED.get(arch, 0)
@@ -89,7 +89,7 @@ def fixed_window(file: GgufFile) -> int:
 def long_factors(file: GgufFile) -> OnlyInLong | None:
     """Return the part for the rope factors of long contexts; None if the model has none, or if no
     short text shows them. llama.cpp uses these factors if the context has more tokens than the
-    original context, and other engines if the text is longer."""
+    original context. Other engines use them if the text has more tokens."""
     arch = architecture(file)
     n_train = tokens_in(file, "context_length")
     original = tokens_in(file, ORIGINAL, n_train)
@@ -122,7 +122,7 @@ def long_factors(file: GgufFile) -> OnlyInLong | None:
 def growth_of_rotations(longer: float, original: int) -> float:
     """Return the factor that scales rotated elements, as in transformers'
     _compute_longrope_parameters. longer: the new context divided by the original context; original:
-    tokens."""
+    the number of tokens in the original context."""
     if longer <= 1 or original <= 1:  # of one token it would be a division by zero
         return 1.0
     return math.sqrt(1 + math.log(longer) / math.log(original))

@@ -37,8 +37,8 @@ AS_A_HEAD = (
 
 @dataclass(kw_only=True)
 class SeenThroughLens:
-    """The logits of one engine through a lens: how many are wrong for each tensor, and the worst
-    logit."""
+    """The logits of one engine through a lens, with the number of wrong logits for each tensor, and
+    the worst logit."""
 
     wrong: Counter[str] = field(default_factory=Counter)
     worst: float = 0.0  # times what is allowed
@@ -74,8 +74,8 @@ def look(asker: SliceAsker) -> tuple[list[Looked], list[str]]:
 
 
 def through(asker: SliceAsker, lens: Lens) -> Looked:
-    """Look through a lens, and return the result. A lens does not judge an engine that gives wrong
-    answers for every model of the lens's width."""
+    """Look through a lens, and return the result. If the engine gives wrong answers for every model
+    of the lens's width, the lens proves nothing about weights."""
     found = through_once(asker, lens)
     if not found.answer.differs or not is_wide(asker.file, lens):
         return found
@@ -98,8 +98,8 @@ def through_once(asker: SliceAsker, lens: Lens) -> Looked:
 
 
 def judge_lens(opened: Opened, file: GgufFile, lens: Lens, kept: Kept) -> Looked:
-    """Compare both engines with the weights in the oracle's file. kept: returns the 16-bit type in
-    which the engine under test computes."""
+    """Compare both engines with the weights in the oracle's file. kept: a function that returns the
+    16-bit type in which the engine under test computes."""
     context = opened.context
     levels = context.subject_info.levels
     if levels is not None and "logits" not in levels:
@@ -146,8 +146,8 @@ def unknown_conversion(seen: ConversionSeen, kept: Kept) -> SliceAnswer:
 
 def rounded_to(context: Context, file: GgufFile, lens: Lens, converted: Convert | None) -> str:
     """Return the format that the engine rounds decoded weights to, or "" if there is none. Each
-    weight in sight must be the nearest number in that format. The matching designs are then added
-    to the context, where they may explain runs of the probe models."""
+    weight that the lens shows must be the nearest number in that format. The matching designs are
+    then added to the context, where they may explain runs of the probe models."""
     if context.rounding is None:
         return ""
     for kind, to in HALVES.items():
@@ -159,10 +159,10 @@ def rounded_to(context: Context, file: GgufFile, lens: Lens, converted: Convert 
 
 
 def allowed_in_halves(stored: Collection[str], kept: Kept, lens: Lens) -> More | None:
-    """Return a function that widens the limit for an engine in half precision: as many roundings,
-    but in half precision. For an engine that rounds only its logits, it adds half a step. Return
-    None for other engines. stored: the types whose numbers the logits of each run are, "" for
-    F32."""
+    """Return a function that widens the limit. For an engine that computes in half precision, it
+    counts as many roundings, but in half precision. For an engine that rounds only its logits, it
+    adds half a step. Return None for other engines. stored: the type that represents the logits of
+    each run exactly, "" for F32."""
     shown = "" if "" in stored else "F16" if "F16" in stored else "BF16"
     proven = kept()
     if proven == "":
@@ -182,9 +182,9 @@ def seen_by_both(
     converted: Convert | None = None,
     to: Convert | None = None,
 ) -> tuple[SeenThroughLens, SeenThroughLens]:
-    """Return the results of both engines. more: turns the usual limit into the limit of the engine
-    under test; converted: that engine's own conversion of activations, if it has one; to: the
-    format that this engine rounds decoded weights to."""
+    """Return the results of both engines. more: a function that turns the usual limit into the
+    limit of the engine under test; converted: that engine's conversion of activations, if it
+    differs from llama.cpp's; to: the format to which that engine rounds decoded weights."""
     both = SeenThroughLens(), SeenThroughLens()
     for batch, inputs in lens.batches:
         runs = context.ask_both("evaluate", Request(batches=(batch,)))

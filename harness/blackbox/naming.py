@@ -1,5 +1,4 @@
-"""Search for the name of a faulty part: some parts are made neutral, and the engines then agree or
-differ.
+"""Search for the name of a faulty part, by making parts neutral and comparing the engines again.
 
 The slice has only one working half-layer, so that a fault in the other half-layer cannot interfere.
 The first questions name a part as soon as the engines agree. If they never agree, the products of
@@ -50,8 +49,8 @@ BIAS = "bias"
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A named part. name: one of a fixed list; words: the evidence; left: True if the fault remains
-    when everything else is made simple."""
+    """A named part. name: a name from a fixed list; words: the evidence; left: True if the fault
+    remains when all other parts are made simple."""
 
     name: str
     words: str
@@ -91,14 +90,14 @@ class Asked:
         return answer is not None and answer.agrees
 
     def differs(self, maker: Maker, words: str) -> bool:
-        """Return True if the answer diverges. An engine's failure on such a model does not
-        count."""
+        """Return True if the answer diverges. An engine's failure on such a model is not a
+        difference."""
         answer = self.answer(maker, words)
         return answer is not None and answer.status == "diverged"
 
     def first_of(self, table: Table, likely: Collection[str] = ()) -> Part | None:
         """Return the first part that explains the difference. likely: names of parts that are wrong
-        in other layers. They are tried first, because engines make the same mistake in every
+        in other layers. These parts are tried first, because engines make the same mistake in every
         layer."""
         for maker, words, name in sorted(table, key=lambda question: question[2] not in likely):
             if self.agrees(maker, words):
@@ -231,9 +230,10 @@ def part_of_ffn(asked: Asked, likely: Collection[str]) -> Part:
 
 
 def half_of_the_activation(part: Part) -> Part:
-    """Note that only the first half of the activation was compared. The question reads only this
-    half, so that a down matrix that loses the end of a row does not matter. Without this note, the
-    report would blame a norm or a matrix for a gate that overwrites the other factor."""
+    """Note that only the first half of the activation was compared. The question reads only the
+    first half, so that it does not depend on whether the down matrix loses the end of a row.
+    Without this note, the report would blame a norm or a matrix for a gate that overwrites the
+    other factor."""
     text = "only the first half of the activation was compared"
     return replace(part, words=f"{part.words}; {text}" if part.words else text)
 

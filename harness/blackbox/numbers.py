@@ -5,8 +5,9 @@ If the whole model differs but no slice does, each layer is tested at its own pl
 muted. Groups of layers come first: a group that agrees has no wrong layer. If all slices differ,
 the fault may belong to number 0, or to the last layer of a model. Only some slices may differ in a
 model whose layers have kinds by number (for example, every sixth layer sees all tokens). The engine
-may then number layers differently: every slice shows its layer 0, and other layers differ at their
-places. An engine that uses another layer's tensors is right if all layers have the same tensors.
+may then number layers differently, so that every slice shows its layer 0, and other layers differ
+at their places. An engine that uses another layer's tensors is right if all layers have the same
+tensors.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,9 +42,9 @@ OUTSIDE = Part(
 
 
 def by_number(asker: SliceAsker, n: int) -> list[LayerRow]:
-    """Test the layers at their places, for a fault that depends on a layer's number, and return
-    their rows. If the model differs even with all layers muted, return one row for the parts
-    outside the layers."""
+    """Test the layers at their places for a fault that depends on a layer's number. Return the
+    layers' rows, or one row for the parts outside the layers if the model differs even with all
+    layers muted."""
     answer = with_others_muted(asker, ())
     if answer.differs:
         return [LayerRow(layer=None, answer=answer, parts=(OUTSIDE,), what=ALL_MUTED)]
@@ -53,16 +54,16 @@ def by_number(asker: SliceAsker, n: int) -> list[LayerRow]:
 
 
 def takes_another(asker: SliceAsker, n: int) -> bool:
-    """Return True if the engine uses another layer's tensors: it agrees only if all layers are
-    equal. A small difference does not count, because it may be smaller in another model."""
+    """Return True if the engine uses another layer's tensors, so that it agrees only if all layers
+    are equal. A small difference does not count, because it may be smaller in another model."""
     if n < 2 or not are_alike(asker.file, n) or not with_own_tensors(asker, ()).agrees:
         return False
     return with_own_tensors(asker, range(n)).worst >= MUCH
 
 
 def takes_others(asker: SliceAsker, layers: Sequence[int]) -> Iterator[LayerRow]:
-    """Yield a row for each layer. It differs if the engine replaces this layer's tensors by another
-    layer's."""
+    """Yield a row for each layer. The row differs if the engine uses another layer's tensors in
+    this layer."""
     asker.progress(f"layers {layers[0]} to {layers[-1]} with their own tensors")
     answer = with_own_tensors(asker, layers)
     if not answer.differs or len(layers) == 1:
@@ -154,8 +155,9 @@ def are_of_other_numbers(asker: SliceAsker, slices: Sequence[LayerRow], n: int) 
 
 
 def counted_otherwise(slices: Sequence[LayerRow], placed: Sequence[LayerRow]) -> list[LayerRow]:
-    """Return the rows of the layers at their places, with a note on the slices that differ: the
-    engine numbers layers differently. placed: the rows of the layers at their places."""
+    """Return the rows of the layers at their places, with a note that names the slices that differ
+    and says that the engine numbers layers differently. placed: the rows of the layers at their
+    places."""
     wrong = ", ".join(str(row.layer) for row in slices if row.answer.differs)
     text = (
         f"as models of one layer, layers {wrong} differ: the engine counts the kinds of "

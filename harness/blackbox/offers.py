@@ -21,8 +21,8 @@ def shows_no_tensors(info: EngineInfo) -> bool:
 
 
 def shows_ends_alone(info: EngineInfo) -> bool:
-    """Return True if the engine shows no tensors within a layer, so that no product can be judged
-    alone."""
+    """Return True if the engine shows no tensors within a layer, so that no single product can be
+    judged."""
     alone = info.shows is not None and not {*info.shows} - {*BETWEEN_LAYERS}
     return alone and not info.computes_nodes
 

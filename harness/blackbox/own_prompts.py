@@ -3,7 +3,7 @@
 On a real quantised model, the likeliest token seldom leads by more than honest runs differ. So a
 different token proves nothing for most prompts. Therefore both engines get the model's first layer
 in F32, and several prompts one after another. A large model generates only a short text, so its
-first layer also generates a long one. The first layer of a small model generates a long text too,
+first layer also generates a long text. The first layer of a small model generates a long text too,
 because an engine's text may come from a loop that counts positions wrongly. The limit for a short
 text would excuse this fault.
 """
@@ -89,8 +89,8 @@ def judge_prompts(outer: Context, context: Context) -> Iterator[Verdict]:
 
 
 def longer_text(outer: Context, context: Context, *, right: int) -> Iterator[Verdict]:
-    """Yield a verdict on a text of the full length, which the probe model generates. It is for a
-    large model that itself generates fewer tokens. right: a difference before this step is not
+    """Yield a verdict on a text of the full length, which the probe model generates. The verdict is
+    for a large model, whose own text has fewer tokens. right: a difference before this step is not
     reported."""
     prompt = Decode().prompt(context)
     oracle, subject = context.ask_both("greedy", prompt, outer.n_steps)

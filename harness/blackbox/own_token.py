@@ -103,7 +103,7 @@ def another(
     which = {0: ", the first id", n - 1: f", the last of {n} ids"}.get(wanted, "")
     text = (
         f"{WHERE}: after {', '.join(map(str, ids))} the engine chooses {found}, and the "
-        f"oracle {wanted}{which}, whose logit is higher by {margin:.2g} (allowed "
+        f"oracle chooses {wanted}{which}, whose logit is higher by {margin:.2g} (allowed "
         f"{allowed:.2g})"
     )
     detail: dict[str, Any] = {
@@ -119,8 +119,8 @@ def another(
 
 
 def ids_to_choose(context: Context) -> NDArray[np.intp]:
-    """Return the ids to choose, with the last id at the end. So an engine that replaces the last id
-    fails only after all the right ids."""
+    """Return the ids to choose, with the last id at the end. So an engine that never chooses the
+    last id fails only after it has chosen all other ids."""
     last = context.facts.n_vocab - 1
     controls = np.setdiff1d(ids_of_control(context), [0, last])[: MOST - 2]
     others = np.setdiff1d([*controls, *(edge for edge in EDGES if edge < last)], [0, last])

@@ -61,8 +61,8 @@ LOUD = 2.0**30  # what is one beside it is less than its rounding, and its squar
 
 @dataclass(frozen=True, kw_only=True)
 class Neutral:
-    """A slice with a neutral part. own_head: give a tied model a separate output matrix with the
-    old embeddings; head: the tensor that gives this matrix its values instead."""
+    """A slice with a neutral part. own_head: True to give a tied model a separate output matrix
+    with the old embeddings; head: a tensor that gives this matrix its values instead."""
 
     changes: Mapping[str, Change] = field(default_factory=dict)
     keys: Mapping[str, Typed] = field(default_factory=dict)
@@ -99,16 +99,16 @@ def what_begins(file: GgufFile) -> Sequence[str]:
 
 
 def smaller(file: GgufFile, layer: int) -> Neutral:
-    """Make the squares of the embeddings about as large as eps, so that a wrong eps changes
-    everything."""
+    """Make the squares of the embeddings about as large as eps, so that a wrong eps changes the
+    result strongly."""
     small = dict.fromkeys(what_begins(file), times(1 / LARGER))
     return Neutral(changes={**small, **for_the_table(file, LARGER)})
 
 
 def for_the_table(file: GgufFile, factor: float) -> Mapping[str, Change]:
-    """Return changes to the last norm that compensate for scaled embeddings, if these are the
-    output matrix too. Logits a thousand times as large would all be at the cap, in an architecture
-    that has one."""
+    """Return changes to the last norm that compensate for scaled embeddings, if the embeddings are
+    the output matrix too. In an architecture with a cap, logits a thousand times as large would all
+    be at the cap."""
     names = {OUTPUT_NORM, OUTPUT_NORM_BIAS} & set(file.tensors)
     return {} if OUTPUT in file.tensors else dict.fromkeys(names, times(factor))
 
@@ -123,8 +123,8 @@ def experts_alike(file: GgufFile, layer: int) -> Neutral | None:
 
 
 def experts_alike_and_loud(file: GgufFile, layer: int) -> Neutral | None:
-    """Make all experts equal, and so large that nothing else counts. The last norm then removes the
-    sum of the token's expert weights."""
+    """Make all experts equal, and so large that everything else is negligible. The last norm then
+    removes the sum of the token's expert weights."""
     alike = experts_alike(file, layer)
     changes = without(file, layer, SHARED)
     for name in within(file, layer):
@@ -152,7 +152,7 @@ def norms_of_one_number(file: GgufFile, layer: int) -> Neutral | None:
 
 
 def norms_do_nothing(file: GgufFile, layer: int) -> Neutral:
-    """Make norms do nothing: embeddings of +1 and -1 have norm one, weights are one, and eps is too
+    """Make norms do nothing. Embeddings of +1 and -1 have norm one, weights are one, and eps is too
     small to change a float32 number."""
     weights = norms_of_ones(file, layer).changes
     changes = {**weights, **rows_alone(file, signs(1 / scale_of_embeddings(file)))}
@@ -165,7 +165,7 @@ def rows_alone(file: GgufFile, change: Change) -> Mapping[str, Change]:
 
 
 def nothing_to_norm(file: GgufFile, layer: int) -> Neutral:
-    """Make the embeddings tiny and eps one, so that norms divide by one for any input."""
+    """Make the embeddings tiny and eps one, so that norms divide any input by one."""
     weights = norms_of_ones(file, layer).changes
     changes = {**weights, **rows_alone(file, signs(TINY / scale_of_embeddings(file)))}
     return Neutral(changes=changes, keys=eps_of(file, 1.0), own_head=True)
@@ -173,7 +173,7 @@ def nothing_to_norm(file: GgufFile, layer: int) -> Neutral:
 
 def norms_of_one_bit(file: GgufFile, layer: int) -> Neutral | None:
     """Make norms give powers of two, so that rounding them has no effect. Return None if the width
-    is no multiple of 32."""
+    is not a multiple of 32."""
     if number(file, "embedding_length", 1) % 32:
         return None
     rows = sparse_signs(LARGER, centred=is_centred(file))
@@ -241,7 +241,8 @@ def in_one_batch(file: GgufFile, layer: int) -> Neutral:
 
 
 def no_scores(file: GgufFile, layer: int) -> Neutral | None:
-    """Make all scores equal: queries are zero, so each visible key gets the same weight."""
+    """Make all scores equal, with queries of zero, so that each visible key gets the same
+    weight."""
     names, changes = set(within(file, layer)), dict[str, Change]()
     fused = file.tensors.get(f"blk.{layer}.attn_qkv.weight")
     queries = fused.ne[1] - 2 * rows_of_keys(file) if fused else 0
@@ -268,8 +269,8 @@ def no_rotation(file: GgufFile, layer: int) -> Neutral | None:
 def plain(*stems: str, period: int = 0, alike: bool = False, few: bool = False) -> Maker:
     """Return a maker that makes matrices of a half-layer so simple that no product can be wrong.
     Its first matrices read one input, its last matrix reads each element once, and its norm has no
-    effect. stems: the matrices; period: as in `reads_first`; alike: the gate equals the up matrix;
-    few: the down matrix reads only the first half of its input."""
+    effect. stems: the matrices; period: as in `reads_first`; alike: True to make the gate equal to
+    the up matrix; few: True if the down matrix reads only the first half of its input."""
 
     key = 0 if alike else 1
 
@@ -309,7 +310,7 @@ def each_expert(change: Change, ne: Sequence[int]) -> Change:
 
 
 def rows_of_keys(file: GgufFile) -> int:
-    """Return the number of rows that the keys have; the values have as many."""
+    """Return the number of rows of the keys, which is also the number of rows of the values."""
     heads = number(file, "attention.head_count", 1)
     width = number(file, "attention.key_length", number(file, "embedding_length", 1) // heads)
     return int(number(file, "attention.head_count_kv", heads) * width)
@@ -353,14 +354,14 @@ def simple_rows(file: GgufFile, layer: int) -> Neutral:
 
 def tied_head(file: GgufFile, layer: int) -> Neutral | None:
     """Use the embeddings as the head, although the file has a separate output matrix. Return None
-    if it has none."""
+    if the file has no separate output matrix."""
     if OUTPUT not in file.tensors or file.tensors[OUTPUT].ne != file.tensors[EMBEDDING].ne:
         return None
     return Neutral(own_head=True, head=EMBEDDING)
 
 
 def head_apart(file: GgufFile, layer: int) -> Neutral | None:
-    """Leave the model unchanged, but give it a separate output matrix. Return None if it has
+    """Give the model a separate output matrix with the same values. Return None if it already has
     one."""
     return None if OUTPUT in file.tensors else Neutral(own_head=True)
 

@@ -37,7 +37,7 @@ ALIKE = 2.0**-6  # of the largest: what is left of a multiple, which bf16 leaves
 OTHER_EPS = "the engine under test does not take attention.layer_norm_rms_epsilon from the file"
 IN_F32_AS_WELL = (
     "the engines differ in every place, also in F32: norms of heads or after a "
-    "half-layer may have a different eps, or embeddings a different scale"
+    "half-layer may have a different eps, or embeddings may have a different scale"
 )
 WITHOUT_F32 = (
     "the engines differ in every layer. The fault may be in the weights or in the ops, "
@@ -61,8 +61,8 @@ class SeenInPlace:
 
 
 def put_together(places: Sequence[SeenInPlace]) -> Sequence[str]:
-    """Describe pairs of named matrices that act together in a probe model: either matrix may be the
-    wrong one."""
+    """Describe pairs of named matrices that act together in a probe model, so that either of the
+    two may be wrong."""
     named = dict.fromkeys(name for each in places for name in each.tensors)
     found = []
     for name in named:
@@ -75,8 +75,8 @@ def put_together(places: Sequence[SeenInPlace]) -> Sequence[str]:
 
 
 def see_in_place(asker: SliceAsker) -> tuple[list[SeenInPlace], str]:
-    """Test the matrices in place. Return the results, and why the test or a part of it does not
-    apply; "" if all of it applies."""
+    """Test the matrices in place. Return the results, and the reason why the test or a part of it
+    does not apply, "" if the whole test applies."""
     if not is_small_enough(asker):
         return [], TOO_LARGE
     try:
@@ -104,8 +104,8 @@ def see_in_place(asker: SliceAsker) -> tuple[list[SeenInPlace], str]:
 
 
 def without_those_wrong_in_f32(asker: SliceAsker, layout: Layout, each: SeenInPlace) -> SeenInPlace:
-    """Remove matrices that differ in every layer, and embeddings, if they differ in F32 as well:
-    their storage is not at fault."""
+    """Remove matrices that differ in every layer, and embeddings, if they differ in F32 as well,
+    because their storage is then not at fault."""
     named = {name.split(".")[-2] for name in each.tensors}
     every = [m for m in sorted(named) if set(layout.every(m)) <= set(each.tensors)]
     if not every:
@@ -166,8 +166,8 @@ def judge_place(opened: Opened, layout: Layout, look: LookInPlace) -> SeenInPlac
 
 def is_another_eps(expected: F32, actual: F32) -> bool:
     """Return True if the logits of each token are off by a factor that no rounding explains. The
-    norm then divides by something else than the root of the file's eps. The engine may still be
-    right on the user's model, if that model has the eps that the engine uses."""
+    norm then does not divide by the root of the file's eps. The engine may still be right on the
+    user's model, if that model has the eps that the engine uses."""
     if expected.shape != actual.shape or not np.isfinite(actual).all():
         return False
     wide, found = expected.astype(np.float64), actual.astype(np.float64)

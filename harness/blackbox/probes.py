@@ -1,5 +1,5 @@
-"""Probe models: made from the user's model for one question to both engines, and deleted
-afterwards."""
+"""Probe models, which are made from the user's model for one question to both engines, and then
+deleted."""
 
 import errno
 from collections.abc import Callable, Iterable, Iterator
@@ -64,8 +64,8 @@ def bisect_on_made(
 def on_made_models(
     plan: Plan, context: Context, suite: str, work: Callable[[SliceAsker], Iterator[Verdict]]
 ) -> Iterator[Verdict]:
-    """Yield the verdicts of `work` on probe models. If they cannot be made or tested, a verdict
-    says so."""
+    """Yield the verdicts of `work` on probe models. If probe models cannot be made or tested, a
+    verdict says so."""
     inner = replace(plan, suites=(), by_name=False)
     with asking_about(inner, context) as asker:
         try:
@@ -101,8 +101,8 @@ def judge_logits(
     judge: Callable[[Opened], Found],
     left: Callable[[SliceAnswer], Found],
 ) -> Found:
-    """Return `judge`'s result for both engines on a probe model. left: returns the result if the
-    model cannot be made, or if an engine does not answer."""
+    """Return `judge`'s result for both engines on a probe model. left: a function that returns the
+    result if the model cannot be made, or if an engine does not answer."""
     try:
         opened = asker.open(replace(asker.plan_for_made(make), suites=("logits",)))
     except NoAnswer as error:
@@ -133,10 +133,10 @@ def asked_to_choose(
     level: str = "greedy",
     suite: str = CHOICES,
 ) -> Iterator[Verdict]:
-    """Ask for choices of tokens on a probe model, and yield the verdicts. words: the progress
-    message; recipe_of: makes the model; said: yields verdicts, from the user's context and the
-    probe model's context; every_id: keep all ids of the user's model if its tables are small
-    enough. No engine is judged by its refusal of an untrained model."""
+    """Ask for choices of tokens on a probe model, and yield the verdicts. An engine's refusal of an
+    untrained model is not counted against it. words: the progress message; recipe_of: makes the
+    recipe of the probe model; said: yields verdicts, given the user's context and the probe model's
+    context; every_id: True to keep all ids of the user's model if its tables are small enough."""
     levels = context.subject_info.levels
     if (levels is not None and level not in levels) or context.facts.decoder_start is not None:
         return

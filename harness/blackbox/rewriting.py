@@ -1,6 +1,6 @@
 """Rewriting a model from file to file, with other names, other keys and changed values.
 
-Memory is bounded: it holds the header, and one chunk of a tensor at a time.
+Memory use is bounded, because only the header and one chunk of a tensor are in memory at a time.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,9 +23,9 @@ ROW = 1  # elements of a row that is empty: a scalar's
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """A recipe that makes one model from another. names: the tensors to write, each with its
-    source; changes: by the new names; rows: by the new names, the rows of the source to keep
-    (elements, for a vector), if not all; columns: the number of first columns to keep of a stored
-    tensor."""
+    source; changes: the changes of values by new name; rows: the source rows to keep by new name
+    (elements, for a vector), for tensors that do not keep all rows; columns: the number of first
+    columns to keep of a stored tensor."""
 
     names: Mapping[str, str]
     keys: Mapping[str, Typed | Value] = field(default_factory=dict)  # others than the source's
@@ -38,7 +38,7 @@ class Recipe:
 
 
 def rewrite(file: GgufFile, recipe: Recipe, output: Path) -> None:
-    """Write the model of the recipe. Raises EngineError, OSError, and then leaves no file."""
+    """Write the model of the recipe. Raises EngineError or OSError, and then leaves no file."""
     tensors = [*(tensor_of(file, recipe, name) for name in recipe.names), *recipe.more]
     write_gguf(
         output, keys_of(file, recipe), tensors, version=file.version, alignment=file.alignment

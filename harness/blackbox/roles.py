@@ -1,8 +1,8 @@
 """Comparison of a slice's layer with the same layer of the model, op by op, in llama.cpp's graphs.
 
 A layer's role may depend on its number: every sixth layer may have no window, and the first layer
-no experts. The layer's inputs and results must have the same parameters in both graphs. Otherwise
-the slice is a different model.
+may have no experts. The layer's inputs and results must have the same parameters in both graphs.
+Otherwise the slice is a different model.
 """
 
 import re
@@ -23,7 +23,7 @@ Node: TypeAlias = tuple[Any, ...]
 
 
 def graph_of(session: Session) -> Graph:
-    """Return llama.cpp's graph for one token. Raises Unsupported if there is none."""
+    """Return llama.cpp's graph for one token. Raises Unsupported if llama.cpp shows no graph."""
     found = record(session, ONE_TOKEN)
     if not isinstance(found, Program):
         said = getattr(found, "message", str(found))
@@ -44,7 +44,7 @@ def role_of(graph: Graph, layer: int) -> tuple[Node, ...]:
 
 
 def parameters(node: PlannedNode) -> bytes:
-    """Return a node's parameters, but none for a view: its parameter is an offset, which may count
+    """Return a node's parameters; none for a view, whose parameter is an offset that may depend on
     earlier layers."""
     return b"" if node.op == "VIEW" else node.params
 

@@ -11,7 +11,7 @@ from lockstep.harness.parallel.children import Say
 
 
 def bisect_one(plan: Plan, folder: Path, say: Say) -> None:
-    """Bisect, and pass the result to `say`, after the progress messages as text. folder: the folder
+    """Bisect. Pass the progress messages to `say` as text, and then the result. folder: the folder
     for probe models."""
     preflight(plan)
     with TemporaryDirectory(dir=folder) as inside:

@@ -1,9 +1,9 @@
-"""Several threads: does a program give the same answers with them?
+"""Tests with several threads: does a program give the same answers as with one thread?
 
-All other runs use the number of threads in the settings, usually one. Then a shared buffer or
-forgotten remainder rows do no harm. The long prompt of `long_context` already uses several threads,
-so this module tests the other models. A program without logits is asked for its other answers:
-greedy tokens, lists of likely tokens, or text.
+All other runs use the number of threads in the settings, usually one. With one thread, a shared
+buffer or forgotten remainder rows do no harm. The long prompt of `long_context` already uses
+several threads, so this module tests the other models. A program without logits is asked for its
+other answers: greedy tokens, lists of likely tokens, or text.
 """
 
 import time
@@ -43,8 +43,9 @@ WORDS = f"started with n_threads {THREADS}"  # whether it follows that, nobody s
 
 @dataclass(frozen=True, kw_only=True)
 class Repeated:
-    """A question to repeat. question: the same each time; judge: yields verdicts on an answer;
-    are_same: compares two answers; is_last: returns True if a verdict ends the repetitions."""
+    """A question to repeat. question: asks an engine and returns its answer; judge: yields verdicts
+    on an answer; are_same: compares two answers; is_last: returns True if a verdict ends the
+    repetitions."""
 
     question: tuple[Any, ...]
     judge: Callable[[Any], Iterator[Verdict]]
@@ -54,9 +55,9 @@ class Repeated:
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """A kind of answer to compare. what: its name; prepare: returns the question, or None if the
-    oracle has no right answer; told: True if verdicts already say how the engine was started, and a
-    refusal counts against no engine."""
+    """A kind of answer to compare. what: the name of the kind; prepare: returns the question, or
+    None if the oracle has no right answer; told: True if verdicts already say how the engine was
+    started, and a refusal counts against no engine."""
 
     suite: str
     what: str
@@ -120,7 +121,7 @@ def rounds() -> Iterator[int]:
 
 def until_wrong(answers: Answers, context: Context) -> Iterator[Verdict]:
     """Ask the same question again and again, until an answer is wrong. Yield the verdicts on the
-    last different answer."""
+    last answer that differed from the answer before it."""
     repeated, suite = answers.prepare(context), answers.suite
     if repeated is None:
         return
@@ -214,7 +215,8 @@ TEXTS = Answers(suite="text", what="a text", prepare=texts)
 
 
 def bisect_threads(plan: Plan, context: Context) -> Bisection | None:
-    """Bisect runs with several threads until one shows a place. No op is wrong with one thread."""
+    """Bisect runs with several threads until a run shows a place. The caller knows that no op is
+    wrong with one thread."""
     context.progress(f"the same {WORDS}")
     # what was found is true whatever becomes of this
     with with_threads(plan, context) as asked, suppress(BadInput, NoAnswer):

@@ -1,5 +1,5 @@
-"""A slice of a model: the tensors outside the layers, with either one layer as layer 0, or the
-first layers.
+"""Slices of a model. A slice has the tensors outside the layers, and either one layer as layer 0 or
+the first layers.
 
 Metadata arrays with an element for each layer keep the elements of these layers. A layer's role may
 depend on its number (every sixth layer sees all tokens, or the first few have no experts). Then
@@ -61,8 +61,8 @@ def architecture(file: GgufFile) -> str:
 
 
 def n_layers(file: GgufFile) -> int:
-    """Return the number of layers. Raises Unsupported with the reason if the model has no
-    slices."""
+    """Return the number of layers. Raises Unsupported, with the reason, if no slice of the model
+    can be made."""
     arch, kind = what_it_is(file)
     if reason := why_no_run(arch, kind, len(file.tensors)):
         raise Unsupported(reason)
@@ -75,7 +75,7 @@ def n_layers(file: GgufFile) -> int:
 
 def number_in(file: GgufFile, key: str) -> int:
     """Return the value of an architecture's key, or 0 if the key is missing. Raises Unsupported if
-    the value is no integer."""
+    the value is not an integer."""
     name = f"{architecture(file)}.{key}"
     found = file.metadata.get(name)
     if found is not None and type(found.data) is not int:
@@ -91,8 +91,8 @@ def slice_of(
     changes: Mapping[str, Change] | None = None,
     stored: bool = False,
 ) -> Recipe:
-    """Return the recipe of a slice with one layer. changes: changes by tensor name in the slice,
-    whose layer is 0; stored: keep the types of matrices."""
+    """Return the recipe of a slice with one layer. changes: the changes, by tensor name in the
+    slice, whose layer is 0; stored: True to keep the types of matrices."""
     names = {}
     for name in file.tensors:
         inside = IN_A_LAYER.fullmatch(name)
@@ -129,8 +129,8 @@ def first_layers(
 
 
 def by_layer(file: GgufFile) -> dict[str, int]:
-    """Return the widths of tensors that have columns for each layer. In qwen4exp all layers share
-    the same columns, so none are returned."""
+    """Return the widths of tensors that have columns for each layer. The result is empty for
+    qwen4exp, where all layers share the same columns."""
     one = file.metadata.get(f"{architecture(file)}.{PER_LAYER}")
     widths = {name: file.tensors[name].ne[0] for name in COLUMNS if name in file.tensors}
     return {name: w for name, w in widths.items() if one is None or w != one.data}
@@ -177,8 +177,8 @@ def roles_of(file: GgufFile) -> Iterator[Mapping[str, int]]:
 
 
 def mute_other_layers(file: GgufFile, layers: Collection[int]) -> Recipe:
-    """Return the recipe for the whole model, in which all layers except these add nothing and
-    multiply by one."""
+    """Return the recipe for the whole model, in which all layers except these are muted: they add
+    nothing and multiply by one."""
     changes: dict[str, Change] = {}
     for name in file.tensors:
         inside = IN_A_LAYER.fullmatch(name)
@@ -228,15 +228,15 @@ def small(
 
 def whole_or_layer(file: GgufFile, layer: int | None, role: Mapping[str, int] | None) -> Recipe:
     """Return the recipe of the whole model, of the slice of one layer, or of the layer at its place
-    if its role is None."""
+    if `role` is None."""
     if layer is None:
         return Recipe(names={name: name for name in file.tensors})
     return at_its_place(file, layer) if role is None else slice_of(file, layer, role=role)
 
 
 def made_small(names: Collection[str]) -> dict[str, Change]:
-    """Return changes that shrink the additions to the residual, and the queries or keys that a norm
-    follows (attn_q before attn_q_norm)."""
+    """Return changes that shrink the additions to the residual, and the queries or keys that go
+    through a norm (attn_q before attn_q_norm)."""
     changes: dict[str, Change] = {}
     stems: dict[str, set[str]] = {}  # of each layer
     for found in filter(None, map(IN_A_LAYER.fullmatch, names)):
@@ -254,7 +254,7 @@ def made_small(names: Collection[str]) -> dict[str, Change]:
 
 def what_adds(stems: Collection[str]) -> set[str]:
     """Return the tensors that determine a layer's additions to the residual. These are the norm
-    after a half-layer, or its last matrix if there is no such norm."""
+    after a half-layer, or the last matrix of the half-layer if there is no such norm."""
     posts = {post: parts for post, parts in POST_NORMS.items() if post in stems}
     if not {"ffn_norm", "post_ffw_norm"} & set(stems):
         posts.pop("post_attention_norm", None)  # of gpt-oss and others the norm before the FFN
@@ -285,14 +285,14 @@ def reads_others(file: GgufFile) -> bool:
 
 
 def is_values(name: str) -> bool:
-    """Return True for the names of weights and biases. NVFP4 stores a separate factor for a matrix,
-    which must not be scaled a second time."""
+    """Return True for the names of weights and biases. The factor that NVFP4 stores for a matrix is
+    neither, because scaling it would scale the matrix a second time."""
     return name.endswith((".weight", ".bias"))
 
 
 def number(file: GgufFile, key: str, default: Any = None) -> Any:
-    """Return the value of an architecture's key; the first value if there is one for each layer.
-    default: the value if the key is missing."""
+    """Return the value of an architecture's key; the first value if the key has a value for each
+    layer. default: the value if the key is missing."""
     found = file.metadata.get(f"{architecture(file)}.{key}")
     if found is None:
         return default

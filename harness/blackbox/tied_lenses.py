@@ -1,10 +1,10 @@
 """Lenses for architectures with a tied output matrix, such as gemma2.
 
-There the tested bytes are also the embeddings, so the inputs of the head cannot be chosen. The FFN
-computes them from the embeddings instead. Each tested token has a gate that opens only for this
-token. Behind each gate is a column of ffn_down with the same inputs as in other lenses, so large
-that the embedding is negligible. The layer's matrices are F32, so conversions do not interfere. The
-gates' inputs are known from the oracle's bytes.
+In such an architecture the tested bytes are also the embeddings, so the inputs of the head cannot
+be chosen. The FFN computes them from the embeddings instead. Each tested token has a gate that
+opens only for this token. Each gate multiplies a column of ffn_down with the same inputs as in
+other lenses, so large that the embedding is negligible. The layer's matrices are F32, so
+conversions do not interfere. The gates' inputs are known from the oracle's bytes.
 """
 
 from collections.abc import Sequence
@@ -40,8 +40,8 @@ def is_tied(file: GgufFile) -> bool:
 def split(
     file: GgufFile, lenses: Sequence[Lens], left_out: Sequence[str]
 ) -> tuple[list[Lens], list[str]]:
-    """Split lenses so that the gates suffice for their tokens. Return them, and the reasons why
-    some types have no lens. Each gate needs an input that it can distinguish."""
+    """Split lenses so that the gates suffice for their tokens. Return the split lenses, and the
+    reasons why some types have no lens. Each gate needs an input that it can distinguish."""
     room = min(file.tensors[UP].ne[0] // 2, file.tensors[UP].ne[1])
     found, unseen = [], list(left_out)
     for lens in lenses:
@@ -62,8 +62,8 @@ def of_embeddings(lens: Lens, weight: Weight) -> NDArray[np.float64]:
 
 
 def tokens_of(file: GgufFile, lens: Lens, n: int) -> tuple[int, ...]:
-    """Return n tokens whose rows the gates can distinguish. Raises Unsupported if there are too
-    few."""
+    """Return n tokens whose rows the gates can distinguish. Raises Unsupported if fewer tokens can
+    be distinguished."""
     used = sum(stretch.rows for stretch in lens.stretches)
     for seed in range(SEEDS if used >= n else 0):
         order = np.argsort(Philox(key=seed).random_raw(used), kind="stable")
@@ -98,7 +98,8 @@ def rows_of(file: GgufFile, lens: Lens, ids: Sequence[int]) -> NDArray[np.float6
 
 
 def read_by_gates(file: GgufFile, lens: Lens, ids: Sequence[int]) -> NDArray[np.float64]:
-    """Return the gates' inputs, (tokens, width). They follow a norm that may subtract the mean."""
+    """Return the gates' inputs, (tokens, width). The inputs come from a norm that may subtract the
+    mean."""
     with np.errstate(all="ignore"):
         rows = rows_of(file, lens, ids)
         squares = np.mean(rows**2, axis=1, keepdims=True)

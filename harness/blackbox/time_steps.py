@@ -1,8 +1,8 @@
 """Models with time steps of every size, for architectures with a scan.
 
-A step is the softplus of a number x: log(1 + exp(x)). From 20 on it is x itself, because exp
-overflows at 89. Seeded models stay far below 20, so their runs show neither a wrong branch nor a
-missing one. A rare token of a trained model goes above it.
+A step is the softplus of a number x: log(1 + exp(x)). For x above 20, engines use x itself, because
+exp overflows at 89. In seeded models x stays far below 20, so their runs show neither a wrong
+branch nor a missing one. In trained models x is above 20 for some rare tokens.
 """
 
 from collections.abc import Mapping

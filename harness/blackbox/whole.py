@@ -1,9 +1,9 @@
-"""The whole model in F32, also with small activations, large time steps or large gates. A large
-model is tested in groups of layers at their places.
+"""Tests of the whole model in F32, also with small activations, large time steps or large gates. A
+large model is tested in groups of layers at their places.
 
 `check` makes these tests of an engine without tensors, and `bisect --black-box` makes them before
-it reports agreement. Without conversions, a fault of the graph shows from about 1e-5 on. A wrong
-eps shows only with small activations.
+it reports agreement. Without conversions, a fault of the graph shows if its error is at least about
+1e-5. A wrong eps shows only with small activations.
 """
 
 from collections import Counter
@@ -120,8 +120,8 @@ def twin_of(asker: SliceAsker) -> Iterator[Plan]:
 
 
 def bisect_twin(plan: Plan, context: Context) -> Bisection | None:
-    """Bisect the F32 twin by the tensors that the engine shows. Return None if they show no place,
-    or if there is no room for the twin."""
+    """Bisect the F32 twin by the tensors that the engine shows. Return None if the tensors show no
+    place, or if the twin needs too much space."""
 
     def work(asker: SliceAsker) -> Bisection | None:
         if not (is_small_enough(asker) and is_quantised(asker)):

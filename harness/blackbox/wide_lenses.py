@@ -1,9 +1,9 @@
-"""Lenses wider than their model, for blocks longer than the model's rows.
+"""Lenses wider than the user's model, for types whose blocks are longer than the model's rows.
 
-Rows of other matrices may be longer: in Qwen2.5 0.5B in Q4_K_M, whose width is 896, only ffn_down
-has blocks of 256. The layers add nothing, so layers of another width are easy to make. They have
-one head as wide as the model, because llama.cpp takes some shapes from the heads and some from the
-width.
+Some matrices have longer rows. For example, Qwen2.5 0.5B in Q4_K_M has the width 896, and only its
+ffn_down has blocks of 256. The layers of a lens add nothing, so layers of another width are easy to
+make. They have one head as wide as the lens, because llama.cpp takes some shapes from the heads and
+some from the width.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,8 +27,8 @@ WIDTHS = (
 
 
 def width_of(file: GgufFile, block: int) -> int:
-    """Return the smallest width of whole blocks that is at least the model's width; 0 if the shapes
-    of such a layer are unknown."""
+    """Return the smallest multiple of the block that is at least the model's width; 0 if the shapes
+    of a layer of that width are unknown."""
     stems = {m[2].rpartition(".")[0] for m in map(IN_A_LAYER.fullmatch, file.tensors) if m}
     if architecture(file) not in ARCHITECTURES or stems - {*MATRICES, *NORMS, *NORMS_BESIDE}:
         return 0

@@ -1,8 +1,8 @@
 """Verdicts of limits in common use: one number for every op and every model.
 
 Each limit is applied as its project applies it, to the same kind of data. None of these projects
-has suites for tokenizers or files, further runs, batches or caches. A missing answer counts as
-found.
+has suites for tokenizers or files, further runs, batches or caches. An engine that does not answer
+counts as found.
 
 NMSE 5e-4 on every op: test-backend-ops of llama.cpp (products and attention; its limit for other
 ops is smaller). Here it applies to each op of one prompt, on the inputs of an honest run, which
@@ -80,7 +80,8 @@ def answer_of(outcome: Outcome) -> Evaluation:
 
 
 def long_prompt(context: Context) -> list[int]:
-    """Return seeded ids, as many as the model and the cache have positions for, LONG at most."""
+    """Return seeded ids. Their number is LONG, or less if the model or the cache has fewer
+    positions."""
     n = min(LONG, context.facts.n_positions or LONG, context.settings.n_ctx)
     n_vocab = len(context.tokens) and context.facts.n_vocab  # raises where it is not known
     raw = Philox(key=[context.seed, LONG]).random_raw(n)

@@ -59,7 +59,7 @@ def remembering(honest: HonestRuns) -> HonestRuns:
 
 
 def nothing(*_: Any, **__: Any) -> None:
-    """Do nothing: this replaces a function that starts a run early, because most results are
+    """Do nothing. This replaces a function that starts a run early, because most results are
     cached."""
 
 

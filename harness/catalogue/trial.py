@@ -177,7 +177,7 @@ def look(bench: TrialBench, cls: type[Reference], view: View) -> SeenInView:
 
 
 def blames(verdict: Verdict) -> bool:
-    """Return True if the verdict blames the engine. A crash of the engine counts too."""
+    """Return True if the verdict blames the engine. A crash of the engine blames it too."""
     return verdict.status in ("diverged", "crashed", "malformed", "timed-out")
 
 

@@ -1,4 +1,4 @@
-"""LoRA files and control vectors of a check: whether they fit the model and llama.cpp uses them."""
+"""Checks that LoRA files and control vectors fit the model, and that llama.cpp uses them."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ NAMED = 4
 
 def check_adapters(settings: Settings, path: Path) -> None:
     """Check that the adapter files fit the model. Raises EngineError or OSError for a file that is
-    no adapter of this model."""
+    not an adapter of this model."""
     with open_model(path) as file:
         Lora(settings.files_of(LORA), file).close()
         if vectors := settings.files_of(CONTROL_VECTOR):
@@ -30,8 +30,8 @@ def check_adapters(settings: Settings, path: Path) -> None:
 
 
 def check_used(llama_cpp: Session, settings: Settings, path: Path) -> None:
-    """Check that llama.cpp uses all pairs of a LoRA file. Raises NoAnswer if it does not: llama.cpp
-    gives no warning, and an engine that uses all pairs would be accused."""
+    """Check that llama.cpp uses all pairs of a LoRA file. Raises NoAnswer if it does not, because
+    llama.cpp gives no warning, and an engine that uses all pairs would be accused."""
     if not settings.files_of(LORA):
         return
     with open_model(path) as file:

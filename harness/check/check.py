@@ -150,7 +150,7 @@ def settings_for(plan: Plan) -> Settings:
 
 
 def in_full(settings: Settings) -> Settings:
-    """Return these settings with a cache that does not round keys and values. It serves for a
+    """Return these settings with a cache that does not round keys and values. They are for a
     server, which does not report its cache, and for a program, which may ignore its settings."""
     return replace(settings, type_k="F32", type_v="F32", flash_attn=False)
 
@@ -272,11 +272,11 @@ def check_names(dump: Dump, facts: ModelFacts) -> None:
 
 
 def check_ids(plan: Plan, given: Sequence[Batch], n_vocab: int) -> None:
-    """Check that the model's vocabulary has all ids of the run. Raises BadInput if it has not:
-    otherwise an engine would be blamed for refusing them."""
+    """Check that the model's vocabulary has all ids of the run. Raises BadInput if an id is
+    missing, because an engine would be blamed for refusing it."""
     largest = max((int(batch.tokens.max()) for batch in given), default=-1)
     if n_vocab and largest >= n_vocab:
-        text = f"the run has token {largest}, and {plan.model} a vocabulary of {n_vocab}"
+        text = f"the run has token {largest}, and {plan.model} has only {n_vocab} tokens"
         raise BadInput(f"{plan.engine}: {text}")
 
 
@@ -300,8 +300,8 @@ def along_llama_cpp(context: Context) -> AlongLlamaCpp:
 
 
 def is_compiled(*, flash_attn: bool) -> bool:
-    """Return True if numba's cache holds the compiled code of all honest runs; else the first run
-    spends seconds on compiling. Products of weight formats may still be missing in the cache."""
+    """Return True if numba's cache holds the compiled code of all honest runs, so that no run
+    spends seconds on compiling. Products of weight formats may still be missing."""
     from lockstep.engine.kernels.compiled import is_kept  # late: these imports take a while
     from lockstep.engine.ops.flash_mirror import one_by_one
     from lockstep.engine.ops.rotation import recursion

@@ -1,6 +1,6 @@
-"""Checks that the answers depend on attention and on the feed-forward network. In some models one
-of them moves no answer beyond the limit. An engine without it agrees on such a model, so it was not
-compared."""
+"""Checks that the answers depend on attention and on the feed-forward network. In some models,
+removing one of the two changes no answer by more than the limit. An engine that lacks this half
+agrees on such a model, so the half was not compared."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -26,11 +26,11 @@ BY_CHOICE = ("decode", "text")  # they see no more than which token is the likel
 
 def halves_told(context: Context, verdicts: Sequence[Verdict]) -> Iterator[Verdict]:
     """Yield a "not-compared" verdict for attention and for the feed-forward network, if removing
-    its products moves no answer beyond the limit. The answers are logits, or the most likely tokens
-    for engines that show no logits.
+    its products changes no answer by more than the limit. The answers are logits, or the most
+    likely tokens for engines that show no logits.
 
-    Engines that show tensors need no such verdict. Large models are skipped: the check needs two
-    more runs, and a half without effect occurs in small models made for tests.
+    Engines that show tensors need no such verdict. Large models are skipped, because the check
+    needs two more runs, and a half without effect occurs in small models made for tests.
     """
     agreed = {verdict.suite for verdict in verdicts if verdict.status == "agreed"}
     suites = [suite for suite in (*BY_LOGITS, *BY_CHOICE) if suite in agreed]

@@ -35,8 +35,8 @@ def write(
 
     In a chat, any message gives the full report, because the chat template contains the acid
     prompt. As a completion, any prompt gives a report; the acid prompt (`lockstep acid list
-    --prompt`) gives the full one. Let the engine write 64 tokens, then give the text to `lockstep
-    acid read`. Example:
+    --prompt`) gives the full report. Let the engine write 64 tokens, then give the text to
+    `lockstep acid read`. Example:
 
         lockstep acid write -o acid.gguf
     """

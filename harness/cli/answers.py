@@ -23,10 +23,11 @@ def ops(
     ] = None,
     quiet: QuietOpt = False,
 ) -> None:
-    """Judge the results that an engine wrote into files: tensors CASE/OUTPUT, as golden/README.md
-    describes. An engine need not have every operation. The output lists operations without a file,
-    and files without an operation. If an engine answers only some cases of an operation, the exit
-    code is 3. The exit code is 1 if a result is wrong, and 3 if there are no results. Example:
+    """Judge the results that an engine wrote into files, as tensors CASE/OUTPUT (see
+    golden/README.md). An engine need not have every operation. The output lists operations without
+    a file, and files without an operation. If an engine answers only some cases of an operation,
+    the exit code is 3. The exit code is 1 if a result is wrong, and 3 if there are no results.
+    Example:
 
     \b
       lockstep golden ops --answers answers/

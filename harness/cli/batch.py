@@ -37,8 +37,8 @@ def fuzz_batch(
 
     It compares return codes, positions, logits, and the cells that each ubatch uses. Then it
     compares each engine with itself. Tokens of other sequences must not change any bit of the
-    logits. Another ubatch size must not change them by more than rounding does. Each difference is
-    shrunk and reported once.
+    logits. Another ubatch size must not change the logits by more than rounding does. Each
+    difference is shrunk and reported once.
 
     With llama.cpp@0.3.8 or older, it compares only how llama_sbatch splits the batches (types
     attention, recurrent and pooled). Examples:

@@ -59,7 +59,8 @@ def shadow(
     as_json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """Measure the cost of watching llama.cpp: a plain decode, an empty callback, and a capture.
+    """Measure the cost of watching llama.cpp: time a plain decode, one with an empty callback, and
+    a capture.
 
     A capture copies every node's inputs and result into memory. The time to send and to judge them
     is not counted. The exit code says nothing about speed. Example:
@@ -86,9 +87,9 @@ def check(
 ) -> None:
     """Measure the time of a check, for each suite and each phase.
 
-    The table shows seconds and the processor seconds of Lockstep's own process. The rest is the
-    time of llama.cpp, of your engine, or of a process that measures the noise of honest runs. The
-    exit code says nothing about speed, or about what the check finds. Examples:
+    The table shows seconds and the processor seconds of Lockstep's own process. The other seconds
+    are the time of llama.cpp, of your engine, or of a process that measures the noise of honest
+    runs. The exit code says nothing about speed, or about what the check finds. Examples:
 
     \b
       lockstep bench check model.gguf

@@ -84,7 +84,7 @@ def bisect(
 
     Lockstep recomputes each op from the engine's own inputs. This separates ops that introduce an
     error from ops that only pass it on. Then it replaces the results of the wrong ops by the
-    oracle's tensors. If the rest then agrees, no other op is wrong. If an engine shows no tensors
+    oracle's tensors. If the outputs then agree, no other op is wrong. If an engine shows no tensors
     inside its layers, a quantised model is first run as its F32 twin. If the usual run agrees, the
     further runs of `check` follow. If no op is wrong, `bisect` tries known mistakes, as `diagnose`
     does. For an engine that only samples, it checks the stages of the sampler chain. Exit code: 0

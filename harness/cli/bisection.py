@@ -93,11 +93,11 @@ def as_stored(result: Bisection) -> list[str]:
         "weights are decoded and multiplied"
         for finding, there in every[:SHOWN]
     ]
-    return lines + [f"{len(every) - SHOWN} more differ like this"] * (len(every) > SHOWN)
+    return lines + [f"{len(every) - SHOWN} more sites differ like this"] * (len(every) > SHOWN)
 
 
 def rows_of(culprit: SiteFinding) -> str:
-    """Describe the op's weights and its wrong output rows; "" if there are neither."""
+    """Describe the op's weights and its wrong output rows; "" if the finding names neither."""
     pieces = pieces_of(culprit.outputs)
     rows = ", ".join(map(in_words, pieces[:8]))
     more = sum(map(len, pieces[8:]))
@@ -222,7 +222,7 @@ def the_end(p: Patched) -> str:
 
 def confirmation(p: Patched, left: int = 0) -> str:
     """Describe the run in which the oracle's tensors replaced the wrong ones. `left` is the number
-    of wrong ops that cannot be replaced and may cause what remains."""
+    of wrong ops that cannot be replaced and may cause the remaining difference."""
     allowed = f"{p.allowed:.1e}"
     design = " from an honest run of another design" if p.otherwise else ""
     agrees = "agrees with an honest run of another design" if p.otherwise else "agrees"

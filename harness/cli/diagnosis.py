@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from lockstep.harness.diagnosis.differences import Difference
     from lockstep.harness.records import Verdict
 
-SMALLER = "models made for one question each show errors below the noise of honest runs"
+SMALLER = (
+    "models that Lockstep makes for single questions show errors below the noise of honest runs"
+)
 TIES = "a tie within the noise, where two right engines may diverge"
 # Of the squares of a difference, as a mistake must explain (LEFT of diagnosis/race.py): half of it
 # lies along the effect of zeroed logits whatever an engine does.

@@ -51,7 +51,7 @@ def fuzz_gguf(
     witness: Annotated[
         bool,
         typer.Option(
-            help="Also ask gguf-py, about a sample and every file on which the others disagree."
+            help="Also ask gguf-py, about a sample and every file on which other parsers differ."
         ),
     ] = True,
 ) -> "FuzzPlan":

@@ -25,7 +25,7 @@ def finding(
     ] = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """List known faults: of llama.cpp and gguf-py, and of the engines of `lockstep engine`.
+    """List known faults of llama.cpp, of gguf-py, and of the engines of `lockstep engine`.
 
     With an ID, it prints a text to file as an issue, with the case or the commands that reproduce
     it. --run and -o are for engines of `lockstep engine`. Exit codes of --run: 0 the fault still

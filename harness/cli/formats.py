@@ -1,4 +1,5 @@
-"""`--format` of commands that write a report; `lockstep report convert` for an existing one."""
+"""`--format` of commands that write a report, and `lockstep report convert` for an existing
+report."""
 
 import os
 from collections.abc import Sequence
@@ -33,8 +34,8 @@ class WantedFormat:
 
 
 def formats_wanted(given: Sequence[str] | None) -> list[WantedFormat]:
-    """Return the requested formats, before the run starts. It refuses files that cannot be written.
-    It deletes the files of an earlier run, so that nobody takes them for files of this run. Raises
+    """Return the requested formats, before the run starts. Refuse files that cannot be written.
+    Delete the files of an earlier run, so that they are not mistaken for files of this run. Raises
     BadInput."""
     from lockstep.engine.choices import choices
     from lockstep.harness.check.check import BadInput

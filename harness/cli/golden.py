@@ -44,8 +44,8 @@ def regen(
     """Ask llama.cpp again, and write the vectors that ship or those of your models.
 
     With an unchanged oracle no byte changes, on any CPU. Vectors of your models hold only values
-    that do not depend on the CPU. In vectors that ship, an old sum stays if it is still within its
-    bound. Example:
+    that do not depend on the CPU. In vectors that ship with Lockstep, an old sum stays unchanged if
+    it is still within its bound. Example:
 
     \b
       lockstep golden regen model.gguf --out vectors/
@@ -101,8 +101,8 @@ def verify(
     vectors: Annotated[Path | None, typer.Option(help="The same as FOLDER.", hidden=True)] = None,
     quiet: QuietOpt = False,
 ) -> None:
-    """Check that the vectors are complete and unedited. With --engine or --oracle, also compare its
-    answers with them.
+    """Check that the vectors are complete and unedited. With --engine or --oracle, also compare the
+    engine's or llama.cpp's answers with the vectors.
 
     If the engine does not answer a question, the report names it and the exit code is 3. Examples:
 

@@ -59,9 +59,9 @@ def original(
 
     After `lockstep engine add originals` it also runs both models on seeded tokens: the checkpoint
     with transformers in float32, and MODEL with llama.cpp. For an F32, F16 or BF16 file, it lists
-    the layers and ops that compute something else, in graph order. For a quantised file, it shows
-    the KL divergence from the original, and how often both choose the same token. No code of the
-    checkpoint is executed. With --embeddings, it compares your own pipeline with
+    the layers and ops that compute something different, in graph order. For a quantised file, it
+    shows the KL divergence from the original, and how often both choose the same token. No code of
+    the checkpoint is executed. With --embeddings, it compares your own pipeline with
     sentence-transformers: pooling, prompt, truncation, normalisation.
 
     Exit codes: 0 the same; 1 something differs; 2 a file cannot be read; 3 a part was not compared.

@@ -36,7 +36,7 @@ FolderArg = Annotated[
 
 @app.command()
 def page(folder: FolderArg, quiet: QuietOpt = False) -> None:
-    """Write report.html beside report.jsonl. Every run does this at its end.
+    """Write report.html into the folder of report.jsonl. Every run does this at its end.
 
     The page is a single file for a browser. This command does not run the engines again. The page
     of an unfinished run says so. Examples:
@@ -81,7 +81,7 @@ def diff(
     twice or less than half as large (ten times, if seeds, models or settings differ). It lists
     suites with a different verdict, and errors that came nearer to their limit by more than a tenth
     of this limit. A larger difference counts as worse, and so does a comparison that B lacks. Exit
-    code: 1 if something got worse, 3 if nothing did and B did not finish, else 0. Examples:
+    code: 1 if something got worse, 3 if nothing got worse but B did not finish, else 0. Examples:
 
     \b
       lockstep report diff reports/MONDAY-check reports/TUESDAY-check

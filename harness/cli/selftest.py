@@ -149,8 +149,8 @@ def check_options(context: typer.Context) -> None:
         )
     known = {*ways, *ALWAYS, *(WAYS[ways[0]] if ways else BY_ITSELF)}
     if left := [option for name, option in given.items() if name not in known]:
-        beside = f"beside {given[ways[0]]}" if ways else "without another option"
-        raise typer.BadParameter(f"{', '.join(left)}: says nothing {beside}")
+        beside = f"with {given[ways[0]]}" if ways else "without another option"
+        raise typer.BadParameter(f"{', '.join(left)}: no effect {beside}")
 
 
 def damage_plans(

@@ -17,8 +17,8 @@ STREAMS = (0, 1, 2)  # descriptors of standard input, output and error
 
 
 class OutputFailed(Exception):
-    """Error: standard output cannot be written. It is not a subclass of OSError, because click ends
-    with exit code 1 for some of those."""
+    """Raised if standard output cannot be written. The class is not a subclass of OSError, because
+    click ends with exit code 1 for some such errors."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)

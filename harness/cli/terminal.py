@@ -251,8 +251,8 @@ def what_and_where(error: Exception) -> str:
 
 
 def is_broken_golden(error: BaseException | None) -> bool:
-    """Return True for a broken golden. It does not import golden, because most commands do not need
-    it."""
+    """Return True for a broken golden. The function does not import golden, because most commands
+    do not need golden."""
     return any(kind.__name__ == "BrokenGolden" for kind in type(error).__mro__)
 
 
@@ -281,8 +281,8 @@ def not_judged(result: "RunResult") -> list[str]:
 
 
 def listed_of(result: "RunResult") -> str:
-    """Describe the divergences that are excused: those in the user's list, those of the list
-    without a reason, and those that Lockstep knows or explains."""
+    """Describe the divergences that are excused: the divergences in the user's list, how many of
+    them have no reason there, and the divergences that Lockstep knows or explains."""
     from lockstep.harness.runs.known_failures import UNKNOWN
 
     listed = [v.detail["known"] for v in result.verdicts if "listed" in v.detail]
@@ -344,7 +344,7 @@ def not_applicable(result: "RunResult") -> list[str]:
 
 
 def more_like(same: Sequence[Verdict]) -> str:
-    """Describe the further places with the same cause; "" if there are none."""
+    """Describe the further places with the same cause; "" if no other place has it."""
     if len(same) == 1:
         return ""
     places = dict.fromkeys(place_of(v, same[0].case) for v in same[1:])

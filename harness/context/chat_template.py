@@ -1,4 +1,4 @@
-"""The prompt of a model after a chat: the model's own chat template with a message in it."""
+"""The prompt of a chat, which is the model's own chat template with a message in it."""
 
 from lockstep.engine.errors import EngineError
 from lockstep.harness.context.suite import Context, NoAnswer

@@ -1,7 +1,7 @@
 """Runs for cases that a prompt and single tokens do not cover. Batches have few rows, many rows, or
-whole tiles of rows. Batches of several tokens come on a filled cache, up to its last cell. Ids come
-from the whole vocabulary. Other sequences join later, and some prompts are almost equal to the
-previous prompt.
+whole tiles of rows. Batches of several tokens come when the cache is already filled, up to its last
+cell. Ids come from the whole vocabulary. Other sequences join later, and some prompts are almost
+equal to the previous prompt.
 
 Both engines run them too, and are compared with each other and with an honest run.
 """
@@ -149,7 +149,7 @@ def batch_sizes(n: int) -> list[int]:
 def filling(context: Context, sizes: Sequence[int]) -> tuple[Batch, ...]:
     """Return batches that fill the cache. The batch of FILLED tokens has two outputs, which are
     neither its first nor its last token. The batch of SILENT tokens has no outputs. If the
-    vocabulary is large, long batches have one output, the last."""
+    vocabulary is large, a long batch has only one output, for its last token."""
     ids, at, batches = many_ids(context, sum(sizes)), 0, []
     silent = None
     if context.facts.architecture not in FIRST_ROW:
@@ -168,8 +168,8 @@ def filling(context: Context, sizes: Sequence[int]) -> tuple[Batch, ...]:
 
 
 def many_ids(context: Context, n: int) -> list[int]:
-    """Return n ids: the last id and the first, ids at the limits of narrow integers, then the
-    others in a seeded order, so that all ids of a small vocabulary occur."""
+    """Return n ids. They are the last id and the first, ids at the limits of narrow integers, then
+    the other ids in a seeded order, so that all ids of a small vocabulary occur."""
     n_vocab = len(context.tokens) and context.facts.n_vocab  # raises where it is not known
     others = np.argsort(Philox(key=[context.seed, n_vocab]).random_raw(n_vocab), kind="stable")
     ids = list(dict.fromkeys([*narrow_ids(n_vocab), *others[:n].tolist()]))
@@ -221,8 +221,8 @@ def longer(
 
 
 def batches_behind(context: Context, ids: Sequence[int], ends: Sequence[int]) -> tuple[Batch, ...]:
-    """Return batches with a row of logits after each prefix. It is one run, or one batch per prefix
-    if tokens attend to later tokens."""
+    """Return batches with a row of logits after each prefix. The batches are one run. If tokens
+    attend to later tokens, there is one batch for each prefix."""
     if context.facts.architecture in NO_MEMORY:
         return tuple(Batch.for_next(ids[:n]) for n in ends)
     return (with_rows(ids, ends),)
@@ -236,8 +236,8 @@ def with_rows(ids: Sequence[int], ends: Sequence[int]) -> Batch:
 
 
 def join_sequences(context: Context) -> tuple[Batch, ...]:
-    """Return batches with several sequences. The second sequence begins beside the end of the
-    first, takes turns with it, and continues alone; then a third sequence begins."""
+    """Return batches with several sequences. The second sequence begins in a batch with the first,
+    takes turns with it, and continues alone; then a third sequence begins."""
     ids = many_ids(context, 64)[:31:-1]
     batches = []
     for places in PLACES:

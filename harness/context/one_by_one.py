@@ -1,7 +1,7 @@
-"""Questions asked one by one: a missing answer affects only that item or run.
+"""Questions asked one by one, so that a missing answer affects only one item or run.
 
-A tokenizer that fails on one very long text is still compared on all others. A timeout costs the
-whole time limit, so a run is not asked if it would very probably time out too.
+A tokenizer that fails on one very long text is still compared on all other texts. A timeout costs
+the whole time limit, so a run that would very probably time out too is not asked.
 """
 
 import itertools

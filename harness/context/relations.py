@@ -1,5 +1,5 @@
-"""Runs that must give the same logits as the usual run: with few outputs, beside another sequence,
-with tensors shown.
+"""Runs that must give the same logits as the usual run, although they have few outputs, contain
+another sequence, or show tensors.
 
 Each engine is compared with its own first answer.
 """
@@ -42,8 +42,8 @@ def ways(context: Context) -> Iterator[Run]:
 
 
 def some_outputs(batches: Sequence[Batch]) -> Run:
-    """Return the run with outputs for only some tokens: in each batch every third token, counted
-    back from the last."""
+    """Return the run with outputs for every third token of each batch, counted back from the
+    last."""
     chosen = [np.arange(len(batch))[::-1][::EVERY][::-1] for batch in batches]
     masked = []
     for batch, rows in zip(batches, chosen, strict=True):
@@ -84,7 +84,7 @@ def compare_way(
     """Return the run's description if its logits are the same; else the verdict on the divergence.
 
     Two honest runs differ by their noise, because the order of additions may depend on the number
-    of rows. Some runs use another code path, as attention does for more tokens. Then the limit is
+    of rows. Some runs use another code path (attention does so for more tokens). Then the limit is
     the distance between honest runs on the two paths.
     """
     same = way.same
@@ -109,7 +109,7 @@ def compare_way(
     allowed /= largest(before) or 1.0
     text = (
         f"{context.subject.name} gives different logits {way.words}: {off.mismatched} of "
-        f"{off.total} changed, by up to {far:.1e} of the largest (allowed {allowed:.1e}); "
+        f"{off.total} changed, by up to {far:.1e} of the largest logit (allowed {allowed:.1e}); "
         "at fault: the engine under test"
     )
     text += f"; {way.besides}" if way.besides else ""
@@ -133,7 +133,7 @@ def distance_of_paths(
     From one path to the other, an engine that rounds as llama.cpp does changes as the honest run
     does, within the noise of both. An engine that never rounds stays the same, within this noise.
     """
-    context.progress(f"a difference: honest runs {way.words}")
+    context.progress(f"computing honest runs {way.words}, to judge a difference")
     batches, rows = way.batches, rows_of(way.batches, same.own)
     seed, size = context.seed + MORE_RUNS, largest(before) or 1.0
     there = context.honest.floor(batches, seed=seed, runs=0).logits
@@ -143,7 +143,7 @@ def distance_of_paths(
         moved = before + (other.astype(np.float64) - honest)
     far = f"{worst_distance(before, after) / size:.1e}"
     apart = f"{worst_distance(honest, other) / size:.1e}"
-    words = f"{far} of the largest apart; honest runs are {apart} apart"
+    words = f"the runs are {far} of the largest logit apart; honest runs are {apart} apart"
     if mismatch_between(moved, after, whole_run(noise, size).allowed) is None:
         return words
     # of these rows alone: a row of the other sequence may have far more noise
@@ -151,4 +151,4 @@ def distance_of_paths(
     allowed = noise * size + max(worst_distance(other, run) for run in moving)
     if all(mismatch_between(run, after, allowed) for run in (before, moved)):
         return ""
-    return f"{words}, and {allowed / size:.1e} by their noise"
+    return f"{words}; noise explains {allowed / size:.1e}"

@@ -43,18 +43,18 @@ class Unsteady:
     def __str__(self) -> str:
         text = (
             f"{self.differ} of {self.runs} repeated runs give different bits, from "
-            f"{self.place} on; logits differ by up to {self.apart:.1e} of the largest"
+            f"{self.place} on; logits differ by up to {self.apart:.1e} of the largest logit"
         )
         if self.first_alone:
             text += (
-                "; only the first run differs from the others. This is no race: an "
-                "earlier run leaves something behind that is not cleared"
+                "; only the first run differs from the others. This is not a race: "
+                "a run leaves data behind that the engine does not clear"
             )
         elif self.by_history:
             text += (
                 f"; after each restart the first {IN_A_ROW} runs give the same bits "
-                "again. This is no race: an earlier run leaves something behind that is "
-                "not cleared"
+                "again. This is not a race: a run leaves data behind that the engine does "
+                "not clear"
             )
         return text
 

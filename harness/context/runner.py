@@ -125,7 +125,7 @@ def is_outside(engine: str) -> bool:
 
 
 class Unable(Exception):
-    """Error: a worker does not have this engine. Its message is one sentence with the reason."""
+    """Raised if a worker does not have this engine. The message is one sentence with the reason."""
 
 
 class IsolatedSession(Session):
@@ -297,7 +297,7 @@ def started_worker(
     theirs: socket.socket, python: Path | None, *, users: bool
 ) -> tuple[Process, IO[bytes]]:
     """Start a worker. `users` is True if the user's code runs in it. That code may start processes,
-    so a keeper ends them together with ours."""
+    so a keeper process ends them together with the worker."""
     command = [*interpreter(python), str(theirs.fileno())]
     options: dict[str, Any] = {
         "stdin": subprocess.DEVNULL,

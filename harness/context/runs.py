@@ -12,8 +12,8 @@ from lockstep.harness.records import Request
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SameRows:
-    """Outputs that a run repeats: the indices of their rows in each batch of the usual run
-    (`first`) and of this run (`own`)."""
+    """Outputs of the usual run that a run repeats, as the indices of their rows in each batch of
+    the usual run (`first`) and of this run (`own`)."""
 
     first: Sequence[NDArray[np.intp]]
     own: Sequence[NDArray[np.intp]]
@@ -23,13 +23,13 @@ class SameRows:
 class Run:
     """A plan of batches.
 
-    words: describes the run in a sentence, after the word "logits". usual: True for a run like the
-    usual one, with other tokens.
+    words: text that describes the run after the word "logits" in a sentence. usual: True for a run
+    like the usual one, with other tokens.
 
     known: True if the run computes nothing new compared with the usual run, so it needs its own
     honest run only if the engines differ. same: the rows that must equal the engine's own first
-    answer; without it the oracle's rows are the reference. besides: a further difference, which
-    `words` does not mention.
+    answer; without `same`, the oracle's rows are the reference. besides: a further difference,
+    which `words` does not mention.
     """
 
     words: str

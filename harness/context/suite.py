@@ -56,7 +56,7 @@ STEPS_TRACED = 2  # single tokens decoded after the prompt, so that the cache is
 
 
 class NoAnswer(Exception):
-    """Error: an engine did not answer, so nothing can be compared."""
+    """Raised if an engine did not answer, so that nothing can be compared."""
 
     def __init__(self, status: Status, summary: str, detail: dict[str, Any]) -> None:
         super().__init__(summary)
@@ -67,7 +67,7 @@ class HonestRuns(Protocol):
     """Our own runs of the oracle's file (harness.graph.honest_runs)."""
 
     def begin(self, batches: Sequence[Batch], *, seed: int, runs: int) -> None:
-        """Begin to compute the noise floor, which suites will need soon."""
+        """Begin to compute the noise floor, because suites will need it soon."""
 
     def floor(self, batches: Sequence[Batch], *, seed: int, runs: int) -> NoiseFloor:
         """Return an honest run without errors, and the worst of `runs` perturbed runs."""
@@ -82,8 +82,8 @@ class HonestRuns(Protocol):
     def converted_runs(
         self, batches: Sequence[Batch], only: Sequence[int] | None = None
     ) -> Iterator[F32]:
-        """Yield the runs of other designs: with another format for activations, or for keys and
-        values. only: the designs with these numbers, in this order."""
+        """Yield the runs of designs with another format for activations, or for keys and values.
+        only: the designs with these numbers, in this order."""
 
     def rounded_run(
         self, batches: Sequence[Batch], design: FactorDesign, *, seed: int, runs: int
@@ -99,7 +99,7 @@ class HonestRuns(Protocol):
 
 @dataclass(kw_only=True)
 class Context:
-    """Context of a check: one model, one preset, two engines with their roles."""
+    """Context of a check, with one model, one preset, and two engines in their roles."""
 
     case: str  # how the report names the model
     model: Path  # the oracle's file
@@ -186,9 +186,9 @@ class Context:
 
     def noise_on(self, batches: Sequence[Batch]) -> float:
         """Return the relative noise on these batches from more runs, measured before an engine is
-        blamed. Rare events occur as often in one long run as in several short ones."""
+        blamed. Rare events occur as often in one long run as in several short runs."""
         if self.noise_measured is None or self.noise_measured[0] is not batches:
-            self.progress("a difference: measuring the noise of more honest runs")
+            self.progress("measuring the noise of more honest runs, to judge a difference")
             many = sum(map(len, batches)) // max(1, sum(map(len, self.batches)))
             runs = max(RUNS, MORE_RUNS // max(1, many))
             more = self.honest.floor(batches, seed=self.seed + MORE_RUNS, runs=runs)
@@ -198,13 +198,13 @@ class Context:
     def honest_runs(self, batches: Sequence[Batch]) -> tuple[F32, F32]:
         """Return logits of the oracle's file computed by our ops, (outputs, vocabulary) each: with
         llama.cpp's conversions of activations, and in float64 without conversions."""
-        self.progress("a difference: our own runs say which engine is wrong")
+        self.progress("computing our own runs, to find which engine is wrong")
         return self.honest.logits(batches)
 
     def converted_runs(
         self, batches: Sequence[Batch], only: Sequence[int] | None = None
     ) -> Iterator[F32]:
-        self.progress("a difference: our own runs of other designs")
+        self.progress("computing our own runs of other designs, to judge a difference")
         return self.honest.converted_runs(batches, only=only)
 
     def asked_on_made_models(self, name: str) -> Iterator[Verdict]:
@@ -360,13 +360,13 @@ def no_answer(engine: str, question: str, outcome: Outcome, called: str = "") ->
 
 
 def line_that_says_why(message: str) -> str:
-    """Return the line with the reason: the first line, or the last of a traceback."""
+    """Return the line with the reason, which is the first line, or the last line of a traceback."""
     lines = message.splitlines() or [""]
     return lines[-1 if "Traceback (most recent call last)" in lines[0] else 0]
 
 
 def patient(error: NoAnswer) -> NoAnswer:
-    """Return the error. For a timeout, its message also says how to wait longer or ask for less."""
+    """Return the error. For a timeout, the message adds how to wait longer or ask for less."""
     if error.status != "timed-out":
         return error
     less = error.detail.get(LESS)
@@ -385,7 +385,7 @@ class Suite(Registered):
     of_oracle_alone: ClassVar[bool] = False  # the subject is not asked, and nothing said of it
 
     def inapplicable(self, facts: ModelFacts) -> str:
-        """Return why there is nothing to compare in this model; "" if there is something."""
+        """Return why this model has nothing to compare; "" if it has something to compare."""
         return ""
 
     def begin(self, context: Context) -> None:

@@ -1,4 +1,4 @@
-"""Ties in greedy text: places where another honest engine may choose another token.
+"""Ties in greedy text. A tie is a place where another honest engine may choose another token.
 
 The noise is measured, not assumed. The engine computes the logits of its text twice: token by
 token, and in one batch. The difference between the two runs is its noise. If the two largest logits
@@ -65,7 +65,8 @@ def logits_of(session: Session, batches: tuple[Batch, ...]) -> NDArray[np.float3
 def ties_between(
     ids: Sequence[int], stepwise: NDArray[np.float32], at_once: NDArray[np.float32]
 ) -> list[Tie]:
-    """Return the ties of two runs; both arrays are (tokens, vocabulary)."""
+    """Return the ties of two runs. stepwise, at_once: the logits of the runs, (tokens,
+    vocabulary)."""
     found = []
     for at, (chosen, row, again) in enumerate(zip(ids, stepwise, at_once, strict=True)):
         others = row.copy()

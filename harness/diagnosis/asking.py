@@ -243,7 +243,7 @@ def of_tokens_behind(context: Context) -> Iterator[MistakeQuestion]:
     single text is not enough, because a wrong engine may still write the right text."""
     if context.facts.decoder_start is None:
         for ids, n in beginnings(context):
-            words = f"the token after {n} seeded tokens, from {ids[0]} on"
+            words = f"the token after {n} seeded tokens that begin with {ids[0]}"
             yield Greedy(words=words, ids=tuple(ids[:n]), n=1)
     yield text_of(context)
     yield from prompts_in_turn(context)
@@ -268,7 +268,7 @@ def of_lists(context: Context) -> Iterator[MistakeQuestion]:
         ids = tuple(context.tokens[: context.n_tokens])
         prefixes = [ids[:n] for n in (len(ids), *reversed(LENGTHS)) if n <= len(ids)]
     for prefix in prefixes:
-        words = f"the likeliest tokens after {prefix!r:.60} ({len(prefix)})"
+        words = f"the likeliest tokens after {prefix!r:.60} (length {len(prefix)})"
         yield Likeliest(words=words, prefix=prefix, k=k)
 
 

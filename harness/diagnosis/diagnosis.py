@@ -67,7 +67,7 @@ Status = Literal["right", "named", "few", "none", "not-compared"]
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
-    """A known mistake. `left` is the share of the subject's distance that remains with it."""
+    """A known mistake. `left` is the share of the subject's difference that it does not explain."""
 
     engine: str
     mistake: str
@@ -80,9 +80,9 @@ class Match:
 class Family:
     """The group of known mistakes whose effect is nearest to the subject's difference.
 
-    alike: the cosine between both effects on logits. explains: the number of rows that the nearest
-    mistake has in common with the subject, where the right engine differs. breaks: the number of
-    rows where only the nearest mistake differs.
+    alike: the cosine between the mistake's and the subject's effects on logits. explains: the
+    number of rows that the nearest mistake has in common with the subject, where the right engine
+    differs. breaks: the number of rows where only the nearest mistake differs.
     """
 
     name: str
@@ -94,8 +94,8 @@ class Family:
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """The number of compared answers of one kind, and of those where the right engine agrees with
-    the subject. `not_compared` counts answers after ties."""
+    """The number of compared answers of one kind, and the number of them where the right engine
+    agrees with the subject. `not_compared` counts answers after ties."""
 
     unit: str
     compared: int
@@ -104,7 +104,7 @@ class Rows:
 
     @property
     def nothing(self) -> bool:
-        """Return True if nothing was compared: every text diverges in a tie at its first token."""
+        """Return True if nothing was compared: each text diverges in a tie at its first token."""
         return not self.compared and bool(self.not_compared)
 
 
@@ -149,7 +149,7 @@ class Diagnosed:
 
 @dataclass(kw_only=True)
 class DiagnosisBench:
-    """Our own engines on one file: with ggml's roundings, and without them."""
+    """Our own engines on one file, with ggml's roundings and without them."""
 
     rounding: Engines
     plain: Engines
@@ -183,7 +183,7 @@ class DiagnosisBench:
 def diagnose(context: Context, bench: DiagnosisBench, tell: Tell = lambda said: None) -> Diagnosed:
     """Ask and diagnose one aspect after the other.
 
-    `tell` gets intermediate results: time estimates, the first difference, each diagnosis.
+    `tell` receives time estimates, the first difference, and each diagnosis when they are known.
     """
     facts = context.facts
     if not (facts.has_logits or facts.not_ours):
@@ -298,7 +298,7 @@ def nearest_family(found: Sequence[TriedMistake]) -> Family | None:
 
 
 def first_differences(engines: Engines, of: HeldAnswers) -> tuple[Difference, ...]:
-    """Return a few differences for each kind of answer; of rows of logits only the first."""
+    """Return a few differences for each kind of answer, but only the first row of logits."""
     found: dict[str, dict[str, Difference]] = {}
     for one, right in zip(of.every, of.right, strict=True):
         if one is of.shortest or right.same.all():

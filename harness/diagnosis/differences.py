@@ -1,4 +1,5 @@
-"""Answers that differ from the right engine's: the question, the given and the expected answer."""
+"""Answers that differ from the right engine's, each with the question, the given and the expected
+answer."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,8 +31,8 @@ Pair = tuple[str, str, str]  # what was asked, the subject's answer, the right o
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A row of an answer that differs: the subject's value and the expected value. Both are empty
-    if the question's words fill the line."""
+    """A row of an answer that differs: the subject's value and the expected value. Both values are
+    empty for questions whose rows are not described."""
 
     asked: str
     got: str

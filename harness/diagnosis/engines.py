@@ -26,9 +26,9 @@ KnownMistake = Wrong | type[WrongSampler]
 class Engines:
     """Our own engines on one file.
 
-    plain: engines without conversions and deliberate roundings. keep: keeps all answers, for more
-    subjects on the same file. at_once: the number of processes that may hold the data of a run at
-    the same time.
+    plain: engines without conversions and deliberate roundings. keep: True to keep all answers, for
+    more subjects on the same file. at_once: the number of processes that may hold the data of a run
+    at the same time.
     """
 
     path: Path
@@ -89,8 +89,8 @@ def without_roundings(cls: type[Any]) -> type[Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidates:
-    """Known mistakes to try. `near` are mistakes for the same architecture. `far` are the others,
-    tried if no near mistake reproduces the answers."""
+    """Known mistakes to try. `near` are mistakes for the same architecture. `far` are all other
+    mistakes. They are tried if no near mistake reproduces the answers."""
 
     near: tuple[Wrong, ...]
     far: tuple[Wrong, ...]

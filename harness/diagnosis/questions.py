@@ -33,9 +33,9 @@ TEXTS = ("detokenize", "tokenizer")
 class MistakeQuestion:
     """A question. Our engines in this process answer it in `of`, which returns None for no answer.
 
-    words: its unique name within a model. aspect: a mistake in one aspect affects only questions of
-    this aspect. methods: an engine that inherits all these methods from the reference answers like
-    the right engine.
+    words: a name that is unique within a model. aspect: the part of an engine that the question
+    tests; a mistake affects only questions of its aspect. methods: the methods on which the answer
+    depends; an engine that inherits all of them from the reference answers like the right engine.
     """
 
     words: str
@@ -301,7 +301,7 @@ def is_tie(row: NDArray[np.float32], own: int, other: int, noise: float) -> bool
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InTurn(MistakeQuestion):
     """A question for the token after each of several prompts, asked one after the other. The first
-    prompt has one token and is not compared: it only clears data of earlier questions."""
+    prompt has one token and is not compared, because it only clears data of earlier questions."""
 
     prompts: tuple[tuple[int, ...], ...]
     unit = "tokens"

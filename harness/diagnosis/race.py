@@ -35,9 +35,9 @@ LEFT = 0.5
 class HeldAnswers:
     """The subject's answers, each compared with the right engine's.
 
-    Texts that differ early come first: texts without a difference show no mistake, and each token
-    costs a run. in_turn: the questions in the order in which the subject was asked. shortest: a
-    part of another question, which rules out most mistakes.
+    Texts that differ early come first, because texts without a difference show no mistake, and each
+    token costs a run. in_turn: the questions in the order in which the subject was asked. shortest:
+    a part of another question, which rules out most mistakes.
     """
 
     every: tuple[AskedQuestion, ...]
@@ -79,7 +79,7 @@ def cost(one: AskedQuestion, right: Compared) -> tuple[bool, bool, int, int]:
 
 def beginning(one: AskedQuestion, right: Compared) -> AskedQuestion | None:
     """Return the question, cut off after an early difference of its text, because most wrong
-    engines already differ there. Return None if there is no such question."""
+    engines already differ there. Return None if the question has no such beginning."""
     question, n = one.question, int(right.same.sum()) + 1
     if not isinstance(question, Greedy | Continued) or right.same.all() or 2 * n > question.n:
         return None
@@ -108,12 +108,12 @@ def compare_answer(
 class TriedMistake:
     """A known mistake that was tried.
 
-    left: the share that remains of the distance between the logits of the subject and of the right
-    engine; infinity if the engine answers nothing. alike: the cosine between the effects of this
-    mistake and of the subject on the logits. explains: the number of rows that this mistake has in
-    common with the subject, where the right engine differs. breaks: the number of rows where only
-    this mistake differs. as_right: names of questions that this mistake does not affect, because
-    its logits equal the right engine's.
+    left: the share of the distance between the subject's and the right engine's logits that the
+    mistake does not explain; infinity if the engine answers nothing. alike: the cosine between the
+    effects of this mistake and of the subject on the logits. explains: the number of rows that this
+    mistake has in common with the subject, where the right engine differs. breaks: the number of
+    rows where only this mistake differs. as_right: names of questions that this mistake does not
+    affect, because its logits equal the right engine's.
     """
 
     cls: KnownMistake
@@ -240,8 +240,8 @@ def is_as_right(one: AskedQuestion, own: Compared, right: Compared) -> bool:
 def reaching(
     classes: Sequence[KnownMistake], of: HeldAnswers, before: Sequence[TriedMistake]
 ) -> list[KnownMistake]:
-    """Return the mistakes without those that had no effect on these questions in an earlier race.
-    They do nothing in this model, and each would cost a run."""
+    """Return the mistakes that had an effect on these questions in an earlier race, or were not
+    tried in it. The other mistakes have no effect in this model, and each would cost a run."""
     off = {one.question.words for one in of.off}
     idle = {row.cls for row in before if row.as_right & off}
     return [cls for cls in classes if cls not in idle]
@@ -297,7 +297,7 @@ def left_by(own: Sequence[Compared], of: HeldAnswers) -> float:
 
 def makes_some(own: Sequence[Compared], of: HeldAnswers) -> bool:
     """Return True if the wrong engine produces a token of the subject that the right engine does
-    not produce. It is also True if anything other than texts differs. Without this rule, engines
+    not produce. Return True also if anything other than texts differs. Without this rule, engines
     with larger logits would fit any text, because their ties are wider."""
     off = [row for row in zip(of.every, own, of.right, strict=False) if not row[2].same.all()]
     if not all(is_text(one) for one, _, _ in off):

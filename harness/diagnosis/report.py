@@ -1,4 +1,5 @@
-"""Verdicts of a diagnosis: one for each aspect of the engine, and one for its missing answers."""
+"""Verdicts of a diagnosis. Each aspect of the engine has a verdict, and its missing answers have
+one."""
 
 from collections.abc import Iterator
 from dataclasses import asdict

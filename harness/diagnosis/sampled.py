@@ -36,7 +36,7 @@ class SampledLists(MistakeQuestion):
     methods = ("sample",)
 
     def ask(self, session: Session) -> Outcome:
-        """Return the answer with the list after every stage, or the first outcome that is no
+        """Return the answer with the list after every stage, or the first outcome that is not an
         answer."""
         broken: list[Outcome] = []
 

@@ -56,7 +56,8 @@ def run_diagnosis(
 
 
 def differs(row: TrialRow) -> bool:
-    """Return True if the subject's answers differ; otherwise there is nothing to explain."""
+    """Return True if the subject's answers differ from the right engine's, so that there is
+    something to explain."""
     return row.status not in ("right", "not asked")
 
 

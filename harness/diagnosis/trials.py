@@ -1,5 +1,5 @@
-"""Diagnoses of a wrong engine seen through a view: once with its mistake in the catalogue, and once
-without it."""
+"""Diagnoses of a wrong engine seen through a view. The catalogue has the engine's mistake in one
+diagnosis, and lacks it in the other."""
 
 import tempfile
 from collections.abc import Callable, Sequence
@@ -33,7 +33,8 @@ RACES = "races"  # of mistakes: their answers are made to be others than those o
 @dataclass(frozen=True, kw_only=True)
 class TrialRow:
     """The result of one engine in one view. `named` are the mistakes named for the aspect that
-    differs. `others` are the mistakes named if the catalogue lacks those in `named`."""
+    differs. `others` are the mistakes that would be named if the catalogue lacked the mistakes in
+    `named`."""
 
     engine: str
     family: str

@@ -40,9 +40,9 @@ class FuzzPlan:
     """The plan of a campaign. Case n depends only on the seed, the target and n, so a later run can
     continue at `start`.
 
-    `seconds` limits the time of each target. No verdict covers cases that it did not reach, and the
-    verdicts say where the next run starts. `given` are the user's own cases, which replace the
-    numbered ones.
+    `seconds` limits the time of each target. No verdict covers cases that the run did not reach,
+    and the verdicts say where the next run starts. `given` are the user's own cases, which replace
+    the numbered ones.
     """
 
     targets: tuple[str, ...] = ()  # of the fuzzer's list; all if empty
@@ -99,7 +99,7 @@ class Fuzzer(Registered):
         raise NotImplementedError
 
     def check(self, plan: FuzzPlan) -> None:
-        """Check that the plan makes sense. Raises BadInput if not."""
+        """Check the plan. Raises BadInput if this fuzzer cannot run it."""
         for name in plan.targets:
             if name not in self.targets():
                 known = choices(name, self.targets())
@@ -151,8 +151,8 @@ def write_run(
     listener: Listener,
     before: Sequence[Verdict] = (),
 ) -> RunResult:
-    """Write the rest of the campaign's verdicts, and return the result. before: verdicts that the
-    report already has."""
+    """Write the remaining verdicts of the campaign, and return the result. before: verdicts that
+    the report already has."""
     started = time.perf_counter()
     verdicts, told = list(before), {as_text(verdict) for verdict in before}
     with closing(writer), told_how_to_go_on(fuzzer, writer.path.parent):
@@ -264,8 +264,8 @@ class TargetWork:
 
 
 def rest_of(plan: FuzzPlan, done: Sequence[int], keys: Sequence[str]) -> FuzzPlan:
-    """Return the plan for the rest of a target after its last checkpoint. keys: the keys of its
-    findings so far."""
+    """Return the plan for the cases of a target after its last checkpoint. keys: the keys of the
+    target's findings so far."""
     start = done[-1] if done else plan.start
     found = tuple(dict.fromkeys((*plan.found, *filter(None, keys))))
     return replace(plan, start=start, cases=plan.start + plan.cases - start, found=found)

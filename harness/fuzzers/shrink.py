@@ -20,12 +20,13 @@ def shrink(
     identity: Callable[[T], Any] = lambda case: case,
 ) -> T:
     """Return the smallest case found that shows the same as `case`. One maker runs until it finds
-    nothing smaller, then the next. It ends when no maker finds anything smaller.
+    nothing smaller, and then the next maker runs. The search ends when no maker finds anything
+    smaller.
 
-    makers: each yields smaller cases; shows: returns for each case of a list whether it still shows
-    the finding; size: the measure to minimise; budget: the maximum cost of all questions; cost: the
-    cost of a list of cases; at_once: the approximate maximum cost of one question; identity: a key
-    that equal cases share, so that each is asked about once.
+    makers: functions that each yield smaller cases; shows: a function that returns for each case of
+    a list whether it still shows the finding; size: the measure to minimise; budget: the maximum
+    cost of all questions; cost: the cost of a list of cases; at_once: the approximate maximum cost
+    of one question; identity: a key that equal cases share, so that each is asked about once.
     """
     useless = 0
     for make in cycle(makers):

@@ -26,7 +26,7 @@ LAYOUTS = (rows, heads)  # in which ggml's order is the order that sites have
 
 def places_by_site(program: Program, wires: Mapping[Place, Wire]) -> dict[Site, Place]:
     """Return every node by all its names. If there are several ubatches, the names of harness.sites
-    mean nodes of the first."""
+    mean nodes of the first ubatch."""
     found = {wire.site: place for place, wire in wires.items()}
     for graph in program.graphs:
         # where some layers have windows there are two; engines keep those in rings of their own
@@ -43,8 +43,7 @@ def places_by_site(program: Program, wires: Mapping[Place, Wire]) -> dict[Site, 
 
 
 def adapted_products(graph: Graph) -> dict[int, str]:
-    """Return the sums W x + scale * B (A x): the index of each sum, and the name of its weight
-    W."""
+    """Return the index of each sum W x + scale * B (A x), with the name of its weight W."""
     shares: dict[TensorView, str] = {}  # of B (A x), scaled or not
     found = {}
     for node in graph.nodes:

@@ -12,8 +12,8 @@ AND = " * "
 
 def axes_in_words(names: str, whole: Sequence[int], shape: Sequence[int]) -> str | None:
     """Return the names of a shown tensor's axes. names: the names of the node's last axes; whole:
-    the node's sizes; shape: the shape as shown. Return None if a shown axis does not consist of
-    whole axes of the node."""
+    the node's sizes; shape: the shown shape. Return None if a shown axis does not consist of whole
+    axes of the node."""
     axes = names.strip("()").split(", ")
     parts = [part for axis in axes for part in axis.split(AND)]
     before = len(shape) - len(axes)
@@ -28,7 +28,7 @@ def axes_in_words(names: str, whole: Sequence[int], shape: Sequence[int]) -> str
 
 def join_axes(axes: Sequence[str], sizes: Sequence[int], shape: Sequence[int]) -> list[str] | None:
     """Return the names of the shown axes, each made of neighbouring axes whose sizes multiply to
-    the shown size. Return None if there is no such grouping."""
+    the shown size. Return None if no grouping matches."""
     found, rest = [], list(zip(axes, sizes, strict=False))
     for size in shape:
         group, room = list[str](), 1

@@ -12,8 +12,8 @@ WHOLE = 2.0**24  # beyond it every float32 is a whole number
 
 
 def disturb_values(value: F64, allowed: F64, drawn: NDArray[Any]) -> F64:
-    """Return the values with random errors. value: flat; drawn: 64 random bits for each value;
-    allowed: one limit for each value, or one for all."""
+    """Return the values with random errors. value: a flat array; drawn: 64 random bits for each
+    value; allowed: a limit for each value, or one limit for all values."""
     out = value.copy()
     disturb(out, allowed.reshape(-1), drawn)
     return out

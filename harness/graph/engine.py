@@ -2,8 +2,8 @@
 architecture.
 
 A worker asks llama.cpp for the graphs of the batches, and our ops compute them anew from the
-tokens. So this engine shows wrong ops and weights, but no wrong graph, because its graph is
-llama.cpp's.
+tokens. So a comparison with this engine reveals wrong ops and weights, but not a wrong graph,
+because its graph is llama.cpp's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -95,8 +95,8 @@ class ReplayEngine(Reference, name="replay"):
         return self.way.compute(self.build, node)
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
-        """Return greedy ids, each the argmax of our logits. llama.cpp's ids serve as a guess,
-        because one recorded run is enough as long as both agree."""
+        """Return greedy ids, each the argmax of our logits. The run is recorded with llama.cpp's
+        ids, because one recorded run is enough as long as our ids are the same."""
         if not prompt:
             raise EngineError("a prompt needs at least one token")
         guess: list[int] = self.ask("greedy", prompt, n)
@@ -121,8 +121,8 @@ class ReplayEngine(Reference, name="replay"):
         super().close()
 
     def borrow(self, session: Session) -> None:
-        """Use this open session. It is asked for its build at once, because it cannot be asked
-        while it streams nodes."""
+        """Use this open session. The session's build is requested at once, because the session
+        answers no questions while it streams nodes."""
         self.session, self.borrowed = session, True
         _ = self.build
 

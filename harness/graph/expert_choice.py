@@ -1,8 +1,8 @@
 """Checks that the experts chosen by an engine are as good as any other choice.
 
-The op that sorts the experts gives all ids, and only the first few are used. These may come in any
-order, and any of several experts with the same score is right. So the scores of the chosen experts
-are compared.
+The op that sorts the experts gives all ids, and only the first few are used. The used ids may come
+in any order, and any of several experts with the same score is right. So the scores of the chosen
+experts are compared.
 """
 
 import numpy as np
@@ -42,8 +42,8 @@ def used_of(graph: Graph, node: PlannedNode) -> int:
 
 
 def legal(ids: NDArray[np.generic], most: int) -> NDArray[np.int32]:
-    """Return ids that later nodes can use: an id without an expert or row is replaced by another.
-    most: the number of experts or rows."""
+    """Return ids that later nodes can use. An id that names no expert or row is replaced by a valid
+    id. most: the number of experts or rows."""
     known = np.nan_to_num(ids.astype(np.float64), posinf=0.0, neginf=0.0)
     return np.clip(known, 0, most - 1).astype(np.int32)
 

@@ -1,7 +1,8 @@
 """The order in which an engine processes a token's experts, inferred from the values that it shows.
 
-Any order is right, and few engines show theirs. In llama.cpp's graph only the ARGSORT of all
-experts shows it. So if the shown values are the right values in another order, that order is used.
+Any order is right, and few engines show their order. In llama.cpp's graph only the ARGSORT of all
+experts shows the order. So if the shown values are the right values in another order, that order is
+used.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,8 +44,8 @@ def orders_seen(
     """Return the order of ids for each ARGSORT whose experts the engine processes in another order
     than we do.
 
-    The widest of the wrong values after the ARGSORT decides, because narrow values may be nearly
-    equal.
+    The widest wrong value after the ARGSORT determines the order, because narrow values may be
+    nearly equal.
     """
     suspects: dict[Place, Segment] = {}
     for segment, finding in found:

@@ -1,4 +1,5 @@
-"""Our own honest runs, with which whole runs are compared: llama.cpp's graph with our ops."""
+"""Our own honest runs, which compute llama.cpp's graph with our ops. Whole runs of engines are
+compared with them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -34,8 +35,8 @@ HELD = 1 << 28  # bytes of outputs of runs that are made at once, of which forks
 
 @dataclass(kw_only=True)
 class AlongLlamaCpp:
-    """Honest runs of any architecture: llama.cpp's graph with our ops. They do not show a wrong
-    graph."""
+    """Honest runs of any architecture, which compute llama.cpp's graph with our ops. They cannot
+    reveal a wrong graph."""
 
     llama_cpp: Session
     file: GgufFile
@@ -58,8 +59,9 @@ class AlongLlamaCpp:
 
     def program(self, batches: Sequence[Batch]) -> Program:
         """Return the program for all batches. The batches are joined into one if batch size does
-        not change a token's result: sixty graphs of one token cost as much as one of thousands.
-        They stay separate if the model keeps nothing from batch to batch."""
+        not change a token's result: sixty graphs of one token cost as much as one graph of
+        thousands of tokens. The batches stay separate if the model keeps nothing from batch to
+        batch."""
         apart = str(self.file.metadata["general.architecture"].data) in NOT_IN_ONE
         apart |= self.flash_attn or self.embeddings or any(b.encoder for b in batches)
         program = self.recording(batches if apart else (join_batches(batches),))

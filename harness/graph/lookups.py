@@ -1,9 +1,9 @@
-"""GELU, which ggml looks up in a table of half-precision numbers, for engines that compute with
-wider numbers.
+"""Comparison of GELU. ggml looks it up in a table of half-precision numbers, and other engines may
+compute it with wider numbers.
 
-A step of the table is larger than the difference between tanh GELU and erf GELU. So it cannot be a
-general tolerance. An engine without a table has no steps. An engine with a table differs only where
-a neighbouring argument has another half-precision result.
+A step of the table is larger than the difference between tanh GELU and erf GELU. So a step of the
+table cannot be a general tolerance. An engine without a table has no steps. An engine with a table
+differs only where a neighbouring argument has another half-precision result.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

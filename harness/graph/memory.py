@@ -1,4 +1,5 @@
-"""The memory of a replay: bytes, seen through offsets and strides like ggml's tensors.
+"""The memory of a replay. It consists of bytes, and views of it have offsets and strides like
+ggml's tensors.
 
 In a wide memory, ggml's F32 data are F64 at the same places, so offsets are twice as large.
 """
@@ -64,8 +65,8 @@ class GraphMemory:
         )
 
     def read(self, view: TensorView, producer: int = -1) -> Operand:
-        """Return a view with its values. Raises Unknown if they were not computed, EngineError if
-        the view lies outside the memory."""
+        """Return a view with its values. Raises Unknown if the values were not computed, or
+        EngineError if the view lies outside the memory."""
         if view.root < 0:
             return Operand(name=view.name, type=view.type, ne=view.ne, value=None, nb=view.nb)
         operand = self.operand_of(view)

@@ -1,7 +1,7 @@
 """Results of other honest designs at one node, or at a few nodes that form one formula.
 
-If the designs of an op are known, no other result counts as honest. Otherwise an engine that
-computes in float32 in any way gets a bound that is far wider.
+If the designs of an op are known, no other result counts as honest. If they are unknown, an engine
+may compute in float32 in any way, and its bound is far wider.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -84,7 +84,7 @@ def one_stream(other: Other, shown: NDArray[Any]) -> Result:
 
 
 def rope_params(node: Node) -> RopeParams | None:
-    """Return the rotation's parameters; None if its pairs are not laid out as in text models."""
+    """Return the rotation's parameters; None if the pairs are not laid out as in text models."""
     mode, (base, scale) = int(node.params[2]), node.floats()[5:7]
     if mode == VISION or node.params[15]:
         return None
@@ -103,7 +103,8 @@ def rope_params(node: Node) -> RopeParams | None:
 
 
 def positions_of(node: Node) -> I32 | None:
-    """Return the positions; None if a token's pairs have different positions, as in images."""
+    """Return the positions; None if a token's pairs have different positions, as in models for
+    images."""
     ids = node.source(1).value
     assert ids is not None
     each: I32 = ids.reshape(-1, node.ne[2])  # (1 or 4, tokens)
@@ -127,8 +128,8 @@ def norms(found: Computed) -> list[Other]:
 
 
 def factor_of(product: Node, first: Node) -> F32 | None:
-    """Return the other factor of the product; None if it is no weight for the rows of the first
-    node."""
+    """Return the other factor of the product; None if that factor is not a weight for the rows of
+    the first node."""
     other = [s for s in product.sources[:2] if s is not None and s.producer != first.index]
     if len(other) != 1 or other[0].type != "F32" or other[0].value is None:
         return None
@@ -172,9 +173,8 @@ def in_shape(other: Other, shape: tuple[int, ...], shown: NDArray[Any]) -> Resul
 
 
 def attentions(found: Computed) -> list[Other]:
-    """Return the designs of attention in float32, and those of ggml on other processors.
-
-    The queries stay as they are, or are converted to the type of the cache.
+    """Return the designs of attention in float32, and ggml's designs on other processors. A design
+    leaves the queries unchanged, or converts them to the type of the cache.
     """
     node, plain = found.last, replace(found.build, plain=True)
     query = node.source(0)

@@ -2,8 +2,8 @@
 not at all.
 
 An engine has a kernel for each type of weights, and often separate kernels for a single row, for
-many rows, and for chosen experts. So one format must explain most of the products of a kernel. If
-other formats explain only single products, these are faults.
+many rows, and for chosen experts. So one format must explain most of the products of a kernel. A
+product that agrees only with another format is a fault.
 """
 
 from collections import Counter

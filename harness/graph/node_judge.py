@@ -97,8 +97,8 @@ class NodeJudge:
         self.accept_formats()
 
     def accept_formats(self) -> None:
-        """Accept products if one other format of activations explains most products of their
-        kernel. Call it after all nodes."""
+        """Accept products that differ if a single other format of activations explains most
+        products of their kernel. Call it after all nodes."""
         accepted = {site: self.otherwise[site] for site in self.formats.accept_format()}
         self.findings = [accepted.get(found.site, found) for found in self.findings]
 
@@ -199,7 +199,8 @@ class NodeJudge:
             return None
 
     def comparable(self, node: Node, expected: Expected, value: NDArray[Any]) -> NDArray[Any]:
-        """Return the value to compare. In an order of ids, ties may be resolved in any way."""
+        """Return the value to compare. In a value that orders ids, ties may be resolved in any
+        way."""
         if expected.actual is None or value.shape != node.value.shape:
             return value
         given = with_weights(replace(node, value=value), self.oracle)
@@ -214,8 +215,8 @@ class NodeJudge:
         """Yield the known designs of the node's op. If there are none, yield an engine without
         ggml's deliberate roundings, and ggml on other processors.
 
-        If the op has no deliberate roundings, llama.cpp's own bound is used: it covers sums in any
-        order.
+        If the op has no deliberate roundings, llama.cpp's own bound is used, because it covers sums
+        in any order.
         """
 
         def plain(_: NDArray[Any]) -> tuple[NDArray[Any], Bound]:

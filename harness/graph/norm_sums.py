@@ -1,7 +1,7 @@
 """The error of whole rows of a norm, in an honest run that adds up squares in float32.
 
 llama.cpp adds them in double, and its bound allows only one rounding for the sum. llama2.c and many
-other engines add them in float32. Their error affects all elements alike: the whole row is too
+other engines add them in float32. The error of such a sum scales the whole row, which is then too
 large or too small.
 """
 
@@ -25,7 +25,7 @@ def error_of_rows(node: Node) -> F64:
     One element may be thousands of times larger than the others (a massive activation), and come
     early. Then the squares of the others are rounded to a few last bits of the sum, many of them to
     zero. This error is not random, so it is counted as if the largest term came first. Only terms
-    of a few last bits count: larger terms are rounded up as often as down.
+    of a few last bits contribute, because larger terms are rounded up as often as down.
     """
     x = node.wide(0)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):

@@ -1,7 +1,8 @@
 """Segments of an engine that converts activations to a different format than llama.cpp, or not at
 all.
 
-Such an engine must do so with most weights, or its format must explain everything that is wrong.
+Lockstep accepts such a format only if it explains wrong segments of more than half of the quantised
+weights, or all wrong segments.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -129,8 +130,8 @@ def has_fewer(one: SiteFinding, other: SiteFinding) -> bool:
 def enough_to_refute(
     judge: JudgeOfSegments, left: Sequence[Segment], weights: int
 ) -> tuple[list[Segment], list[Segment]]:
-    """Return enough segments to refute a format, and the rest. The rest has at most half of the
-    weights."""
+    """Return enough segments to refute a format, and the remaining segments. The remaining segments
+    have at most half of the weights."""
     by_weight = sorted(left, key=lambda segment: sorted(quantised_weights(judge, [segment])))
     n = 1
     while 2 * len(quantised_weights(judge, by_weight[n:])) > weights:
@@ -143,8 +144,8 @@ def findings_given(
 ) -> dict[Place, SiteFinding]:
     """Return the findings that agree with one of these ways to choose between two nearby steps.
 
-    Few activations lie between two steps. So if the first ways explain nothing, the others are not
-    tried.
+    Few activations lie between two steps. So if the first ways explain nothing, the other ways are
+    not tried.
     """
     fine: dict[Place, SiteFinding] = {}
     for n, build in enumerate(family):

@@ -67,13 +67,13 @@ def first_other_input(oracle: Program, subject: Program) -> str:
         known = inputs_by_name(theirs)
         for name, raw in inputs_by_name(ours).items():
             if name in known and not np.array_equal(raw, known[name]):
-                return f"its input {name[0]!r} holds other numbers"
+                return f"its input {name[0]!r} contains other numbers"
     return ""
 
 
 def reads(program: Program) -> dict[Name, tuple[Source, ...]]:
-    """Return the sources of each node: for each, the name of the node or the memory that it reads,
-    and its layout."""
+    """Return the sources of each node. A source is the name of the node or memory that is read,
+    with its layout."""
     found: dict[Name, tuple[Source, ...]] = {}
     for graph in program.graphs:
         held = [f"{root.name}#{n}" if n else root.name for root, n in numbered_roots(graph)]

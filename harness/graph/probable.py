@@ -2,8 +2,8 @@
 
 A bound holds in the worst case, in which all roundings go the same way and no terms cancel. For a
 row of a thousand terms, it is a hundred times the error of a scalar loop. So runs that are off by a
-share of the bound do not resemble real runs. Real roundings go up as often as down, so their errors
-grow with the root of their number.
+share of the bound do not resemble real runs. Real roundings go up as often as down, so the total
+error grows with the root of the number of roundings.
 
 Source: N. J. Higham and T. Mary, A New Approach to Probabilistic Rounding Error Analysis, SIAM
 Journal on Scientific Computing 41(5), 2019.
@@ -76,8 +76,8 @@ def error_of_sums(value: F64, squares: F64, terms: int) -> F64:
     fewer roundings.
 
     The error is infinite if the magnitudes may exceed float32 (they are at most sqrt(n *
-    sum(t^2))): one order overflows, and another does not. The error is zero if a term is not
-    finite, because every order then gives the same sum.
+    sum(t^2))), because one order overflows, and another does not. The error is zero if a term is
+    not finite, because every order then gives the same sum.
     """
     out, n = np.empty(value.shape), value.shape[-1]
     if not value.size:

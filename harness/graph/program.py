@@ -65,8 +65,8 @@ class PlannedNode:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Graph:
-    """The graph of one ubatch: the nodes in order, the memory that they share, and the bytes of the
-    inputs."""
+    """The graph of one ubatch, with the nodes in order, the memory that they share, and the bytes
+    of the inputs."""
 
     step: int
     ubatch: int
@@ -143,8 +143,8 @@ class Program:
         return found
 
     def places_of(self, name: str) -> list[Place]:
-        """Return the node's place in every graph. Raises Unsupported with the nearest names if
-        there is none."""
+        """Return the node's place in every graph. Raises Unsupported, with the nearest names, if no
+        node has the name."""
         found = [place for place, known in self.names.items() if known == name]
         if not found:
             raise Unsupported(f"no node named {name!r} {choices(name, self.names.values())}")

@@ -1,8 +1,8 @@
-"""Rows of a segment in which an engine chose other experts than most honest runs do.
+"""Rows of a segment in which an engine chose experts that most honest runs do not choose.
 
 If the scores of two experts nearly tie, few runs choose the other expert, and then a whole row
-differs. Three or even twelve runs may not show this. So if few rows are wrong, more runs are made,
-until each of these rows has agreed with a run. A row that agrees with none of them is a fault.
+differs. In three or even twelve runs this may not happen. So if few rows are wrong, more runs are
+made, until each of these rows has agreed with a run. A row that agrees with no run is a fault.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ def explained_places(
     is_small: bool,
 ) -> set[Place]:
     """Return the places of the segments whose every wrong row agrees with some honest run. honest:
-    the run without errors; is_small: a model for which many runs take about a second."""
+    the run without errors; is_small: True for a model for which many runs take about a second."""
     left: dict[Place, NDArray[np.bool_]] = {}
     rooms = {s.place: room(honest[s.place], noise[s.place]) for s in suspects if s.sorts}
     for place, allowed in rooms.items():
@@ -65,8 +65,8 @@ def explained_places(
 
 
 def ways(judge: Runs) -> Iterator[tuple[int, Build]]:
-    """Yield a seed and a build for each run. Every other run converts activations as llama.cpp
-    does, and the others use other formats."""
+    """Yield a seed and a build for each run. Every second run converts activations as llama.cpp
+    does, and the remaining runs use other formats."""
     others = cycle(list(builds(judge.build)))
     for number, seed in enumerate(iter(range(judge.seed + 2 * MORE_RUNS, 1 << 62))):
         yield seed, judge.build if number % 2 else next(others)

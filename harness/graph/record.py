@@ -46,10 +46,12 @@ def record(
     watch: Watcher | None = None,
     embeddings: bool = False,
 ) -> Program | Outcome:
-    """Return the program of these batches in the session's engine, or the outcome if there is none.
+    """Return the program of these batches in the session's engine, or the outcome if the engine
+    gives no program.
 
-    watch: sees every node with llama.cpp's values; embeddings: compute them, even if there are
-    logits. Without a watcher the session keeps the program, for the judge and for replays.
+    watch: a function that sees every node with llama.cpp's values; embeddings: True to compute
+    embeddings even if the model has logits. Without a watcher the session keeps the program, for
+    the judge and for replays.
     """
     plain = watch is None
     key = bytes([embeddings]) + b"".join(map(bytes_of, batches))
@@ -133,7 +135,7 @@ class ProgramRecorder:
     @property
     def needs_no_values(self) -> bool:
         """Return True if every graph has a node with the result's name. The values of results are
-        always recorded, so no others are needed."""
+        always recorded, so no other values are needed."""
         named = (draft.output and draft.output[1].name == self.result for draft in self.drafts)
         return all(named)
 
@@ -166,8 +168,8 @@ class ProgramRecorder:
             self.watch(node, place)
 
     def value_of(self, node: Node) -> NDArray[Any]:
-        """Return a copy of the node's value. A node that is captured without a value keeps its
-        placeholder."""
+        """Return a copy of the node's value. For a node that is captured without a value, return
+        the placeholder."""
         return node.value.copy() if self.values or node.name == self.result else node.value
 
     def plan_node(

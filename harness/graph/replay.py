@@ -60,8 +60,9 @@ def replay(
     values: Mapping[Place, NDArray[Any]] | None = None,
     only: Collection[Place] | None = None,
 ) -> Replayed:
-    """Run the program. values: replace a node's result before other nodes read it; only: compute
-    only these nodes. A node outside `only` has just its given value."""
+    """Run the program. values: results that replace a node's own result before other nodes read it;
+    only: the nodes to compute, None for all. A node outside `only` has only its value in
+    `values`."""
     return ReplayRun(program, file, build, way or Honest(), trace, values or {}, only).run()
 
 
@@ -141,7 +142,7 @@ class ReplayRun:
         return put_in(value, cast(self.values[place], value.dtype), planned.name)
 
     def value_given(self, planned: PlannedNode, place: Place) -> NDArray[Any] | None:
-        """Return the given value of a node that is not computed; None if there is none."""
+        """Return the given value of a node that is not computed; None if no value is given."""
         if place not in self.values or planned.result.root < 0:
             return None
         seen = self.memory.operand_of(planned.result)

@@ -94,8 +94,8 @@ def multiplied_otherwise(
     wrong = {segment.place for segment, _ in found if is_wrong(known.get(segment.place))}
 
     def choose(those: frozenset[str] | None, designs: Iterable[FactorDesign]) -> Chosen:
-        """Return the design that explains most wrong segments. those: use only segments with these
-        factors; None: use all segments."""
+        """Return the design that explains most wrong segments. those: the factors of the segments
+        to use, None for all segments."""
         some = [s for s, _ in found if those is None or factors[s.place] <= those]
         best = Chosen(design=None, fine={})
         for design in designs:

@@ -36,12 +36,13 @@ class Noise:
         broadcasts to the truth.
 
         Some models have a row that is thousands of times larger than the others, often the first
-        token's. The worst error is in that row, and is too large for the others. A row is rounded
-        at the size of its own numbers (a residual, its addends, the scales of its blocks), so its
-        error grows with its size. Some rows differ from this rule: other rows feed them, their
-        terms cancel, or they are caches of several kinds. In such rows honest runs show an error
-        that is a large share of the row, and the largest share counts for all rows. The allowed
-        distance is twice the error at that share, but at most twice the worst error of all rows.
+        token's. The worst error is in that row, and is too large for the other rows. A row is
+        rounded at the size of its own numbers (a residual, its addends, the scales of its blocks),
+        so its error grows with its size. This rule fails for some rows, because their values come
+        from other rows, their terms cancel, or they are caches of several kinds. In such rows
+        honest runs show an error that is a large share of the row, and the largest share counts for
+        all rows. The allowed distance is twice the error at that share, but at most twice the worst
+        error of all rows.
         """
         with np.errstate(invalid="ignore"):  # a row of zeros, one of which an honest run moved
             found: NDArray[np.float64] = 2 * np.fmin(self.worst, self.share * size_of_rows(truth))
@@ -49,7 +50,7 @@ class Noise:
 
     def explains(self, rows: NDArray[np.float64]) -> bool:
         """Return True if, at each size of error, the shown tensor has no more wrong rows than
-        honest runs, with room for rare ones. rows: the errors from `beyond`."""
+        honest runs, with room for rare errors. rows: the errors from `beyond`."""
         runs = (np.zeros(0), *self.rows)
         far = max(float(run.max(initial=0.0)) for run in runs)
         sizes = [(0.0, 0.0), *((far / 8 / 4**k, far / 32 / 4**k) for k in range(STEPS_DOWN))]
@@ -97,7 +98,7 @@ def beyond(
     truth: NDArray[Any], shown: NDArray[Any], allowed: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Return for each row along the last axis how far its error exceeds the limit, or 0, in a flat
-    array. NaN and infinity do not count here; `lost` says if they may occur."""
+    array. NaN and infinity are ignored. `lost` says if they may occur."""
     if shown.shape != truth.shape or not truth.size:
         return np.zeros(0)
     with np.errstate(invalid="ignore"):

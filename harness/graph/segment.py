@@ -34,14 +34,14 @@ class Segment:
 
     @property
     def middle(self) -> Site | None:
-        """Return the site that would halve the segment if it were shown; preferably one with a name
-        that traces use. Views and copies without a name would not help."""
+        """Return the site that would halve the segment if it were shown, preferably a site with a
+        name that traces use. Views and copies without a name would not help."""
         named = [s for s in self.inside if s.name in SITES]
         named = named or [s for s in self.inside if "(" not in s.name]
         return named[len(named) // 2] if named else None
 
     def reason(self, own: str, noise: Noise) -> str:
-        """Describe the reason of a limit. own: the last op's bound; noise: the noise of perturbed
+        """Describe the reason for a limit. own: the last op's bound; noise: the noise of perturbed
         runs."""
         if not self.rounds:
             return f"one op on the engine's own inputs: {own}"
@@ -52,7 +52,7 @@ class Segment:
                 "own bound"
             )
         else:
-            bound = "the last op's own bound is enough, so Lockstep made no honest runs of them"
+            bound = "the last op's own bound is enough, so Lockstep made no honest runs"
         text = f"{len(self.inside) + 1} ops from the engine's own inputs: {bound}"
         if self.middle is None:
             return text
@@ -97,7 +97,7 @@ def number_sites(sites: Iterable[Site]) -> Iterator[Site]:
 
 
 def what_is(wire: Wire, op: str) -> str:
-    """Describe a node by its op and weights, because a bare number as its name says nothing."""
+    """Describe a node by its op and weights, because a name such as `node_12` says nothing."""
     return f" ({op} with {', '.join(wire.weights)})" if wire.weights else f" ({op})"
 
 

@@ -149,7 +149,7 @@ class SegmentJudge:
         return honest, noise, [(s, found[s.place]) for s in every if s.place not in ids]
 
     def is_of_numbers(self, segment: Segment, seen: Seen) -> bool:
-        """Return True if the values can be compared as numbers: floats on either side, or ids read
+        """Return True if the values can be compared as numbers: floats in either run, or ids read
         from an input. Ids that follow from a hidden choice may come in another order, so they are
         reported as not compared."""
         place = segment.place
@@ -165,7 +165,7 @@ class SegmentJudge:
     @cached_property
     def usable(self) -> dict[Place, NDArray[Any]]:
         """Return the shown values, with invalid ids replaced so that later nodes can be computed.
-        Otherwise nothing after them would be judged."""
+        With invalid ids, no later node could be judged."""
         most = {place: rows_to_choose(*self.nodes[place]) for place in self.shown}
         return {
             p: value if (n := most[p]) is None else legal(value, n)
@@ -187,8 +187,8 @@ class SegmentJudge:
         of: Sequence[Segment] | None = None,
         keep: Keep = every_one,
     ) -> Run:
-        """Run our ops from shown values to every shown node. of: only to the ends of these
-        segments."""
+        """Run our ops from shown values to every shown node. of: the segments to whose ends the ops
+        run, None for all."""
         wanted = {place: value.shape for place, value in self.shown.items()}
         watched = Watched(way=way, wide=way.wide, wanted=wanted, look=look, keep=keep)
         values = {**self.orders, **(self.usable if values is None else values), **self.given}
@@ -215,8 +215,8 @@ class SegmentJudge:
         jitter: bool = False,
         build: Build | None = None,
     ) -> dict[Place, Noise]:
-        """Return the noise of these segments, in runs with random honest errors. jitter: the engine
-        computes with wider numbers than it shows."""
+        """Return the noise of these segments, in runs with random honest errors. jitter: True if
+        the engine computes with wider numbers than it shows."""
         found = dict.fromkeys(honest, Noise())
         ends = {segment.place for segment in of}
         latest: dict[Place, Noise] = {}  # a place is met twice where a run is made again
@@ -259,7 +259,7 @@ class SegmentJudge:
     def hold(
         self, segment: Segment, seen: Seen, noise: Mapping[Place, Noise], *, alone: bool = False
     ) -> HeldSegment:
-        """Compare a segment's shown value with its limit. alone: single ops have noise as well."""
+        """Compare a segment's shown value with its limit. alone: single ops have noise too."""
         shown = self.shown[segment.place]
         noisy = segment.rounds or alone
         measured = noise.get(segment.place, Noise())  # not of what agreed at once

@@ -1,8 +1,8 @@
 """The part of a node's tensor that an engine shows: the cells in use of scores and caches, or the
 chosen experts.
 
-llama.cpp has at least 256 cells. It masks the cells after the last one in use, and other engines
-have no such cells.
+llama.cpp has at least 256 cells. It masks the cells after the last cell in use. Other engines have
+no masked cells.
 """
 
 import re
@@ -38,7 +38,7 @@ def part_shown(value: NDArray[Any], shape: tuple[int, ...], name: str) -> NDArra
 
 
 def leaves_out(value: NDArray[Any], shape: tuple[int, ...], name: str) -> bool:
-    """Return True if cells with weight are not shown. Cells of a NaN row do not count."""
+    """Return True if cells with weight are not shown. Rows that are NaN are ignored."""
     part = part_shown(value, shape, name)
     if part is None or part.size == value.size or not name.startswith(WEIGHTS):
         return False
@@ -69,7 +69,7 @@ def cells_in_use(program: Program, graph: Graph, node: PlannedNode, shape: tuple
 
 def cells_written(program: Program, graph: Graph, node: PlannedNode, width: int) -> int:
     """Return the number of cells, from the first, that this and earlier graphs have written to a
-    cache. Counting ends at the first gap: the cells of another stream come after it."""
+    cache. Counting ends at the first gap, because the cells after it belong to another stream."""
     cells = prod(node.result.ne) // width if width else 0
     cache, used = graph.roots[node.result.root].cache, np.zeros(cells + 1, np.bool_)
     for each in program.graphs[: program.graphs.index(graph) + 1] if cells else ():

@@ -44,7 +44,8 @@ def every_one(place: Place, seen: Seen) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Watched(Honest):
-    """A way of computing that also keeps the values of some nodes. Another way computes them."""
+    """A way that also keeps the values of some nodes. It wraps another way, which computes the
+    nodes."""
 
     way: Honest
     wide: bool

@@ -23,8 +23,8 @@ from lockstep.harness.synth.draws import begin_stream, raw, stream
 
 @dataclass(frozen=True)
 class Honest:
-    """The honest way: the formula's value, rounded once to the node's type, with the build's
-    deliberate roundings.
+    """The honest way. It takes the formula's value with the build's deliberate roundings, and
+    rounds it once to the node's type.
 
     sizes: True if results need bounds. The magnitudes for bounds take most of the time.
     """
@@ -49,8 +49,8 @@ class Honest:
 
 @dataclass(frozen=True)
 class Wide(Honest):
-    """An honest run that keeps ggml's F32 in float64 between nodes. It still makes the
-    conversions."""
+    """An honest run that keeps ggml's F32 in float64 between nodes. It still converts
+    activations."""
 
     wide = True
 

@@ -59,8 +59,8 @@ def site_of(name: str, step: int, ubatch: int = 0) -> Site:
 
 
 def layers_of(nodes: Sequence[PlannedNode]) -> Iterator[int | None]:
-    """Yield the layer of each node. A node without a layer in its name gets a layer if the nodes
-    before and after it have the same one."""
+    """Yield the layer of each node. A node without a layer in its name gets the layer of the nodes
+    before and after it, if they have the same layer."""
     known = [node.layer for node in nodes]
     after = [*known[1:], None]
     for at in range(len(nodes) - 2, -1, -1):
@@ -103,7 +103,7 @@ class Dependencies:
 
         Partial values (cells in use, chosen experts) must be completed by computation, because
         zeros instead would be an error that no honest run has. Attention weights need no
-        completion: missing cells get a weight of zero.
+        completion, because missing cells get a weight of zero.
         """
         nodes = {place: self.at[place][1] for place in values}
         return {
@@ -114,7 +114,7 @@ class Dependencies:
         }
 
     def of(self, wanted: Set[Place], given: Set[Place]) -> tuple[set[Place], set[Place]]:
-        """Return the nodes that the wanted nodes depend on, back to the given ones, and the values
+        """Return the nodes that the wanted nodes depend on, back to the given nodes, and the values
         that these nodes read.
 
         Both sets include the wanted nodes. Results are kept, because a judge asks the same question

@@ -48,8 +48,8 @@ def no_tensors(context: Context) -> NoAnswer:
 
 
 def nothing_shown(context: Context) -> Status:
-    """Return the status for an engine that lacks a level. It depends on whether the user named the
-    suite."""
+    """Return the status for an engine that lacks a level. The status depends on whether the user
+    named the suite."""
     return "not-compared" if context.named else "not-applicable"
 
 
@@ -81,7 +81,7 @@ def replaceable(context: Context, values: Values) -> Values:
 def outputs_of(
     context: Context, session: Session, found: Findings, values: Values | None = None
 ) -> Outputs:
-    """Return the outputs of the subject's run in which these values replace its own."""
+    """Return the outputs of the subject's run in which these values replace the subject's own."""
     request = Request(batches=context.batches, embeddings=found.embeddings, replace=values or {})
     run: Evaluation = context.ask(session, "evaluate", request)
     return run.logits

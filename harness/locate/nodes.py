@@ -1,7 +1,7 @@
 """Finds wrong ops along the oracle's own graph, for any architecture.
 
 The subject shows no intermediate tensors, but computes single ops (`Adapter.compute`) on the
-oracle's inputs. From its own run come only the values that a report mentions.
+oracle's inputs. Only the values that a report mentions come from the subject's own run.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -87,8 +87,8 @@ def record_program(context: Context, batches: Sequence[Batch] | None = None) -> 
 
 def graph_of_subject(context: Context) -> Program | None:
     """Record llama.cpp's graph of the subject's own file; None if it is the oracle's file.
-    Parameters of ops come from this graph, because the oracle's would agree whatever the file
-    says."""
+    Parameters of ops come from this graph, because the parameters of the oracle's graph would agree
+    whatever the subject's file says."""
     if context.subject_model == context.model:
         return None
     context.progress("recording the graph of the subject's file")

@@ -71,7 +71,9 @@ class NearestFormulas:
 
     def describe(self) -> str:
         words = " or ".join(each.words for each in self.alike)
-        return f"the engine shows {words} of the same input ({self.error:.1e} of the largest off)"
+        return (
+            f"the engine shows {words} of the same input (error: {self.error:.1e} of the largest)"
+        )
 
 
 @dataclass
@@ -107,7 +109,8 @@ class OtherFormulas:
 
 
 def as_published(file: GgufFile, found: NearestFormulas) -> str:
-    """Return a clause if the engine follows the published model and llama.cpp does not; else ""."""
+    """Return a clause if the engine uses the function of the published model and llama.cpp does
+    not; else ""."""
     name = PUBLISHED_BY_ERF.get(str(file.metadata["general.architecture"].data))
     if name is None or all(each.op != ERF for each in found.alike):
         return ""

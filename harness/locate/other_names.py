@@ -1,9 +1,9 @@
 """Finds tensors that an engine shows under the name of the wrong node.
 
-Examples are embeddings that are already scaled, and queries after instead of before their rotation.
-The engine is right and the name is wrong, so the ops that read this tensor look wrong too. The
-result changes only the words of the report. The tensor still counts as wrong under the name that
-the engine gave.
+Examples are embeddings that are already scaled, and queries shown after their rotation instead of
+before. The engine is right and the name is wrong, so the ops that read this tensor look wrong too.
+The result changes only the words of the report. The tensor still counts as wrong under the name
+that the engine gave.
 """
 
 from collections.abc import Mapping, Sequence
@@ -92,7 +92,7 @@ def other_name(
     names: Mapping[Place, str],
 ) -> str:
     """Describe the other node whose values the engine shows, or the other order of axes; "" if
-    there is none. `values` are llama.cpp's values, in the shown shape."""
+    neither explains the values. `values` are llama.cpp's values, in the shown shape."""
     if place not in values or shown.dtype.kind != "f" or not np.isfinite(shown).all():
         return ""
     if not shown.size or (shown == shown.flat[0]).all():
@@ -106,6 +106,6 @@ def other_name(
         return ""
     best = min(named, key=lambda p: off[p])
     return (
-        f"the engine shows llama.cpp's {names[best]} ({off[best]:.1e} of its largest "
-        "value off): it has a different name, or the engine skips the ops between them"
+        f"the engine shows llama.cpp's {names[best]} (error: {off[best]:.1e} of its "
+        "largest value): it has a different name, or the engine skips the ops between them"
     )

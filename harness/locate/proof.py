@@ -1,8 +1,8 @@
 """The proof of a bisection: if the oracle's tensors replace the wrong ones, the outputs are right.
 
-The outputs are compared with the oracle's. They are also compared with those of honest engines of
-other designs, with the same replacements: for example without conversions of activations, or
-without a GELU table.
+The outputs are compared with the oracle's. They are also compared with the outputs of honest
+engines of other designs, with the same replacements. Such a design has, for example, no conversions
+of activations, or no GELU table.
 """
 
 import dataclasses
@@ -34,7 +34,8 @@ Rows = NDArray[Any]  # (outputs, vocabulary or width), of all batches
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Patched:
-    """The result of the subject's run in which the oracle's tensors replace only the wrong ones."""
+    """The result of the subject's run in which the oracle's tensors replace only the wrong
+    tensors."""
 
     sites: int
     before: float  # the worst logit of its own run, relative to the largest
@@ -59,7 +60,7 @@ class Patched:
 
 
 def patch(context: Context, found: Findings) -> Patched:
-    """Replace the results of the wrong ops. If these are all faults, the outputs must agree.
+    """Replace the results of the wrong ops. If no other op is wrong, the outputs must then agree.
 
     The oracle's values may differ more from an honest engine that converts no activations than many
     faults do. Therefore the outputs are also compared with honest runs of other designs.
@@ -89,7 +90,7 @@ def patch(context: Context, found: Findings) -> Patched:
 
 
 def held_against(expected: tuple[Rows, Rows], found: tuple[Rows, Rows], noise: float) -> Patched:
-    """Compare two runs of each engine: the unchanged run, and the run with replaced tensors."""
+    """Compare two runs of each engine, the unchanged run and the run with replaced tensors."""
     size = largest(expected[1])
     bound = whole_run(noise, size)
     before, worst = (

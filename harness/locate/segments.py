@@ -78,7 +78,7 @@ class OwnRun:
 def locate_segments(context: Context, given: Values | None = None) -> Findings:
     """Find the wrong segments. `given` holds replacement values at some sites."""
     run = own_run(context, given)
-    context.progress(f"judging what {len(run.shown)} shown tensors enclose")
+    context.progress(f"judging the ops between {len(run.shown)} shown tensors")
     found, put_in = judge_own_run(context, run)
     found = replace(
         found, all=with_other_name(context, run.program, run.places, run.shown, found.all)
@@ -137,7 +137,7 @@ def own_run(context: Context, given: Values | None = None) -> OwnRun:
 def judge_own_run(
     context: Context, run: OwnRun, *, whole: bool = True
 ) -> tuple[Findings, dict[Place, Site]]:
-    """Return the findings, and the sites where the oracle's values should replace wrong ones. No
+    """Return the findings, and the sites where the oracle's values should replace wrong values. No
     engine is asked.
 
     `whole` also measures how errors accumulate through the run, which needs one more run of our
@@ -309,8 +309,8 @@ def no_such_node(sites: Sequence[Site], places: Mapping[Site, Place]) -> str:
 
 
 def sites_to_replace(guilty: Sequence[Place], names: Mapping[Place, Site]) -> dict[Place, Site]:
-    """Return the sites where the oracle's values replace wrong ones. A wrong cache must be replaced
-    in every later step too, because a replaced value is read but not stored."""
+    """Return the sites where the oracle's values replace wrong values. A wrong cache must be
+    replaced in every later step too, because a replaced value is read but not stored."""
     first = {(names[p].layer, names[p].name): p[0] for p in reversed(guilty) if p in names}
     return {
         place: site

@@ -1,10 +1,10 @@
 """Splits the values of a batch into the ubatches that llama.cpp makes of it, and adds the engine's
 outputs.
 
-In a model with states, an ubatch of llama.cpp has the same number of tokens from each sequence; the
-remaining tokens follow. An engine shows the rows of its whole batch. The ids in each ubatch
-determine its rows. The engine's outputs count as the graph's result even if they are not shown by
-name. Therefore the last stretch (the head, a last norm, pooling) is judged too.
+In a model with states, an ubatch of llama.cpp has the same number of tokens from each sequence.
+Later ubatches have the remaining tokens. An engine shows the rows of its whole batch. The ids in
+each ubatch determine its rows. The engine's outputs count as the graph's result even if they are
+not shown by name. Therefore the last ops (the head, a last norm, pooling) are judged too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -92,8 +92,8 @@ def ids_of(graph: Graph) -> NDArray[np.int32] | None:
 def rows_in(
     value: NDArray[Any], batch: Batch, rows: Rows, ne: tuple[int, ...]
 ) -> NDArray[Any] | None:
-    """Return the rows of these tokens, or only those with outputs, as the node needs. Return None
-    if the value has no rows for tokens."""
+    """Return the rows of these tokens, or only the rows of tokens with outputs, depending on the
+    node. Return None if the value has no rows for tokens."""
     asked = rows[batch.outputs[rows]]
     rank = np.cumsum(batch.outputs) - 1  # among those that are asked for
     ways = {len(batch): (rows, asked), int(batch.outputs.sum()): (rank[asked],)}

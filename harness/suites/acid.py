@@ -26,7 +26,7 @@ SUITE = "acid"
 ANOTHER = "Hello"  # any prompt gives a report; this one where the acid prompt's is not all ok
 SPARE = 8  # tokens besides those of the tests: a title and an end
 NO_ACID = (
-    "this is not an acid model. Omit MODEL, and Lockstep makes one of each type; a "
+    "this is not an acid model. Omit MODEL, and Lockstep makes a model of each type; a "
     "server with one model must serve a file of lockstep acid write"
 )
 NO_REPORT = (
@@ -107,8 +107,8 @@ class Found:
         return [a for reading in self.readings for a in reading.answers if a.test == test.name]
 
     def is_unanswered(self, test: Measurement) -> bool:
-        """Return True if no report answers the test, or if a complete report lacks the answer. An
-        engine may lose a NO."""
+        """Return True if no report answers the test, or if a complete report lacks the answer,
+        because an engine may lose a NO."""
         whole = (each for each in self.readings if each.ended)
         return not self.answers(test) or any(test.name in each.missing for each in whole)
 

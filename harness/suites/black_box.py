@@ -1,4 +1,5 @@
-"""Checks of an engine without tensors: its graph without conversions, and each weight."""
+"""Checks of the graph, without conversions, and of each weight, for an engine that shows no
+tensors."""
 
 from lockstep.harness.suites.parts.made_models import OnMadeModels
 

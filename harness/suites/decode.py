@@ -144,8 +144,9 @@ def texts(context: Context) -> Iterator[Verdict]:
 
 
 def shows_cuts(context: Context, verdict: Verdict) -> bool:
-    """Return True if the prompts would reveal an engine that reads only half a context of a prompt.
-    The noise of a quantised model often leaves no long prompt whose next token is certain."""
+    """Return True if a prompt of the verdict was wrong, or longer than half the context, so that it
+    would reveal an engine that reads no more than that. Because of the noise of a quantised model,
+    often no long prompt has a certain next token."""
     longest: int = verdict.detail.get(LONGEST, 0)
     return verdict.status == "diverged" or longest > n_cells(context) // 2
 
@@ -160,8 +161,8 @@ def whole_text(context: Context) -> Iterator[Verdict]:
 
 
 def own_answers(context: Context) -> Iterator[Verdict]:
-    """Yield verdicts on an engine's own choices, with close calls last. They also show engines that
-    never choose some token, or that reuse another prompt's cache."""
+    """Yield verdicts on an engine's own choices, with close calls last. The choices also reveal
+    engines that never choose some token, or that reuse another prompt's cache."""
     yield from until_wrong(lambda: own_tokens(context), lambda: own_choices(context))
 
 
@@ -193,15 +194,15 @@ def of_the_whole(context: Context) -> int:
 
 def seeded_behind(context: Context, prompt: int, n: int) -> list[int]:
     """Return random ids in place of the tokens that the model does not generate. So each layer
-    still gets batches of all sizes, and fills as many cells. prompt: the prompt's length; n: the
-    number of generated tokens."""
+    still gets batches of all sizes, and fills as many cells of the cache. prompt: the prompt's
+    length; n: the number of generated tokens."""
     left = min(context.n_steps - n, n_cells(context) - n - prompt)
     return many_ids(context, left) if left > 0 else []
 
 
 def fewer_reads(context: Context, batches: tuple[Batch, ...]) -> tuple[Batch, ...]:
-    """Return the same tokens in fewer batches for a large model. The generating run reads all
-    weights once for each token, and this run reads them less often."""
+    """Return the same tokens in fewer batches for a large model. The run that generates reads all
+    weights once for each token. The run with fewer batches reads them less often."""
     if context.facts.is_small:
         return batches
     n = len(batches) - sum(len(batch) == 1 for batch in batches) + ALONE
@@ -281,8 +282,8 @@ def judge_tokens(
     start: int = 0,
 ) -> Verdict:
     """Judge greedy tokens, and return the verdict. logits: the oracle's logits before each of its
-    tokens, (steps, vocabulary); subjects: the subject's logits there, or None; start: the number of
-    the first token.
+    tokens, (steps, vocabulary); subjects: the subject's logits before the same tokens, or None;
+    start: the number of the first token.
 
     The oracle's own tokens are checked as well: each must be the largest of the oracle's logits.
     After a tie the texts differ, so the verdict counts the subject's choices on the oracle's text.
@@ -308,8 +309,8 @@ def judge_tokens(
     detail: dict[str, Any] = {"step": start + first, "expected": a, "actual": b, "allowed": allowed}
     detail |= {"margin": float(margins[1]), "margin_of_oracle": float(margins[0])}
     detail["reason"] = (
-        "each of two logits may be off by this limit, so their distance by twice as "
-        f"much: {bound.reason}"
+        "each of two logits may be off by this limit, and their distance by twice this "
+        f"limit: {bound.reason}"
     )
     detail["sides"] = sides(context, oracle, subject)
     text = f"greedy token {start + first} is {two_choices(a, b, margins)}"
@@ -334,8 +335,9 @@ def judge_tokens(
 
 
 def choices(oracle: Sequence[int], subjects: F32) -> dict[str, Any]:
-    """Compare the subject's choices on the oracle's text with the oracle's. Return how many are the
-    same, and the others as (step, oracle's token, subject's token)."""
+    """Compare the subject's choices on the oracle's text with the oracle's choices. Return the
+    number of equal choices, and the different choices as (step, oracle's token, subject's
+    token)."""
     own = subjects.argmax(axis=1).tolist()
     other = [(step, a, b) for step, (a, b) in enumerate(zip(oracle, own, strict=True)) if a != b]
     return {"same_choices": len(oracle) - len(other), "other_choices": other}

@@ -1,4 +1,5 @@
-"""Weights of the file: both engines must decode the same values, bit for bit."""
+"""Comparison of decoded weights. Both engines must decode the same values from the file, bit for
+bit."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -80,8 +81,8 @@ class Dequant(Suite, name="dequant"):
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One engine with its file: the tensors that the engine lists, and those that our own reader
-    finds."""
+    """One engine with its file, the tensors that the engine lists, and the tensors that our own
+    reader finds."""
 
     session: Session
     places: Mapping[str, tuple[Path, int]]  # of a tensor: its file, and where that one's data begin
@@ -139,8 +140,8 @@ class Side:
 
 
 def read_by(context: Context, session: Session) -> FileSummary | None:
-    """Return the engine's own summary of the file; None if it shows none. Such an engine gets the
-    tensors that our own reader found."""
+    """Return the engine's own summary of the file; None if the engine gives no summary. Lockstep
+    then uses the tensors that our own reader found."""
     outcome = session.ask("metadata")
     if isinstance(outcome, Unanswerable) and outcome.declared:
         return None
@@ -158,7 +159,8 @@ def held_by(path: Path) -> dict[Path, FileSummary]:
 
 
 def kinds(expected: TensorSummary, actual: TensorSummary) -> str:
-    """Return the tensor's type; or both types if they differ, as for a model and its F32 twin."""
+    """Return the tensor's type, or both types if the files have different types, as a model and its
+    F32 twin do."""
     return expected.type if expected.type == actual.type else f"{expected.type} as {actual.type}"
 
 
@@ -207,7 +209,7 @@ class FilePair:
         if other is None:
             return "absent", "the other file has no such tensor"
         if other.ne != tensor.ne:
-            return "shape", f"the other file has {form(other)}, this one {form(tensor)}"
+            return "shape", f"the other file has {form(other)}, and this file {form(tensor)}"
         if not tensor.n_bytes:
             return "empty", "the tensor holds no weights"
         lacks = self.oracle.lacks(tensor.name) or self.subject.lacks(tensor.name)
@@ -232,8 +234,8 @@ class FilePair:
         return None
 
     def wrong_if_small(self, name: str) -> Verdict | None:
-        """Give small scales to some blocks that both engines decode alike. Return a verdict if the
-        results then differ."""
+        """Give small scales to some blocks that both engines decode to the same values. Return a
+        verdict if the results then differ."""
         verdict, listed = self.context.verdict, self.oracle.listed[name]
         kind = listed.type
         if self.subject.listed[name].type != kind:

@@ -1,5 +1,5 @@
-"""Embeddings: both engines must give the same ones. Embeddings are the result of a model without
-logits, and of a model whose metadata names a pooling."""
+"""Comparison of both engines' embeddings, which must be the same. Embeddings are the result of a
+model without logits, and of a model whose metadata names a pooling."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -76,9 +76,9 @@ def with_length(verdict: Verdict, expected: Evaluation, actual: Evaluation) -> V
     """Add a note if all rows equal the oracle's rows divided by their norms, because many engines
     normalise embeddings.
 
-    If each number may be off by e, the whole row may be off by e * sqrt(width). The normalised row
-    may be off by twice this, as a share of the row's length: once for the row, and once for the
-    length.
+    If each number may be off by e, the whole row may be off by e * sqrt(width). As a share of the
+    row's length, the normalised row may be off by twice this amount, because both the row and its
+    length may be off by it.
     """
     if verdict.status != "diverged" or verdict.detail.get("kind") != "value":
         return verdict

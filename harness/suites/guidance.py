@@ -1,8 +1,9 @@
 """Guidance, compared with two runs of the oracle. Engines answer `guide` with guided logits.
 
-llama.cpp no longer has guidance, so our own definition counts (engine/guidance.py). It is applied
-to llama.cpp's logits of both prompts. A constant in a row changes no probability, so rows are
-compared as log-probabilities. The limit is the noise of both runs, each multiplied by its share.
+llama.cpp no longer has guidance, so Lockstep uses its own definition (engine/guidance.py). It is
+applied to llama.cpp's logits of both prompts. A constant added to a row changes no probability, so
+rows are compared as log-probabilities. The limit is the noise of both runs, each multiplied by its
+share.
 """
 
 from collections.abc import Iterator
@@ -61,8 +62,8 @@ class GuidedRun:
 
     @cached_property
     def oracle(self) -> tuple[F32, F32]:
-        """Return the logits after the prompt and after the negative prompt, (rows, vocabulary)
-        each."""
+        """Return the logits after the prompt and the logits after the negative prompt, each (rows,
+        vocabulary)."""
         both = (self.prompt, self.negative)
         runs = (
             self.context.ask(self.context.oracle, "evaluate", Request(batches=batches))
@@ -73,7 +74,7 @@ class GuidedRun:
 
     @cached_property
     def noise(self) -> tuple[float, float]:
-        """Return the limit of the logits in either run: twice the noise of honest runs."""
+        """Return the limits of the logits in the two runs, each twice the noise of honest runs."""
         found = (
             2 * self.context.noise_on(batches) * float(np.abs(logits).max(initial=0.0))
             for batches, logits in zip((self.prompt, self.negative), self.oracle, strict=True)

@@ -1,4 +1,5 @@
-"""Logits of both engines at every position of a prompt: they must be equal, and right."""
+"""Comparison of both engines' logits at every position of a prompt. The logits must be equal, and
+right."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -101,7 +102,7 @@ def asked_more(
     context: Context, request: Request, first: Evaluation, verdict: Verdict, again: Outcome
 ) -> FurtherAnswers:
     """Ask for the usual run again, and for the same run in other ways. If the usual run agrees,
-    also ask for further runs. again: the second answer to the usual run."""
+    also ask for further runs. again: the subject's second answer to the usual run."""
     agrees = verdict.status == "agreed"
     fewer = on_fewer_layers(context) if agrees else []
     further = of_all_layers(context) if fewer else further_runs(context)
@@ -133,8 +134,8 @@ def asked_more(
 
 
 def ask_several_threads(context: Context, found: FurtherAnswers) -> None:
-    """Run an engine that is right with one thread with several threads, as in
-    blackbox.several_threads."""
+    """Run the engine with several threads, as in blackbox.several_threads, if it is right with one
+    thread."""
     for verdict in context.asked_on_made_models("logits"):
         if verdict.status == "agreed":
             found.same.append(verdict.detail["asked"])
@@ -145,16 +146,16 @@ def ask_several_threads(context: Context, found: FurtherAnswers) -> None:
 
 
 def of_all_layers(context: Context) -> Iterator[Run]:
-    """Yield the further runs that need all layers of a large model. Its first layers make the other
-    runs."""
+    """Yield the further runs that need all layers of a large model. Its first layers suffice for
+    the other runs."""
     yield ids_of_narrow_integers(context)
     if "greedy" not in (context.subject_info.levels or ("greedy",)):  # `decode` does not ask it
         yield some_at_once(context)
 
 
 def on_fewer_layers(context: Context) -> list[Verdict]:
-    """Return verdicts on all further runs, made on the model's first layers because these take less
-    time (harness.blackbox.fewer_layers). Return an empty list if all layers must run."""
+    """Return verdicts on all further runs, made on the model's first layers to save time
+    (harness.blackbox.fewer_layers). Return an empty list if all layers must run."""
     found = list(context.asked_on_made_models(FEWER_LAYERS))
     return found if {v.status for v in found} & {"agreed", "diverged"} else []
 
@@ -198,8 +199,8 @@ def run_all(
 
 
 def outcomes_of(context: Context, run: Run) -> tuple[Outcome | None, Outcome]:
-    """Return the outcomes of the oracle and the subject. The oracle's is None if the subject is
-    compared with itself."""
+    """Return the outcomes of the oracle and the subject. The oracle's outcome is None if the
+    subject is compared with itself."""
     if run.same:
         context.progress(f"the subject's logits {run.words}")
         return None, context.subject.ask("evaluate", run.request)
@@ -226,8 +227,8 @@ def compare_further(
 def with_old_answer(
     run: Run, verdict: Verdict, actual: Evaluation, earlier: Mapping[str, Evaluation]
 ) -> Verdict:
-    """Add a note if the answer repeats an earlier answer bit for bit: then no op is wrong. earlier:
-    the subject's answers to runs of as many other tokens."""
+    """Add a note if the answer repeats an earlier answer bit for bit, because then no op is wrong.
+    earlier: the subject's answers to earlier runs with the same number of other tokens."""
     if not run.usual:
         return verdict
     for words, answer in earlier.items():
@@ -253,7 +254,7 @@ def left_out(run: Run, oracle: Outcome | None, subject: Outcome) -> LeftOut | No
 
 def further_verdict(context: Context, run: Run, oracle: Evaluation, subject: Evaluation) -> Verdict:
     """Compare a further run. If the engines agree on a known computation, no honest run is made,
-    because it would cost as much as both."""
+    because it would cost as much as both engines' runs."""
     truth = np.concatenate(oracle.logits)
     if not run.known or part(context, truth, subject):
         truth = np.concatenate(context.honest.floor(run.batches, seed=context.seed, runs=0).logits)

@@ -111,8 +111,8 @@ class LogProbs(Suite, name="logprobs"):
 
 @dataclass(frozen=True, kw_only=True)
 class AskedPrefixes:
-    """Prefixes with their batches. prefixes: ids or texts, as the engine takes them; batches: one
-    row of logits for each prefix."""
+    """Prefixes with their batches. prefixes: ids or texts, depending on what the engine accepts;
+    batches: one row of logits for each prefix."""
 
     prefixes: list[list[int] | bytes]
     batches: tuple[Batch, ...]
@@ -162,9 +162,9 @@ def by_text(context: Context) -> AskedPrefixes:
 
 def behind_one_alike(context: Context, asked: AskedPrefixes, k: int) -> tuple[str, list[Verdict]]:
     """Ask a prompt, then the same prompt with a different middle. An engine that keeps keys and
-    values must find how much of both prompts is the same. No other question tests this, because in
-    all others each prompt is a prefix of the next, or begins differently. Return words for the
-    agreement, and verdicts on differences."""
+    values must find how many tokens both prompts share. No other question tests this, because in
+    all other questions each prompt is a prefix of the next prompt, or begins differently. Return
+    words for the agreement, and verdicts on differences."""
     usual = [p for p in asked.prefixes if isinstance(p, bytes) or len(p) <= context.n_tokens]
     if not usual or (other := with_another_middle(context, usual[-1])) is None:
         return "", []
@@ -269,8 +269,8 @@ def compare_lists(
 
 
 def told_by_lists(context: Context, logits: F32, text: str, detail: dict[str, Any]) -> Verdict:
-    """Return the verdict for lists that agree. It is "not-compared" if a constant list would agree
-    as well."""
+    """Return the verdict for lists that agree. Its status is "not-compared" if a constant list
+    would agree as well."""
     behind = np.nan_to_num(logits - logits.max(axis=1, keepdims=True), neginf=-LARGEST)
     # a distance is of two logits, each of which may be off by what is allowed
     allowed = 2 * detail["allowed_relative"] * largest(logits)
@@ -280,17 +280,17 @@ def told_by_lists(context: Context, logits: F32, text: str, detail: dict[str, An
 
 
 def lengths(ends: Sequence[int], row: int) -> str:
-    """Describe a prefix's length and the lengths before it that agree. It shows where a window or a
-    batch ends."""
-    before = f"; those of {ends[0]} to {ends[row - 1]} agree" if row > 1 else ""
-    before = f"; that of {ends[0]} agrees" if row == 1 else before
+    """Describe a prefix's length and the shorter prefixes that agree. Their lengths show where a
+    window or a batch ends."""
+    before = f"; prefixes of {ends[0]} to {ends[row - 1]} tokens agree" if row > 1 else ""
+    before = f"; the prefix of length {ends[0]} agrees" if row == 1 else before
     return f"of {ends[row]} token{'s' * (ends[row] != 1)}{before}"
 
 
 def whose(context: Context, ids: Sequence[int], listed: Listed, allowed: float) -> list[int]:
     """Return the prefix lengths after which the oracle would give this list. The engine may then
-    have used another position's row, or not have read the rest. The result is empty for a list that
-    is short enough to match by chance, and if it would cost too many logits."""
+    have used another position's row, or not have read the rest of the prefix. The result is empty
+    for a list that is short enough to match by chance, and if it would cost too many logits."""
     if len(listed.candidates) < ENOUGH or len(ids) * context.facts.n_vocab > MOST_LOGITS:
         return []
     batches = batches_behind(context, ids, range(1, len(ids) + 1))
@@ -303,7 +303,7 @@ def honest_run_of(
     context: Context, batches: Sequence[Batch], listed: Sequence[Listed]
 ) -> F32 | None:
     """Return an honest run that explains these lists: with llama.cpp's conversions of activations,
-    without conversions, or of another design. Return None if no run does."""
+    without conversions, or of another design. Return None if no run explains them."""
     noise = context.noise_on(batches)
     for _, run in honest_runs(context, batches):
         if first_off(listed, run, float(whole_run(noise, largest(run)).allowed)) is None:
@@ -345,7 +345,7 @@ def sentence(off: Off) -> str:
     if off.kind == "missing":
         return (
             f"token {off.token} is not listed, and its logit is {off.expected:.3g} above "
-            f"the last listed token's (allowed {off.allowed:.2g}); {off.wrong} are missing"
+            f"the last listed token's (allowed {off.allowed:.2g}); {off.wrong} tokens are missing"
         )
     if off.kind == "not finite":
         return f"{off.wrong} values are not finite; token {off.token} is {off.actual}"
@@ -364,5 +364,5 @@ def sentence(off: Off) -> str:
     shifted = " plus the constant that fits most of the list" if off.expected > 0 else ""
     return (
         f"token {off.token} is {off.actual:.7g}, expected {off.expected:.7g}{shifted} (allowed "
-        f"{off.allowed:.2g}); {off.wrong} are off"
+        f"{off.allowed:.2g}); {off.wrong} values are wrong"
     )

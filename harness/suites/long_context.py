@@ -1,4 +1,5 @@
-"""Parts that only long texts show: the ends of windows, and the factors of long contexts."""
+"""Comparison of parts that only long texts show, such as the ends of windows and the factors of
+long contexts."""
 
 from lockstep.harness.suites.parts.made_models import OnMadeModels
 

@@ -145,16 +145,15 @@ def compare_summaries(
 
 
 def known_differences(reader: str) -> dict[str, str]:
-    """Return the [[gguf]] entries of harness/known: the kind of the difference -> the entry's
-    id."""
+    """Return the ids of the [[gguf]] entries of harness/known, by kind of difference."""
     rows = (row for row in entries("gguf") if row["component"] == reader)
     return {row["kind"]: row["id"] for row in rows if row["symptom"] == "value"}
 
 
 def differences(oracle: FileSummary, other: FileSummary) -> list[dict[str, Any]]:
     """List the differences, each with a short kind, the place, a sentence, both values as text, and
-    the kind in harness/known if there is one. Values that the other engine does not show are
-    omitted."""
+    the kind in harness/known if the difference is known. Values that the other engine does not show
+    are omitted."""
     found = fields(("version", "alignment"), oracle, other)
     for key in {**oracle.metadata, **other.metadata}:
         if not same_key(key, oracle, other):
@@ -182,7 +181,7 @@ def differences(oracle: FileSummary, other: FileSummary) -> list[dict[str, Any]]
 
 def rows_apart(one: TensorSummary | None, another: TensorSummary | None) -> tuple[Any, Any]:
     """Return the columns in which two rows of the tensor table differ. If one row is missing,
-    return the other whole."""
+    return all columns of the other row."""
     a, b = (asdict(row) if row else {} for row in (one, another))
     if not a or not b:
         return a or ABSENT, b or ABSENT
@@ -199,8 +198,8 @@ def values_of(key: str, oracle: FileSummary, other: FileSummary) -> tuple[Any, A
 
 
 def same_key(key: str, oracle: FileSummary, other: FileSummary) -> bool:
-    """Return True if both engines have the same value for the key. Types count if the other engine
-    shows types."""
+    """Return True if both engines have the same value for the key. The types must be equal too if
+    the other engine shows types."""
     a, b = values_of(key, oracle, other)
     return same(a[1:], b[1:]) if values_alone(a, b, other) else same(a, b)
 
@@ -225,8 +224,8 @@ def as_far_as_a_nul(oracle: FileSummary, other: FileSummary) -> tuple[FileSummar
 def with_theirs(
     oracle: FileSummary, other: FileSummary, is_one: Callable[[Any, Any], bool]
 ) -> tuple[FileSummary, int]:
-    """Return the oracle's values, in which the other engine's texts replace those where `is_one` is
-    True. Also return the number of replaced texts."""
+    """Return the oracle's values, in which the other engine's texts replace the texts for which
+    `is_one` is True. Also return the number of replaced texts."""
     keys, n = {}, 0
     for key, (kind, value) in oracle.metadata.items():
         theirs = other.metadata.get(key, ABSENT)[1]
@@ -258,12 +257,12 @@ def with_infinities_as_texts(value: Any) -> Any:
 
 def same(a: Any, b: Any) -> bool:
     """Compare two values and their types, because in Python True equals 1. NaN is a text here. The
-    sign of a zero does not count, because some languages' JSON loses it."""
+    sign of a zero is ignored, because some languages' JSON loses it."""
     return bool(a == b) and truths(a) == truths(b)
 
 
 def truths(value: Any) -> list[bool]:
-    """Return for each value of a key whether it is a bool."""
+    """Return True for each value of a key that is a bool, and False for each other value."""
     held = value[-1] if type(value) is tuple else value
     return [type(each) is bool for each in (held if type(held) is list else [held])]
 

@@ -2,10 +2,10 @@
 
 Sums of floats hide small faults: in a float32 sum of 4096 terms, a scale that is off by 1e-4 may
 look like a different order of the terms. So both engines get inputs in which each token keeps a few
-neighbouring values, and all others are zero. Zeros are exact in any order, so the limit counts only
-the other terms. A scale that is off by a few parts in a million shows, for rows of any length. If
-the inputs are put into an engine's run, gates and norms also get inputs that small models do not
-have.
+neighbouring values, and all others are zero. Adding zeros is exact in any order, so the limit
+depends only on the other terms. A scale error of a few parts in a million shows, for rows of any
+length. If the inputs are put into an engine's run, gates and norms also get inputs that small
+models do not have.
 """
 
 import math
@@ -86,7 +86,7 @@ def rest(context: Context, found: Findings) -> Verdict:
     if len(steps) > 1:
         text += f" of {' and '.join(str(len(context.batches[step])) for step in steps)} tokens"
     if shown:
-        text += f"; a scale that is off by {max(shown):.1e} shows at each"
+        text += f"; a scale error of {max(shown):.1e} would show at each product"
     if empty:
         text += f" but {empty}, which are zero throughout"
     if others:
@@ -97,7 +97,7 @@ def rest(context: Context, found: Findings) -> Verdict:
 
 def visible_in_some_batch(fine: Sequence[SiteFinding]) -> list[float]:
     """Return the smallest visible scale error of each product. A wrong weight shows in all batches,
-    and a batch of one token has fewer roundings, so the best batch counts."""
+    and a batch of one token has fewer roundings, so the smallest error of any batch is returned."""
     best: dict[Site, float] = {}
     for f in fine:
         product = replace(f.site, step=0)

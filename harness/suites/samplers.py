@@ -1,7 +1,7 @@
 """Samplers: every stage of any chain must follow its definition.
 
 Rows of logits are seeded, so no weights are read. Infill, grammars and the breakers of dry use the
-model's vocabulary. No engine must reproduce llama.cpp's accidents (harness/known).
+model's vocabulary. Engines need not reproduce llama.cpp's known faults (harness/known).
 """
 
 from collections import Counter
@@ -99,7 +99,8 @@ class SamplerRun:
         return TokenizerWords(tokenizer) if len(tokenizer.pieces) <= MAX_WORDS else None
 
     def find_samplers(self) -> Iterator[Verdict]:
-        """Ask for each sampler alone; yield a verdict for those that the engine lacks."""
+        """Ask for each sampler alone. Yield a verdict that names the samplers that the engine
+        lacks."""
         asked = dict[str, None]()
         for name, request in self.first_questions():
             asked[name] = None
@@ -239,8 +240,8 @@ class Wronged:
 
     @property
     def size(self) -> tuple[int, int, int]:
-        """Return the size of a finding: its candidates, stages and row. Only the smallest finding
-        is reported."""
+        """Return the size of a finding, which consists of its candidates, stages and row. Only the
+        smallest finding is reported."""
         request = self.case.request
         return request.logits.shape[1], len(request.chain), self.finding.row
 

@@ -1,4 +1,5 @@
-"""The oracle's own graph: each op must follow from its inputs."""
+"""Comparison of the oracle's own graph with our ops. Each result must follow from the op's
+inputs."""
 
 from collections.abc import Iterator
 from functools import partial

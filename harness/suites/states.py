@@ -4,7 +4,7 @@ with itself.
 The engine decodes a prompt and saves its state. A fresh engine loads the file, and must give the
 same logits for the next tokens. llama.cpp uses its own state files. If bits differ, the limit is
 twice the difference between the engine's own runs, or twice the noise of honest runs. After
-loading, the cells of windows may be in other places, so sums may have another order.
+loading, the cells of windows may be in other places, so sums may be in another order.
 """
 
 from collections.abc import Iterator, Sequence
@@ -160,7 +160,8 @@ def compare_rows(
     own = relative(as_rows(context.ask(session, "save", *asked)), again)
     allowed = 2 * max(own, context.noise_on((*run.batches, *run.then)))
     detail |= {"bits": False, "apart": apart, "own_runs_apart": own, "allowed": allowed}
-    how = f"after {step} the logits differ by {apart:.2g} of the largest (allowed {allowed:.2g})"
+    how = f"after {step} the logits differ by {apart:.2g} of the largest logit"
+    how += f" (allowed {allowed:.2g})"
     if apart <= allowed:
         return context.verdict(NAME, "agreed", f"{words}: {how}", detail)
     row = int(np.argmax(np.abs(expected - actual).max(axis=-1)))
@@ -172,7 +173,7 @@ def compare_rows(
 
 def relative(expected: F32, actual: F32) -> float:
     """Return the largest difference as a share of the largest logit; infinity if the shapes differ,
-    or if the two have finite logits at different places."""
+    or if the arrays have finite logits at different places."""
     if expected.shape != actual.shape or (np.isfinite(expected) != np.isfinite(actual)).any():
         return float("inf")
     both = np.isfinite(expected)

@@ -1,8 +1,8 @@
 """Texts of an engine that shows nothing else: could greedy tokens of the oracle's model have
 produced them?
 
-Some engines stop at a text of their own choice, such as the end of a line. Such an engine is
-compared after other prompts as well.
+Some engines end their text at a certain string, such as the end of a line. They are compared after
+other prompts as well.
 """
 
 import math
@@ -285,7 +285,7 @@ def behind(
     whole: bool = False,
 ) -> Iterator[Verdict]:
     """Judge the text after a prompt, and yield the verdicts. said_before: the text if the engine
-    has already written it; whole: the text must not end early. Raises NoAnswer."""
+    has already written it; whole: True if the text must not end early. Raises NoAnswer."""
     ids = prompt_ids(context, prompt)
     if not ids:
         raise NothingToAsk("the prompt has no tokens, so there is nothing to continue")

@@ -1,4 +1,5 @@
-"""Tokenization: both engines must turn texts into the same ids, and ids into the same bytes."""
+"""Comparison of tokenizers. Both engines must turn texts into the same ids, and ids into the same
+bytes."""
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -81,7 +82,7 @@ MORE_TEXTS: tuple[bytes, ...] = (
 
 
 def some_tokens(n_vocab: int) -> list[int]:
-    """Return the first and the last ids, where special tokens are, and some in between."""
+    """Return the first and the last ids, which include special tokens, and some ids in between."""
     ends = {*range(min(n_vocab, 1000)), *range(max(0, n_vocab - 500), n_vocab)}
     return sorted(ends | {*range(0, n_vocab, max(1, n_vocab // 500))})
 
@@ -157,7 +158,7 @@ class Way:
             more = f" and {len(unasked) - 1} more" if number in unasked[:1] else ""
             text = (
                 f"{self}: {error.summary}: input {number + 1} of {len(items)}, "
-                f"{cut(repr(given), 80)}, {len(given)} long{more}; the others were compared"
+                f"{cut(repr(given), 80)}, length {len(given)}{more}; all others were compared"
             )
             detail = {**error.detail, "way": self.name, "flags": self.flags}
             detail["input"] = repr(given)[:WHOLE]
@@ -224,9 +225,9 @@ def encode_texts(
     broken: dict[bytes, NoAnswer],
 ) -> Iterator[Verdict]:
     """Yield verdicts on texts, including those for which llama.cpp is known to differ from the
-    original tokenizer. said: receives the oracle's ids if all flags are set, because asking again
-    may take a second; answered: receives the flags that were answered; broken: receives texts
-    without an answer, which are not asked again."""
+    original tokenizer. said: a dict that receives the oracle's ids if all flags are set, because
+    asking again may take a second; answered: a list that receives the flags that were answered;
+    broken: a dict that receives the texts without an answer, which are not asked again."""
     if len(answered) >= LONG_TIMES:
         every = [text for text in every if len(text) <= LONG]
     texts = [text for text in every if may_be_asked(way.context, text) and text not in broken]
@@ -282,7 +283,7 @@ def ask_ways(
     question: Callable[[Way], Iterator[Verdict]],
 ) -> Iterator[Verdict]:
     """Ask with each set of flags, and yield the verdicts. If an engine lacks some flags, only their
-    answers are missing. If it lacks all of them, it lacks the question."""
+    answers are missing. An engine that lacks all of them does not offer the question."""
     found: list[Verdict] = []
     missing: list[NoAnswer] = []
     for each in flags:

@@ -1,4 +1,4 @@
-"""Ops of the subject: each op must be right at every tensor that the subject shows."""
+"""Judgement of the subject's ops. Each op must be right at every tensor that the subject shows."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -57,7 +57,7 @@ class TraceSuite(TensorSuite, name="trace"):
 def in_design(name: str, findings: Sequence[SiteFinding]) -> str:
     """Return a note on ops that agree with a known design other than llama.cpp's."""
     sees = max(finding.sees for finding in findings)
-    return f"{len(findings)} have {name}; a scale that is off by {sees:.1e} still shows there"
+    return f"{len(findings)} ops have {name}; a scale error of {sees:.1e} would still show at them"
 
 
 def closest(findings: Sequence[SiteFinding]) -> str:
@@ -65,13 +65,13 @@ def closest(findings: Sequence[SiteFinding]) -> str:
     if not findings:
         return "all are within the limit of their last op alone"
     tightest = max(findings, key=share)
-    of_it = f"{share(tightest):.0%} of it"
-    return f"none beyond its limit, {site_name(tightest.site)} closest ({of_it})"
+    nearest = f"{site_name(tightest.site)} is nearest, at {share(tightest):.0%} of its limit"
+    return f"none exceeds its limit; {nearest}"
 
 
 def unused_patterns(context: Context) -> Iterator[Verdict]:
-    """Yield the map's patterns that match no name. Nothing else would show that a misspelt pattern
-    translates no name."""
+    """Yield a verdict on the map's patterns that match no name. No other verdict reveals a misspelt
+    pattern."""
     names = context.subject_info.unmapped
     if names:
         text = f"{fits_none(names)}: {len(names)} tensors not compared"

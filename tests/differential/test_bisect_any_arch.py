@@ -198,7 +198,7 @@ def test_window_in_the_subjects_file_is_found_at_the_mask(variant: Models, tmp_p
     other = with_key(variant("gemma3"), key, (3).to_bytes(4, "little"), tmp_path / "other.gguf")
     result, verdicts = asked(plan_for(variant("gemma3"), subject=other))
     assert (result.exit_code, result.culprits, result.found.other_keys) == (1, (), (key,))
-    assert result.found.other_graph == "its input 'attn_inp_kq_mask' holds other numbers"
+    assert result.found.other_graph == "its input 'attn_inp_kq_mask' contains other numbers"
     assert statuses(verdicts, "trace") == {"diverged", "agreed"}
 
 

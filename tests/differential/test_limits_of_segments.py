@@ -65,5 +65,5 @@ def test_requested_limits_accuse_neither_engine(limits: bool, qwen3: Recorded) -
     measured = [f for f in found if f.measured and " ops" in f.op]
     assert measured
     assert all("twice the worst error" in f.reason and ALONE not in f.reason for f in measured)
-    assert closest(measured).startswith("none beyond its limit")
+    assert closest(measured).startswith("none exceeds its limit")
     assert all(f.measured for f in found) or not limits

@@ -105,7 +105,8 @@ def test_missing_positions_are_found_with_the_longest_right_prompt(
     found = says(model, SUITE, engine=TableTooShort.name)
     assert {v.status for v in others} == {"agreed"}
     assert [v.status for v in found] == ["diverged"]
-    assert found[0].summary.endswith(f"a prompt of {ROWS} is right, and one of {ROWS + 1} is not")
+    words = f"a prompt of {ROWS} tokens is right, and one of {ROWS + 1} tokens is not"
+    assert found[0].summary.endswith(words)
 
 
 def test_right_prompt_is_not_called_wrong_for_later_tokens(
@@ -114,8 +115,9 @@ def test_right_prompt_is_not_called_wrong_for_later_tokens(
     found = says(model, SUITE, engine=KeepsTooFew.name)
     assert [v.status for v in found] == ["diverged"]
     assert found[0].summary.endswith(
-        "; the prompt itself is right, and 3 tokens after it are not; "
-        f"they are right after a prompt of {ROWS}, and wrong after one of {ROWS + 1}"
+        "; the logits of the prompt are right, and those of 3 tokens after it are not; "
+        f"after a prompt of {ROWS} tokens they are right, "
+        f"and after one of {ROWS + 1} tokens they are wrong"
     )
 
 
@@ -135,10 +137,14 @@ class FailsInSteps(FailsBehind, name="long prompt: the first token behind one of
 @pytest.mark.parametrize(
     ("engine", "words"),
     [
-        (FailsBehind.name, f"(one of {ROWS} is answered, one of {ROWS + 1} is not)"),
+        (
+            FailsBehind.name,
+            f"(a prompt of {ROWS} tokens is answered, a prompt of {ROWS + 1} tokens is not)",
+        ),
         (
             FailsInSteps.name,
-            "(3 tokens after one of 1098 are answered, 3 tokens after one of 1099 are not)",
+            "(3 tokens after a prompt of 1098 tokens are answered, "
+            "3 tokens after a prompt of 1099 tokens are not)",
         ),
     ],
 )
@@ -196,7 +202,7 @@ def test_rows_that_threads_skip_are_found_at_any_length(
     found = says(model, SUITE, engine=RowsLeftOver.name)
     assert {v.status for v in others} == {"agreed"}
     assert [v.status for v in found] == ["diverged"]
-    words = "a prompt of 32 is wrong as well; with n_threads 1 the same run is right"
+    words = "a prompt of 32 tokens is wrong as well; with n_threads 1 the same run is right"
     assert words in found[0].summary
 
 

@@ -53,8 +53,8 @@ class GgufPy(Adapter, name="gguf-py"):
     def time_dequantize(
         self, type_name: str, raw: NDArray[np.uint8], seconds: float, threads: int
     ) -> float:
-        """Return the seconds of the decoder. It makes a new array each time, as it does for its
-        users."""
+        """Return the seconds of the decoder. The decoder makes a new array each time, as in normal
+        use."""
         kind, sizes = known_type(type_name)
         if type_name == "F32":
             raise Unsupported("gguf-py does not decode F32, so there is nothing to time")

@@ -76,8 +76,8 @@ def conversions(
 
 
 def architecture(model: Path | None) -> str:
-    """Return the architecture's name. Return "" if it cannot be read; the engine that loads the
-    file then reports the error."""
+    """Return the architecture's name; "" if it cannot be read, because the engine that loads the
+    file reports the error."""
     with suppress(EngineError, OSError, KeyError):
         if model is not None:
             with GgufFile.open(model) as file:
@@ -87,7 +87,8 @@ def architecture(model: Path | None) -> str:
 
 @cache
 def generic_formats(lib: Library) -> tuple[str, ...]:
-    """Return the formats that the library rounds as generic C does, not as its x86 code does."""
+    """Return the formats that the library rounds like ggml's generic C code, not like its x86
+    code."""
     if not hasattr(lib.ggml, "ggml_get_type_traits_cpu"):
         return ()  # a version too old to be asked
     import_members("lockstep.engine.activations")

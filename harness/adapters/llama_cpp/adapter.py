@@ -271,11 +271,11 @@ class LlamaCpp(StateFiles, name="llama.cpp"):
 
     def _looked_at(self) -> AttentionKind:
         """Return llama.cpp's choice of attention. If our code maps this graph to ours, check first
-        that the choice follows the settings. Raises EngineError if not.
+        that the choice agrees with the settings. Raises EngineError if not.
 
         llama.cpp itself decides if flash attention is possible (some layers of T5 and Grok have
-        none). It does not report a model without logits, such as BERT, but returns zeros. One token
-        is enough, because the choice is made with the context.
+        none). For a model without logits, such as BERT, it reports no error but returns zeros. One
+        token is enough, because the choice is made with the context.
         """
         if self._attention is not None:
             return self._attention

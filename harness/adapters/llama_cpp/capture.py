@@ -167,15 +167,15 @@ class NodeWatch:
         return (ctypes.c_ubyte * size).from_address(GgmlTensor.from_address(address).data)
 
     def strided_view(self, address: int) -> NDArray[Any]:
-        """Return a view of a tensor's memory: its values, or the bytes of its rows."""
+        """Return a view of a tensor's memory, as values or as the bytes of its rows."""
         tensor = GgmlTensor.from_address(address)
         dtype, shape, strides = layout(self.types[tensor.type], tuple(tensor.ne), tuple(tensor.nb))
         return np.ndarray(shape, dtype, buffer=self.memory(address), strides=strides)
 
 
 def view_ops(lib: Library) -> list[int]:
-    """Return the numbers of the view ops. It never requests a name beyond them, which a build may
-    lack."""
+    """Return the numbers of the view ops. Names of later ops are not requested, because a build may
+    lack them."""
     found: list[int] = []
     number = 0
     while len(found) < len(VIEWS):
@@ -194,8 +194,8 @@ def check_layout() -> None:
 
 def are_in_order(batches: Sequence[Batch]) -> bool:
     """Return True if the rows of results are in the batch's order, and no graph reads another
-    graph's results: there is one sequence and no encoder. Then the graphs show the order; otherwise
-    the values do."""
+    graph's results. This is so for one sequence and no encoder. Then the graphs show the order of
+    the rows. Otherwise the values show it."""
     return not any(batch.encoder or len(np.unique(batch.seq_ids)) > 1 for batch in batches)
 
 

@@ -1,5 +1,5 @@
-"""The cost of capture: the same batches decoded plainly, with an empty callback, and with
-capture."""
+"""Measurement of the cost of capture. The same batches are decoded plainly, with an empty callback,
+and with a capture."""
 
 import time
 from collections.abc import Callable, Sequence

@@ -20,7 +20,7 @@ MACHINES = {3: "x86", 40: "ARM", 62: "x86-64", 183: "AArch64", 243: "RISC-V"}
 
 
 class NotElf(Exception):
-    """Raised if a file is no ELF library, or is broken. The message completes a sentence that
+    """Raised if a file is not an ELF library, or is broken. The message completes a sentence that
     begins with the path."""
 
 

@@ -35,8 +35,8 @@ class Injector:
 
 
 def usable(row: NDArray[Any]) -> bool:
-    """Return True if a change of the row shows: it has a single finite value, or finite values that
-    are not all equal."""
+    """Return True if a change of the row has an effect, because the row has a single finite value,
+    or finite values that are not all equal."""
     finite = row[np.isfinite(row)] if row.dtype.kind == "f" else row
     return finite.size > 0 and bool((finite != finite[0]).any() or finite.size == 1)
 

@@ -3,13 +3,13 @@
 Goldens, bounds and known divergences hold for one commit. Another commit as the oracle would blame
 engines for llama.cpp's changes. Two facts identify the commit:
 
-- The names that its libraries export, read before anything is loaded. Every function of libllama
-  counts that is neither inline nor a template. C++ names include the parameters, because the C
-  interface alone stays the same for hundreds of commits. For libggml-base the C interface counts,
-  which includes every op. Names that mention the standard library are excluded, because its builds
-  spell them differently. So compilers, optimisation, instruction sets, backends and tools make no
-  difference. libggml-cpu does not count, because its exports depend on instruction sets. If ggml is
-  in another folder or inside libllama, libllama's names decide alone.
+- The names that its libraries export, read before anything is loaded. They are compared for every
+  function of libllama that is neither inline nor a template. C++ names include the parameters,
+  because the C interface alone stays the same for hundreds of commits. For libggml-base the C
+  interface is compared, which includes every op. Names that mention the standard library are
+  excluded, because its builds spell them differently. So compilers, optimisation, instruction sets,
+  backends and tools make no difference. libggml-cpu is ignored, because its exports depend on
+  instruction sets. If ggml is in another folder or inside libllama, libllama's names decide alone.
 - The facts that a user's library reports once it is loaded. These are its commit, if it was built
   in a clone, and the block size of every type, which a fork can change without a new name. ggml's
   version number proves nothing, because many commits share it.
@@ -50,7 +50,8 @@ class OtherBuild(Unsupported):
 
 @dataclass(frozen=True)
 class PinnedPart:
-    """A library of llama.cpp: its file, the names that count, and their number and digest."""
+    """A library of llama.cpp, with its file, the exported names that identify it, and their number
+    and digest."""
 
     file: str
     counts: re.Pattern[bytes]
@@ -134,8 +135,8 @@ def compare(folder: Path, _size: int, _changed: int) -> str:
 
 
 def difference(part: PinnedPart, library: Elf, path: Path) -> str:
-    """Describe the difference from the pinned library; "" if there is none. The installed library's
-    names serve for comparison if it is the pinned one."""
+    """Describe the difference from the pinned library; "" if there is none. If the installed
+    library is the pinned one, the text names the exports that differ."""
     names = part.own_names(library)
     if part.is_pinned(names):
         return ""
@@ -146,7 +147,8 @@ def difference(part: PinnedPart, library: Elf, path: Path) -> str:
     pinned = part.own_names(Elf(ours)) if ours.is_file() else names
     if not part.is_pinned(pinned):
         found = f"{len(names)} names with digest {digest_of(sorted(names))}"
-        return f"{path} is a different llama.cpp: {found}, not {part.n_names} with {part.digest}"
+        wanted = f"{part.n_names} names with digest {part.digest}"
+        return f"{path} is a different llama.cpp: it exports {found}, not {wanted}"
     lacks, more = show_names(sorted(pinned - names)), show_names(sorted(names - pinned))
     what = f"it lacks {lacks} of {part.n_names} names, and has {more} more"
     return f"{path} is a different llama.cpp: {what}"

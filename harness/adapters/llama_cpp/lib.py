@@ -121,8 +121,8 @@ NOT_INSTALLED = (
 
 
 class Library:
-    """llama-cpp-python's module (`llama`), ggml's own functions (`ggml`), and the last lines of the
-    log."""
+    """The loaded libraries: llama-cpp-python's module (`llama`), ggml's own functions (`ggml`), and
+    the last lines of the log."""
 
     def __init__(self) -> None:
         for name, value in ENVIRONMENT.items():
@@ -186,8 +186,8 @@ class Library:
         return any(words in line for _, line in self.lines)
 
     def check_room(self) -> None:
-        """Raise MemoryError if llama.cpp's last refusal was a lack of memory. The limit is
-        Lockstep's or the machine's, so no engine is at fault."""
+        """Raise MemoryError if llama.cpp's last refusal was a lack of memory. Lockstep or the
+        machine limits memory, so no engine is at fault."""
         if self.complained_of(NO_ROOM):
             raise MemoryError(f"llama.cpp does not make a context{self._complaint()}")
 

@@ -112,8 +112,8 @@ class LlamaModel:
 class LlamaContext:
     """A KV cache and a graph. `traced`: an observer can see the nodes.
 
-    `watch`: the addresses of a C function that is called for each node instead, and of its data.
-    `fields`: llama.cpp parameters that override the settings.
+    `watch`: the address of a C function that sees each node instead of the observer, and the
+    address of its data. `fields`: llama.cpp parameters that override the settings.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """llama.cpp's parsers of GGUF files: from memory, from a file, with data, and as a model.
 
-The first error in llama.cpp's log gives the reason. The patterns follow ggml/src/gguf.cpp of
-llama-cpp-python 0.3.36. An error without such words means that the file is too short for a field.
+The first error in llama.cpp's log gives the reason. The patterns match messages of
+ggml/src/gguf.cpp of llama-cpp-python 0.3.36. An error that matches no pattern means that the file
+is too short for a field.
 """
 
 import ctypes
@@ -95,7 +96,7 @@ def open_file(ggml: ctypes.CDLL, raw: bytes, file: MemoryFile) -> Any:
 
 
 def opened_file(ggml: ctypes.CDLL, raw: bytes, file: MemoryFile) -> Any:
-    """Open a file as loaders do: with a context for the tensors, but without their data."""
+    """Open a file as loaders do, with a context for the tensors but without their data."""
     tensors = ctypes.c_void_p()
     params = GgufInitParams(True, ctypes.pointer(tensors))
     gguf = ggml.gguf_init_from_file(file.holding(raw), params)

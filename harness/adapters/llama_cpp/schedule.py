@@ -4,7 +4,7 @@ their effect.
 With `LLAMA_BATCH_DEBUG` llama.cpp prints each ubatch that it forms (2, because not all versions
 name the tokens at 1). With `LLAMA_KV_CACHE_DEBUG` it prints the cells that it looks at before it
 places an ubatch. llama.cpp reads both variables when it makes a context. Versions with llama_sbatch
-have neither variable: there the ubatches are read from the graphs, and cells cannot be seen.
+have neither variable. For them the ubatches are read from the graphs, and the cells are unknown.
 """
 
 import ctypes
@@ -136,8 +136,8 @@ class ScheduleRun:
         }
 
     def span(self, seq: int) -> list[int | None]:
-        """Return the smallest and largest position. Older versions report only the largest, and 0
-        may mean that there is none."""
+        """Return the smallest and largest position. Older versions report only the largest
+        position, and their 0 may mean that the sequence is empty."""
         llama = self.lib.llama
         last = llama.llama_memory_seq_pos_max(self.memory, seq)
         if self.graphs is not None:

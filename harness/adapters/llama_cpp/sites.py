@@ -112,8 +112,8 @@ class HeldPart:
 
 
 def place_of(node: GraphNode) -> NodePlace | None:
-    """Return the node's site; None if it has none. Raises Unsupported for a node that has a site's
-    name but is computed differently."""
+    """Return the node's site; None if the node has no site. Raises Unsupported for a node that has
+    a site's name but is computed differently."""
     place = product_of(node) or attention_of(node)
     if place is not None:
         return place
@@ -131,8 +131,9 @@ def place_of(node: GraphNode) -> NodePlace | None:
 
 
 def product_of(node: GraphNode) -> NodePlace | None:
-    """Return the site of a product with a weight, whatever the node's name: the name may belong to
-    a bias. Some versions give no name to the experts' results multiplied by their shares."""
+    """Return the site of a product with a weight, whatever the node's name, because the name may
+    belong to a bias. Some versions give no name to the experts' results multiplied by their
+    shares."""
     if node.op == "MUL":
         name = multiplied_weight(node.source(0))
         weight, layer = base_of_weight(name)
@@ -210,7 +211,7 @@ def split_name(name: str) -> tuple[str, int | None]:
 
 
 def stores_keys(node: GraphNode) -> bool:
-    """Return True if a node stores keys. Older versions copy them into a view of neighbouring
+    """Return True if a node stores keys. Older versions copy keys into a view of neighbouring
     cells, and newer versions set rows."""
     return node.op in ("SET_ROWS", "CPY") and layer_of_cache(node, "k") is not None
 

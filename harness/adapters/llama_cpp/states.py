@@ -1,4 +1,4 @@
-"""State files of llama.cpp: written, read, and damaged files read in forks that may die."""
+"""Writing and reading of llama.cpp's state files. Damaged files are read in forks that may die."""
 
 import ctypes
 from collections.abc import Iterator, Sequence

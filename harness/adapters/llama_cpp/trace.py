@@ -34,7 +34,7 @@ ENDS = ("embd", "result_norm", "result_output")
 class AttentionKind:
     """Counts the attention nodes of either kind, and finds logits, in a graph of any architecture.
 
-    A softmax of attention has a mask, and a softmax that chooses experts has none.
+    A softmax of attention has a mask, and a softmax that chooses experts has no mask.
 
     Not every architecture names its logits, but their rows are as long as the vocabulary. Rows of
     embeddings can have that length too, but they have a name.
@@ -114,10 +114,10 @@ class SiteRecorder:
     def finish_step(self, *, tokens: int, layers: int, flash: bool) -> None:
         """Check that the graph of this step is the one that its trace assumes.
 
-        tokens: the number decoded since the cache was empty. A site that this version does not show
-        is missing in the trace, and the comparison reports it. A value that could not be replaced
-        is an error, because later values were computed from the wrong one. Raises Unsupported,
-        RuntimeError, EngineError.
+        tokens: the number of tokens decoded since the cache was empty. A site that this version
+        does not show is missing in the trace, and the comparison reports it. A value that could not
+        be replaced is an error, because later values were computed from the old value. Raises
+        Unsupported, RuntimeError, EngineError.
         """
         if not self.cells:
             raise Unsupported("llama.cpp's graph does not show in which cells it stores keys")

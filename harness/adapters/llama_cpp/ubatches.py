@@ -1,9 +1,9 @@
 """Ubatches read from the inputs of llama.cpp's graphs, for versions that do not log them.
 
-Each graph is one ubatch. Its tokens are the ids of the embedding lookup, its positions those of the
-first rotation, and its outputs the rows kept before the output matrix. Inputs are identified by the
-nodes that read them, because only some versions name them. Without such an input the field is None.
-The sequences are always None, because no input names them.
+Each graph is one ubatch. Its tokens are the ids of the embedding lookup. Its positions are the
+positions of the first rotation. Its outputs are the rows that remain before the output matrix.
+Inputs are identified by the nodes that read them, because only some versions name them. A field
+whose input is not found is None. The sequences are always None, because no input names them.
 """
 
 import ctypes
@@ -71,7 +71,8 @@ class Ubatches:
 
 
 def input_of(node: LiveNode) -> str | None:
-    """Return which graph input a node reads as its second source; None if it reads none."""
+    """Return the name of the graph input that a node reads as its second source; None if the node
+    reads no known input."""
     if node.op == "ROPE":
         return POSITIONS
     if node.op != "GET_ROWS" or node.source(1).op != "NONE":  # rows that the graph chose itself

@@ -58,11 +58,11 @@ class Binding:
 
 
 def type_count(llama: Any, ggml: Any) -> int:
-    """Return the number of types that ggml knows. To request the traits of a later type would
+    """Return the number of types that ggml knows. A request for the traits of a later type would
     abort.
 
-    If the module's own count is out of date, types are counted up to the first that ggml names
-    NONE. Newer versions of ggml would read beyond their table instead.
+    If the module's own count is out of date, types are counted up to the first type that ggml names
+    NONE. This count would fail in newer versions of ggml, which read beyond their table.
     """
     count: int = llama.GGML_TYPE_COUNT
     if count == TYPES_BEFORE_BF16:

@@ -123,7 +123,7 @@ def copy_bytes(_: Any, to: Any, start: Any, n: Any) -> Any:
 @intrinsic
 def call(_: Any, function: Any, a: Any, b: Any) -> Any:
     """Call the C function at an address with two numbers, and return its result. A function with
-    fewer parameters ignores the rest."""
+    fewer parameters ignores the other numbers."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = ir.FunctionType(I64, (I64, I64))
@@ -134,7 +134,7 @@ def call(_: Any, function: Any, a: Any, b: Any) -> Any:
 
 @njit
 def slot_of(s: Any, address: int) -> Any:
-    """Return the slot that has, or would have, the index of a node."""
+    """Return the slot for the index of a node, which may be empty."""
     slots = carray(pointer(s.slots), N_SLOTS, SLOT)
     at = (address >> 4) * 0x9E3779B1 & (N_SLOTS - 1)
     while slots[at].generation == s.generation and slots[at].address != address:

@@ -43,8 +43,8 @@ def array_type(item_type: str) -> str:
 
 
 def shape(ne: Iterable[int]) -> tuple[int, ...]:
-    """Return the shape in ggml's order, fastest dimension first. Trailing ones are removed, but at
-    least one dimension stays."""
+    """Return the shape in ggml's order, fastest dimension first. Trailing dimensions of size one
+    are removed, but at least one dimension stays."""
     sizes = [int(n) for n in ne]
     while len(sizes) > 1 and sizes[-1] == 1:
         sizes.pop()

@@ -1,9 +1,10 @@
-"""Forked readers of many files, for a parser that may die. A death costs one process, not each
-file.
+"""Forked readers of many files, for a parser that may die. One process reads many files, and a
+death costs only one new process.
 
 The caller, which is a worker, forks. The child writes into shared memory which file it is about to
 read, reads the file, and writes the result there. If it dies, the file is known, and the next child
-continues after it. A child costs some milliseconds, and a new worker a second.
+continues after it. Starting a child takes some milliseconds, and starting a new worker takes a
+second.
 """
 
 import ctypes

@@ -253,7 +253,7 @@ def sentencepiece_model(data: Data) -> bytes:
 
 
 def number(value: int) -> int:
-    """Return a number as protobuf encodes it: a negative number as 64 bits in two's complement."""
+    """Return a number as protobuf encodes it. A negative number has 64 bits in two's complement."""
     return value & 0xFFFFFFFFFFFFFFFF
 
 

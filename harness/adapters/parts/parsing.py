@@ -1,8 +1,8 @@
 """Questions to parsers of GGUF files, many files at a time, and the possible answers.
 
 The question is `parse(blob, ends, way)`: file i is `blob[ends[i - 1]:ends[i]]`. Two parsers have
-read the same if their digests are equal: of the header, of every pair, and of every row of the
-tensor table.
+read the same content if their digests are equal. A digest covers the header, every pair, and every
+row of the tensor table.
 """
 
 import hashlib
@@ -32,7 +32,8 @@ OTHERS_PER_BYTE = 32
 
 @dataclass(frozen=True, kw_only=True)
 class CostLimits:
-    """The limits for reading one file: a constant, and an amount for each byte."""
+    """The limits for reading one file. Each limit is a constant plus an amount for each byte of the
+    file."""
 
     seconds: float = 2.0  # of processor time; a file takes microseconds
     seconds_per_byte: float = 1e-5
@@ -47,7 +48,8 @@ class CostLimits:
 
 
 def allowed_memory(engine: str, sizes: Any) -> Any:
-    """Return the memory that reading files of these sizes may take. More counts as wasteful."""
+    """Return the memory that the engine may use to read files of these sizes. An engine that uses
+    more is reported as wasteful."""
     return SPARE_MEMORY + MEMORY_PER_BYTE.get(engine, OTHERS_PER_BYTE) * sizes
 
 
@@ -127,7 +129,8 @@ def to_c(raw: bytes) -> bytes:
 
 
 def extents(ne: Sequence[int]) -> tuple[int, ...]:
-    """Return the extents without trailing ones, because ggml always has four dimensions."""
+    """Return the extents without trailing extents of one, because ggml always has four
+    dimensions."""
     sizes = [int(n) for n in ne]
     while sizes and sizes[-1] == 1:
         sizes.pop()
@@ -138,8 +141,8 @@ def digest(head: tuple[int, int, int], pairs: Iterable[Any], rows: Sequence[Any]
     """Return the digest of a parsed file. head: version, alignment, offset of the data; pairs: key,
     type, element's type or -1, value; rows: name, ne, type, offset, bytes.
 
-    A value is bytes, a number, or a tuple of bytes; an array of numbers is the bytes of the file.
-    Without tensors there is no data section, so its offset does not count.
+    A value is bytes, a number, or a tuple of bytes; an array of numbers is the bytes of the file. A
+    file without tensors has no data section, so the offset is ignored.
     """
     version, alignment, offset = head
     parts = (version, alignment, offset if rows else 0), tuple(pairs), tuple(rows)

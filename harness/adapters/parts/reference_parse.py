@@ -38,7 +38,7 @@ class TooLong(BaseException):
 
 def parse(open_file: Open, files: Sequence[bytes], limits: CostLimits = LIMITS) -> dict[str, Any]:
     """Parse the files, and measure the memory that Python and numpy allocate for each file. Other
-    threads allocate too. So a file that seems to need much is opened again, and the smallest
+    threads allocate too. So a file that seems to need much memory is opened again, and the smallest
     measurement counts."""
     rows, words = [], {}
     with stopwatch() as start:

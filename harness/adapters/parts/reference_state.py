@@ -1,4 +1,5 @@
-"""A file format of ours for the state of our memories: a tree of their contents, and arrays."""
+"""Our own file format for the state of our engine's memories: a tree of their contents, and
+arrays."""
 
 import json
 from collections.abc import Mapping
@@ -37,7 +38,7 @@ def tree_in(file: BinaryIO, path: Path) -> Any:
             arrays = {name: held[name] for name in held.files}
         return from_tree(json.loads(str(arrays.pop(TREE))), arrays)
     except (ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
-        raise InvalidModel(f"{path}: no state of ours: {error}") from error
+        raise InvalidModel(f"{path}is not a state file of our engine: {error}") from error
 
 
 def as_tree(value: Any, arrays: Arrays) -> Any:

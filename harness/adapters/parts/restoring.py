@@ -1,9 +1,9 @@
 """Questions to engines that read state files, many at a time, and the meaning of the answers.
 
 The question is `restore(blob, ends, sequence, then)`, and the answer has the form of `parse`
-(parsing). Its digest identifies the engine's state after a file. For an accepted file it is a hash
-of the logits of `then`, or STUCK if these tokens are refused. For a refused file it is CLEAN or
-CELLS_STAY.
+(parsing). Its digest identifies the engine's state after a file. For an accepted file the digest is
+a hash of the logits of `then`, or STUCK if these tokens are refused. For a refused file the digest
+is CLEAN or CELLS_STAY.
 """
 
 import hashlib

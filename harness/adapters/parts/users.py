@@ -38,8 +38,8 @@ def is_users(name: str) -> bool:
 
 
 def find_registered(name: str) -> EntryPoint | None:
-    """Return the engine that an installed package registers under that name; None if there is none,
-    or if the name belongs to an engine of ours.
+    """Return the engine that an installed package registers under that name; None if no package
+    registers the name, or if one of our own engines has it.
 
     Raises Unsupported if two packages register the name.
     """
@@ -127,8 +127,8 @@ def line_in(error: BaseException) -> str:
 
 
 def classes_in(module: ModuleType) -> dict[str, type[Adapter]]:
-    """Return the engines that the module defines. If it defines none, return those that it
-    imports."""
+    """Return the engines that the module defines. If it defines no engine, return the engines that
+    it imports."""
     found = {
         name: held
         for name, held in vars(module).items()

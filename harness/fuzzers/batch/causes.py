@@ -1,6 +1,7 @@
 """Causes of known faults ([[batch]]), which our own machine observes while it runs a schedule.
 
-A difference is excused only if the cause of a known fault occurs at its step or before.
+A difference is excused only if the cause of a known fault occurs at the step of the difference or
+before.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -127,7 +128,7 @@ def minus_one(memory: Memory, batch: Entries) -> bool:
 
 
 def twice(memory: Memory, batch: Entries) -> bool:
-    """Return True if an accepted batch gives a sequence one position twice."""
+    """Return True if an accepted batch gives a sequence the same position twice."""
     places = [(s, entry.pos) for entry in batch for s in entry.seqs]
     return len(set(places)) < len(places) and broken_rule(memory, batch) is None
 
@@ -165,7 +166,7 @@ BEFORE_DECODE: dict[str, Callable[[Memory, Entries], bool]] = {
 
 
 def is_crowded(batch: Entries, ubatches: Sequence[Ubatch], n_ubatch: int) -> bool:
-    """Return True if an equal split gives an ubatch with one token for each of as many sets as fit,
+    """Return True if an equal split makes an ubatch with one token for each of the sets that fit,
     while another set waits."""
     left = set(range(len(batch)))
     for ubatch in ubatches:
@@ -194,7 +195,7 @@ def heads_misplaced(cache: Attention, before: Sequence[int]) -> bool:
 
 
 def is_kept(watch: Watch, seq: int) -> bool:
-    """Return True if another sequence has cells, in a memory with separate streams."""
+    """Return True if the memory has separate streams, and another sequence has cells."""
     memory = watch.machine.memory
     others = (memory.pos_max(s) >= 0 for s in range(memory.n_seq) if s != seq)
     return in_streams(memory) and any(others)
@@ -269,12 +270,12 @@ def late_copy_after_clear(watch: Watch, seq: int, k: int) -> bool:
 
 
 def any_sequence(watch: Watch, seq: int, p0: int, p1: int) -> bool:
-    """Return True if states of any sequence are to be removed."""
+    """Return True if the step removes states without naming a sequence."""
     return states(watch.machine.memory) is not None and seq < 0
 
 
 def before_the_last(watch: Watch, seq: int, p0: int, p1: int) -> bool:
-    """Return True if a state is to forget positions before its last one."""
+    """Return True if a state is to forget positions before its last position."""
     part = states(watch.machine.memory)
     return part is not None and seq >= 0 and max(p0, 0) < p1 <= part.pos_max(seq)
 

@@ -34,8 +34,8 @@ EXACT = ("code", "pos", "ubatches", "slots", "order")
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleDifference:
-    """The first difference. `symptom`: one of EXACT, or logits, neighbours, splitting, crashed and
-    so on."""
+    """The first difference. `symptom`: one of EXACT, or another name, such as logits, neighbours,
+    splitting or crashed."""
 
     symptom: str
     step: int
@@ -49,7 +49,7 @@ class ScheduleDifference:
 
 @dataclass
 class Judge:
-    """A judge of schedules. `counts`: how many comparisons of each kind were made."""
+    """A judge of schedules. `counts`: the number of comparisons of each kind."""
 
     oracle: Session
     subject: Session
@@ -196,15 +196,15 @@ class Judge:
 
 
 def other_size(case: ScheduleCase) -> int:
-    """Return another ubatch size: small for a large one, large for a small one. One token of each
-    sequence must fit."""
+    """Return another ubatch size, which is small if the case's size is large, and large if it is
+    small. One token of each sequence must fit."""
     smaller = max(case.n_seq + 1, case.n_ubatch // 4)
     return smaller if case.n_ubatch > 4 else max(24, case.n_seq)
 
 
 def worst(a: NDArray[Any], b: NDArray[Any]) -> float:
-    """Return the largest normalised squared error of a row. NaN at the same place in both is no
-    error."""
+    """Return the largest normalised squared error of a row. NaN at the same place in both arrays is
+    not an error."""
     both = np.isnan(a) & np.isnan(b)
     a, b = np.where(both, 0, a).astype(np.float64), np.where(both, 0, b).astype(np.float64)
     size = np.maximum((a * a).sum(axis=-1), 1e-30)

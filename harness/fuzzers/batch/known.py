@@ -13,9 +13,9 @@ MEMORY = {"yarn": "attention"}  # of a kind of model that has no other
 
 @dataclass(frozen=True, kw_only=True)
 class KnownSchedule:
-    """A known difference on schedules. symptom: the first fact that differs; cause: what our
-    machine must observe by then, because the form of a schedule alone excuses nothing; case: the
-    smallest schedule, as JSON."""
+    """A known difference on schedules. symptom: the first fact that differs; cause: the event that
+    our machine must observe before or at that step, because the form of a schedule alone excuses
+    nothing; case: the smallest schedule, as JSON."""
 
     id: str
     component: str  # an adapter's name

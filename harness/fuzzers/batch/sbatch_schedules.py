@@ -52,8 +52,8 @@ def shape(kind: str, n_ubatch: int, n_seq: int, steps: list[Step]) -> ScheduleCa
 
 def causes_of_sbatch(case: ScheduleCase) -> dict[str, int]:
     """Return the faults of llama_sbatch that the schedule shows, each with the first call that
-    shows it. unstable: a batch beyond the stable sort repeats a place; left: a sequence continues
-    without the others that shared its token."""
+    shows it. unstable: a batch too large for the stable sort repeats a place; left: a sequence
+    continues without the other sequences that shared its token."""
     found: dict[str, int] = {}
     shared: set[tuple[int, ...]] = set()
     for at, step in enumerate(case.steps):
@@ -106,7 +106,8 @@ class SbatchMaker:
         return [(0, start + i, seqs, False) for i in range(n)]
 
     def mix_runs(self, runs: list[list[Row]]) -> list[Row]:
-        """Return the rows of the runs: one run after the other, alternating, or shuffled."""
+        """Return the rows of the runs, with one run after the other, alternating runs, or shuffled
+        rows."""
         style = self.draw.below(3)
         if style == 2:
             return self.shuffle([row for run in runs for row in run])
@@ -117,7 +118,7 @@ class SbatchMaker:
         return rows
 
     def outputs(self, rows: list[Row]) -> list[Row]:
-        """Return the rows with drawn outputs: all, some, only the last, or none."""
+        """Return the rows, in which all, some, only the last or no rows have outputs."""
         style = self.draw.below(4)
         asked = [style == 0 or (style == 1 and self.draw.below(3) == 0) for _ in rows]
         asked[-1] |= style == 2

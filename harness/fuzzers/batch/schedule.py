@@ -30,8 +30,8 @@ class ScheduleCase:
 
     @property
     def size(self) -> tuple[int, ...]:
-        """Return a measure by which schedules are ordered: fewer steps, then fewer tokens, fewer
-        sequences, and simpler numbers."""
+        """Return a measure that orders schedules by the number of steps, then of tokens, then of
+        sequences, and then by how simple their numbers are."""
         rows = [row for step in self.steps if step[0] == "decode" for row in step[1]]
         numbers = [n for step in self.steps if step[0] != "decode" for n in step[1:]]
         shape = (self.n_seq, self.n_ctx, self.n_ubatch, self.unified)
@@ -102,7 +102,7 @@ def step_from(step: Any) -> Step:
 
 
 def rows_from(row: Any) -> Iterator[Row]:
-    """Yield a row, or as many rows as it states, at consecutive positions."""
+    """Yield a row, or the number of rows that it states, at consecutive positions."""
     n = whole(row[4]) if len(row) == 5 else 1
     if not 1 <= n <= MOST["n_ctx"]:
         raise ValueError(f"a row is repeated {n} times; expected 1 to {MOST['n_ctx']}")

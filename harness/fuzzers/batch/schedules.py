@@ -1,8 +1,9 @@
 """An endless series of schedules. The seed, the kind of memory and a number determine each one.
 
 A machine of ours runs each step, so that most batches are valid and continue a sequence at its
-position. One schedule in ODD does things that are known to break llama.cpp. The others avoid them,
-because otherwise every schedule would end there. One schedule in TIGHT begins with a full cache.
+position. One schedule in ODD does things that are known to break llama.cpp. The other schedules
+avoid them, because otherwise every schedule would end there. One schedule in TIGHT begins with a
+full cache.
 """
 
 from collections import Counter as Counted
@@ -229,7 +230,7 @@ class Maker:
 
     def move(self) -> None:
         """Move positions. One way is what users do with a full context: remove the oldest tokens
-        and move the rest down."""
+        and move the remaining tokens down."""
         seq, below = self.seq(), self.draw.below
         last = self.last(seq)
         if last < 0:

@@ -25,8 +25,8 @@ def shrink_case(case: ScheduleCase, kind: str, wrong: Wrong, tries: int = TRIES)
 
 
 def smaller(case: ScheduleCase, kind: str) -> Iterator[ScheduleCase]:
-    """Yield simpler schedules, those with the largest changes first; each also with renumbered
-    positions."""
+    """Yield simpler schedules, beginning with the largest changes. Yield each schedule also with
+    renumbered positions."""
     for candidate in [*without_steps(case), *without_rows(case), *simpler(case)]:
         yield candidate
         repaired = going_on(candidate, kind)

@@ -77,7 +77,8 @@ class FileCampaign:
         self.peak = 0  # the most that the subject took beyond twice a file's size
 
     def run(self) -> Iterator[Verdict | Checkpoint]:
-        """Run the cases from `start` on, which may be a checkpoint."""
+        """Run the cases from the plan's `start` on, which may be the case number of a
+        checkpoint."""
         begun, asked = self.plan.start, [self.batch(self.numbers.behind(self.plan.start))]
         for numbers in self.numbers:
             if following := self.numbers.behind(numbers.stop):
@@ -125,7 +126,8 @@ class FileCampaign:
         return self.ask_parsers(cases(self.plan.seed, self.family, first, n, self.corpus))
 
     def ask_parsers(self, made: list[FileCase]) -> FileBatch:
-        """Ask all parsers. Our own reader comes last, so that the others work at the same time."""
+        """Ask all parsers. Our own reader comes last, so that the other parsers work at the same
+        time."""
         pending = []
         for stage in self.stages:
             every = 1 if self.family == MODELS and stage.way in MODEL_WAYS else stage.every
@@ -184,7 +186,7 @@ class FileCampaign:
         return [some[i] for i in odd]
 
     def count(self, stage: Stage, subject: Parsed, other: Parsed) -> None:
-        """Count pairs of answers. A refusal counts as a refusal even if the reason differs."""
+        """Count pairs of answers. Two refusals agree even if their reasons differ."""
         mine, theirs = subject.endings == NUMBER[ACCEPTED], other.endings == NUMBER[ACCEPTED]
         stage.asked += len(mine)
         stage.counts["asked"] += len(mine)
@@ -283,9 +285,9 @@ class FileCampaign:
         )
 
     def again(self, cause: FileCause, case: FileCase, small: bytes) -> list[str]:
-        """Return the options that show a finding again: the bytes if they are few, else the case. A
-        finding about the table always names the case, because the table's verdicts hold only for
-        its own files."""
+        """Return the options that show a finding again. They contain the bytes if these are few,
+        else the case. A finding about the table always names the case, because the table's verdicts
+        apply only to its own files."""
         if len(small) <= 2048 and cause.stage != TABLE:
             return ["--hex", small.hex()]
         return list(case.again) or self.number_files(case.number, 1)

@@ -1,7 +1,7 @@
-"""A GGUF file as a small value in which every field can be wrong, and the bytes of the file.
+"""A draft of a GGUF file, in which every field can be wrong, and its conversion to bytes.
 
 A field that is not set is correct: counts, lengths and offsets follow from the content. A field
-that is set keeps its value, and does not change the others.
+that is set keeps its value, and does not change other fields.
 """
 
 from dataclasses import dataclass, field

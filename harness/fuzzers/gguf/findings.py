@@ -47,7 +47,7 @@ class KnownFile:
     """An entry of [[gguf]] of harness/known.
 
     case: a file as hex, or `fault NAME` for a long file that has only this fault. ways: the
-    component's ways to read, which all treat a file with this cause alike.
+    component's ways to read that have this cause.
     """
 
     id: str
@@ -95,8 +95,8 @@ def suspects(
 def cause_of(
     engine: str, way: str, subject: Parsed, other: Parsed, i: int, raw: bytes
 ) -> FileCause | None:
-    """Return the cause of the worst finding about file i; None if there is none. Failures of the
-    subject itself are in `own_cause`."""
+    """Return the cause of the worst finding about file i; None if there is no finding. `own_cause`
+    covers failures of the subject alone."""
     mine, theirs, stage = subject.ending(i), other.ending(i), f"{engine} {way}"
     wasteful = other.peaks[i] > allowed_memory(engine, len(raw))
     # who takes ever more meets the limit of memory or that of time, by the speed of the processor
@@ -123,8 +123,8 @@ def place_of(answer: Parsed, i: int) -> str:
 
 
 def own_cause(name: str, subject: Parsed, i: int, raw: bytes) -> FileCause | None:
-    """Return the cause of a failure that the subject may never have, for any file: it dies, hangs,
-    or uses too much memory."""
+    """Return the cause if the subject dies, hangs or uses too much memory, which no file
+    excuses."""
     ending = subject.ending(i)
     if ending in (CRASHED, HUNG):
         words = subject.words.get(i, "").split(":")[0]
@@ -135,8 +135,8 @@ def own_cause(name: str, subject: Parsed, i: int, raw: bytes) -> FileCause | Non
 
 
 def table_cause(ending: str, faults: Sequence[str]) -> FileCause | None:
-    """Return the cause if our reader's verdict differs from the table's, for a file with one fault
-    or none."""
+    """Return the cause if our reader's verdict differs from the table's, for a file with at most
+    one fault."""
     if len(faults) > 1 or ending in (CRASHED, HUNG):
         return None
     kinds = FAULTS[faults[0]].kinds if faults else ()

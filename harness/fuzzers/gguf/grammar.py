@@ -1,7 +1,7 @@
 """An endless series of GGUF files: valid, unusual, broken in one or several named ways, and
 mutated.
 
-The seed, the family and n determine case n. For `corpus` its files matter too.
+The seed, the family and n determine case n. Cases of the family `corpus` also depend on its files.
 """
 
 from collections.abc import Callable, Sequence
@@ -248,8 +248,8 @@ def edge(made: bytearray, at: int, draw: DrawnNumbers) -> None:
 
 
 def at_a_length(made: bytearray, at: int, draw: DrawnNumbers) -> None:
-    """Change an eight-byte field that looks like a length: a small number followed by seven
-    zeros."""
+    """Change an eight-byte field that looks like a length, because it is a small number followed by
+    seven zeros."""
     found = made.find(bytes(7), at)
     if found > 0 and len(made) >= found + 7:
         pack_into("<Q", made, found - 1, EDGES[draw.below(len(EDGES))])

@@ -82,9 +82,11 @@ def about_round(done: "Round", campaign: FileCampaign) -> Verdict:
 
 
 def about_lines(found: Reached, files: int, campaign: FileCampaign) -> Verdict:
-    text = f"{found.lines} lines of the reader are reached by {files} files, "
+    text = f"{files} files reach {found.lines} lines of the reader, "
     text += (
-        f"{len(found.never)} never: {'; '.join(found.never)}" if found.never else "all there are"
+        f"and never reach {len(found.never)} lines: {'; '.join(found.never)}"
+        if found.never
+        else "which are all lines of the called functions"
     )
     return campaign.verdict("agreed", text, asdict(found))
 

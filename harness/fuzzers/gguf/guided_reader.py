@@ -2,8 +2,8 @@
 
 `python -m ...gguf.guided_reader MODULES PARENT [options of libFuzzer] FOLDER`: atheris counts the
 branches of these modules, and the first module has a class GgufFile. Any exception except a refusal
-ends the process. A file for which the reader uses too much memory ends it too. libFuzzer leaves
-such a file in the folder.
+ends the process. The process also ends if the reader uses too much memory for a file. libFuzzer
+leaves the file that ended the process in the folder.
 """
 
 import sys
@@ -59,8 +59,8 @@ def guard_reader(open_file: Callable[[bytes], Any], start: Callable[[float], Non
 
 
 def grammatical(plain: Callable[[bytes, int], bytes]) -> Mutate:
-    """Return a function that mutates a file. Half of the time it mutates as libFuzzer does;
-    otherwise it changes a field, or makes a new file."""
+    """Return a function that mutates a file. The function mutates half of the files like libFuzzer.
+    For the others it changes a field, or makes a new file."""
     from lockstep.harness.fuzzers.gguf.grammar import change, numbers_of, of_several
 
     def mutate(raw: bytes, longest: int, seed: int) -> bytes:

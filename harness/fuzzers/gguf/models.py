@@ -1,7 +1,8 @@
 """Whole models with a small fault: one number, pair or tensor contradicts the graph.
 
-Every parser can read such a file. It tests the loader after the parser, with tiny models of several
-architectures. The seed, the number and the models determine a case.
+Every parser can read such a file. The file tests the loader, which runs after the parser. The
+models are tiny, and have several architectures. The seed, the number and the models determine a
+case.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +37,8 @@ def tiny_models(session: Session) -> list[bytes]:
 
 
 def model_cases(seed: int, first: int, count: int, models: Sequence[bytes]) -> list[FileCase]:
-    """Return the cases from `first` on. They use each model in turn, at first without a change."""
+    """Return the cases from `first` on. The cases use each model in turn, and the first case of
+    each model has no change."""
     drawn = numbers_of(seed, MODELS, first, count)
     return [one_case(first + i, draw, models) for i, draw in enumerate(drawn)]
 

@@ -30,8 +30,8 @@ ALIGNMENT = b"general.alignment"
 
 
 def shrink_file(raw: bytes, shows: Shows, most: int = 4000) -> bytes:
-    """Return the smallest file found that `shows` accepts. most: the number of files to try; a
-    large file counts as several."""
+    """Return the smallest file found that `shows` accepts. most: the maximum cost of all files
+    tried (see `cost_of`)."""
     budget = [most]
 
     def paid(files: list[bytes]) -> list[bool]:
@@ -180,7 +180,8 @@ def with_fewer_claims(draft: FileDraft) -> Iterator[bytes]:
 
 
 def restore_counts(smaller: FileDraft, draft: FileDraft) -> Iterator[bytes]:
-    """Yield files with the old counts, and with counts that are wrong by as much as before."""
+    """Yield files with the old counts, and with counts that differ from the true counts by as much
+    as before."""
     yield smaller.raw()
     for name, held in (("n_rows", "rows"), ("n_pairs", "pairs")):
         gone = len(getattr(draft, held)) - len(getattr(smaller, held))
@@ -272,8 +273,8 @@ def fewer_bytes(raw: bytes) -> Iterator[bytes]:
 
 
 def plainer(raw: bytes, shows: Shows, budget: list[int]) -> bytes:
-    """Return the file with as many bytes as possible set to zero. All bytes are tried alone first,
-    and those that may be zero are then set one after the other."""
+    """Return the file with as many bytes as possible set to zero. Each byte is tried alone first.
+    The bytes that may be zero are then set to zero one after the other."""
     places = [at for at, byte in enumerate(raw) if byte and at >= 4][:256]
     tries = [raw[:at] + b"\0" + raw[at + 1 :] for at in places]
     if not tries or budget[0] < 2 * cost_of(tries):

@@ -1,5 +1,5 @@
-"""Stages: a parser reads many files in one of its ways, and the files that it cannot read are
-found."""
+"""Stages. In a stage, a parser reads many files in one of its ways, and Lockstep finds the files
+for which it gives no answer."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -28,7 +28,8 @@ FULL = "buffer"  # the subject's way, and that of the oracle which sees every fi
 
 @dataclass(kw_only=True)
 class Stage:
-    """A parser and one of its ways to read. every: n, if the stage is asked about one file in n.
+    """A parser and one of its ways to read. every: the number n if the stage is asked about one
+    file in n.
 
     A witness is slow, so it reads a sample, and all files on which the subject and another parser
     differ.

@@ -1,8 +1,8 @@
 """Numbered blocks of a weight format. Block n of a seed is the same wherever a run starts.
 
 Every other case is directed, until all directed cases are used: every value of each scale, every
-byte in each place, and every pair of bytes in each two fields. The other cases are random, and half
-of them have special scales. Everything follows from the format's layout, except for SCALES.
+byte in each place, and every pair of bytes in every two fields. The other cases are random, and
+half of them have special scales. Everything follows from the format's layout, except for SCALES.
 """
 
 import math
@@ -25,8 +25,8 @@ STEP = 1_000_003  # a prime: any run of directed cases is a sample of all of the
 
 @dataclass(frozen=True)
 class OddScale:
-    """A number of `width` bytes that multiplies others in a block, and the function that writes it
-    into blocks."""
+    """A number of `width` bytes that multiplies other numbers of a block, and the function that
+    writes it into blocks."""
 
     name: str
     width: int
@@ -89,7 +89,7 @@ EXPONENT = {1: 0, 2: 5, 4: 8, 8: 11}  # bits of it, by the width of a number in 
 
 def corners(width: int, exponent: int = 0) -> dict[str, int]:
     """Return the bits of zero, of the smallest and largest numbers of each class, and of infinity
-    and NaNs, all with either sign. exponent: the number of its bits; 0 for the usual number.
+    and NaNs, all with either sign. exponent: the number of exponent bits, 0 for the usual number.
     One-byte numbers have a separate list."""
     if width == 1:
         codes = (0, 1, 2, 7, 8, 0x3F, 0x40, 126, 127, 128, 129, 253, 254, 255)
@@ -198,7 +198,8 @@ def to_one(scales: list[OddScale], blocks: Blocks) -> None:
 
 
 def byte_spans(kind: type[WeightFormat]) -> list[slice]:
-    """Return the places of all fields that are no floats; the whole block if there are none."""
+    """Return the places of all fields that are not floats; the whole block if all fields are
+    floats."""
     fields = [f[:2] for f in (kind.layout.fields or {}).values() if f[0].base.kind != "f"]
     spans = [slice(at, at + dtype.itemsize) for dtype, at in fields]
     return spans or [slice(0, kind.layout.itemsize)]

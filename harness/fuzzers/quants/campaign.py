@@ -125,7 +125,7 @@ class BlockCampaign:
 
     @contextmanager
     def witness_may_fail(self) -> Iterator[None]:
-        """Record if the witness gives no answer, which is no fault of the subject."""
+        """Record if the witness gives no answer, which does not count against the subject."""
         try:
             yield
         except NoAnswer as error:

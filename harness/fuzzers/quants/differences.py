@@ -71,7 +71,7 @@ FINITE = ("sign", "lost", "order", "rounding", "factor", "offset", "value")
 
 
 def alike(a: str, b: str) -> bool:
-    """Return True if a smaller block with symptom b still counts as showing symptom a."""
+    """Return True if a smaller block with symptom b may replace a block with symptom a."""
     return a == b or (a in FINITE and b in FINITE and "rounding" not in (a, b))
 
 
@@ -87,7 +87,7 @@ WORDS = {
     "factor": "all off by the same factor",
     "offset": "all off by the same amount",
     "value": "other values",
-    "neighbours": "right alone, wrong beside another block",
+    "neighbours": "right alone, wrong next to another block",
 }
 
 

@@ -99,8 +99,8 @@ class Examiner:
         )
 
     def beside(self, case: int, blocks: Blocks, i: int) -> Example:
-        """Return an example for a block that both engines decode alike if it is alone. Neighbours
-        are tried, including a block of zeros, to find one that changes the result."""
+        """Return an example for a block that both engines decode to the same values if it is alone.
+        Neighbours are tried, including a block of zeros, to find one that changes the result."""
         block, zeros = blocks[i].copy(), np.zeros_like(blocks[i])
         around = [(zeros, block), (block, zeros)]
         around += [(blocks[j], blocks[j + 1]) for j in (i, i - 1) if 0 <= j < len(blocks) - 1]

@@ -89,7 +89,8 @@ def without(block: Bytes, places: slice | list[int]) -> Bytes:
 
 
 def fields_used(kind: type[WeightFormat], block: Bytes) -> list[str]:
-    """Return the fields that are not zero. Scales are included only if no other field is."""
+    """Return the fields that are not zero. Scales are included only if all other fields are
+    zero."""
     scales = {scale.name for scale in scales_of(kind)} if kind.name != "IQ1_M" else set()
     used = [
         name

@@ -91,7 +91,7 @@ EDGES: dict[str, tuple[Any, ...]] = {
 
 
 def edge_stage(name: str, rng: Generator, n: int) -> dict[str, Any]:
-    """Return a stage with usual parameters, in some cases with one extreme value."""
+    """Return a stage with usual parameters. In some cases one of them has an extreme value."""
     found = stage_for(name, rng, n)
     fields = [field for field in found if field in EDGES]
     if fields and rng.random() < 0.3:
@@ -120,8 +120,8 @@ def draw_chain(name: str, rng: Generator, n: int, limits: CaseLimits) -> list[di
 def make_question(
     seed: int, number: int, name: str, samplers: frozenset[str], words: SamplerVocabulary
 ) -> SampleRequest:
-    """Return a case of a target, which the seed and the number determine. samplers: those that the
-    engine has; words: the vocabulary of its model."""
+    """Return a case of a target, which the seed and the number determine. samplers: the samplers
+    that the engine has; words: the vocabulary of the engine's model."""
     rng = np.random.default_rng([seed, number, *name.encode()])
     reads = name in OF_WORDS or number % WITH_WORDS == 0
     limits = CaseLimits(samplers=samplers, words=words if reads else None)

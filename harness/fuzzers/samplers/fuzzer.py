@@ -170,8 +170,8 @@ class SamplerCampaign:
         yield self.verdict_for(session, small, last, "subject" if is_subject else "oracle")
 
     def fault_of(self, session: Session, request: SampleRequest) -> SampleFault | None:
-        """Return the first fault in the answer; None if there is none. Faults come before
-        llama.cpp's known accidents."""
+        """Return the first fault in the answer; None if there is none. A fault that is not a known
+        fault of llama.cpp is returned first."""
 
         def ask(part: SampleRequest) -> SampleAnswer:
             outcome = session.ask("sample", part)

@@ -2,8 +2,8 @@
 list of edits.
 
 ["cut", n] keeps n bytes; ["set", at, hex] overwrites bytes; ["insert", at, hex] inserts bytes;
-["remove", at, n] removes n bytes; ["stranger", name] replaces the file by that other file
-(saved.STRANGERS).
+["remove", at, n] removes n bytes; ["stranger", name] replaces the file by the file of that name in
+saved.STRANGERS.
 """
 
 import json
@@ -62,7 +62,7 @@ def state_case_from(text: bytes) -> StateCase:
         edits = tuple(map(tuple, found["edits"]))
         case = StateCase(0, found["base"], edits)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise BadInput(f"--case {text[:80]!r} is no damaged state file: {error}") from None
+        raise BadInput(f"--case {text[:80]!r} is not a damaged state file: {error}") from None
     if case.base not in BASES:
         raise BadInput(f"--case: no base {case.base!s:.40} (known: {', '.join(BASES)})")
     for edit in edits:

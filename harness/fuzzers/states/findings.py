@@ -20,7 +20,7 @@ class StateCause:
     `keeps-cells` (after it refuses a file). If both accept a file: `stuck` (the next tokens are
     refused) or `changes` (their logits change). Symptoms of the subject: `dies`, or `refuses` (a
     file that the oracle accepts). kind: the assertion, the subject's reason to refuse, or the names
-    of the damage. A file that makes the oracle die counts as refused: our reader must refuse it.
+    of the damage. If a file makes the oracle die, our reader must refuse the file.
     """
 
     symptom: str
@@ -60,7 +60,7 @@ def known_states() -> list[KnownState]:
 def entry_for(
     known: Sequence[KnownState], cause: StateCause, way: str, memory: str
 ) -> KnownState | None:
-    """Return the entry for the cause's first kind; None unless all its kinds are known."""
+    """Return the entry for the cause's first kind; None if one of the cause's kinds is unknown."""
     found = [
         next((each for each in known if each.explains(cause.symptom, kind, way, memory)), None)
         for kind in cause.kind.split("+")

@@ -171,8 +171,8 @@ class StateCampaign:
         return known.id if known else str(cause)
 
     def small(self, case: StateCase, cause: StateCause) -> StateCase:
-        """Return the smallest case with the same symptom: fewer edits, then a shorter base. Its
-        damage may differ from the first case's damage."""
+        """Return the smallest case found with the same symptom. Edits are removed first, and then
+        the base is shortened. Its damage may differ from the first case's damage."""
 
         def shows(cases: list[StateCase]) -> list[bool]:
             found = [{c.symptom for _, c in self.judge([each])} for each in cases]

@@ -35,8 +35,7 @@ class TextDifference:
 
     @property
     def status(self) -> str:
-        """Return the status. If the oracle fails it is the oracle's failure, and otherwise
-        "diverged"."""
+        """Return the status of the oracle's failure if the oracle fails, otherwise "diverged"."""
         return self.expected.status if isinstance(self.expected, Failure) else "diverged"
 
     @property
@@ -46,7 +45,7 @@ class TextDifference:
     @property
     def shape(self) -> str:
         """Return the kinds of the input's characters, with runs as one (`Ll Zs Mn`), or the number
-        of ids. Differences in one direction with the same shape count as one."""
+        of ids. Differences in the same direction and with the same shape are counted as one."""
         if isinstance(self.given, tuple):
             return f"{len(self.given)} ids"
         text = self.given.decode("utf-8", "surrogateescape")
@@ -56,8 +55,8 @@ class TextDifference:
 
 @dataclass(kw_only=True)
 class TextCampaign:
-    """Compares inputs, and keeps the findings. `refuser`: the engine whose failures are cheap, if
-    there is one."""
+    """Compares inputs, and keeps the findings. `refuser`: the engine whose failures are cheap; None
+    if there is no such engine."""
 
     subject: TextAsker
     oracle: TextAsker
@@ -116,8 +115,8 @@ class TextCampaign:
 
     def answers(self, way: str, inputs: Sequence[Any], flags: Flags) -> tuple[list[Any], list[Any]]:
         """Return the answers of the oracle and the subject. An answer is None if the engine was not
-        asked: the refuser refuses the input, and earlier inputs have confirmed that the other
-        engine does so too."""
+        asked, because the refuser refuses the input, and earlier inputs have confirmed that the
+        other engine refuses such inputs too."""
         question, names = QUESTIONS[way]
         on = dict(zip(names, flags, strict=True))
         if self.refuser is None:
@@ -134,7 +133,7 @@ class TextCampaign:
         return (first, second) if self.refuser is self.oracle else (second, first)
 
     def note(self, way: str, at: int, given: Any, flags: Flags, *, deadly: bool) -> None:
-        """Shrink a differing input and keep it, unless it contains a known one."""
+        """Shrink a differing input and keep it, unless it contains a known differing input."""
         known = [d for d in self.found if d.way == way]
         enough = len(self.found) >= MOST_FOUND or self.shrinks >= MOST_SHRUNK
         if enough or any(holds(given, d.given) for d in known):
@@ -163,8 +162,8 @@ class TextCampaign:
         return found
 
     def is_foreign(self, way: str, want: Any) -> bool:
-        """Return True if the answer is no UTF-8, and an engine has declared that it takes only
-        UTF-8."""
+        """Return True if the answer is not valid UTF-8, and an engine has declared that it takes
+        only UTF-8."""
         return self.utf8_only and way == "decode" and type(want) is bytes and not is_utf8(want)
 
     def first_wrong(self, way: str, inputs: Sequence[Any], flags: Flags) -> list[bool]:

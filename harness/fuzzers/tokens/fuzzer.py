@@ -167,9 +167,9 @@ class FuzzedVocabulary:
         if not campaign.found:
             summary = f"{campaign.texts:,} texts and {campaign.runs:,} lists of ids agree"
             if campaign.refused:
-                summary += f"; {campaign.refused:,} are refused"
+                summary += f"; {campaign.refused:,} inputs are refused"
             if campaign.left_out:
-                summary += f"; {campaign.left_out:,} that are not UTF-8 were not compared"
+                summary += f"; {campaign.left_out:,} inputs that are not UTF-8 were not compared"
             compared = campaign.texts > campaign.refused_texts
             yield self.verdict("agreed" if compared else "not-compared", summary, counts)
         if campaign.confirmed:
@@ -225,8 +225,8 @@ def says_utf8_alone(session: Session) -> bool:
 
 
 def campaign_of(oracle: Session, subject: Session) -> TextCampaign:
-    """Return a campaign. An engine in this process can be its refuser: it refuses inputs at no
-    cost, while an engine in another process may die."""
+    """Return a campaign. An engine in this process can be the refuser, because it refuses inputs at
+    no cost, while an engine in another process may die."""
     asked = TextAsker(session=oracle), TextAsker(session=subject)
     local = [asker for asker in asked if isinstance(asker.session, LocalSession)]
     return TextCampaign(oracle=asked[0], subject=asked[1], refuser=local[-1] if local else None)

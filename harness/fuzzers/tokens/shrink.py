@@ -23,8 +23,8 @@ def shrink_input(given: Input, wrong: Wrong) -> Input:
 
 
 def order(given: Input) -> tuple[int, int, Input]:
-    """Return a measure by which inputs are ordered: short before long, then few foreign characters
-    before many."""
+    """Return a measure that orders inputs by length, and then by the number of foreign
+    characters."""
     foreign = sum(byte not in b"a 0." for byte in given) if isinstance(given, bytes) else 0
     return len(given), foreign, given
 
@@ -40,7 +40,7 @@ def without_chunks(given: Input) -> Iterator[Input]:
 
 
 def simplify_input(given: Input) -> Iterator[Input]:
-    """Yield inputs in which a character is replaced by a simpler one. Ids have no simpler ones."""
+    """Yield inputs in which a character is replaced by a simpler one. Ids are not replaced."""
     if not isinstance(given, bytes):
         return
     at = 0

@@ -107,7 +107,7 @@ def glue_tokens(draw: Draw, m: Material) -> bytes:
 
 
 def cut(draw: Draw, m: Material) -> bytes:
-    """Return pieces without their beginning or end. The cut may be inside a character."""
+    """Return pieces whose beginning or end is removed. The cut may be inside a character."""
     parts = []
     for _ in range(few(draw, 4)):
         piece = of(draw, m.shown)
@@ -183,8 +183,8 @@ def traps(draw: Draw, m: Material) -> bytes:
 
 
 def special_like(draw: Draw, m: Material) -> bytes:
-    """Return variants of special tokens' texts: whole, cut, with spaces, in upper case, or one
-    inside another."""
+    """Return variants of special tokens' texts. They are whole, cut, with spaces, in upper case, or
+    one inside another."""
     parts = []
     for _ in range(few(draw, 3)):
         text = of(draw, m.specials)

@@ -2,8 +2,8 @@
 arrive one after the other.
 
 Servers may put concurrent prompts into one batch, whose sums may round differently. So a text that
-differs from the text asked alone is compared with the oracle like any other text, and ties are
-excused.
+differs from the text of the same prompt asked alone is compared with the oracle like any other
+text, and ties are excused.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -41,8 +41,8 @@ class TextByItself:
 
 def asked_at_once(judge: Judge, context: Context) -> Iterator[Verdict]:
     """Ask a server several questions concurrently, and yield the verdicts. Other engines are not
-    asked. This test comes last, because it may end the server. judge: yields verdicts on a text of
-    n tokens after a prompt."""
+    asked. This test comes last, because it may end the server. judge: a function that yields
+    verdicts on a text of n tokens after a prompt."""
     every = list(asked_alone(context)) if context.subject.takes_several else []
     if len(every) < 2:  # why it does not answer the others has been said
         return
@@ -63,9 +63,10 @@ def asked_at_once(judge: Judge, context: Context) -> Iterator[Verdict]:
 
 
 def asked_alone(context: Context) -> Iterator[TextByItself]:
-    """Ask each prompt alone. Many servers take four prompts at a time. There are more prompts than
-    that, so that some wait and reuse a slot. Two prompts begin alike, because a server may share a
-    prefix. Their lengths differ, because a server may confuse the lengths of requests."""
+    """Ask each prompt alone. Many servers process four prompts at a time. This test has more
+    prompts, so that some wait and reuse a slot. Two prompts have the same beginning, because a
+    server may share a prefix. The prompts' lengths differ, because a server may confuse the lengths
+    of requests."""
     room = n_cells(context) - N_OTHERS - 2
     for number, prompt in enumerate((*OTHERS, BEFORE, ALIKE)):
         n = max(1, min(N_OTHERS, context.n_steps) - 2 * (number % 2))
@@ -105,9 +106,9 @@ def held_against(
 
 def another(context: Context, one: TextByItself, said: bytes) -> Verdict:
     text = (
-        f"{AT_ONCE} the text after {one.prompt.decode()!r} is {said[:40]!r}, alone it is "
-        f"{one.text[:40]!r}: look at state that concurrent requests share, such as a "
-        "cache, a buffer or a token count"
+        f"{AT_ONCE} the text after {one.prompt.decode()!r} is {said[:40]!r}, and "
+        f"{one.text[:40]!r} if it is asked alone: look at state that concurrent requests "
+        "share, such as a cache, a buffer or a token count"
     )
     detail = {"at_fault": "subject", "prompt": repr(one.prompt), "margin": None}
     return context.verdict("text", "diverged", text, detail, key=("text", "at once"))
@@ -121,7 +122,8 @@ def refusals(outcomes: Sequence[Outcome]) -> list[str]:
 def as_alone(context: Context, n_asked: int, sentences: Sequence[str]) -> Verdict:
     if sentences:
         n = n_asked - len(sentences)
-        text = f"{AT_ONCE} the engine answers {n} of {n_asked} prompts" + ", as alone" * bool(n)
+        text = f"{AT_ONCE} the engine answers {n} of {n_asked} prompts"
+        text += ", as if asked alone" * bool(n)
         return context.verdict("text", "not-applicable", f"{text}: {sentences[0]}")
     text = f"{AT_ONCE} the texts after {n_asked} prompts are the same, except for ties"
     return context.verdict("text", "agreed", text)

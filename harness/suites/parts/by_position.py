@@ -17,8 +17,9 @@ def by_position(context: Context, expected: F32, actual: F32, what: str) -> dict
     """Return errors and margins by position, as a share of the largest logit of all positions. Both
     arrays are (outputs, vocabulary).
 
-    `margin`: the distance of the oracle's greedy token from the next one. If it is less than two
-    errors, the engines may choose different tokens. `first_other`: the first place where they do.
+    `margin`: the distance of the oracle's greedy token from the next one. If the margin is less
+    than twice the error, the engines may choose different tokens. `first_other`: the first place
+    where they choose different tokens.
     """
     if expected.shape != actual.shape or not expected.size:
         return {}

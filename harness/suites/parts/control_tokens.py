@@ -1,9 +1,9 @@
 """Control tokens: does an engine choose a control token if it is the likeliest?
 
-Text seldom ends within a few tokens. Some engines never choose control tokens, or never choose one
-that they use as a marker, which may be the first or the last id of any type. The same prompts test
-whether an engine reads other prompts: an engine that keeps the first prompt may confuse it with
-another, or with another's beginning.
+Text seldom ends within a few tokens. Some engines never choose control tokens. Others never choose
+an id that they use as a marker, such as the first or the last id, whatever its type. The same
+prompts test whether an engine reads other prompts: an engine that caches the first prompt may
+confuse it with another prompt, or with the beginning of another prompt.
 """
 
 from collections.abc import Iterator, Sequence
@@ -69,7 +69,7 @@ Ids = NDArray[np.intp]
 def control_token(context: Context, first: int, *, may_refuse: bool = False) -> Iterator[Verdict]:
     """Yield verdicts on a few prompts after which a control token is by far the oracle's likeliest
     token, and on other prompts. first: the length of the prompt that was asked first; may_refuse:
-    the subject may refuse any of these prompts."""
+    True if the subject may refuse any of these prompts."""
     controls = ids_of_control(context)
     ends = lengths_asked(context, first)
     if context.facts.decoder_start is not None or not ends:
@@ -96,7 +96,7 @@ def control_token(context: Context, first: int, *, may_refuse: bool = False) -> 
         if isinstance(outcome, Unanswerable | Rejected) and (may_refuse or len(ids) > first):
             one = LeftOut.of(f"{WORDS[what]} after {len(ids)} seeded tokens", outcome)
             if not may_refuse and shows_logits_behind(context, ids):
-                why = f"{one.why}, though the engine shows logits after them"
+                why = f"{one.why}, though the engine shows logits after these tokens"
                 one = LeftOut(status="not-compared", why=why)
             left.setdefault(one.status, one.verdict(context, "decode"))
             continue
@@ -134,8 +134,8 @@ def shows_logits_behind(context: Context, ids: list[int]) -> bool:
 
 
 def lengths_asked(context: Context, first: int) -> list[int]:
-    """Return the lengths of the prefixes whose next tokens are searched. For a large vocabulary
-    there are only as many lengths as fit in memory: some from `first` on, some from PROMPT on, and
+    """Return the lengths of the prefixes whose next tokens are searched. For a large vocabulary,
+    return only as many lengths as fit in memory: some from `first` on, some from PROMPT on, and
     then the shortest."""
     n, room = n_cells(context) - 1, ROWS // max(1, context.facts.n_vocab)
     if n <= room:
@@ -154,9 +154,9 @@ def another(
     *,
     is_control: bool,
 ) -> Verdict:
-    """Return the verdict on a token that the engine chose instead of the likeliest. batches: end
-    with the prompt, and have as many outputs as `logits` has rows; asked: the reason for the
-    prompt."""
+    """Return the verdict on a token that the engine chose instead of the likeliest. batches: the
+    batches up to the end of the prompt, with one output for each row of `logits`; asked: the reason
+    for the prompt."""
     row, n = logits[-1], len(batches[-1])
     what = "control token" if is_control else "token"
     # experts may be nearly alike: this run has noise of its own
@@ -191,8 +191,8 @@ def other_prompts(
     clear: Ids, telling: NDArray[np.bool_], ends: Sequence[int], first: int
 ) -> list[int]:
     """Return the places of other prompts to ask. One prompt is at least as long as the first, to
-    find a cache that is looked up by length. The other has more tokens than a tile or a small
-    ubatch, and if possible a next token that depends on its beginning. If no clear place is long
+    find a cache that is looked up by length. The second prompt has more tokens than a tile or a
+    small ubatch, and if possible its next token depends on its beginning. If no clear place is long
     enough, the last clear place is used. ends: as in `lengths_asked`."""
     if not len(clear):
         return []

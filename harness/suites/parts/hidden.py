@@ -1,4 +1,4 @@
-"""Faults that agreeing logits may hide: tokens with small logits, and erf GELU.
+"""Faults that agreeing logits may hide, in tokens with small logits, or by erf GELU.
 
 A token whose logits are smaller than the limit agrees with any small logits.
 """
@@ -19,14 +19,15 @@ BY_TANH = frozenset({"GELU", "GEGLU"})
 # is off by up to 2.0e-3 between -4 and 4, and engines without a table are honest: limits of logits
 # mostly have room for both.
 HIDDEN = (
-    "tanh GELU and erf GELU cannot be told apart here, as ggml's table is off by four "
-    "times more; tensors show the difference"
+    "tanh GELU and erf GELU cannot be told apart here, because the error of ggml's table is four "
+    "times their difference; tensors show which of them an engine uses"
 )
 
 
 def hidden_tokens(expected: F32, allowed: float) -> int:
     """Return the number of tokens whose logits are all below the limit because another logit is
-    much larger. Tokens with only zeros do not count. expected: (outputs, vocabulary)."""
+    much larger. Tokens whose logits are all zero are not counted. expected: (outputs,
+    vocabulary)."""
     with np.errstate(invalid="ignore"):
         largest = np.nan_to_num(np.abs(expected), nan=np.inf).max(axis=0, initial=0.0)
     found = int(((largest > 0) & (largest <= allowed)).sum())

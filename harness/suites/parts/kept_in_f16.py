@@ -1,8 +1,8 @@
-"""Undeclared F16 caches: a note for a program that declares F32 for keys and values, or declares
+"""A note on undeclared F16 caches, for a program that declares F32 for keys and values, or declares
 nothing.
 
-Such a cache is neither a faulty op nor excused. llama.cpp uses the same cache as soon as the
-program declares it.
+An undeclared F16 cache is not a faulty op, but it is not excused either. llama.cpp uses an F16
+cache too as soon as the program declares one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,8 +45,8 @@ def with_f16_cache(
 
 def kept_in_f16(context: Context, batches: Sequence[Batch], got: F32, what: str) -> str:
     """Return a note if the engine seems to keep numbers in F16; "" if the engine declares something
-    else, or if its logits are no nearer to such a run. got: the subject's logits, (outputs,
-    vocabulary)."""
+    else, or if its logits are not nearer to a run with an F16 cache. got: the subject's logits,
+    (outputs, vocabulary)."""
     settings = context.settings
     in_full = (settings.type_k, settings.type_v) == ("F32", "F32")
     if not in_full or not isinstance(context.subject, ProgramSession):

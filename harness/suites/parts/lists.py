@@ -1,4 +1,4 @@
-"""Lists of candidates: wrong values with a common scale, empty lists, and equal lists.
+"""Special cases of lists of candidates: a common scale of all values, empty lists, and equal lists.
 
 Values may be probabilities, or logarithms to another base. A list may be empty at the end of a
 text. Elsewhere an empty list would agree with anything, so it is not compared.
@@ -47,8 +47,8 @@ class ListScale:
         return f"all values are right except for a factor of {self.by:.4g}, as with {what}"
 
     def facts(self) -> dict[str, str]:
-        """Return the facts that a verdict stores. A temperature gives none, because a wrong matrix
-        can have the same effect."""
+        """Return the facts that a verdict stores. The result is empty for a temperature, because a
+        wrong matrix can have the same effect."""
         return {} if self.kind is ScaleKind.TEMPERATURE else {LOGARITHMS: self.describe()}
 
 
@@ -61,8 +61,8 @@ def first_off(listed: Sequence[Listed], logits: F32, allowed: float) -> tuple[in
 
 
 def find_scale(listed: Sequence[Listed], logits: F32, allowed: float) -> ListScale | None:
-    """Return the scale that makes all values right: the values are probabilities, or all have one
-    factor. Return None if there is no such scale."""
+    """Return the scale that makes all values right, if the values are probabilities or all have the
+    same factor. Return None if no scale makes them right."""
     values = [c.value for each in listed for c in each.candidates]
     if min(values, default=0.0) > 0 and max(values) <= 1:
         logs = [change_list(each, lambda value: ln(value)) for each in listed]
@@ -85,9 +85,9 @@ def change_list(listed: Listed, change: Callable[[float], float]) -> Listed:
 
 
 def ends(context: Context, listed: Sequence[Listed], logits: F32, allowed: float) -> list[int]:
-    """Return the rows of empty lists at which the oracle's text ends too: its likeliest token ends
-    the text, or ties with such a token. A tie is within the noise, which is twice the limit of one
-    logit. Servers that stop there list nothing."""
+    """Return the rows of empty lists at which the oracle's text ends too, because its likeliest
+    token ends the text or ties with such a token. In a tie the logits differ by no more than twice
+    the limit of one logit. Servers that stop at the end of the text list nothing."""
     rows = [row for row, each in enumerate(listed) if is_empty(each)]
     try:
         tokens = sorted(context.tokenizer.vocabulary.eog) if rows else []
@@ -110,8 +110,8 @@ def is_empty(listed: Listed) -> bool:
 
 
 def left_open(listed: Sequence[Listed], ended: Sequence[int]) -> str:
-    """Describe lists that could not be compared: empty lists, and texts that are no token. Return
-    "" if there are none. ended: the rows of lists that may be empty."""
+    """Describe lists that could not be compared: empty lists, and texts that are not a token.
+    Return "" if all lists could be compared. ended: the rows of lists that may be empty."""
     empty = sum(map(is_empty, listed)) - len(ended)
     unknown = sum(each.unknown for each in listed)
     found = [f"{empty} of {len(listed)} lists, which are empty"] if empty else []

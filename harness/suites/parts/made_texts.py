@@ -2,9 +2,9 @@
 
 Some texts have tokens that no merge makes (control, user-defined, byte, unused and unknown tokens)
 in many places. An engine that splits `<think>`, or reads the text `<0x41>` as a byte, is right on
-all other texts. Other texts have pieces with competing merges. The first of two equal merges shows
-only in a piece that overlaps itself (`lll` of `ll`). The cut of a pre-tokenizer shows only if the
-merge across it is a token. The functions search the vocabulary for both kinds of pieces, and also
+all other texts. Other texts have pieces with competing merges. The order of two equal merges shows
+only in a piece that overlaps itself (`lll` of `ll`). A pre-tokenizer's cut shows only if the merged
+text across it is a token. The functions search the vocabulary for both kinds of pieces, and also
 join random pieces.
 """
 
@@ -79,7 +79,7 @@ def every_byte() -> Iterator[bytes]:
 
 
 def special_rows(tokenizer: Tokenizer) -> list[list[int]]:
-    """Return lists of ids: an empty list, and lists in which each two kinds of tokens are
+    """Return lists of ids: an empty list, and lists in which tokens of every two kinds are
     neighbours."""
     kinds = (*KINDS.values(), Attr.NORMAL)
     some = [token for kind in kinds for token in ends_of(tokens_of_kind(tokenizer, kind))]
@@ -93,7 +93,7 @@ def ends_of(tokens: Sequence[T]) -> list[T]:
 
 
 def special_tokens(tokenizer: Tokenizer) -> list[int]:
-    """Return tokens of all kinds, no more of each kind than `together` uses."""
+    """Return tokens of all kinds, with at most as many tokens of each kind as `together` uses."""
     return [
         token for kind in KINDS.values() for token in tokens_of_kind(tokenizer, kind)[:MAX_TOGETHER]
     ]
@@ -115,7 +115,7 @@ def texts_of(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
 
 
 def together(tokens: list[str]) -> Iterator[str]:
-    """Yield texts of several tokens, each once and after a letter."""
+    """Yield texts of several tokens. Yield each text also after a letter."""
     for start in range(0, min(len(tokens), MAX_TOGETHER), TOKENS_PER_TEXT):
         yield "".join(f"a{token}" for token in tokens[start : start + TOKENS_PER_TEXT])
 
@@ -135,8 +135,8 @@ def own_texts(tokenizer: Tokenizer, seed: int) -> list[bytes]:
 
 
 def encodes(tokenizer: Tokenizer, text: bytes) -> bool:
-    """Return True if our tokenizer encodes the text. With some vocabularies, some texts end
-    llama.cpp's process, and our tokenizer refuses them."""
+    """Return True if our tokenizer encodes the text. With some vocabularies, certain texts end
+    llama.cpp's process. Our tokenizer refuses these texts."""
     try:
         for parse_special in (False, True):
             tokenizer.encode(text, parse_special=parse_special)

@@ -93,8 +93,8 @@ class Behind:
             return ()
 
     def tells(self, text: str, read: Callable[[str], bytes]) -> bool:
-        """Return True if this misreading changes the token after the text by more than honest runs
-        differ."""
+        """Return True if this misreading changes the token after the text, by a margin larger than
+        the noise of honest runs."""
         if (as_read := read(text)) == text.encode():
             return False
         right, wrong = self.row(text.encode()), self.row(as_read)
@@ -107,8 +107,8 @@ class Behind:
         return shown and margin > ROOM * allowed_in(self.context, right)
 
     def row(self, prompt: bytes) -> F32 | None:
-        """Return the oracle's logits after the prompt; None if there is no answer, or if they are
-        not finite."""
+        """Return the oracle's logits after the prompt; None if the oracle does not answer, or if
+        the logits are not finite."""
         if prompt not in self.rows:
             self.rows[prompt] = self.compute(prompt)
         return self.rows[prompt]

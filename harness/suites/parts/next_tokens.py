@@ -136,8 +136,9 @@ def allowed_in(context: Context, row: F32) -> float:
 def said_behind(
     context: Context, close: Sequence[Beginning], question: str, given: Callable[[Beginning], Any]
 ) -> tuple[list[tuple[Beginning, Any]], LeftOut | None]:
-    """Return the subject's next token after each prefix, and why longer prefixes have none.
-    question: its name; given: makes the question's argument from a prefix."""
+    """Return the subject's next token after each prefix, and the reason why longer prefixes have no
+    answer. question: the name of the question; given: a function that makes the question's argument
+    from a prefix."""
     answers, left = [], None
     for one in close:
         outcome = context.subject.ask(question, given(one), 1)

@@ -1,8 +1,9 @@
-"""Verdicts on an engine that writes nothing: can an honest run write an empty text?
+"""Verdicts on an engine that writes nothing. An honest run may also write an empty text.
 
-A single empty text accuses no engine: the text may end there, or the engine may hold back a partial
-character. But if every honest run writes characters after several prompts, the engine has chosen
-different tokens. If logits are NaN, argmax often gives 0, a control token without a text.
+A single empty text accuses no engine, because the text may end there, or the engine may wait for
+the end of a partial character. But if every honest run writes characters after several prompts, the
+engine has chosen different tokens. If logits are NaN, argmax often gives 0, a control token without
+a text.
 """
 
 import numpy as np

@@ -1,5 +1,5 @@
-"""Differences that show in several batches but not in a single one: in the inputs of later batches,
-in the sizes of batches, or in state from earlier calls."""
+"""Diagnosis of differences that show in several batches but not in a single batch. The cause may be
+the inputs of later batches, the sizes of batches, or state from earlier calls."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,8 +27,8 @@ def with_one_batch(
     *,
     usual: bool = False,
 ) -> Verdict:
-    """Add a note to a wrong run if the same tokens agree in one batch. usual: the usual run has the
-    same batches and agrees, so state from earlier calls is likely."""
+    """Add a note to a wrong run if the same tokens agree in one batch. usual: True if the usual run
+    has the same batches and agrees, so that state from earlier calls is the likely cause."""
     if verdict.detail.get("at_fault") != "subject" or len(batches) < 2 or context.given:
         return verdict
     if any(batch.encoder or batch.seq_ids.any() for batch in batches):
@@ -56,8 +56,8 @@ def with_one_batch(
 def by_size_or_place(
     context: Context, batches: Sequence[Batch], wrong: int
 ) -> tuple[str, bool | None]:
-    """Describe what to look at in a wrong batch. Also return True if its size is the reason, False
-    if not, and None if unknown. wrong: the number of the first wrong batch."""
+    """Describe what to look at in a wrong batch. Also return True if the batch's size is the cause,
+    False if it is not, and None if this is unknown. wrong: the number of the first wrong batch."""
     n, first = len(batches[wrong]), len(batches[0])
     size = "the kernels for this many rows" if n > 1 else "the kernels for a single row"
     place = f"the inputs of a batch after the first {first} tokens: {what_it_keeps(context.file)}"

@@ -101,8 +101,8 @@ def designs_that_say(
 
 
 def learn_design(context: Context, batches: Sequence[Batch]) -> None:
-    """Ask for logits, if the engine shows them: they may reveal a design that rounds factors, which
-    explains its choices too."""
+    """Ask for logits, if the engine shows them, because they may reveal a design that rounds
+    factors. This design then explains the engine's choices too."""
     levels = context.subject_info.levels
     if context.rounding != [] or (levels is not None and "logits" not in levels):
         return

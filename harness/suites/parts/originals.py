@@ -1,8 +1,9 @@
-"""Known differences of llama.cpp's tokens: from the tokenizer that it imitates, and from the file.
+"""Known differences between llama.cpp's tokens and those of the original tokenizer, or of the file.
 
-The first kind are [[tokens]] entries of harness/known; our engine follows llama.cpp there. The
-second kind are tokens whose text makes llama.cpp treat them as control tokens, whatever the file
-says. An engine that follows the file reads and writes these tokens differently.
+Each known difference from the original tokenizer is a [[tokens]] entry of harness/known, and our
+engine does the same as llama.cpp there. The tokens that differ from the file are those whose text
+makes llama.cpp treat them as control tokens, whatever the file says. An engine that uses the kinds
+in the file reads and writes these tokens differently.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -22,8 +22,9 @@ from lockstep.harness.records import Answered, Request, Verdict
 def held_to_its_own(
     context: Context, tie: Verdict, batches: Sequence[Batch], text: Sequence[int]
 ) -> Verdict:
-    """Judge a text by the engine's own logits, and return the verdict. tie: the excused tie;
-    batches: the prompt, and all tokens of the text except the last; text: its tokens."""
+    """Judge a text by the engine's own logits, and return the verdict. tie: the verdict that
+    excuses the tie; batches: the prompt, and all tokens of the text except the last; text: the
+    tokens of the text."""
     context.progress("the logits of the engine's own text")
     outcome = context.subject.ask("evaluate", Request(batches=tuple(batches)))
     if not isinstance(outcome, Answered):
@@ -62,8 +63,8 @@ def held_to_its_own(
     detail: dict[str, Any] = {"step": step, "actual": text[step], "expected": best}
     detail |= {"margin": float(margins[step]), "allowed": allowed, "at_fault": "subject"}
     detail["reason"] = (
-        "each of two logits may be off by this limit, so their distance by twice as "
-        f"much: {bound.reason}"
+        "each of two logits may be off by this limit, and their distance by twice this "
+        f"limit: {bound.reason}"
     )
     return context.verdict("decode", "diverged", message, detail, key=("decode", "own text"))
 

@@ -54,7 +54,8 @@ def two_choices(oracle: int, subject: int, margins: Sequence[float]) -> str:
     """
     best = "the oracle's largest logit"
     if oracle == subject:
-        return f"{oracle} in both, {margins[0]:.2g} below {best} in a run of all tokens at once"
+        below = f"{margins[0]:.2g} below {best} in a run of all tokens at once"
+        return f"{oracle} in both engines; its logit is {below}"
     return (
         f"{subject}, and the oracle's is {oracle}; their logits are {margins[1]:.2g} and "
         f"{margins[0]:.2g} below {best}"

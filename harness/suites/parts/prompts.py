@@ -30,8 +30,9 @@ LONG = (
 
 
 def prompt_that_fills(context: Context, number: int) -> bytes:
-    """Return random pieces of the vocabulary that nearly fill the context, as an engine may keep
-    less of a prompt; no bytes if no piece is ASCII. number: of several such prompts."""
+    """Return random pieces of the vocabulary that nearly fill the context, because an engine may
+    keep less of a prompt. Return no bytes if no piece is ASCII. number: the number of this prompt
+    among several such prompts."""
     room = n_cells(context) - N_OTHERS - 2
     try:
         every = ordinary(context.tokenizer)

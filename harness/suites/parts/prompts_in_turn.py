@@ -2,7 +2,7 @@
 
 The next token of each prompt depends on its beginning, and differs from the token of the prompt
 before. So an engine gives a different answer if it truncates a prompt, confuses it with another
-prompt of the same length or ending, or reuses too much of the last prompt.
+prompt of the same length or ending, or reuses too much of the previous prompt.
 """
 
 from collections import Counter
@@ -92,10 +92,10 @@ class TellingPrompt:
 
 
 def in_turn(outer: Context, context: Context, where: str = "") -> Iterator[Verdict]:
-    """Ask the prompts one after the other, and yield the verdict. It ends without one if there are
-    fewer than two telling prompts, or if the engine refuses the first questions. outer: the context
-    of the user's model, in which verdicts are made; context: the context of the tested model, which
-    may be different."""
+    """Ask the prompts one after the other, and yield the verdict. Yield no verdict if fewer than
+    two prompts are telling, or if the engine refuses the first questions. outer: the context of the
+    user's model, in which verdicts are made; context: the context of the tested model, which may be
+    different."""
     prompts = telling_prompts(context)
     if len(prompts) < 2 or chosen_behind(context, prompts[0].ids[:1]) is None:
         return
@@ -136,8 +136,8 @@ def the_same(asked: Sequence[TellingPrompt], ties: int) -> str:
 
 
 def chosen_behind(context: Context, ids: Sequence[int]) -> int | None:
-    """Return the subject's next token after the ids. Return None if it refuses them: it may refuse
-    ids without a text, or too many ids. Raises NoAnswer if it fails."""
+    """Return the subject's next token after the ids. Return None if the subject refuses them,
+    because it may refuse ids without a text, or too many ids. Raises NoAnswer if it fails."""
     outcome = context.subject.ask("greedy", list(ids), 1)
     if isinstance(outcome, Unanswerable | Rejected):
         return None
@@ -170,8 +170,9 @@ def differing(
 
 
 def is_right_alone(context: Context, prompt: TellingPrompt) -> bool:
-    """Return True if the answer is right directly after a prompt of one token: the prompt's own
-    first token, or a different one. Then the engine has no other cached data."""
+    """Return True if the answer is right directly after a prompt of one token, which is the
+    prompt's own first token or a different token. The engine then has only this token in its
+    cache."""
     first = prompt.ids[0]
     before = (first, (first + 1) % len(prompt.logits))
     return any(
@@ -215,11 +216,9 @@ def another(
             look += "right as well"
     elif 0 <= found < len(prompt.logits):  # a small error of every run may be enough
         margin = prompt.logits[prompt.wanted] - prompt.logits[found]
-        look += (
-            f", and at how far off the logits are: the oracle's own choice leads by {margin:.2g}"
-        )
+        look += f", and at the errors of logits, as the oracle's choice leads by only {margin:.2g}"
     text = (
-        f"{which}, the engine chooses token {found}, and the oracle {prompt.wanted}; "
+        f"{which}, the engine chooses token {found}, and the oracle chooses {prompt.wanted}; "
         f"asked directly after a prompt of one token, it is {how}: look at {look}"
     )
     detail = {"at_fault": "subject", "expected": prompt.wanted, "actual": found, "asked": which}
@@ -227,8 +226,9 @@ def another(
 
 
 def telling_prompts(context: Context) -> list[TellingPrompt]:
-    """Return prompts with a clear next token. This token must be different after the previous
-    prompt, after that prompt with this one's last token, and after a truncated prompt."""
+    """Return prompts with a clear next token. The next token must be different after the previous
+    prompt, after the previous prompt with this prompt's last token, and after a truncated
+    prompt."""
     room = n_cells(context) - 1
     found: list[TellingPrompt] = []
     sizes = [turn.n * turn.n_tried for turn in PROMPTS if not turn.is_between]
@@ -253,10 +253,10 @@ def telling_prompts(context: Context) -> list[TellingPrompt]:
 def best_of(
     context: Context, telling: Iterator[TellingPrompt], turn: Turn, before: Sequence[TellingPrompt]
 ) -> list[TellingPrompt]:
-    """Return the best prompt in a list. Among prompts that share a beginning with the previous one,
-    the best is the first whose token changes if an engine reuses one cached token too many. Several
-    prompts are tried, because the previous prompt's cache may compensate for the wrong token. If
-    none is best, the first prompt is returned."""
+    """Return the best prompt in a list. Among prompts that share a beginning with the previous
+    prompt, the best is the first whose next token changes if an engine reuses one cached token too
+    many. Several prompts are tried, because the previous prompt's cache may compensate for the
+    wrong token. If no prompt meets this condition, the first prompt is returned."""
     if not (turn.begin and before):
         return list(islice(telling, 1))
     several: list[TellingPrompt] = []
@@ -280,8 +280,8 @@ def tells_of_one_more(context: Context, one: TellingPrompt, before: TellingPromp
 def candidates(
     context: Context, turn: Turn, before: Sequence[TellingPrompt], ids: Iterator[int]
 ) -> Iterator[list[TellingPrompt]]:
-    """Yield prompts that may reveal a fault, in lists of beginnings of one run. The lists end if
-    the oracle does not answer."""
+    """Yield prompts that may reveal a fault, as lists of beginnings of one run. Yield no more lists
+    after the oracle fails to answer."""
     n, last = turn.n, before[0].ids if before else []
     begin, end = last[: turn.begin], last[len(last) - min(turn.end, len(last)) :]
     ends = range(n - ENDS + 1, n + 1) if n > LONG else (n,)

@@ -15,8 +15,8 @@ READ_OTHERWISE = (
 
 
 def cut_off(context: Context) -> str:
-    """Return a clause if the text after a prompt with spaces is the same as without its outer
-    spaces; else ""."""
+    """Return a clause if the text after a prompt with outer spaces equals the text after the prompt
+    without them; else ""."""
     n = min(N_OTHERS, context.n_steps)
     texts = {}
     for name, prompt in {
@@ -39,8 +39,8 @@ def cut_off(context: Context) -> str:
 
 def counted_otherwise(context: Context, prompt: bytes, n: int) -> str:
     """Return a clause if a server counts a different number of prompt tokens than n, which is a
-    likely cause of a wrong text. Return "" if it reports none, or the same number, which proves
-    nothing."""
+    likely cause of a wrong text. Return "" if the server reports no number, or the same number,
+    which proves nothing."""
     said = context.subject.counted.get(prompt)
     if said is None or said == n:
         return ""
@@ -51,9 +51,9 @@ def counted_otherwise(context: Context, prompt: bytes, n: int) -> str:
 
 
 def said_in_full(context: Context, prompt: bytes, n: int) -> tuple[int, bytes, LeftOut | None]:
-    """Return how many tokens of text the subject writes, the text, and why it writes no more. A
-    server may have a limit or a small context. An engine that cannot even write one token refuses
-    the prompt: this raises NoAnswer."""
+    """Return the number of tokens of text that the subject writes, the text, and the reason why it
+    writes no more. A server may have a limit or a small context. Raises NoAnswer if the subject
+    cannot even write one token."""
     first = outcome = context.subject.ask("generate", prompt, n)
     taken = n
     while isinstance(outcome, Unanswerable | Rejected) and taken > 1:

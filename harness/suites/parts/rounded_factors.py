@@ -38,8 +38,8 @@ def explain_by_factors(
     float32: Sequence[F32],
     rounded: NDArray[np.float64],
 ) -> FactorDesign | None:
-    """Return the design that explains the subject's logits, (outputs, vocabulary); None if there is
-    none.
+    """Return the design that explains the subject's logits, (outputs, vocabulary); None if no
+    design does.
 
     float32: honest runs in float32, none of which explains the logits; rounded: the additional
     error of rounded logits. An engine has the same design in all runs. Once some designs explain
@@ -81,13 +81,13 @@ def nearer_designs(
     """Yield groups of designs whose runs are nearer than float32: designs of one part, designs with
     one format throughout, and designs of several parts with different formats.
 
-    The nearest design need not be the engine's. One different rounding may change all later ones,
-    and then a run without roundings is nearer than a run with different roundings.
+    The nearest design need not be the engine's. One different rounding may change all later
+    roundings. A run without roundings is then nearer than a run with different roundings.
     """
     far = min(size_of(run, logits) for run in float32)
     if not far <= FARTHEST * size_of(logits, np.zeros_like(logits)):
         return
-    context.progress("a difference: our own runs with factors in fewer bits")
+    context.progress("computing our own runs with factors in fewer bits, to judge a difference")
 
     def is_nearer(design: FactorDesign) -> bool:
         floor = context.honest.rounded_run(batches, design, seed=context.seed, runs=0)

@@ -155,8 +155,8 @@ def prompts_of(tokens: Sequence[int]) -> list[list[int]]:
 
 
 def repeated_share(context: Context, ids: Sequence[int]) -> float:
-    """Return the oracle's probability that the prompt's first token, which is its most frequent,
-    comes next."""
+    """Return the oracle's probability that the next token is the prompt's first token, which is the
+    most frequent token of the prompt."""
     run = context.ask(context.oracle, "evaluate", Request(batches=(Batch.for_next(ids),)))
     return float(probabilities_of(run.logits[0][-1]).p[ids[0]])
 

@@ -1,7 +1,7 @@
 """Blocks with subnormal scales, which only some files contain.
 
-A half-precision reader that takes such scales for zero is right on all other blocks. As float32
-weights they are all normal numbers, so no engine may flush them to zero.
+A half-precision reader that takes such scales for zero is right on all other blocks. The decoded
+float32 weights are all normal numbers, so no engine may flush them to zero.
 """
 
 from typing import Any

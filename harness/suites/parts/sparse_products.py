@@ -1,9 +1,10 @@
-"""The products of two engines on nearly empty inputs, as replaced values in a run or as single ops.
+"""Comparison of two engines' products on nearly empty inputs, which replace values in a run or
+belong to single ops.
 
 The part between an input and the next shown node is a segment of llama.cpp's graph. In the same
 run, gates get larger inputs than small models have, so that clamps show. Norms get smaller inputs,
-so that epsilon shows. Engines that compute single ops need no run, and every expert is tested
-regardless of the router.
+so that epsilon shows. An engine that computes single ops needs no run, and every expert is tested,
+whatever the router would choose.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -53,8 +54,8 @@ class SparseRun:
 
 
 def sparse_run(context: Context, keep: Keep) -> SparseRun:
-    """Return a run whose products have nearly empty inputs. keep: makes such an input from a value.
-    Raises NoAnswer."""
+    """Return a run whose products have nearly empty inputs. keep: a function that makes a nearly
+    empty input from a value. Raises NoAnswer."""
     batches = up_to_one_token(context.batches)
     program = record_program(context, batches)
     wires = wires_of(program)
@@ -90,7 +91,7 @@ def sparse_run(context: Context, keep: Keep) -> SparseRun:
 def up_to_one_token(batches: tuple[Batch, ...]) -> tuple[Batch, ...]:
     """Return the batches up to the first with one token, because engines have a separate kernel for
     a single row. In `trace` a few rows may be off by two activation steps, and a single row always
-    counts as few."""
+    meets this rule."""
     alone = (number for number, batch in enumerate(batches, start=1) if len(batch) == 1)
     return batches[: next(alone, 1)]
 
@@ -136,7 +137,7 @@ def products_of(program: Program, wires: dict[Place, Wire]) -> dict[Place, Wire]
 def rare_inputs(
     program: Program, wires: dict[Place, Wire], places: dict[Site, Place], values: Values
 ) -> Iterator[tuple[Place, Values]]:
-    """Yield different inputs for each gate and norm that is a single formula of shown values."""
+    """Yield other inputs for each gate and each norm that is a single formula of shown values."""
     by_name = {wires[places[site]].site: site for site in values if site in places}
     ops = {graph.place(node): node.op for graph in program.graphs for node in graph.nodes}
     for segment in segments_of(program, wires, {places[site] for site in by_name.values()}):
@@ -199,8 +200,8 @@ def products_along_nodes(context: Context) -> Findings:
 
 
 def on_sparse_inputs(program: Program, seed: int) -> Iterator[Node]:
-    """Yield the first product with each weight in the first step of the run, without a value
-    yet."""
+    """Yield the first product with each weight in the first step of the run. The products have no
+    values yet."""
     seen: set[str] = set()
     for graph in program.graphs:
         for planned in graph.nodes if graph.step == 0 else ():

@@ -39,7 +39,8 @@ class TensorSuite(Suite):
         raise NotImplementedError
 
     def locate(self, context: Context) -> Findings:
-        """Ask and judge. Ask for more if that is needed to say what is wrong. Raises NoAnswer."""
+        """Ask and judge. Ask further questions if they are needed to say what is wrong. Raises
+        NoAnswer."""
         raise NotImplementedError
 
     def verdicts(self, context: Context, found: Findings) -> Iterator[Verdict]:
@@ -67,7 +68,8 @@ class TensorSuite(Suite):
     def if_all_agrees(self, context: Context, shown: Any) -> list[Any] | None:
         """Return the verdicts; None if something is wrong.
 
-        The caller then asks for more, which a fork cannot do. A fork that died gives None as well.
+        If something is wrong, the caller asks further questions, which a fork cannot do. The result
+        is also None if the fork died.
         """
         found = self.judge(context, shown)
         if found.guilty or found.other_graph:
@@ -108,7 +110,7 @@ def left_out(context: Context, suite: str, found: Findings) -> Iterator[Verdict]
         *(("not-compared", sites, f"{why}:") for why, sites in found.unknown.items()),
         *((unknown_name, sites, f"{why}:") for why, sites in found.skipped.items()),
         ("not-applicable", found.hidden, f"{who} does not show"),
-        ("not-applicable", found.not_given, f"Lockstep cannot put inputs before {who}'s"),
+        ("not-applicable", found.not_given, f"Lockstep cannot replace the inputs of {who}'s"),
     )
     for status, sites, why in reasons:
         if sites:

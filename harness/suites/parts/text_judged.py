@@ -39,8 +39,8 @@ def judge_text(
     whole: bool = False,
 ) -> Iterator[Verdict]:
     """Judge a text, and yield the verdicts. logits: the oracle's logits before each of its tokens;
-    free: the oracle's tokens that have a text; said: the subject's text; whole: the text may end
-    only where an honest run's text may end."""
+    free: the oracle's tokens that have a text; said: the subject's text; whole: True if the text
+    may end only where an honest run's text may end."""
     if why := why_any_choice_agrees(context, logits):
         yield context.verdict("text", "not-compared", why)
         return
@@ -93,7 +93,7 @@ def verdict_for_early_end(
     if unclear or lacks_characters(best, free, pieces):
         yield context.verdict("text", "not-compared", reason, {} if unclear else {ENDED: best.end})
     elif not best.end:
-        text = "the engine writes nothing, and the oracle no whole characters"
+        text = "the engine writes nothing, and the oracle writes no whole character"
         yield context.verdict("text", "not-applicable", text)
 
 

@@ -33,8 +33,8 @@ class Pieces:
         return self.tokenizer.piece(token, special=False)
 
     def count_shown(self, ids: Sequence[int]) -> int:
-        """Count the tokens before the first token without a text. At such a token an engine may
-        end, or show a name."""
+        """Count the tokens before the first token without a text. At such a token an engine may end
+        its text, or show the token's name."""
         return next((i for i, token in enumerate(ids) if not self[token]), len(ids))
 
     @property
@@ -46,7 +46,7 @@ class Pieces:
 class Reading:
     """The match of the subject's text with the oracle's tokens, under one honest way to display
     them. end: the number of the oracle's tokens that match; rest: the subject's text after them;
-    drops: the engine drops bytes that are no characters."""
+    drops: True if the engine drops bytes that are not valid characters."""
 
     end: int
     rest: bytes
@@ -55,9 +55,10 @@ class Reading:
 
 
 def readings(said: bytes, free: Sequence[int], pieces: Pieces) -> Iterator[Reading]:
-    """Yield the readings of a text: unchanged; with the oracle's leading spaces, which some engines
-    drop or add; without the spaces that llama.cpp removes for some vocabularies; with incomplete
-    UTF-8 replaced; and without invalid bytes."""
+    """Yield the readings of a text. They are the unchanged text, the text with the oracle's leading
+    spaces (some engines drop or add them), the text without the spaces that llama.cpp removes for
+    some vocabularies, the text with incomplete UTF-8 replaced, and the text without invalid
+    bytes."""
     yield reading(said, free, pieces, bytes)
     spaces = leading(b"".join(pieces[token] for token in free))
     # of one token with a space, and one without, each may be wrong
@@ -78,9 +79,9 @@ def readings(said: bytes, free: Sequence[int], pieces: Pieces) -> Iterator[Readi
 
 
 def ends_a_character(rest: bytes, free: Sequence[int], pieces: Pieces) -> bool:
-    """Return True if the tokens end within a character, and the rest is no longer than what some
-    engines write to complete it: one token for each missing byte. llama-cpp-python counts the
-    missing bytes from the last lead byte, whatever follows it."""
+    """Return True if the tokens end within a character, and `rest` is no longer than the tokens
+    that some engines write to complete it, one token for each missing byte. llama-cpp-python counts
+    the missing bytes from the last lead byte, whatever follows it."""
     text = b"".join(pieces[token] for token in free)
     if not whole_characters(text).strip():
         return False  # what is behind it is behind nothing
@@ -103,8 +104,8 @@ def leading(text: bytes) -> bytes:
 
 
 def without_prompt(said: bytes, prompt: bytes, text: bytes) -> bytes:
-    """Return the engine's text without the prompt. Only a prompt that the engine repeats is
-    removed, not one that begins the text itself."""
+    """Return the engine's text without the prompt. Nothing is removed if the text itself begins
+    like the prompt."""
     own, shown = said.lstrip(), prompt.strip()
     if not shown or not own.startswith(shown) or text.lstrip().startswith(shown):
         return said

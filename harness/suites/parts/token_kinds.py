@@ -12,7 +12,7 @@ from lockstep.harness.context.suite import Context
 
 
 class TokenDifference(Enum):
-    """The kind of difference between the engine's ids, or bytes, and the expected ones."""
+    """The kind of difference between the engine's ids or bytes and the expected ids or bytes."""
 
     BOS = "BOS is missing"
     TOKENS = "the same text in other tokens"
@@ -27,8 +27,8 @@ ATTRS = {Attr.NORMAL: "NORMAL", Attr.CONTROL: "CONTROL", Attr.USER_DEFINED: "USE
 
 
 def count_kinds(context: Context, rows: Iterable[tuple[Any, Any, Any]]) -> list[dict[str, Any]]:
-    """Return the kinds of differences in these rows (input, expected, actual), and their numbers;
-    nothing if our tokenizer does not read the vocabulary."""
+    """Return the kinds of differences in these rows (input, expected, actual), and how often each
+    occurs; an empty list if our tokenizer cannot read the vocabulary."""
     try:
         tokenizer = context.tokenizer
     except EngineError:

@@ -39,9 +39,9 @@ def wrong_rows(
     got: F32,
     limit: NDArray[np.float64],
 ) -> Sequence[int]:
-    """Return the wrong rows of a subject. Honest engines that round differently differ in right
-    rows too. So these are the rows that differ from llama.cpp's run, or from an honest run if fewer
-    rows differ from it."""
+    """Return the numbers of the subject's wrong rows. An honest engine that rounds differently
+    differs from llama.cpp in right rows too. So return the rows that differ from llama.cpp's run,
+    or from an honest run if fewer rows differ from that run."""
     found = (rows_that_differ(run, got, limit) for run in context.honest_runs(batches))
     return min((rows_that_differ(expected, got, limit), *filter(None, found)), key=len)
 
@@ -70,7 +70,7 @@ def tokens_that_differ(batches: Sequence[Batch], rows: Sequence[int], all_rows: 
     """Describe the tokens with wrong logits, if other tokens are right. They may begin at the end
     of a chunk or a window, or in a later batch.
 
-    all_rows: the number of rows; pooled embeddings have one for each sequence of a batch.
+    all_rows: the number of rows, which for pooled embeddings is one for each sequence of a batch.
     """
     n = sum(int(batch.outputs.sum()) for batch in batches)
     if not rows or len(rows) == all_rows:
@@ -100,8 +100,8 @@ def rounding(context: Context, run: Evaluation) -> NDArray[np.float64]:
 
 
 def place_of(batches: Sequence[Batch], off: Mismatch, all_rows: int) -> str:
-    """Return the position of the worst row's token. A row number is no position if some tokens have
-    no outputs, or if there are several sequences. all_rows: as in `tokens_that_differ`."""
+    """Return the position of the worst row's token. A row number is not a position if some tokens
+    have no outputs, or if there are several sequences. all_rows: as in `tokens_that_differ`."""
     if off.kind != "value":
         return ""
     row, whole = off.index[0], join_batches(batches)

@@ -57,11 +57,11 @@ def compare_runs(
     *,
     rows_differ: bool = True,
 ) -> Verdict:
-    """Compare every logit of every output of the batches, (outputs, vocabulary) in all.
+    """Compare every logit of every output of the batches, as arrays (outputs, vocabulary).
 
-    truth: the logits of an honest run. If the engines agree, they must agree with this run too. It
-    alone proves no engine wrong: if there is a difference, more honest runs of these batches are
-    made. rows_differ: a right engine gives a different row for each token.
+    truth: the logits of an honest run. If the engines agree, they must agree with this run too.
+    This run alone proves no engine wrong. So more honest runs of these batches are made if the
+    engines differ. rows_differ: True if a right engine gives a different row for each token.
     """
     expected, got = np.concatenate(oracle.logits), np.concatenate(subject.logits)
     if not np.isfinite(expected).any() and not np.isfinite(got).any():
@@ -129,8 +129,8 @@ def who_is_at_fault(
     bound: Bound,
     detail: dict[str, Any],
 ) -> tuple[str, str]:
-    """Return why the runs may still be right although they differ, and the engine at fault: "" if
-    neither is.
+    """Return why the runs may still be right although they differ, and the engine at fault, "" if
+    no engine is.
 
     sides: the logits of the oracle and of the subject; detail: receives the design.
     """
@@ -165,12 +165,12 @@ def who_is_wrong(
     otherwise: bool = True,
 ) -> str:
     """Return "oracle", "subject" or "both" for engines that agree with no honest run of the
-    oracle's file; "" if each agrees with one.
+    oracle's file; "" if each engine agrees with an honest run.
 
     An engine need not convert activations as llama.cpp does, so there are several honest runs. The
-    honest runs also show how large logits are, because a wrong engine may have no finite ones.
-    rounded: the additional error of the subject; otherwise: the subject may convert activations to
-    other formats.
+    honest runs also show how large logits are, because a wrong engine may have no finite logits.
+    rounded: the additional error of the subject; otherwise: True if the subject may convert
+    activations to other formats.
     """
     runs_of_ours = context.honest_runs(batches)
     noise = noise_beside(context, batches, runs_of_ours, runs)
@@ -198,7 +198,7 @@ def converts_otherwise(
     logits: F32,
     rounded: NDArray[np.float64],
 ) -> bool:
-    """Return True if an honest engine that converts activations to another format than llama.cpp
+    """Return True if an honest engine that converts activations to a format other than llama.cpp's
     gives these logits."""
     for run in context.converted_runs(batches):
         bound = whole_run(context.noise_on(batches), largest(run))
@@ -208,8 +208,8 @@ def converts_otherwise(
 
 
 def is_oracle_wrong(context: Context, batches: Sequence[Batch], logits: F32, truth: F32) -> bool:
-    """Return True if the oracle's logits are too wrong to judge others by. Both arrays are
-    (outputs, vocabulary)."""
+    """Return True if the oracle's logits are too wrong to judge other engines by them. Both arrays
+    are (outputs, vocabulary)."""
     bound = whole_run(context.noise.relative, largest(logits))
     if mismatch_between(truth, logits, bound.allowed) is None:
         return False
@@ -222,7 +222,7 @@ def agreement(detail: dict[str, Any], what: str) -> str:
         f"the largest {what} (allowed {detail['allowed_relative']:.1e})"
     )
     if detail["not_finite"]:
-        text += f"; {detail['not_finite']} are NaN or infinite in both"
+        text += f"; {detail['not_finite']} {what}s are NaN or infinite in both"
     if "hidden_tokens" in detail:
         text += f"; not compared: {in_words(detail)}"
     return text

@@ -157,9 +157,9 @@ def test_selftest_lists_every_wrong_engine_with_its_mistake(lockstep: Lockstep) 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--only", "norms"), "--only: says nothing without another option"),
-        (("--honest", "1", "--only", "norms"), "--only: says nothing beside --honest"),
-        (("--sample", "3", "--catalogue"), "--sample: says nothing beside --catalogue"),
+        (("--only", "norms"), "--only: no effect without another option"),
+        (("--honest", "1", "--only", "norms"), "--only: no effect with --honest"),
+        (("--sample", "3", "--catalogue"), "--sample: no effect with --catalogue"),
         (("--catalogue", "--diagnosis"), "--catalogue and --diagnosis: give only one of them"),
         (("--catalogue", "--only", "norm"), "no family 'norm' of wrong engines (near: norms"),
         (("--black-box", "--only", "qwen"), "no family or model 'qwen' of wrong engines"),

@@ -127,7 +127,7 @@ def test_hidden_product_is_not_reported_without_input(tmp_path: Path) -> None:
             for v in check_engine(builtin("f32", tmp_path), Folded, "products")
             if words in v.summary
         )
-        for words in ("does not show", "cannot put inputs before")
+        for words in ("does not show", "cannot replace the inputs of")
     )
     assert "attn_out" in hidden
     assert "ffn_out" in hidden

@@ -65,7 +65,7 @@ KEPT, ONE_KEPT = "look at the prompt cache", "which begins like the one before"
 ENGINES = {look: made(f"in turn: {look}", Reads, read=read) for look, read in READS.items()} | {
     KEPT: "mutant:prompt-found-by-its-first-four",
     ONE_KEPT: "mutant:prompt-one-kept-too-many",
-    "and at how far off the logits are": "mutant:prompt-keeps-last-64",
+    "and at the errors of logits": "mutant:prompt-keeps-last-64",
 }
 BY_ITS_LAST, SAME_AGAIN = ENGINES["in turn"], ENGINES["which repeats the one before"]
 

@@ -114,7 +114,7 @@ def test_place_of_the_worst_logit_is_named(
             "372, and the oracle's is 365; their logits are 0.089 and 0 below",
         ),
         # llama.cpp's choice token by token need not be that of its run of all tokens at once
-        ((1116, 1116), (0.043, 0.043), "1116 in both, 0.043 below"),
+        ((1116, 1116), (0.043, 0.043), "1116 in both engines; its logit is 0.043 below"),
     ],
 )
 def test_tokens_at_text_differences_are_named_with_missing_parts(
