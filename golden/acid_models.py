@@ -50,7 +50,8 @@ def row_of(arch: str, quant: str, raw: bytes, name: str | None) -> dict[str, Any
 
 
 def manifest(rows: Sequence[Mapping[str, Any]], page: bytes) -> bytes:
-    """Return the manifest. `seal`: the hash of the rest, as in the manifest of the vectors."""
+    """Return the manifest. `seal`: the hash of its other content, as in the manifest of the
+    vectors."""
     body = {"format": FORMAT, "version": VERSION, "models": list(rows), "page": sha256(page)}
     return canonical({**body, "seal": sha256(canonical(body))})
 
@@ -118,7 +119,7 @@ def problems_of(root: Path = ROOT) -> Iterator[tuple[str, str]]:
 
 
 def read_manifest(root: Path) -> dict[str, Any]:
-    """Read the manifest. Raises BrokenGolden if the file is missing, edited or no manifest."""
+    """Read the manifest. Raises BrokenGolden if the file is missing, edited or not a manifest."""
     raw = read(root / MANIFEST, LARGEST)
     document: dict[str, Any] = parse_json(raw, MANIFEST)
     if wrong := next(violations("acid", document), None):

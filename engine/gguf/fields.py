@@ -263,7 +263,7 @@ def read_metadata(fields: Fields, n: int) -> Entries[Value]:
 
 
 def value_at(buffer: Buffer, at: int) -> Value:
-    """Read the value of the key-value pair at this offset, which was read before."""
+    """Read again the value of the key-value pair at this offset."""
     fields = Fields(buffer, at)
     fields.string("the key")
     return read_value(fields, keep=True)

@@ -299,7 +299,7 @@ def too_many() -> InvalidGrammar:
 
 
 def keep(held: dict[K, V], key: K, value: V, most: int = MAX_KEPT) -> V:
-    """Remember a result, and forget all when there are too many."""
+    """Cache a result. If `most` results are held already, drop them first."""
     if len(held) >= most:
         held.clear()
     held[key] = value

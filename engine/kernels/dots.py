@@ -57,8 +57,8 @@ def add_bytes(typing: Any, sums: Any, steps: Any, x: Any, at: Any) -> Any:
 @compiled_as
 def signed_products(typing: Any, steps: Any, x: Any, at: Any, added_up: Any) -> Any:
     """Return the products of 32 steps (-128 to 127) and 32 int8 (-127 to 127), four in each of 8
-    lanes. added_up: the sum of these int8. The int8 -128 is excluded: it would stay negative if
-    negated, as in ggml on the same processor.
+    lanes. added_up: the sum of these int8. The int8 -128 is excluded: as in ggml on the same
+    processor, negating it would leave it negative.
     """
     lanes = Lanes("int", 8)
 

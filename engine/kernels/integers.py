@@ -205,8 +205,8 @@ def add_scaled(
     at_by: Any, by_apart: Any,
 ) -> Any:  # fmt: skip
     """Add scaled sums: out[at : at + 16] += sums of the first row times 16 scales and by[at_by].
-    The places of each further row are `apart` further in `out`, and `by_apart` further in `by`. out
-    and scales are float64, or both float32.
+    Each next row lies `apart` elements further in `out`, and `by_apart` elements further in `by`.
+    out and scales are float64, or both float32.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:

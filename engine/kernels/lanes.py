@@ -9,8 +9,8 @@ Lanes hold int32 or float32, exist only inside compiled functions, and round aft
 nothing is contracted or reordered. A scalar operand is copied to every lane: any integer, or a
 float32 (float64 is refused, because it would round twice).
 
-No load or store is checked: `at` counts elements of the array, and the caller has made sure that
-there are enough of them.
+Loads and stores are not checked: `at` is an index into the array, and the caller makes sure that
+the array is long enough.
 """
 
 import operator

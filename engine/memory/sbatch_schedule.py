@@ -21,7 +21,7 @@ class SbatchSchedule:
 
     def __init__(self, split: str, n_vocab: int, n_ubatch: int) -> None:
         if split not in SPLITS:
-            raise Unsupported(f"no split of llama_sbatch is {split!r} (known: {', '.join(SPLITS)})")
+            raise Unsupported(f"llama_sbatch has no split {split!r} (known: {', '.join(SPLITS)})")
         self.form, self.n_vocab, self.n_ubatch = SPLITS[split], n_vocab, n_ubatch
         self.all_outputs = split == "seq"  # what is pooled is needed of every token
 

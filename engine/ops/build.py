@@ -22,7 +22,7 @@ class Factors:
     rows: rows of a table, such as embeddings; weights, inputs: the factors of products with
     weights; queries, keys, chances, values: the factors of attention, where chances are the results
     of the softmax. loss: the relative error of a softmax weight in an engine that rounds it before
-    dividing by the sum, because the largest score is unknown.
+    dividing by the sum. Such a rounding depends on the largest score so far, which is unknown.
     """
 
     rows: Convert | None = None

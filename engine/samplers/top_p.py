@@ -26,7 +26,7 @@ class TopP(Sampler, name="top_p"):
         return part
 
     def size(self, c: CandidateList) -> int | None:
-        """Return how many candidates reach p together; None if all candidates do not."""
+        """Return how many candidates together reach p; None if even all of them do not reach p."""
         enough = self.ways.running(c.p) >= F(self.p)
         enough[: max(0, self.min_keep - 1)] = False
         found = np.flatnonzero(enough)

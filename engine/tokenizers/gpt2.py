@@ -69,7 +69,7 @@ class Gpt2Tokenizer(Tokenizer, name="gpt2"):
         return pre_tokenizer_of(metadata)
 
     def segment(self, text: bytes) -> Iterable[int]:
-        """Return ids of the words; bytes that are no UTF-8 are treated as U+FFFD."""
+        """Return ids of the words; invalid UTF-8 is treated as U+FFFD."""
         if self.pre.escape_whitespaces:
             text = text.replace(b" ", SPACE)
         return self.known.over(self.splitter.words(readable(text)))

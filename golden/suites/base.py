@@ -92,7 +92,8 @@ def source_of(
 
 
 def difference(held: Vectors, made: Vectors, but: Collection[str] = ()) -> str:
-    """Return the first part of the document, or tensor, that differs; the CPU does not count."""
+    """Return the first part of the document, or tensor, that differs. Differences of the CPU are
+    ignored."""
     a, b = parts(held), parts(made)
     changed = (name for name in sorted({*a, *b} - {*but}) if a.get(name) != b.get(name))
     return next((f"{name!r} differs" for name in changed), "")

@@ -1,9 +1,9 @@
 """Lists of a few likely tokens with log-probabilities, compared with whole rows of logits.
 
 The values of a list may differ from logits by one constant: they may be normalised over the
-vocabulary, over the list alone, or not at all. So three things are compared: the distances between
-values, that no token above the end of the list is missing, and that the likeliest tokens come
-first. Several tokens may be shown as the same text. Such a text is right if one of them fits.
+vocabulary, over the list alone, or not at all. So three things are checked: distances between
+values are right, no token above the end of the list is missing, and the likeliest tokens come
+first. Several tokens may be shown as the same text. Such a text is right if one of its tokens fits.
 """
 
 from collections import Counter, defaultdict

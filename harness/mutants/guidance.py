@@ -1,4 +1,4 @@
-"""Engines whose guidance is wrong. All else in them is right, so self-tests of graphs do not
+"""Engines whose guidance is wrong. Everything else in them is right, so self-tests of graphs do not
 include them."""
 
 from collections.abc import Callable, Sequence

@@ -78,8 +78,7 @@ OtherPairs.add_fault(
 
 
 class NotPermuted(WrongRope, name="mutant:rope-rows-not-permuted"):
-    """An engine that keeps the rows of Q and K in the order of the other way of pairing
-    elements."""
+    """An engine that keeps the rows of Q and K in the order for the other pairing of elements."""
 
     mistake = "the permutation of the rows of Q and K is skipped when they are repacked"
     effect = NONSENSE

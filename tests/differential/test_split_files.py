@@ -103,7 +103,7 @@ def test_missing_part_or_wrong_start_is_one_clear_error(
     for command in ("check", "bisect", "shadow"):
         code, said = lockstep(capsys, command, str(parts[0]), "--quiet")
         assert code == 2
-        assert f"the model is split, and its part {parts[2].name} is not there" in said
+        assert f"the model is split, but its part {parts[2].name} is missing" in said
 
 
 def test_unrelated_parts_are_refused(whole: Path, tmp_path: Path) -> None:

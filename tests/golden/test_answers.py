@@ -140,7 +140,7 @@ def test_other_shape_or_type_is_wrong(
 def test_unknown_operation_or_folder_is_refused(folder: Path) -> None:
     with pytest.raises(BrokenGolden, match="no operation 'ropes'"):
         judged(folder, "ropes")
-    with pytest.raises(BrokenGolden, match="is no folder"):
+    with pytest.raises(BrokenGolden, match="is not a folder"):
         judged(folder / "none", "rope")
 
 

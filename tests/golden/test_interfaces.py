@@ -45,7 +45,7 @@ def test_each_method_has_vectors_or_a_reason(row: tuple[str, str, str]) -> None:
     names = re.findall(r"`([^`]+)`", vectors)
     assert names
     for name in names:
-        assert list(DEFAULT_ROOT.glob(f"{name}.json")), f"{name} is no file of vectors"
+        assert list(DEFAULT_ROOT.glob(f"{name}.json")), f"{name} is not a file of vectors"
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row[0]))

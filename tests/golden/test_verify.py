@@ -248,7 +248,7 @@ def test_irregular_path_is_refused(name: str, tmp_path: Path) -> None:
     "raw", [b"{", b'{"a": NaN}', b'{"a": 1, "a": 2}', b"[" * 200_000, b"\xff", b""]
 )
 def test_lax_json_is_refused(raw: bytes) -> None:
-    with pytest.raises(BrokenGolden, match=r"^x\.json is no JSON"):
+    with pytest.raises(BrokenGolden, match=r"^x\.json is not JSON"):
         parse_json(raw, "x.json")
 
 

@@ -58,10 +58,10 @@ class Accident(Enum):
     MIROSTAT_OVERFLOW = "a k beyond an int becomes 1"
     MIROSTAT_ZERO = "a p of zero among the m likeliest makes k 1"
     SIGMA_OVERFLOW = "squares beyond float32 make the deviation infinite"
-    GRAMMAR_ANY_BYTES = "a grammar takes bytes that are no UTF-8 for characters"
+    GRAMMAR_ANY_BYTES = "a grammar reads bytes that are not valid UTF-8 as characters"
     GRAMMAR_HALF_NEGATED = "a negated class refuses half a character that may be what it excludes"
     GRAMMAR_LITERAL_INSIDE = "a grammar compares a token with a literal that it reaches inside"
-    GRAMMAR_LITERAL_BYTES = "a grammar's literal refuses its token if that is no whole character"
+    GRAMMAR_LITERAL_BYTES = "a grammar's literal refuses its token if that is not a whole character"
     GRAMMAR_END_INSIDE = "a grammar lets a text end within a character"
     ADAPTIVE_CLONE = "a clone of adaptive_p starts its draws anew"
 
