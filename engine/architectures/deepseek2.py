@@ -71,8 +71,10 @@ class Deepseek2Hparams(Hparams):
         if not self.n_expert and self.n_layer_dense < self.n_layer:
             raise InvalidModel(f"{arch}.expert_count is 0, and not all layers are dense")
         if self.n_nope < 1 or self.n_rot % 2:
-            raise InvalidModel(f"{arch}.rope.dimension_count is {self.n_rot}; expected "
-                f"an even number below the size of a head")
+            raise InvalidModel(
+                f"{arch}.rope.dimension_count is {self.n_rot}; expected "
+                f"an even number below the size of a head"
+            )
         if self.gating not in (SOFTMAX, SIGMOID):
             raise Unsupported(f"{arch}.expert_gating_func is {self.gating}; known: 1, 2")
         # llama.cpp scales scores by the factor whatever the kind, which is right for YaRN alone

@@ -56,7 +56,7 @@ class Plamo2Tokenizer(Tokenizer, name="plamo2"):
         for byte in range(256):
             if not self.bytes.get(byte):  # id 0 is none for llama.cpp
                 raise InvalidModel(
-                    f"tokenizer.ggml.tokens must have the byte token <0x{byte:02X}>, with an id above 0"
+                    f"tokenizer.ggml.tokens must have the byte token <0x{byte:02X}> with an id > 0"
                 )
         self.endings = {text[at:] for text in self.tokens for at in range(len(text))}
         self.known_steps: dict[str, tuple[TableStep, ...]] = {}

@@ -84,7 +84,7 @@ def below(tests: Mapping[str, Measurement], name: str, wrong: Collection[str]) -
 
 
 def list_tests(report: Report) -> Iterator[str]:
-    """Yield lines about the tests: what each tests, how far the right answer leads, and which
+    """Yield lines about the tests: what each test checks, how far its right answer leads, and which
     mistakes it distinguishes."""
     for title, tests in (
         ("for any prompt:", report.usual),

@@ -84,8 +84,8 @@ def read_report(text: str) -> AcidReading:
 
 
 def report_named(name: str) -> Report | None:
-    """Return the report of the model with this `general.name`; None if it is no acid model, or has
-    another version."""
+    """Return the report of the model with this `general.name`; None if the model is not an acid
+    model, or has another version."""
     found = NAME.fullmatch(name)
     if found is None or int(found[1]) != VERSION:
         return None

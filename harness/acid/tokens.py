@@ -106,7 +106,7 @@ def llama_keys(
 
 
 def letter_states() -> dict[str, tuple[str, float]]:
-    """Return the state and the size of each letter. The letter x has none."""
+    """Return the state and the size of each letter. The letter x has no state."""
     found = {letter: (role(letter), 1.0) for letter in LETTERS if letter != "x"}
     return {**found, "g": (role("g"), LONG), "~": (ASKED, 1.0)}
 

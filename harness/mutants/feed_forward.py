@@ -70,7 +70,7 @@ WrongActivation.add_fault(
 )
 WrongActivation.add_fault(
     "sigmoid-for-silu",
-    "the sigmoid of the gate without the gate",
+    "only the sigmoid of the gate, not multiplied by the gate",
     NOISE,
     swiglu=lambda self, right, gate, up: single(sigmoid(gate) * up),
 )
@@ -89,7 +89,7 @@ WrongActivation.add_fault(
 WrongActivation.add_fault(
     "silu-in-half",
     "SiLU and its product in half precision",
-    "nothing that a reader sees, until values pass 65504",
+    "no effect that a reader sees, until values pass 65504",
     swiglu=lambda self, right, gate, up: single(
         single(sigmoid(gate) * gate).astype(np.float16) * up.astype(np.float16)
     ),
@@ -103,13 +103,13 @@ WrongActivation.add_fault(
 WrongActivation.add_fault(
     "silu-clamped-at-seven",
     "the gate is clamped at 7, as gpt-oss's is",
-    "nothing that a reader sees: few gates are as large",
+    "no effect that a reader sees: few gates are as large",
     swiglu=lambda self, right, gate, up: right(np.clip(gate, None, 7), up),
 )
 WrongActivation.add_fault(
     "gelu-by-erf",
     "GELU by erf where the model has the formula with tanh",
-    "nothing that a reader sees: off by up to 5e-4",
+    "no effect that a reader sees: off by up to 5e-4",
     shows_on="arch:gpt2",
     site="ffn_gelu",
     gelu=lambda self, right, x: single(
@@ -183,7 +183,7 @@ WrongActivation.add_fault(
 WrongActivation.add_fault(
     "swiglu-oai-clamped-above-only",
     "gpt-oss's linear branch is clamped above, and not below",
-    "nothing that a reader sees: few numbers are as large",
+    "no effect that a reader sees: few numbers are as large",
     shows_on="arch:gpt-oss",
     site="ffn_moe_swiglu_oai",
     swiglu_oai=lambda self, right, gate, up: oai(gate, up, up_low=-np.inf),
@@ -198,7 +198,7 @@ WrongActivation.add_fault(
 
 
 class HalvesInterleaved(WrongActivation, name="mutant:gate-up-interleaved"):
-    mistake = "gate and up are taken row by row from the matrix that holds one behind the other"
+    mistake = "gate and up are read from alternate rows, but the matrix stores gate first"
     effect = NOISE
     shows_on = "arch:phi3"
 

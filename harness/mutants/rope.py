@@ -94,7 +94,7 @@ class NotPermuted(WrongRope, name="mutant:rope-rows-not-permuted"):
 
 
 class OtherWay(WrongRope, name="mutant:rope-other-way"):
-    mistake = "the sign of the sine is exchanged, so that pairs turn the other way"
+    mistake = "the sine has the wrong sign, so pairs turn the other way"
     effect = NONSENSE
 
     def rotations(self, right: Op, at: I32, params: RopeParams) -> tuple[F64, F64]:
@@ -104,7 +104,7 @@ class OtherWay(WrongRope, name="mutant:rope-other-way"):
 
 OtherWay.add_fault(
     "rope-rotate-half-sign",
-    "rotate_half negates the first half where it should the second",
+    "rotate_half negates the first half instead of the second",
     shows_on="arch:qwen3",
 )
 
@@ -126,7 +126,7 @@ class TableForNeighbours(WrongRope, name="mutant:rope-table-for-neighbours"):
 
 WrongRope.add_fault(
     "rope-base-of-llama",
-    "the base of qwen2 is taken for that of llama",
+    "qwen2 is rotated with llama's base, 10000",
     DEPTH,
     shows_on="arch:qwen2",
     angles=lambda self, params: replace(params, base=10000.0),
@@ -171,7 +171,7 @@ class TableInBf16(WrongRope, name="mutant:rope-table-bf16"):
 
 
 class AnglesInHalf(WrongRope, name="mutant:rope-angles-f16"):
-    mistake = "inverse frequencies are kept in F16"
+    mistake = "inverse frequencies are stored in F16"
     effect = LATER
 
     def rotations(self, right: Op, at: I32, params: RopeParams) -> tuple[F64, F64]:
@@ -188,7 +188,7 @@ WrongRope.add_fault(
 )
 WrongRope.add_fault(
     "rope-linear-scale-twice",
-    "the scaling factor goes into the frequencies and into the positions",
+    "the scaling factor is applied to both frequencies and positions",
     LATER,
     shows_on="q4_0",
     angles=lambda self, params: replace(params, scale=params.scale**2),
@@ -214,7 +214,7 @@ WrongRope.add_fault(
 )
 WrongRope.add_fault(
     "rope-factors-backwards",
-    "the first of rope_freqs goes to the slowest pair",
+    "the first of rope_freqs is applied to the slowest pair",
     LATER,
     shows_on="bf16",
     angles=lambda self, params: replace(params, factors=params.factors[::-1].copy()),
@@ -222,7 +222,7 @@ WrongRope.add_fault(
 
 
 class FactorsOfQueries(WrongRope, name="mutant:rope-factors-of-queries-alone"):
-    mistake = "frequencies of queries alone are divided by rope_freqs, not those of keys"
+    mistake = "only frequencies of queries are divided by rope_freqs, not those of keys"
     effect = LATER
     shows_on = "bf16"
     site = "Kcur_rope"
@@ -235,7 +235,7 @@ class FactorsOfQueries(WrongRope, name="mutant:rope-factors-of-queries-alone"):
 
 
 class ShortFactors(WrongRope, name="mutant:rope-short-factors-alone"):
-    mistake = "the factors of short contexts are taken for long ones as well"
+    mistake = "the factors of short contexts are used for long contexts too"
     effect = "text falls apart beyond the context that the model was trained on first"
     source = "unsloth #1193"
     shows_on = "phi3-long-factors"
@@ -245,7 +245,7 @@ class ShortFactors(WrongRope, name="mutant:rope-short-factors-alone"):
 
 
 class LongFactors(WrongRope, name="mutant:rope-long-factors-alone"):
-    mistake = "the factors of long contexts are taken for short ones as well"
+    mistake = "the factors of long contexts are used for short contexts too"
     effect = LATER
     shows_on = "phi3-short-factors"
 
@@ -319,7 +319,7 @@ class ValuesRotated(WrongRope, name="mutant:rope-of-values"):
 WrongRope.add_fault(
     "rope-restarts-with-batch",
     "positions are counted from the beginning of each batch",
-    "the prompt is understood; what is generated has no order",
+    "the prompt is understood, but generated tokens have no order",
     positions=lambda self, at: np.arange(len(at), dtype=np.int32),
 )
 WrongRope.add_fault(
@@ -330,19 +330,19 @@ WrongRope.add_fault(
 )
 WrongRope.add_fault(
     "rope-later-batches-late",
-    "from the second batch on positions are one late",
-    "the prompt is understood; what is generated is a little off",
+    "from the second batch on, positions are too large by one",
+    "the prompt is understood, but generated text is a little off",
     positions=lambda self, at: at + np.int32(at[0] > 0),
 )
 WrongRope.add_fault(
     "rope-second-prompt-late",
-    "positions of several tokens on a filled cache are one late",
+    "positions of several tokens after a filled cache are too large by one",
     "the second question of a conversation is understood a little worse",
     positions=lambda self, at: at + np.int32(at[0] > 0 and len(at) > 1),
 )
 WrongRope.add_fault(
     "rope-positions-bf16",
-    "positions are kept in BF16, which counts by two from 256 on",
+    "positions are stored in BF16, which counts by two from 256 on",
     "fine up to 256 tokens, then worse and worse",
     positions=lambda self, at: (
         (at.astype(np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32).astype(np.int32)
@@ -351,7 +351,7 @@ WrongRope.add_fault(
 
 
 class TableTooShort(WrongRope, name="mutant:rope-table-too-short"):
-    mistake = "positions beyond the table of 128 are those of its last row"
+    mistake = "positions beyond the table of 128 rows use its last row"
     effect = "fine up to 128 tokens, then every token stands at the same place"
 
     def positions(self, at: I32) -> I32:
@@ -367,7 +367,7 @@ WrongRope.add_fault(
 
 
 class QueriesTwice(WrongRope, name="mutant:rope-queries-twice"):
-    mistake = "queries are rotated in place, and once more by the kernel of attention"
+    mistake = "queries are rotated in place, and again by the attention kernel"
     effect = NONSENSE
 
     def rope(self, right: Op, x: F32, at: I32, params: RopeParams) -> F32:
@@ -387,7 +387,7 @@ RopeHalfSplit = WrongRope.add_fault(
 WrongRope.add_fault(
     "rope-position-off-by-one",
     "rope position off by one",
-    "nothing, until a cache of another engine is loaded",
+    "no effect until a cache of another engine is loaded",
     first_of_all=True,
     moves_logits=False,
     positions=lambda self, at: at + 1,

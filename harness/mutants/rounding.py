@@ -11,7 +11,7 @@ from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
 from lockstep.harness.mutants.parts.mistakes import Mistake
 
-UNSEEN = "nothing that a reader sees"
+UNSEEN = "no effect that a reader sees"
 WORSE = "text is worse"
 LITTLE = "text is a little worse"
 Convert = Callable[[F32, Weight], F64]
@@ -79,14 +79,14 @@ WrongSteps.add_fault(
 WrongSteps.add_fault(
     "activation-scales-mismatched",
     "activations are divided by 1/128 of the largest and multiplied by 1/127",
-    "nothing that a reader sees: all products are larger by 0.8 per cent",
+    "no effect that a reader sees: all products are larger by 0.8 per cent",
     steps=lambda self, blocks, scales: (
         np.rint(divide(blocks, scales * 127 / 128)).clip(-128, 127) * half(scales)
     ),
 )
 WrongSteps.add_fault(
     "activation-scale-of-maximum",
-    "the scale is of the largest activation, not of the largest magnitude",
+    "the scale is computed from the largest activation, not the largest magnitude",
     WORSE,
     shows_on="q4_0",
     steps=lambda self, blocks, scales: round_by(blocks, np.abs(blocks.max(axis=-1)) / 127),
@@ -109,7 +109,7 @@ WrongSteps.add_fault(
 )
 WrongSteps.add_fault(
     "activation-scale-of-block-before",
-    "each block is multiplied by the scale of the one before",
+    "each block is multiplied by the scale of the previous block",
     WORSE,
     steps=lambda self, blocks, scales: (
         np.rint(divide(blocks, scales)) * half(np.roll(scales, 1, axis=-1))
@@ -117,7 +117,7 @@ WrongSteps.add_fault(
 )
 WrongSteps.add_fault(
     "activation-scale-of-half-a-block",
-    "the largest activation is looked for in the first half of a block",
+    "the largest activation is searched only in the first half of a block",
     "text is worse: large activations are clipped",
     steps=lambda self, blocks, scales: clip_to_first_half(blocks),
 )
@@ -138,8 +138,8 @@ WrongSteps.add_fault(
 )
 WrongSteps.add_fault(
     "activation-scales-in-bf16",
-    "scales of activations are kept in BF16",
-    "nothing that a reader sees: blocks are too small by up to 0.8 per cent",
+    "scales of activations are stored in BF16",
+    "no effect that a reader sees: blocks are too small by up to 0.8 per cent",
     steps=lambda self, blocks, scales: np.rint(divide(blocks, scales)) * in_bf16(scales)[..., None],
 )
 
@@ -192,7 +192,7 @@ Sums.add_fault(
 )
 Sums.add_fault(
     "activation-sums-reversed",
-    "minima of Q2_K meet the sums of other groups",
+    "minima of Q2_K are multiplied by the sums of other groups",
     WORSE,
     source="aprender #1924",
     shows_on="arch:llama:Q2_K",

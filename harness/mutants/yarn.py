@@ -52,14 +52,14 @@ Yarn.add_fault(
 )
 Yarn.add_fault(
     "yarn-ignored",
-    "no pair is scaled, and nothing made larger",
+    "no pair is scaled, and rotated values are not enlarged",
     source="mlxcel #1355",
     angles=lambda self, params: replace(params, kept=None, scale=1.0, magnitude=1.0),
 )
 
 
 class OriginalContextIgnored(Yarn, name="mutant:yarn-original-context-ignored"):
-    mistake = "the ramp is that of the new context, not of the one that it was trained on"
+    mistake = "the ramp is that of the new context, not of the original context"
 
     def angles(self, params: RopeParams) -> RopeParams:
         n_ctx = self.loaded.graph.hparams.n_ctx_train
@@ -105,13 +105,13 @@ MagnitudeMissing.add_fault(
 )
 Yarn.add_fault(
     "yarn-magnitude-twice",
-    "the magnitude goes into queries and keys and once more into both",
+    "the magnitude is applied twice to queries and keys",
     angles=lambda self, params: replace(params, magnitude=params.magnitude**2),
 )
 
 
 class MagnitudeOfRoot(Yarn, name="mutant:yarn-magnitude-of-context"):
-    mistake = "the magnitude is the root of a logarithm, as LongRoPE has it"
+    mistake = "the magnitude is the root of a logarithm, as in LongRoPE"
 
     def angles(self, params: RopeParams) -> RopeParams:
         n_ctx = self.loaded.graph.hparams.n_ctx_orig_yarn
@@ -120,7 +120,7 @@ class MagnitudeOfRoot(Yarn, name="mutant:yarn-magnitude-of-context"):
 
 Yarn.add_fault(
     "yarn-magnitude-of-deepseek2",
-    "deepseek2's mscale of all dimensions is put into the rotated part alone",
+    "deepseek2's mscale of all dimensions is applied only to the rotated part",
     source="imp #880",
     shows_on="deepseek2-yarn",
     site="q_pe",

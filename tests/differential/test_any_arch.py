@@ -223,7 +223,7 @@ def test_honest_engine_agrees_for_any_split_of_batches(
     tmp_path: Path,
 ) -> None:
     """An earlier version joined separate batches, and batches with a changed first row, in one run.
-    Both engines were then accused, even if only some logits are requested, as with a large
+    Lockstep then accused both engines, even if only some logits were requested, as with a large
     vocabulary."""
     monkeypatch.setattr(further_runs, "ROWS", rows)
     (path,) = make_variants([arch], tmp_path)

@@ -1,5 +1,5 @@
-"""An engine with an error of about 1e-4 of the largest logit is found by only its tokens or its
-text."""
+"""An engine with an error of about 1e-4 of the largest logit is found, even if it shows only tokens
+or only text."""
 
 from pathlib import Path
 

@@ -44,5 +44,5 @@ def test_miscompiled_program_dies_with_optimisation_alone(
     asked = ["c++", "-dumpfullversion"]
     version = subprocess.run(asked, capture_output=True, text=True, check=False).stdout
     if not version.startswith(SEEN):
-        pytest.skip(f"it was seen with GCC {SEEN}, and this is {version.strip() or 'another'}")
+        pytest.skip(f"it was seen with GCC {SEEN}, but this is {version.strip() or 'another'}")
     assert ending(entry["program"], entry["flags"], tmp_path) == -signal.SIGSEGV

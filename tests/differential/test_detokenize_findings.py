@@ -1,4 +1,4 @@
-"""Tokens whose text a binding loses, according to harness/known/divergences.toml, still lose it."""
+"""Bindings still lose the text of the tokens that harness/known/divergences.toml lists."""
 
 import json
 import subprocess

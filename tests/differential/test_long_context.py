@@ -1,4 +1,4 @@
-"""Models with a window longer than any prompt: with a short replacement, its end shows."""
+"""Models with a window longer than any prompt. With a shorter window, a prompt reaches its end."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -146,7 +146,8 @@ def test_engine_with_a_window_that_llama_cpp_lacks_is_not_accused(
 def test_engine_that_chooses_rope_factors_by_text_length_agrees(
     phi3: Path, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Transformers chooses so. llama.cpp chooses by the number of tokens that a context can hold.
+    """Transformers chooses by the text's length. llama.cpp chooses by the number of tokens that a
+    context can hold.
 
     So llama.cpp uses the long factors for a short text in a large context (its issue 24823).
     """

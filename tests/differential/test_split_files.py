@@ -113,7 +113,7 @@ def test_unrelated_parts_are_refused(whole: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     few = write_parts(whole, tmp_path / "other", (2, n - 3))
     shutil.copy(few[1], second)
-    with pytest.raises(InvalidModel, match=rf"split.tensors.count is {n}, and the 2 parts hold"):
+    with pytest.raises(InvalidModel, match=rf"split.tensors.count is {n}, but the 2 parts hold"):
         open_model(first)
     shutil.copy(first, second)
     with pytest.raises(InvalidModel, match=r"does not say split.no = 1"):

@@ -138,7 +138,7 @@ def test_other_shape_or_type_is_wrong(
 
 
 def test_unknown_operation_or_folder_is_refused(folder: Path) -> None:
-    with pytest.raises(BrokenGolden, match="no operation 'ropes'"):
+    with pytest.raises(BrokenGolden, match="no vectors of an operation 'ropes'"):
         judged(folder, "ropes")
     with pytest.raises(BrokenGolden, match="is not a folder"):
         judged(folder / "none", "rope")
@@ -148,7 +148,7 @@ def test_invalid_safetensors_file_spoils_no_other_verdict(folder: Path) -> None:
     (folder / "rope.safetensors").write_bytes(b"\xff" * 20)
     found = judged(folder)
     assert sorted(v.status for v in found) == ["agreed"] * 3 + ["not-compared"]
-    assert "no safetensors" in next(v.summary for v in found if v.case == "rope")
+    assert "not a safetensors" in next(v.summary for v in found if v.case == "rope")
     assert exit_code(counted_verdicts(found)) == 3
 
 

@@ -190,7 +190,7 @@ def test_texts_that_an_engine_cannot_take_are_skipped_and_counted(
         (lambda d: d["cases"][5].update(text="mine"), "text and base64"),
         (lambda d: d["cases"][5].update(id="empty"), "same id"),
         (lambda d: d["cases"][5]["ids"].update(parsed=[1]), "ids are kept under"),
-        (lambda d: d["pieces"]["plain"].pop(), "one length"),
+        (lambda d: d["pieces"]["plain"].pop(), "differ in length"),
         (lambda d: d["cases"][5]["ids"].update(plain=[639, 638, 637, 2, 3, 600]), "has no piece"),
         (lambda d: d["ways"]["full"].update(add_special=False), "the ways are not those"),
         (lambda d: d["cases"][5].update(base64="A"), "does not match"),
