@@ -12,7 +12,7 @@ from tests.models import builtin
 
 @pytest.mark.parametrize("suite", LEVELS)
 @pytest.mark.parametrize("mistake", ["silu-in-half", "norm-in-half"])
-def test_small_error_is_found_by_tokens_alone(suite: str, mistake: str, tmp_path: Path) -> None:
+def test_small_error_is_found_from_only_tokens(suite: str, mistake: str, tmp_path: Path) -> None:
     plan = plan_for(
         builtin("f32", tmp_path),
         oracle="llama.cpp",

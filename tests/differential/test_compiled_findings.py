@@ -29,7 +29,7 @@ def ending(program: str, flags: list[str], folder: Path) -> int:
 
 
 @pytest.mark.parametrize("entry", entries("compiled"), ids=lambda entry: entry["id"])
-def test_miscompiled_program_dies_with_optimisation_alone(
+def test_miscompiled_program_dies_only_with_optimisation(
     entry: dict[str, Any], tmp_path: Path
 ) -> None:
     if entry["needs"] not in features():

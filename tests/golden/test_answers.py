@@ -86,13 +86,13 @@ def test_engine_with_some_operations_conforms_in_those(folder: Path) -> None:
     assert exit_code(counted_verdicts(found)) == 0
 
 
-def test_a_folder_without_answers_never_conforms(tmp_path: Path) -> None:
+def test_folder_without_answers_never_conforms(tmp_path: Path) -> None:
     assert exit_code(counted_verdicts(list(judge_answers(tmp_path)))) == 3
     (tmp_path / "sofmax.safetensors").write_bytes(b"")
     assert exit_code(counted_verdicts(list(judge_answers(tmp_path)))) == 3
 
 
-def test_file_that_answers_nothing_is_named_and_the_rest_is_judged(folder: Path) -> None:
+def test_file_that_answers_nothing_is_named_and_others_are_judged(folder: Path) -> None:
     save_file({"x": np.zeros(1, np.float32)}, folder / "sofmax.safetensors")
     (folder / "notes.txt").write_text("mine")
     (folder / "add.safetensors").mkdir()

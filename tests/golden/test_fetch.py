@@ -131,7 +131,7 @@ def test_another_archive_is_refused_before_it_is_opened(tmp_path: Path, cache: P
                     str(MODELS / "ggml-vocab-gpt-2.gguf"), "/x"
                 )
             },
-            "is no file",
+            "is not a file",
         ),
         (
             {
@@ -139,7 +139,7 @@ def test_another_archive_is_refused_before_it_is_opened(tmp_path: Path, cache: P
                     str(MODELS / "ggml-vocab-mpt.gguf"), "../../x", tarfile.LNKTYPE
                 )
             },
-            "is no file",
+            "is not a file",
         ),
         (
             {
@@ -147,7 +147,7 @@ def test_another_archive_is_refused_before_it_is_opened(tmp_path: Path, cache: P
                     str(MODELS / "ggml-vocab-mpt.gguf"), "", b"5"
                 )
             },
-            "is no file",
+            "is not a file",
         ),
     ],
 )
@@ -296,5 +296,5 @@ def test_a_vocabulary_without_cases_has_none(tmp_path: Path) -> None:
 
 def test_cases_of_two_versions_are_refused(tmp_path: Path) -> None:
     model = with_cases(tmp_path, b"a" + fetch.SEPARATOR, "1\n2\n")
-    with pytest.raises(BrokenGolden, match=r"1 cases and .* 2"):
+    with pytest.raises(BrokenGolden, match=r"1 cases, but .* has 2"):
         own_cases(model)

@@ -156,7 +156,7 @@ def without_discoveries(found: list[str]) -> list[str]:
     return [text for text in found if text not in excused]
 
 
-def test_imports_point_one_way() -> None:
+def test_no_package_imports_a_higher_package() -> None:
     """One test checks all files, because a thousand tests would take longer."""
     found = [
         text

@@ -217,7 +217,7 @@ def test_part_of_a_block_is_refused(kind: type[ActivationFormat]) -> None:
         kind.quantise(np.zeros((2, 257), np.float32))
 
 
-def test_an_unknown_format_is_refused_with_the_known_ones() -> None:
+def test_unknown_format_is_refused_with_the_known_formats() -> None:
     with pytest.raises(Unsupported, match=r"no activation format named 'Q9_9' \(known: .*Q8_K"):
         ActivationFormat.member("Q9_9")
 

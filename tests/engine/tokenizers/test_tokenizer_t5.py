@@ -288,6 +288,6 @@ def test_broken_map_is_refused_once_a_text_reaches_the_break(
         tokenizer.encode(b"b")
 
 
-def test_valid_map_of_this_shape_is_followed() -> None:
+def test_valid_map_of_the_same_shape_is_read() -> None:
     sound = one_child(TO_LEAF, 1, b"?a\0")
     assert tokenizer_of(tiny(precompiled_charsmap=sound)).normalize(b"b") == "▁a".encode()
