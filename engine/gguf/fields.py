@@ -322,7 +322,7 @@ def gather_items(items: Iterator[Any], *, keep: bool) -> list[Any] | None:
 
 
 def read_numbers(fields: Fields, element: ValueType, n: int, *, keep: bool) -> NDArray[Any] | None:
-    """Return a read-only copy of the numbers, which outlives the map."""
+    """Return a read-only copy of the numbers, which stays valid after the file is closed."""
     at, layout = fields.at, SCALARS[element]
     fields.at += n * layout.size
     if element is ValueType.BOOL:

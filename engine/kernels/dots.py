@@ -127,7 +127,8 @@ def fours(context: Any, builder: Any, sums: Any, w: Any, y: Any) -> Any:
 
 @compiled_as
 def in_order(typing: Any) -> Any:
-    """Keep reads on their side of this call. LLVM would reorder them and run out of registers."""
+    """Prevent LLVM from moving reads across this call, because it would then run out of
+    registers."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.fence("acq_rel", "singlethread")

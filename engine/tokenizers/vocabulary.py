@@ -5,8 +5,8 @@ that all tokenizer models use. Missing ids are None (LLAMA_TOKEN_NULL there).
 
 llama.cpp iterates over an unordered_map, and gives a role such as end of turn to the first token
 with a known text. If there are two candidates, its choice depends on the C++ library; we choose the
-lowest id. llama.cpp accepts `scores` and `token_type` that are too long, and ignores the rest; we
-refuse them.
+lowest id. llama.cpp accepts `scores` and `token_type` arrays that are too long, and ignores the
+extra entries; we refuse such arrays.
 """
 
 from collections.abc import Mapping

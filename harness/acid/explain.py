@@ -103,6 +103,6 @@ def describe(test: Measurement) -> Sequence[str]:
         f"  margin: the answer of an honest engine leads by {honest_lead(test):.0f} "
         f"logits or more, and its values have {room(test):.0f} times the room that they "
         f"need ({test.reason})",
-        f"  tells apart: {says}",
+        f"  distinguishes: {says}",
         f"  catches: {', '.join(test.catches) or '-'}",
     )

@@ -52,19 +52,19 @@ class WrongActivation(Mistake):
 
 WrongActivation.add_fault(
     "gate-and-up-exchanged",
-    "SiLU of the other branch",
+    "SiLU is applied to the other branch",
     NOISE,
     swiglu=lambda self, right, gate, up: right(up, gate),
 )
 WrongActivation.add_fault(
     "gelu-for-silu",
-    "GELU where the model has SiLU",
+    "GELU is used, but the model has SiLU",
     "text is a little worse",
     swiglu=lambda self, right, gate, up: self.loaded.ops.geglu(gate, up),
 )
 WrongActivation.add_fault(
     "relu-for-silu",
-    "ReLU where the model has SiLU",
+    "ReLU is used, but the model has SiLU",
     "text is worse",
     swiglu=lambda self, right, gate, up: np.maximum(gate, 0) * up,
 )
@@ -76,7 +76,7 @@ WrongActivation.add_fault(
 )
 WrongActivation.add_fault(
     "silu-of-product",
-    "SiLU of the product of both branches",
+    "SiLU is applied to the product of both branches",
     NOISE,
     swiglu=lambda self, right, gate, up: single(sigmoid(gate * up) * (gate * up)),
 )
@@ -96,7 +96,7 @@ WrongActivation.add_fault(
 )
 WrongActivation.add_fault(
     "silu-clamped",
-    "the gate is clamped where the model has no clamp",
+    "the gate is clamped, but the model has no clamp",
     "text is worse",
     swiglu=lambda self, right, gate, up: right(np.clip(gate, -1, 1), up),
 )
@@ -108,7 +108,7 @@ WrongActivation.add_fault(
 )
 WrongActivation.add_fault(
     "gelu-by-erf",
-    "GELU by erf where the model has the formula with tanh",
+    "erf GELU is used, but the model has tanh GELU",
     "no effect that a reader sees: off by up to 5e-4",
     shows_on="arch:gpt2",
     site="ffn_gelu",
@@ -118,7 +118,7 @@ WrongActivation.add_fault(
 )
 WrongActivation.add_fault(
     "gelu-quick",
-    "the quick GELU, by a sigmoid",
+    "the quick GELU, computed by a sigmoid, is used",
     "text is a little worse",
     shows_on="arch:gpt2",
     site="ffn_gelu",
@@ -134,7 +134,7 @@ WrongActivation.add_fault(
 )
 WrongActivation.add_fault(
     "gelu-missing",
-    "no activation between the two matrices",
+    "the activation between the two matrices is left out",
     NOISE,
     shows_on="arch:gpt2",
     site="ffn_gelu",
@@ -142,7 +142,7 @@ WrongActivation.add_fault(
 )
 WrongActivation.add_fault(
     "silu-for-gelu",
-    "SiLU where Gemma has GELU",
+    "SiLU is used, but Gemma has GELU",
     "text is worse",
     shows_on="arch:gemma3",
     site="ffn_geglu",
@@ -150,7 +150,7 @@ WrongActivation.add_fault(
 )
 WrongActivation.add_fault(
     "geglu-exchanged",
-    "GELU of the other branch",
+    "GELU is applied to the other branch",
     NOISE,
     shows_on="arch:gemma2",
     site="ffn_geglu",
@@ -166,7 +166,7 @@ WrongActivation.add_fault(
 )
 WrongActivation.add_fault(
     "swiglu-oai-alpha",
-    "plain SiLU in gpt-oss, without 1.702",
+    "gpt-oss gets plain SiLU, without the factor 1.702",
     "text is worse",
     shows_on="arch:gpt-oss",
     site="ffn_moe_swiglu_oai",
@@ -209,7 +209,7 @@ class HalvesInterleaved(WrongActivation, name="mutant:gate-up-interleaved"):
 
 WrongActivation.add_fault(
     "silu-without-gate",
-    "SiLU without the gate",
+    "SiLU is applied without the gate",
     NOISE,
     first_of_all=True,
     swiglu=lambda self, right, gate, up: right(gate, np.ones_like(up)),

@@ -39,7 +39,7 @@ class WrongSpread(WrongHeads):
 
 
 class KvHeadModulo(WrongSpread, name="mutant:kv-head-modulo"):
-    mistake = "query heads mapped to KV heads by modulo"
+    mistake = "query heads are mapped to KV heads by modulo"
     effect = "fluent nonsense in models with fewer KV heads"
 
     def spread(self, right: Spread, kv: NDArray[Any], n_head: int) -> F64:

@@ -125,7 +125,7 @@ class HiddenByTen(WrongMask, name="mutant:mask-of-minus-ten"):
 
 
 class PaddingCounted(WrongMask, name="mutant:mask-padding-counted"):
-    mistake = "cells up to the next 32 count in the sum with a score of zero"
+    mistake = "cells up to the next multiple of 32 are added to the sum with a score of zero"
     source = "lucebox #128"
 
     def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
@@ -197,7 +197,7 @@ WrongWindow.add_fault(
 )
 WrongWindow.add_fault(
     "windows-exchanged",
-    "odd layers have a window where even ones should",
+    "odd layers have a window instead of even layers",
     numbers=lambda self, hparams: replace(
         hparams, windows=tuple(il % 2 == 1 for il in range(hparams.n_layer))
     ),
@@ -211,7 +211,7 @@ class OddWindows(GptOssHparams):
 
 WrongWindow.add_fault(
     "windows-exchanged-gpt-oss",
-    "odd layers of gpt-oss have a window where even ones should",
+    "odd layers of gpt-oss have a window instead of even layers",
     shows_on="arch:gpt-oss",
     numbers=lambda self, hparams: OddWindows(**asdict(hparams)),
 )

@@ -67,7 +67,7 @@ WrongNorm.add_fault(
 )
 WrongNorm.add_fault(
     "norm-by-sum",
-    "the sum of squares in place of their mean",
+    "the sum of squares is used in place of their mean",
     "everything a norm passes on is too small",
     rms_norm=lambda self, right, x, w, eps: normalise(x, w, square(x) * x.shape[-1], eps),
 )
@@ -143,7 +143,7 @@ WrongNorm.add_fault(
 )
 WrongEps = WrongNorm.add_fault(
     "wrong-eps",
-    "eps 1e-6 for 1e-5, or the reverse",
+    "eps is 1e-6 instead of 1e-5, or the reverse",
     "no effect that a reader sees; small activations are off",
     first_of_all=True,
     rms_norm=lambda self, right, x, w, eps: right(x, w, 1e-6 if eps > 3e-6 else 1e-5),

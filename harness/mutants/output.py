@@ -40,7 +40,7 @@ class LastNorm(WrongOutput):
 
 LastNorm.add_fault(
     "last-norm-missing",
-    "no norm before the head",
+    "the norm before the head is left out",
     "logits too large or too small; greedy text nearly right",
     last=lambda self, x, normed: x,
 )

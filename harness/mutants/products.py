@@ -108,7 +108,7 @@ class SumsInHalf(FromFactors, name="mutant:sums-in-half"):
 
 
 class BlockSumsInHalf(FromFactors, name="mutant:block-sums-in-half"):
-    mistake = "the sum of a block is rounded to half precision"
+    mistake = "the sum of each block is rounded to half precision"
     effect = "text is a little worse; NaN for large activations"
     source = "ik_llama.cpp #540"
     shows_on = "q4_0"
@@ -122,7 +122,7 @@ class BlockSumsInHalf(FromFactors, name="mutant:block-sums-in-half"):
 
 
 class ColumnMajorWeights(FromFactors, name="mutant:column-major"):
-    mistake = "weights read column-major"
+    mistake = "weights are read column-major"
     effect = NOISE
     first_of_all = True
 
@@ -266,7 +266,7 @@ WrongBiases.add_fault(
 
 
 class HeadsTransposed(WrongProduct, name="mutant:heads-matrices-transposed"):
-    mistake = "the matrix of each head that makes queries narrow is read column by column"
+    mistake = "the matrix that makes each head's queries narrow is read column by column"
     effect = NOISE
     shows_on = "arch:deepseek2"
     site = "q_nope_absorbed"

@@ -51,26 +51,30 @@ class OtherPairs(WrongRope):
 
 
 OtherPairs.add_fault(
-    "rope-pairs-for-qwen2", "neighbours rotated where qwen2 pairs halves", shows_on="arch:qwen2"
+    "rope-pairs-for-qwen2",
+    "neighbours are rotated as pairs, but qwen2 pairs halves",
+    shows_on="arch:qwen2",
 )
 OtherPairs.add_fault(
-    "rope-pairs-for-phi3", "neighbours rotated where phi3 pairs halves", shows_on="arch:phi3"
+    "rope-pairs-for-phi3",
+    "neighbours are rotated as pairs, but phi3 pairs halves",
+    shows_on="arch:phi3",
 )
 OtherPairs.add_fault(
     "rope-pairs-for-gpt-oss",
-    "neighbours rotated where gpt-oss pairs halves",
+    "neighbours are rotated as pairs, but gpt-oss pairs halves",
     shows_on="arch:gpt-oss",
 )
 # What is rotated has no name in its graph: what is made of it has.
 OtherPairs.add_fault(
     "rope-pairs-for-lfm2",
-    "neighbours rotated where lfm2 pairs halves",
+    "neighbours are rotated as pairs, but lfm2 pairs halves",
     shows_on="arch:lfm2",
     site="kq",
 )
 OtherPairs.add_fault(
     "rope-halves-for-deepseek2",
-    "halves rotated where deepseek2 pairs neighbours",
+    "halves are rotated as pairs, but deepseek2 pairs neighbours",
     source="pie #427",
     shows_on="arch:deepseek2",
     site="q_pe",
@@ -133,7 +137,7 @@ WrongRope.add_fault(
 )
 WrongRope.add_fault(
     "rope-base-of-llama3",
-    "a base of 500000 where the file says 10000",
+    "a base of 500000 is used although the file says 10000",
     DEPTH,
     angles=lambda self, params: replace(params, base=500000.0),
 )

@@ -78,7 +78,7 @@ WrongSteps.add_fault(
 )
 WrongSteps.add_fault(
     "activation-scales-mismatched",
-    "activations are divided by 1/128 of the largest and multiplied by 1/127",
+    "activations are divided by 1/128 of the largest, but multiplied by 1/127",
     "no effect that a reader sees: all products are larger by 0.8 per cent",
     steps=lambda self, blocks, scales: (
         np.rint(divide(blocks, scales * 127 / 128)).clip(-128, 127) * half(scales)
@@ -222,7 +222,7 @@ class Bf16ForHalf(WrongConversion, name="mutant:activations-in-bf16"):
     """An engine that rounds activations to BF16 instead of half precision. `kind` is the type of
     the weights for which this happens."""
 
-    mistake = "activations become BF16 where weights are in half precision"
+    mistake = "activations become BF16 if weights are in half precision"
     effect = LITTLE
     shows_on = "arch:llama:F16"
     kind = "F16"
@@ -236,7 +236,7 @@ class Bf16ForHalf(WrongConversion, name="mutant:activations-in-bf16"):
 
 Bf16ForHalf.add_fault(
     "activations-of-f32-in-bf16",
-    "activations become BF16 where weights are F32",
+    "activations become BF16 if weights are F32",
     shows_on="f32",
     kind="F32",
 )

@@ -47,7 +47,7 @@ RampInverted.add_fault(
 )
 Yarn.add_fault(
     "yarn-ext-factor-ignored",
-    "every pair is scaled, as linear scaling does",
+    "every pair is scaled, as in linear scaling",
     angles=lambda self, params: replace(params, kept=None),
 )
 Yarn.add_fault(
@@ -144,7 +144,7 @@ class WrongGemma3(Mistake):
 
 WrongGemma3.add_fault(
     "rope-gemma3-bases-exchanged",
-    "layers with a window rotate by the global base, and the others by the local one",
+    "window layers rotate by the global base, and global layers by the local base",
     graph_rope_params=lambda self, right, layer=0: right(0 if layer == 5 else 5),
 )
 WrongGemma3.add_fault(
@@ -167,7 +167,7 @@ WrongGemma3.add_fault(
 )
 WrongGemma3.add_fault(
     "rope-gemma3-scale-unasked",
-    "global layers are scaled by 8 where the file says nothing",
+    "global layers are scaled by 8 although the file does not ask for it",
     shows_on="arch:gemma3",
     layer=5,
     graph_rope_params=lambda self, right, layer=0: (
