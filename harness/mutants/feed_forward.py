@@ -209,7 +209,7 @@ class HalvesInterleaved(WrongActivation, name="mutant:gate-up-interleaved"):
 
 WrongActivation.add_fault(
     "silu-without-gate",
-    "SiLU is applied without the gate",
+    "the SiLU of the gate is not multiplied by the other branch",
     NOISE,
     first_of_all=True,
     swiglu=lambda self, right, gate, up: right(gate, np.ones_like(up)),

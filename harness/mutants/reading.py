@@ -94,7 +94,7 @@ def exchange(name: str, first: str, second: str) -> str:
 
 OtherTensor.add_fault(
     "tensors-by-order",
-    "tensors are found by their order, but keys and values are exchanged",
+    "tensors are found by their order, so keys and values are exchanged",
     site="Kcur",
     other=lambda self, name: exchange(name, "attn_k.", "attn_v."),
 )

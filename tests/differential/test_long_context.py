@@ -284,7 +284,7 @@ def test_window_that_llama_cpp_ignores_is_not_applicable(
 
 
 @pytest.mark.parametrize("engine", ["replay", OnlyEmbeds.name])
-def test_a_model_without_logits_is_asked_for_embeddings(
+def test_model_without_logits_is_asked_for_embeddings(
     engine: str, tmp_path: Path, says: Says
 ) -> None:
     """None of our engines has a symmetric window, so only llama.cpp is compared."""

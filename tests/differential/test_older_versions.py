@@ -113,7 +113,7 @@ def test_two_versions_are_compared_in_their_common_tensors(tmp_path: Path) -> No
     assert judge.counts["slots"] == 0  # the older one does not show them
 
 
-def test_report_names_a_rule_that_the_older_version_lacks(tmp_path: Path) -> None:
+def test_rule_missing_in_the_older_version_is_found(tmp_path: Path) -> None:
     found, _ = between_versions(GAP, tmp_path)
     assert found is not None
     assert (found.symptom, found.step, found.text) == ("code", 1, "code 0, expected -1")

@@ -248,7 +248,7 @@ def test_unrequested_fault_is_not_injected(tmp_path: Path, namer: Session) -> No
     assert outcome.value.honest is None
 
 
-def test_run_leaves_a_report_of_every_op(tmp_path: Path) -> None:
+def test_run_writes_a_report_of_every_op(tmp_path: Path) -> None:
     plan = ShadowPlan(
         case="synth:mamba", model=None, variant="mamba", settings=EXACT, work=Work(tokens=4)
     )

