@@ -247,7 +247,7 @@ def products(
     words: (rows, columns / 2 or 4), each with two integers of 16 bits or four unsigned bytes;
     weight_scales: (rows, runs or fewer); steps: (runs, words of a run, tokens, 2 or 4), of int16 or
     int8; starts: (runs, tokens), the initial sums; scales: (runs, tokens), none below zero; out:
-    (rows, tokens). Rows are a multiple of 8, tokens of 16.
+    (rows, tokens). The number of rows is a multiple of 8, the number of tokens a multiple of 16.
     """
     runs, size, tokens, per = steps.shape
     rows, columns, blocks = len(words), words.shape[1], weight_scales.shape[1]

@@ -1,6 +1,7 @@
 """Splits of decode calls in a context with the older sequence-aware batch.
 
-The memory of such a context is not modelled, because its rules for cells and positions differed.
+The memory of such a context is not modelled, because its rules for cells and positions differed
+from today's.
 """
 
 from collections.abc import Sequence

@@ -58,7 +58,7 @@ class Build:
     hold AMX, if the build lays out F16 matrices for AMX: their products use unrounded activations,
     where other builds use halves. Then it may hold names of matrices of this model that are not
     laid out. It may hold HALVES, if flash attention computes in halves, as with AVX512-FP16. plain:
-    True for an engine that computes in float32 and is no build of ggml. Such an engine uses no
+    True for an engine that computes in float32 and is not a build of ggml. Such an engine uses no
     tables of halves and no conversions, and rounds a sum at every term, in any order. multiply:
     multiplication for the reference results. BLAS is fast, but its last bit depends on the CPU;
     `in_order` is for stored values. zeros: True if zero terms of a product count as rounded, for

@@ -37,8 +37,8 @@ class SavedPositions:
 def read_cells(fields: StateFields, n_ids: int | None, *, extra: bool) -> SavedPositions:
     """Read the number of cells, then the cells.
 
-    n_ids: the number of sequences of a cell, in files of one sequence; None: 1 or more. extra: see
-    `StateLayout`.
+    n_ids: the number of sequences of each cell in a file of one sequence; None: each cell has 1 or
+    more. extra: see `StateLayout`.
     """
     more = 4 * EXTRA if extra else 0
     start = fields.at

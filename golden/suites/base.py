@@ -167,8 +167,8 @@ class Verdicts:
 
 
 def each(verdict: Verdicts, *questions: Callable[[], Iterator[Verdict]]) -> Iterator[Verdict]:
-    """Yield the verdicts on each question; after a question without an answer, the next question
-    follows."""
+    """Yield the verdicts on each question; a question without an answer does not stop the next
+    question."""
     for question in questions:
         try:
             yield from question()

@@ -85,7 +85,7 @@ def llama_keys(
     lines: Sequence[str], more: Sequence[str] = (*MORE, PARSED), prompt: str = PROMPT
 ) -> dict[str, tuple[str, Any]]:
     """Return the `tokenizer.ggml.*` keys of a SentencePiece vocabulary. No text can merge into a
-    token of the report, because no token is half of one."""
+    token of the report, because no other token is the half of such a token."""
     tokens = pieces(lines, more)
     types = [type_of(token) for token in tokens]
     ranked = [-float(max(0, i - len(SPECIAL) - 256)) for i in range(len(tokens))]

@@ -147,8 +147,8 @@ def fit_frequencies(
     x: F32,
     shown: NDArray[Any],
 ) -> F32:
-    """Return the angles of all pairs. For each pair, the nearest frequency that reproduces the
-    shown values is used, up to the first pair for which there is none."""
+    """Return the angles of all pairs. For each pair, use the nearest frequency that reproduces the
+    shown values; stop at the first pair without such a frequency."""
     narrow, most = centre.astype(np.float32), int(radius.max())
     nearby = {n: angle_of(move_steps(narrow, n)) for n in sorted(range(-most, most + 1), key=abs)}
     best = nearby[0].copy()

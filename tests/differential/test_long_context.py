@@ -261,7 +261,7 @@ def test_window_shorter_than_a_longer_run_is_tested(
     gemma3: Path, tmp_path: Path, says: Says
 ) -> None:
     """One additional token beyond 128 is lost in the noise of a quantised model's logits, and
-    traces are shorter."""
+    traces are shorter than the window."""
     model = tmp_path / "model.gguf"
     windowed(gemma3, 2, model, 128)
     found = says(model, "long-context", engine="mutant:window-one-more")

@@ -1,4 +1,4 @@
-"""llama.cpp's samplers match our mirror bit for bit, and its known faults persist."""
+"""llama.cpp's samplers match our mirror bit for bit, and llama.cpp's known faults persist."""
 
 import shlex
 import shutil

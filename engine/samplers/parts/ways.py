@@ -155,7 +155,7 @@ class Ways:
 
 
 def running_max(values: F32) -> np.float32:
-    """Return the largest value as std::max finds it: a NaN in front stays."""
+    """Return the largest value as std::max finds it: a NaN in first place is the result."""
     if np.isnan(values[0]):
         return F(values[0])
     return F(np.fmax.reduce(values))

@@ -200,7 +200,8 @@ def test_open_and_from_bytes_refuse_the_same_files(tmp_path: Path) -> None:
 
 
 def outcome(data: bytes) -> str:
-    """Return "accepted" or the kind of refusal; memory must stay in proportion to the file."""
+    """Return "accepted" or the kind of refusal, after checking that memory is in proportion to the
+    file."""
     tracemalloc.start()
     try:
         file = GgufFile.from_bytes(data)
