@@ -182,7 +182,8 @@ class Keys:
         return value
 
     def rope_scaling(self, n_ctx_train: int) -> dict[str, Any]:
-        """Return the hyperparameters of scaled positions. The factor has an old and a new key."""
+        """Return the hyperparameters of scaled positions. The factor may have an old or a new
+        key."""
         kind = self.get("rope.scaling.type", str, "linear")
         if kind not in ("none", "linear", "yarn"):
             raise Unsupported(

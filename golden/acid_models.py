@@ -78,8 +78,8 @@ def tests_page() -> str:
 
 
 def entry(test: Measurement, names: Set[str]) -> Iterator[str]:
-    """Yield a test's lines on the page. names: the tests of the same report; only tests named there
-    are listed as tests that this test rests on."""
+    """Yield a test's lines on the page. names: the tests of the same report. Of the tests that this
+    test rests on, only those in `names` are listed."""
     prompted = "; only with the acid prompt" if test.needs_prompt else ""
     yield f"### {test.name}"
     yield f"`ok`: {test.sees}. Measured in: {test.where}{prompted}."

@@ -1,4 +1,4 @@
-"""Settings that decide about roundings. Deliberate roundings of llama.cpp are named options."""
+"""Settings that determine roundings. Deliberate roundings of llama.cpp are named options."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

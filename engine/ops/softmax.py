@@ -26,7 +26,7 @@ TREE = 4  # roundings of the 16 lanes of one vector, added as a tree; vectors ar
 
 
 def soft_max(x: F32, scale: float, visible: NDArray[np.bool_] | None, build: Build) -> Number:
-    """Compute the softmax of x * scale without hidden entries; `visible` lacks the heads.
+    """Compute the softmax of x * scale without hidden entries; `visible` has no axis of heads.
 
     A row without visible cells is all zeros.
     """

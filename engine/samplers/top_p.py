@@ -14,8 +14,8 @@ class TopP(Sampler, name="top_p"):
     min_keep: int = 1
 
     def apply(self, c: CandidateList) -> CandidateList:
-        """Keep the likeliest. Probabilities are those of the whole list, summed in the order before
-        sorting."""
+        """Keep the likeliest candidates. Probabilities are computed over the whole list, whose
+        powers are summed in the order before sorting."""
         if F(self.p) >= 1:
             return c
         c = self.ways.softmax(c, sort=False)

@@ -44,7 +44,7 @@ class AcidReading:
     @property
     def code(self) -> int:
         """Return 0 if all tests are ok, 1 for a NO, 2 for no report, 3 for an incomplete report. A
-        NO counts more than a missing line."""
+        NO takes precedence over a missing line."""
         if self.problem:
             return 2
         if any(not answer.ok for answer in self.answers):

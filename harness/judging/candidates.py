@@ -262,8 +262,8 @@ def half_units_of_decimals(values: Iterable[float]) -> dict[float, float]:
     were rounded for display. Otherwise return 0.
 
     A float32 value without rounding nearly always has more than six decimal places and digits. At
-    least one decimal place and three digits are assumed, because no engine rounds to fewer. A stub
-    may answer with whole numbers.
+    least one decimal place and three digits are assumed, because no engine rounds to fewer: only a
+    stub answers with whole numbers.
     """
     written = {value: Decimal(repr(value)).normalize() for value in values}
     places = max((-int(d.as_tuple().exponent) for d in written.values()), default=COARSE + 1)

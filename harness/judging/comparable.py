@@ -1,4 +1,4 @@
-"""The elements of a node that a comparison can use. All others agree for any input."""
+"""The elements of a node that a comparison can use. All other elements agree for any input."""
 
 from dataclasses import dataclass
 

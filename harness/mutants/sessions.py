@@ -109,7 +109,7 @@ add(
 
 
 class FirstOfName(WrongSession, name="mutant:session-of-first-of-its-name"):
-    """The reference with a store of sessions by file name, which is never updated."""
+    """The reference with a store of sessions by file name that is never updated."""
 
     mistake = "a file is read once, and later loads of its name return that session"
     memory = "attention"

@@ -85,8 +85,8 @@ def test_logits_of_several_sequences_belong_to_their_tokens(
 def test_logits_with_a_changed_first_row_are_requested_in_every_batch(
     plan_for: Callable[..., Plan], checked: Checked, tmp_path: Path
 ) -> None:
-    """llama.cpp died if no logits were requested. If some were requested, a false difference was
-    once reported."""
+    """llama.cpp died if no logits were requested. If only some were requested, Lockstep once
+    reported a false difference."""
     (path,) = make_variants(["chameleon"], tmp_path)
     (found,) = checked(plan_for(path, engine="llama.cpp", suites=("logits",)))
     assert found.status == "agreed", found.summary

@@ -53,8 +53,9 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def other_bytes(fresh: Path, *beginnings: str, stories: bool = False) -> list[str]:
-    """Return newly made files that differ from the committed files. One test compares many files:
-    making them takes longest, and a module's tests may run in several processes."""
+    """Return newly made files that differ from the committed files. One test compares many files,
+    because making them takes most of the time, and the tests of a module may run in several
+    processes."""
     paths = [p for e in MADE if (p := e.path).startswith(beginnings)]
     chosen = [path for path in paths if ("stories260K" in path) == stories]
     assert chosen
