@@ -65,7 +65,7 @@ WrongAttention.add_fault(
 )
 WrongAttention.add_fault(
     "attention-scaled-twice",
-    "queries that are scaled already are scaled once more with the scores",
+    "queries that are already scaled are scaled again with the scores",
     shows_on="arch:phi3",
     soft_max=lambda self, right, x, scale, visible: right(
         x, self.loaded.graph.hparams.n_embd_head**-0.5, visible

@@ -254,7 +254,7 @@ class NotCleared(Cache, name="mutant:cache-not-cleared"):
 
 
 class Operations(Cache):
-    effect = "fine until a context is shifted, and nonsense from there on"
+    effect = "fine until a context is shifted, then nonsense"
 
     def new_memory(self, right: Callable[..., Memory], **shape: Any) -> Memory:
         memory = super().new_memory(right, **shape)

@@ -234,7 +234,7 @@ class KindsOfGemma3(WrongWindow, name="mutant:kinds-of-gemma3-from-the-first"):
 
 
 class WindowOfPrompt(WrongWindow, name="mutant:window-in-decode-only"):
-    mistake = "the window limits only single tokens; a prompt sees all its tokens"
+    mistake = "the window limits only single tokens; tokens of a prompt see all earlier ones"
 
     def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
         prompt = visible is not None and len(visible) > 1

@@ -131,7 +131,7 @@ WrongNorm.add_fault(
 )
 WrongNorm.add_fault(
     "post-norm-missing",
-    "Gemma's norm behind attention is left out",
+    "Gemma's norm after attention is left out",
     "activations grow from layer to layer",
     shows_on="arch:gemma2",
     site="attn_post_norm",

@@ -47,7 +47,7 @@ LastNorm.add_fault(
 LastNorm.add_fault(
     "last-norm-of-prompts-only",
     "the code for single tokens lacks the last norm",
-    "the first token is right, and no other",
+    "only the first token is right",
     last=lambda self, x, normed: normed if len(x) > 1 else x,
 )
 LastNorm.add_fault(

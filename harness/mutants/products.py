@@ -192,7 +192,7 @@ class LowestByte(WrongProduct, name="mutant:sign-of-lowest-byte"):
 
 class RowsBeyondTile(WrongProduct, name="mutant:rows-beyond-tile"):
     mistake = "a batch is multiplied 32 tokens at a time, and remaining tokens are left out"
-    effect = "long prompts are read wrongly, short ones rightly"
+    effect = "long prompts are read wrongly, short prompts correctly"
 
     def linear(self, right: Op, x: F32, weight: Weight) -> F32:
         out = right(x, weight)

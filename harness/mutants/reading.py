@@ -28,7 +28,7 @@ Misread.add_fault(
 )
 Misread.add_fault(
     "rope-factor-ignored",
-    "rope.scaling.factor is parsed and never used",
+    "rope.scaling.factor is parsed but never used",
     "text drifts past a few thousand tokens",
     source="mlxcel #1355",
     shows_on="q4_0",

@@ -240,7 +240,7 @@ class FactorsOfQueries(WrongRope, name="mutant:rope-factors-of-queries-alone"):
 
 class ShortFactors(WrongRope, name="mutant:rope-short-factors-alone"):
     mistake = "the factors of short contexts are used for long contexts too"
-    effect = "text falls apart beyond the context that the model was trained on first"
+    effect = "text falls apart beyond the model's original context"
     source = "unsloth #1193"
     shows_on = "phi3-long-factors"
 
@@ -356,7 +356,7 @@ WrongRope.add_fault(
 
 class TableTooShort(WrongRope, name="mutant:rope-table-too-short"):
     mistake = "positions beyond the table of 128 rows use its last row"
-    effect = "fine up to 128 tokens, then every token stands at the same place"
+    effect = "fine up to 128 tokens, then every token has the same position"
 
     def positions(self, at: I32) -> I32:
         return np.minimum(at, 127)

@@ -93,7 +93,7 @@ WrongSteps.add_fault(
 )
 WrongSteps.add_fault(
     "activation-bytes-wrap",
-    "128 steps of an activation become -128",
+    "an activation of 128 steps becomes -128",
     "noise: the largest activation of many blocks changes its sign",
     shows_on="q4_0",
     steps=lambda self, blocks, scales: (
@@ -117,14 +117,14 @@ WrongSteps.add_fault(
 )
 WrongSteps.add_fault(
     "activation-scale-of-half-a-block",
-    "the largest activation is searched only in the first half of a block",
+    "the largest activation is searched for only in the first half of a block",
     "text is worse: large activations are clipped",
     steps=lambda self, blocks, scales: clip_to_first_half(blocks),
 )
 WrongSteps.add_fault(
     "activation-zeros-divided",
     "a block of zeros is divided by its scale, which is zero",
-    "NaN, as soon as 32 activations are zero together",
+    "NaN as soon as all 32 activations of a block are zero",
     site="products",
     layer=None,
     steps=lambda self, blocks, scales: np.rint(blocks / scales[..., None]) * half(scales),
@@ -178,7 +178,7 @@ Sums.add_fault(
 )
 Sums.add_fault(
     "activation-sums-of-block-before",
-    "minima are multiplied by the sum of the block before",
+    "minima are multiplied by the sum of the previous block",
     WORSE,
     shows_on="arch:llama:Q4_1",
     changed=lambda self, right: np.roll(right, 1, axis=-1),

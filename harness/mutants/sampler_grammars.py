@@ -80,7 +80,7 @@ add(
 )
 add(
     "grammar-root-is-first",
-    "the first rule is taken for the root",
+    "the first rule is used as the root",
     "grammar",
     rules=lambda s: (found := type(s).rules(s)) | {"root": next(iter(found.values()))},
 )
@@ -156,12 +156,17 @@ add(
 )
 add(
     "grammar-always-ends",
-    "the end is allowed everywhere",
+    "the end of the text is allowed everywhere",
     "grammar",
     "vllm #52146",
     find_allowed=with_ends(True),
 )
-add("grammar-never-ends", "the end is forbidden", "grammar", find_allowed=with_ends(False))
+add(
+    "grammar-never-ends",
+    "the end of the text is forbidden",
+    "grammar",
+    find_allowed=with_ends(False),
+)
 add(
     "grammar-first-character",
     "only the first character of a token is read",
@@ -201,7 +206,7 @@ add(
 )
 add(
     "grammar-lazy-whole-tokens",
-    "the token that holds the trigger is read from its beginning",
+    "the token that contains the trigger is read from its beginning",
     "grammar_lazy",
     replay=lambda s, tokens, words, start: type(s).replay(s, tokens[-1:], words[-1:], 0),
 )

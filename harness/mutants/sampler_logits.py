@@ -160,7 +160,7 @@ add(
 )
 add(
     "penalty-no-window",
-    "all tokens count, whatever penalty_last_n",
+    "all tokens are penalised, whatever penalty_last_n",
     "penalties",
     accept=lambda s, t: setattr(s, "tokens", [*s.tokens, t]),
 )
@@ -185,7 +185,7 @@ add(
 )
 add(
     "penalty-counts-prompt",
-    "tokens of the prompt count as well",
+    "tokens of the prompt are penalised as well",
     "penalties",
     "vllm-metal #69, TensorRT-LLM #5623",
     change=tell_prompt,
@@ -215,7 +215,7 @@ def scale_by_bias(sampler: Any, c: CandidateList) -> CandidateList:
 
 add(
     "dry-allows-one-more",
-    "one token more is allowed",
+    "the allowed length is one token longer",
     "dry",
     apply=changed(dry_allowed_length=lambda s: s.dry_allowed_length + 1),
 )

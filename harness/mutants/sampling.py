@@ -12,7 +12,7 @@ from lockstep.engine.ops.reference import I32, RopeParams
 from lockstep.engine.quants.base import F32
 from lockstep.harness.mutants.base import Mutant
 
-FIRST = "text differs from the first token on, and the logits are right"
+FIRST = "text differs from the first token on, but the logits are right"
 
 
 class WrongChoice(Mutant):
@@ -68,7 +68,7 @@ WrongChoice.add_fault(
 WrongChoice.add_fault(
     "greedy-feeds-one-late",
     "the model gets the token before the one that was just chosen",
-    "text differs from the second token on, and the logits are right",
+    "text differs from the second token on, but the logits are right",
     fed=lambda self, ids: ids[-2],
 )
 

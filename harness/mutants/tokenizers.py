@@ -232,7 +232,7 @@ class MergesFromLeft(WrongTokenizer, name="mutant:merges-from-left"):
 class MergesUnread(MergesFromLeft, name="mutant:merges-unread"):
     """The fault of quant.cpp #21: merges are not read from the file."""
 
-    mistake = "merges are allocated and never read"
+    mistake = "merges are allocated but never read"
     shows_on = "gpt2"
     size = 2
 
