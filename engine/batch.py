@@ -35,7 +35,7 @@ class Batch:
 
     @classmethod
     def for_next(cls, tokens: Sequence[int]) -> "Batch":
-        """Return a prompt that asks for the logits of its last token only."""
+        """Return the batch of a prompt, with logits for the last token only."""
         batch = cls.of(tokens)
         batch.outputs[:-1] = False
         return batch
@@ -58,7 +58,8 @@ def join_batches(batches: Sequence[Batch]) -> Batch:
 
 
 def encoded_first(batches: Sequence[Batch], both: bool) -> tuple[Batch, ...]:
-    """Return the batches, after an encoder batch of the prompt if the model has both parts."""
+    """Return the batches. If the model has an encoder and a decoder (`both`), an encoder batch of
+    the prompt comes first."""
     return (Batch.to_encode(batches[0]), *batches) if both else tuple(batches)
 
 

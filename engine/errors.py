@@ -4,7 +4,7 @@ EngineError
 ├── MalformedFile     the bytes break the GGUF rules
 ├── InvalidModel      the file is legal GGUF, but not a model that makes sense
 ├── InvalidBatch      the batch breaks a rule that llama.cpp has for batches
-├── InvalidGrammar    the text is no grammar, never ends, or has too many readings
+├── InvalidGrammar    the text is not a grammar, never ends, or has too many readings
 ├── NoRoom            the batch is legal, but the memory has no room for it
 └── Unsupported       the file is legal, but we do not implement a feature that it uses
     └── NotInModel    the model lacks the requested part, such as logits of a BERT
@@ -42,7 +42,7 @@ class InvalidBatch(EngineError):
 
 
 class InvalidGrammar(EngineError):
-    """The text is no grammar, has no end, or allows too many readings at once."""
+    """The text is not a grammar, has no end, or allows too many readings at once."""
 
 
 class NoRoom(EngineError):

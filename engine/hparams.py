@@ -71,7 +71,7 @@ class Hparams:
         """Refuse hyperparameters that no graph can compute."""
         if self.n_head % self.n_head_kv:
             raise InvalidModel(
-                f"{arch}.attention.head_count ({self.n_head}) is no multiple of head_count_kv "
+                f"{arch}.attention.head_count ({self.n_head}) is not a multiple of head_count_kv "
                 f"({self.n_head_kv})"
             )
         if self.rope_freq_base and self.n_embd_head % 2:
@@ -106,7 +106,7 @@ class Keys:
         if isinstance(value, np.ndarray) and kind is int and len(set(value.tolist())) == 1:
             value = value.tolist()[0]  # the same for every layer
         if isinstance(value, np.ndarray | list):
-            raise Unsupported(f"{full!r} differs from layer to layer, which this engine cannot do")
+            raise Unsupported(f"{full!r} differs between layers: this engine does not support that")
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             raise InvalidModel(f"{full!r} must be a float, got {value!r}")
         if not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool):
@@ -141,8 +141,8 @@ class Keys:
             raise Unsupported(f"{self.arch}.{key} is {found}; known: {said[0]}")
 
     def same_scale_in_windows(self) -> None:
-        """Refuse scaled windows; llama.cpp scales layers with a window even if the type is
-        "none".
+        """Refuse a scaling factor if the scaling type is "none", because llama.cpp still applies
+        the factor to layers with a window.
         """
         if self.get("rope.scaling.type", str, "linear") == "none":
             for key in ("rope.scaling.factor", "rope.scale_linear"):
@@ -182,7 +182,8 @@ class Keys:
         return value
 
     def rope_scaling(self, n_ctx_train: int) -> dict[str, Any]:
-        """Return the hyperparameters of scaled positions. The factor has an old and a new key."""
+        """Return the hyperparameters of scaled positions. The factor may have an old or a new
+        key."""
         kind = self.get("rope.scaling.type", str, "linear")
         if kind not in ("none", "linear", "yarn"):
             raise Unsupported(
@@ -216,7 +217,7 @@ class Keys:
 def architecture_name(metadata: Metadata) -> str:
     """Return `general.architecture`, which every model file must have."""
     if "general.architecture" not in metadata:
-        raise InvalidModel("the key 'general.architecture' is missing: this is no model file")
+        raise InvalidModel("the key 'general.architecture' is missing: this is not a model file")
     value = metadata["general.architecture"].data
     if not isinstance(value, str):
         raise InvalidModel(f"'general.architecture' must be a string, got {value!r}")

@@ -164,8 +164,9 @@ class Model:
             batch = Batch.of([token], start=at)
 
     def release(self) -> None:
-        """Release the pages of a large file, which would count as memory. Call this at the end of a
-        run, not after each batch: reading the pages again costs a page fault each.
+        """Release the pages of a large file, which otherwise count as memory of this process. Call
+        this at the end of a run, not after each batch: reading the pages again costs a page fault
+        each.
         """
         if self.file.size > LARGE and not self.keeps_pages:
             self.file.release()

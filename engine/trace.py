@@ -1,4 +1,4 @@
-"""Probe that receives the engine's intermediate results, named as llama.cpp's nodes."""
+"""Probe that receives the engine's intermediate results, named like llama.cpp's nodes."""
 
 from typing import Any, Protocol
 

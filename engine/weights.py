@@ -44,8 +44,8 @@ class Weight:
         return Weight(self.name, self.format, (rows.stop - rows.start, self.shape[-1]), raw)
 
     def runs(self, size: int | None = None) -> Iterator[slice]:
-        """Yield ranges of rows that are small enough to decode at once; size: the most weights in a
-        range.
+        """Yield ranges of rows that are small enough to decode at once; size: the maximum number of
+        weights in a range.
         """
         step = max(1, (CHUNK if size is None else size) // self.shape[-1])
         for start in range(0, self.shape[0], step):

@@ -50,7 +50,8 @@ def row_of(arch: str, quant: str, raw: bytes, name: str | None) -> dict[str, Any
 
 
 def manifest(rows: Sequence[Mapping[str, Any]], page: bytes) -> bytes:
-    """Return the manifest. `seal`: the hash of the rest, as in the manifest of the vectors."""
+    """Return the manifest. `seal`: the hash of its other content, as in the manifest of the
+    vectors."""
     body = {"format": FORMAT, "version": VERSION, "models": list(rows), "page": sha256(page)}
     return canonical({**body, "seal": sha256(canonical(body))})
 
@@ -77,8 +78,8 @@ def tests_page() -> str:
 
 
 def entry(test: Measurement, names: Set[str]) -> Iterator[str]:
-    """Yield a test's lines on the page. names: the tests of the same report; only tests named there
-    are listed as tests that this test rests on."""
+    """Yield a test's lines on the page. names: the tests of the same report. Of the tests that this
+    test rests on, only those in `names` are listed."""
     prompted = "; only with the acid prompt" if test.needs_prompt else ""
     yield f"### {test.name}"
     yield f"`ok`: {test.sees}. Measured in: {test.where}{prompted}."
@@ -118,7 +119,7 @@ def problems_of(root: Path = ROOT) -> Iterator[tuple[str, str]]:
 
 
 def read_manifest(root: Path) -> dict[str, Any]:
-    """Read the manifest. Raises BrokenGolden if the file is missing, edited or no manifest."""
+    """Read the manifest. Raises BrokenGolden if the file is missing, edited or not a manifest."""
     raw = read(root / MANIFEST, LARGEST)
     document: dict[str, Any] = parse_json(raw, MANIFEST)
     if wrong := next(violations("acid", document), None):

@@ -81,7 +81,7 @@ def find_answers(
 ) -> tuple[dict[str, Path], list[str]]:
     """Return the files by operation, and the names of foreign files."""
     if not folder.is_dir():
-        raise BrokenGolden(f"{folder} is no folder")
+        raise BrokenGolden(f"{folder} is not a folder")
     found, foreign = {}, []
     for path in sorted(folder.iterdir()):
         op = path.name.removesuffix(SUFFIX)
@@ -95,7 +95,7 @@ def find_answers(
 def refuse_unknown(names: Sequence[str], known: Mapping[str, ManifestEntry]) -> None:
     for name in names:
         if name not in known:
-            raise BrokenGolden(f"no operation {name!r} has vectors {choices(name, known)}")
+            raise BrokenGolden(f"no vectors of an operation {name!r} {choices(name, known)}")
 
 
 def verdicts(op: str, folder: Path) -> Verdicts:
@@ -109,7 +109,7 @@ def of_operation(vectors: Vectors, answers: Tensors, verdict: Verdicts) -> Itera
     names = {f"{row['id']}/{name}" for row in rows for name in row["outputs"]}
     strange = sorted(answers.keys() - names)
     if strange:
-        text = f"{op}: no case has {some(strange)} (a name is such as {min(names)!r})"
+        text = f"{op}: no case has {some(strange)} (a name is like {min(names)!r})"
         yield verdict("not-compared", text, {"strange": strange})
     held, missing = [], []
     for row in rows:

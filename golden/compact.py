@@ -1,9 +1,9 @@
 """A compact form of a large matrix, which any engine can compute from its own matrix.
 
 For each row, the form has the largest values, the values of some seeded columns, and two sums over
-every block of columns. So every value counts. The plain sum finds a block that is wrong as a whole,
-or one value that is far off. The moment multiplies each value by its place in the block, so it also
-finds values that have changed places.
+every block of columns. So every value affects the form. The plain sum finds a block that is wrong
+as a whole, or one value that is far off. The moment multiplies each value by its place in the
+block, so it also finds values that have changed places.
 """
 
 from collections.abc import Iterator, Mapping

@@ -86,7 +86,7 @@ def cases_of(path: Path) -> Mapping[str, Any]:
     import_members("lockstep.golden.suites")
     if kind not in Golden.family:
         known = choices(str(kind), sorted(Golden.family))
-        raise BrokenGolden(f"{path}: no golden is of kind {kind!r} {known}")
+        raise BrokenGolden(f"{path}: there are no goldens of kind {kind!r} {known}")
     wrong = next(violations(kind, document), None)
     if wrong is not None:
         raise BrokenGolden(f"{path} breaks its schema at {wrong}")
@@ -98,7 +98,7 @@ def cases_of(path: Path) -> Mapping[str, Any]:
     try:
         return golden.cases(vectors)
     except (KeyError, ValueError) as error:
-        raise BrokenGolden(f"{path}: document and tensors do not go together: {error}") from error
+        raise BrokenGolden(f"{path}: document and tensors do not match: {error}") from error
 
 
 def between(path: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[GoldenDifference]:

@@ -1,4 +1,5 @@
-"""Nodes near the beginning of a run. They are always stored, because noise hides no fault there."""
+"""Nodes near the beginning of a run. They are always stored, because noise cannot hide a fault in
+them."""
 
 import math
 import re
@@ -47,8 +48,8 @@ def can_be_kept(views: Sequence[TensorView | None]) -> bool:
 
 
 def nodes_of_first_layer(graph: Graph) -> Iterator[PlannedNode]:
-    """Yield the nodes of the first layer, with the product's input first; none for a graph that
-    multiplies by no weight."""
+    """Yield the nodes of the first layer, the product's input first. Yield nothing for a graph
+    without products by a weight."""
     layers = list(layers_of(graph.nodes))
     writers: dict[int, PlannedNode] = {}
     for node, layer in zip(graph.nodes, layers, strict=True):

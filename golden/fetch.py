@@ -111,7 +111,7 @@ def download(folder: Path, progress: Progress) -> Path:
         return downloads.download("llama-cpp-python", VERSION, SDIST_SHA256, folder, source=True)
     except NotDownloaded as error:
         raise VocabulariesNotFetched(
-            f"{error}; where there is no network, get the sdist elsewhere and give it with --sdist"
+            f"{error}; without a network, get the sdist elsewhere and give it with --sdist"
         ) from error
 
 
@@ -145,7 +145,7 @@ def unpack(archive: Path, folder: Path) -> None:
 def copy_member(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
     """Copy only the bytes: no mode, no owner, no link."""
     if not member.isreg() or member.size > LARGEST:
-        raise VocabulariesNotFetched(f"{member.name} is no file of at most {LARGEST:,} bytes")
+        raise VocabulariesNotFetched(f"{member.name} is not a file of at most {LARGEST:,} bytes")
     source = tar.extractfile(member)
     assert source is not None  # it is a file
     with source, path.open("xb") as out:
@@ -168,7 +168,8 @@ def own_cases(model: Path) -> list[tuple[bytes, list[int]]]:
     lines = ids.read_text().splitlines()
     if len(parts) != len(lines):
         raise BrokenGolden(
-            f"{texts.name} has {len(parts)} cases and {ids.name} {len(lines)}: different versions"
+            f"{texts.name} has {len(parts)} cases, but {ids.name} has {len(lines)}: "
+            "their versions differ"
         )
     return [
         (text, [int(word) for word in line.split()])

@@ -80,7 +80,7 @@ def of_builtin(oracle: str, progress: Progress) -> Iterator[Made]:
             vectors = Golden.member(golden)().make(sources[engine], kind)
             where = f"{golden}/{kind.lower()}"
             yield Made(path=where, kind=golden, vectors=vectors, model=None)
-        progress("files: what parsers say")
+        progress("files: asking the parsers")
         for name, vectors in files.every(sources[oracle], files.names()).items():
             yield Made(path=f"files/{name}", kind="files", vectors=vectors, model=None)
     with tempfile.TemporaryDirectory(prefix="lockstep-golden-") as folder:

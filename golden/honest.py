@@ -120,7 +120,7 @@ def as_plain(found: Recorded, file: GgufFile, settings: Settings) -> Matrices:
 
 
 def unlucky(found: Recorded, file: GgufFile, settings: Settings, seed: int) -> Matrices:
-    """Compute as ggml does, but with an error in every op, a random share of the op's bound."""
+    """Compute as ggml does, but add to every op an error that is a random share of its bound."""
     return run(found, file, settings, Noisy(seed=seed))
 
 

@@ -58,7 +58,7 @@ def load_vectors(root: Path, entry: ManifestEntry, entries: dict[str, ManifestEn
 def check_shapes(declared: dict[str, dict[str, object]], tensors: Tensors, name: str) -> None:
     found = shapes_of(tensors)
     if found != declared:
-        raise BrokenGolden(f"{name} holds {found}, its document says {declared}")
+        raise BrokenGolden(f"{name} holds {found}, but its document says {declared}")
 
 
 def documents(entries: list[ManifestEntry]) -> Iterator[ManifestEntry]:

@@ -26,7 +26,8 @@ class ManifestEntry:
 
 
 def manifest_bytes(entries: Sequence[ManifestEntry]) -> bytes:
-    """Return the manifest's bytes. `seal`: the hash of the rest, which reveals an edit by hand."""
+    """Return the manifest's bytes. `seal`: the hash of its other content, which reveals an edit by
+    hand."""
     body: dict[str, Any] = {
         "format": FORMAT,
         "files": [asdict(entry) for entry in sorted(entries, key=lambda entry: entry.path)],
@@ -35,7 +36,7 @@ def manifest_bytes(entries: Sequence[ManifestEntry]) -> bytes:
 
 
 def read_manifest(root: Path) -> list[ManifestEntry]:
-    """Read the manifest. Raises BrokenGolden if the file is missing, edited or no manifest."""
+    """Read the manifest. Raises BrokenGolden if the file is missing, edited or not a manifest."""
     raw = read(root / NAME, limit=1 << 20)
     document = parse_json(raw, NAME)
     wrong = next(violations("manifest", document), None)

@@ -40,7 +40,7 @@ def regenerate_user(
     or the oracle does not answer.
     """
     if root.resolve() == DEFAULT_ROOT.resolve():
-        raise BrokenGolden("vectors of your model lie in a folder of yours: name one with --out")
+        raise BrokenGolden("vectors of your model need a folder of yours: name one with --out")
     old = read_manifest(root) if (root / NAME).exists() else []
     try:
         made = [m for path in models for m in of_user(old, path, oracle, nodes, progress, note)]
@@ -72,7 +72,7 @@ def of_user(
     except OSError as error:
         raise BrokenGolden(f"{path}: {error.strerror or error}") from error
     if n_parts > 1:
-        raise BrokenGolden(f"{path} is split into {n_parts} files, and goldens are of one, by hash")
+        raise BrokenGolden(f"{path} is split into {n_parts} files; goldens need one file")
     runner = Runner(memory_limit=MEMORY)
     with runner.open(oracle, path, EXACT) as session:
         ask = AskedEngine(engine=oracle, session=session, path=path)
@@ -110,8 +110,8 @@ def kinds_of(source: Source, facts: ModelFacts, note: Callable[[str], None]) -> 
 
 
 def tokens_of(source: Source, facts: ModelFacts, name: str) -> Made:
-    """Return the token vectors of a model, with every piece of a small vocabulary, or the pieces in
-    the texts for a large vocabulary."""
+    """Return the token vectors of a model. They contain every piece of a small vocabulary; of a
+    large vocabulary, only the pieces in the texts."""
     small = facts.n_vocab <= PIECES_OF_ALL and not facts.no_run
     return made_of("tokens", "tokens" if small else "vocabulary", source, name)
 

@@ -40,7 +40,7 @@ def inside(root: Path, name: str) -> Path:
     outside."""
     pure = PurePosixPath(name)
     if pure.is_absolute() or ".." in pure.parts or set(name) & {"\\", "\0"} or str(pure) != name:
-        raise BrokenGolden(f"{name!r} is no plain path inside the folder")
+        raise BrokenGolden(f"{name!r} is not a plain path inside the folder")
     path = root / pure
     if path.resolve() != root.resolve() / pure:
         raise BrokenGolden(f"{name!r} leads out of the folder through a link")
@@ -61,7 +61,7 @@ def parse_json(raw: bytes, name: str) -> Any:
     try:
         return json.loads(raw, object_pairs_hook=no_duplicates, parse_constant=no_constant)
     except (ValueError, RecursionError) as error:
-        raise BrokenGolden(f"{name} is no JSON: {error}") from error
+        raise BrokenGolden(f"{name} is not JSON: {error}") from error
 
 
 def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -72,14 +72,14 @@ def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def parse_tensors(raw: bytes, name: str) -> Tensors:
     try:
         return dict(load(raw))
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise BrokenGolden(f"{name} is no safetensors file: {error}") from error
+        raise BrokenGolden(f"{name} is not a safetensors file: {error}") from error
 
 
 def shapes_of(tensors: Tensors) -> dict[str, dict[str, Any]]:

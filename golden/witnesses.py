@@ -27,7 +27,7 @@ def other_runs(
         return
     assert source.path is not None
     s = source.settings
-    source.progress("the same along our own graph")
+    source.progress("the same run of our own graph")
     model = Model(source.path, Mirror(s.n_threads, s.n_ctx), n_ctx=s.n_ctx, n_ubatch=s.n_ubatch)
     try:
         yield "our own graph", {LOGITS: np.concatenate(run(model, batches, model.ops))}

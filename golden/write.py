@@ -99,7 +99,7 @@ def files_of(made: Made) -> Iterator[tuple[ManifestEntry, bytes]]:
         *Golden.member(made.kind)().inconsistencies(made.vectors),
     ]
     if wrong:
-        raise BrokenGolden(f"the oracle's answer makes no golden {made.path}: {wrong[0]}")
+        raise BrokenGolden(f"the oracle's answer gives no valid {made.path}: {wrong[0]}")
     raw = canonical(document)
     if len(raw) > MAX_JSON:
         raise BrokenGolden(

@@ -1,4 +1,5 @@
-"""Seeded models of every type that llama.cpp can multiply by, as small as blocks allow."""
+"""Seeded models of every type that llama.cpp can multiply by, as small as the sizes of blocks
+allow."""
 
 from pathlib import Path
 from typing import Any

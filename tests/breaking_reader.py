@@ -1,4 +1,4 @@
-"""A GGUF reader that fails at one number, which at first occurs only in the fault `every-type`."""
+"""A GGUF reader that fails at one number. Initially, only the fault `every-type` contains it."""
 
 from lockstep.engine.gguf.file import GgufFile as Right
 

@@ -8,11 +8,11 @@ CAMPAIGNS = {
     "differential/test_all_types.py": "a whole check of a model of every weight type",
     "differential/test_any_arch.py": "a check of a made model of many architectures",
     "differential/test_catalogue.py": "wrong engines of each family, found where they are wrong",
-    "differential/test_catalogue_of_graphs.py": "wrong graphs of each architecture, likewise",
-    "differential/test_check.py::test_a_random_clean_case_raises_no_alarm": "random right models",
-    "differential/test_clean_cases.py": "random right models that were accused once",
+    "differential/test_catalogue_of_graphs.py": "wrong graphs of each architecture",
+    "differential/test_check.py::test_a_random_clean_case_raises_no_alarm": "random models",
+    "differential/test_clean_cases.py": "random models on which a right engine was once accused",
     "differential/test_designs.py::test_no_honest_design_is_accused": "each design and preset",
-    "differential/test_diffusion_models.py": "models that attend to what follows",
+    "differential/test_diffusion_models.py": "models whose tokens see later tokens",
     "differential/test_honest_designs.py": "a whole check of engines of other designs",
     "differential/test_known_schedules.py": "short campaigns of schedules",
     "differential/test_original_tokenizers.py": "texts on which llama.cpp differs from originals",
@@ -28,7 +28,7 @@ CAMPAIGNS = {
     "harness/acid/test_acid.py::test_every_type_is_ok_in_our_engine": "every weight type",
     "harness/acid/test_acid_architectures.py": "every honest engine on every acid model",
     "harness/acid/test_acid_catalogue.py": "the report of every mistake that acid models name",
-    "harness/check/test_degenerate.py": "right and wrong engines on models without sense",
+    "harness/check/test_degenerate.py": "right and wrong engines on models with absurd numbers",
 }
 
 

@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the skipped parts, so that they are not taken for passed tests."""
+    """Print the skipped parts, so that nobody mistakes them for passed tests."""
     if terminalreporter.config.option.markexpr == "not campaign":
         terminalreporter.section("only in make test-all")
         for path, what in CAMPAIGNS.items():

@@ -24,7 +24,7 @@ SUM = piece(node("ADD", X + X, X, X))
 
 class Fake(Adapter, name="fake"):
     """An engine that answers `dequantize`, and `greedy` with its process id. Other questions fail,
-    each in another way; the text of `tokenize` names the way."""
+    each in a different way; the text of `tokenize` names the way."""
 
     isolated = True
 

@@ -1,7 +1,7 @@
 """Noise floors, measured once for all tests of a session.
 
-They lie in files, for pytest's workers and their forks. A file's name is a hash of everything that
-the floor depends on.
+The floors are stored in files, so that pytest's workers and their forks share them. A file's name
+is a hash of everything that the floor depends on.
 """
 
 import hashlib

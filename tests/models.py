@@ -19,7 +19,7 @@ from lockstep.harness.synth.gguf_writer import gguf_bytes
 from lockstep.harness.synth.llama import LlamaRecipe, metadata, tensors, write_llama
 
 SHARED_STORIES = Path(__file__).resolve().parents[1].parent / "shared/models/stories260K.gguf"
-NO_STORIES = "no sibling folder shared/ with models/stories260K.gguf: it was not compared on"
+NO_STORIES = "no sibling folder shared/ with models/stories260K.gguf: nothing was compared on it"
 
 LANES = 16
 Values = dict[Site, NDArray[Any]]

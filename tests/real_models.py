@@ -12,5 +12,5 @@ def real_model_or_skip(name: str) -> Path:
     weights."""
     path = model_file(name)
     if path is None:
-        pytest.skip(f"{name} was not compared on; `lockstep fetch {name}` gets it")
+        pytest.skip(f"nothing was compared on {name}; `lockstep fetch {name}` gets it")
     return path

@@ -51,7 +51,7 @@ def test_vectors_are_verified_and_an_engine_is_compared_with_them(alone: Alone) 
     assert int(agreed) >= len(VECTORS)
 
 
-def test_vectors_alone_find_a_wrong_engine(alone: Alone) -> None:
+def test_vectors_suffice_to_find_a_wrong_engine(alone: Alone) -> None:
     wrong = ("--engine", "mutant:q4-0-nibbles-in-order", "--only", "dequant/q4_0")
     done = alone("golden", "verify", *wrong, "--quiet")
     assert done.returncode == 1

@@ -66,7 +66,7 @@ def byte_words() -> list[Word]:
 
 
 def random_pieces(seed: int, alphabet: str, count: int) -> list[tuple[str, float]]:
-    """Return short texts and their single characters, with scores of which many are equal."""
+    """Return short texts and their single characters, with scores, many of them equal."""
     raw = iter(np.random.Philox(seed).random_raw(count * 8).tolist())
     pieces = dict.fromkeys(alphabet, -8.0)
     for _ in range(count):

@@ -233,7 +233,7 @@ DECODER_FAULTS: dict[str, tuple[Callable[[Kind], Kind], tuple[Excuse, ...]]] = {
     ),
     "high bits shifted by one": (
         shifted_high_bits,
-        (ALONE, ("no bits lie apart from those below", lambda kind: not high_bits_of(kind))),
+        (ALONE, ("no field holds high bits separately", lambda kind: not high_bits_of(kind))),
     ),
 }
 

@@ -2,7 +2,7 @@
 
 ggml's generic C code and its vector code differ in two points. One is the factor: 127 / max, or the
 reciprocal of max / 127. The other is the rounding of a value half-way between two steps. Each way
-has a name here; `lockstep doctor` reports the way of an installed library.
+of rounding has a name here; `lockstep doctor` reports which way an installed library uses.
 """
 
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ class ActivationFormat(Registered):
         """Return x in blocks: (..., n) -> (..., n / block, block)."""
         blocks, rest = divmod(x.shape[-1], cls.block)
         if rest:
-            raise InvalidModel(f"{x.shape[-1]} activations are no whole {cls.name} blocks "
+            raise InvalidModel(f"{x.shape[-1]} activations are not whole {cls.name} blocks "
                                f"of {cls.block}")  # fmt: skip
         return np.ascontiguousarray(x).reshape(*x.shape[:-1], blocks, cls.block)
 

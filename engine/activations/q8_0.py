@@ -59,7 +59,7 @@ def pack_codes(whole: F32, variant: str) -> NDArray[np.int8]:
     """Convert to bytes. Codes overflow only for NaN activations, or where 127 / max overflows (max
     < 4e-37).
 
-    On overflow, vector code takes the nearest byte, and C code the lowest of the four bytes.
+    On overflow, vector code saturates to -128 or 127, and C code keeps the integer's lowest byte.
     """
     if fit_in_bytes(whole):
         return whole.astype(np.int8)
@@ -78,8 +78,8 @@ def half(x: F32) -> NDArray[np.float16]:
 
 
 def largest_of(blocks: F32) -> F32:
-    """Return the largest magnitude of each block, compared in ggml's order, which decides the
-    effect of a NaN.
+    """Return the largest magnitude of each block. Values are compared in ggml's order, because the
+    order decides the effect of a NaN.
 
     maxps(a, b) is b if either is NaN, so the next comparison forgets a NaN.
     """

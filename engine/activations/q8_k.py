@@ -1,4 +1,4 @@
-"""Q8_K: blocks of 256 signed bytes with a float32 scale and the sums of each 16."""
+"""Q8_K: blocks of 256 signed bytes with a float32 scale and a sum for every 16 bytes."""
 
 from typing import Any
 

@@ -1,7 +1,8 @@
 """Control vectors in GGUF: a direction for each layer, added to that layer's output.
 
-Tensors are named `direction.N`, N from 1 to the last layer. Layer 0 has none. If there are several
-files, llama.cpp multiplies each vector by its file's strength and adds the vectors of a layer.
+Tensors are named `direction.N`, N from 1 to the last layer. Layer 0 has no direction. If there are
+several files, llama.cpp multiplies each vector by its file's strength and adds the vectors of a
+layer.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

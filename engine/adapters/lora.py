@@ -57,13 +57,13 @@ class Lora:
 
 
 def read_pairs(file: GgufFile, scale: float, model: GgufFile) -> Iterator[tuple[str, LowRank]]:
-    """Yield names and pairs. Raises InvalidModel if the file is no LoRA of this model."""
+    """Yield names and pairs. Raises InvalidModel if the file is not a LoRA for this model."""
     for key, wanted in KINDS.items():
         if text_of(file.metadata, key) != wanted:
             raise InvalidModel(f"{key} is {text_of(file.metadata, key)!r:.80}, expected {wanted!r}")
     theirs, ours = architecture_name(file.metadata), architecture_name(model.metadata)
     if theirs != ours:
-        raise InvalidModel(f"it is for the architecture {theirs!r}, the model is {ours!r}")
+        raise InvalidModel(f"it is for the architecture {theirs!r}, but the model is {ours!r}")
     alpha, weights = alpha_of(file.metadata), Weights(file)
     for name in changed_tensors(file):
         a, b = (weights.tensor(name + end, shape_of(file, name + end)) for end in (A, B))
@@ -107,7 +107,7 @@ def check_shapes(name: str, a: tuple[int, ...], b: tuple[int, ...], model: GgufF
 
 
 def alpha_of(metadata: Mapping[str, Any]) -> float:
-    """Return alpha, or 0 if the file has none; then only the scale counts."""
+    """Return alpha, or 0 if the file has none. With 0, only the scale multiplies the product."""
     found = metadata.get(ALPHA)
     if found is None:
         return 0.0

@@ -23,8 +23,8 @@ class Architecture(Registered):
     causal = True  # or tokens see those behind them too, and nothing is remembered
 
     def __init__(self, file: GgufFile, n_ctx: int = 512) -> None:
-        """Read and check the hyperparameters and tensors. n_ctx: the most tokens of a sequence; in
-        some models it changes the rotation.
+        """Read and check the hyperparameters and tensors. n_ctx: the maximum number of tokens in a
+        sequence; in some models it changes the rotation.
         """
         self.n_ctx = n_ctx
         self.hparams = self.read_hparams(file.metadata)

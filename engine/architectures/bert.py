@@ -1,4 +1,5 @@
-"""bert: every token sees all tokens of its batch, norms follow sums, and results are embeddings.
+"""bert: every token sees all tokens of its batch, norms come after sums, and results are
+embeddings.
 
 From the published definition (Devlin et al. 2018; BertEmbeddings, -SelfAttention and -Layer of
 transformers; pooling of sentence-transformers). The published GELU uses erf; engines of GGUF files

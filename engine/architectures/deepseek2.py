@@ -71,13 +71,16 @@ class Deepseek2Hparams(Hparams):
         if not self.n_expert and self.n_layer_dense < self.n_layer:
             raise InvalidModel(f"{arch}.expert_count is 0, and not all layers are dense")
         if self.n_nope < 1 or self.n_rot % 2:
-            raise InvalidModel(f"{arch}.rope.dimension_count is {self.n_rot}; expected fewer, even")
+            raise InvalidModel(
+                f"{arch}.rope.dimension_count is {self.n_rot}; expected "
+                f"an even number below the size of a head"
+            )
         if self.gating not in (SOFTMAX, SIGMOID):
             raise Unsupported(f"{arch}.expert_gating_func is {self.gating}; known: 1, 2")
         # llama.cpp scales scores by the factor whatever the kind, which is right for YaRN alone
         kinds = {self.rope_freq_scale != 1, self.n_ctx_orig_yarn > 0, self.f_mscale != 0}
         if self.rope_attn_factor != 1 or len(kinds) > 1:
-            raise Unsupported(f"{arch}.rope.scaling is no YaRN with a yarn_log_multiplier")
+            raise Unsupported(f"{arch}.rope.scaling is not YaRN with a yarn_log_multiplier")
 
 
 class Deepseek2(Llama, name="deepseek2"):
@@ -136,8 +139,8 @@ class Deepseek2(Llama, name="deepseek2"):
         return {**TENSORS, **{f"{name}?experts": shape for name, shape in EXPERTS.items()}}
 
     def rope_params(self, layer: int = 0) -> RopeParams:
-        """Return YaRN's rotation with magnitude 1, because the factor of the scores holds the whole
-        magnitude.
+        """Return YaRN's rotation with magnitude 1, because the scale factor of the scores includes
+        the whole magnitude.
         """
         hp = self.hparams
         plain = RopeParams(hp.n_rot, hp.rope_freq_base, hp.rope_freq_scale, None)

@@ -1,7 +1,7 @@
 """llama: pre-norm blocks, rotary positions on adjacent pairs, grouped-query attention, SwiGLU.
 
 Dense or with a mixture of experts. Follows src/models/llama.cpp of llama.cpp (llama-cpp-python
-0.3.36); names of results are those of its nodes, or of harness/sites.py.
+0.3.36). Results have the names of llama.cpp's nodes, or names from harness/sites.py.
 """
 
 import math

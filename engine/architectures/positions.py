@@ -1,4 +1,4 @@
-"""YaRN: fast pairs keep their frequency, slow pairs are slowed down, and pairs between get a mix.
+"""YaRN: fast pairs keep their frequency, slow pairs are slowed down; pairs in between get a mix.
 
 From the published definition (Peng et al. 2023, YaRN: Efficient Context Window Extension;
 LlamaYaRNScaledRotaryEmbedding of its code), with the settings of GGUF files: `beta_fast` 32,
@@ -33,7 +33,7 @@ def shares_kept(n_rot: int, base: float, n_ctx_orig: int) -> F32:
     (scaled).
     """
     if n_ctx_orig < 0 or not 1 < base < math.inf:
-        raise InvalidModel(f"no YaRN has base {base} and {n_ctx_orig} original tokens")
+        raise InvalidModel(f"YaRN is undefined for base {base} and a context of {n_ctx_orig}")
 
     def pair_of(turns: float) -> float:
         return n_rot * math.log(n_ctx_orig / (turns * 2 * math.pi)) / (2 * math.log(base))

@@ -38,8 +38,8 @@ class Tensors:
         """Refuse a file that lacks a tensor, or has a tensor that would go unused. kinds: returns
         the kinds of a layer.
 
-        The file is refused before a loop over its number of layers can get long: that number may be
-        anything.
+        The file is refused before any long loop over its layers, because it may state any number of
+        layers.
         """
         for name in self.weights.file.tensors:
             found = LAYER.fullmatch(name)

@@ -263,7 +263,7 @@ def read_metadata(fields: Fields, n: int) -> Entries[Value]:
 
 
 def value_at(buffer: Buffer, at: int) -> Value:
-    """Read the value of the key-value pair at this offset, which was read before."""
+    """Read again the value of the key-value pair at this offset."""
     fields = Fields(buffer, at)
     fields.string("the key")
     return read_value(fields, keep=True)
@@ -322,7 +322,7 @@ def gather_items(items: Iterator[Any], *, keep: bool) -> list[Any] | None:
 
 
 def read_numbers(fields: Fields, element: ValueType, n: int, *, keep: bool) -> NDArray[Any] | None:
-    """Return a read-only copy of the numbers, which outlives the map."""
+    """Return a read-only copy of the numbers, which stays valid after the file is closed."""
     at, layout = fields.at, SCALARS[element]
     fields.at += n * layout.size
     if element is ValueType.BOOL:

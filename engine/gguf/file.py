@@ -135,8 +135,8 @@ class GgufFile:
             self._buffer.madvise(mmap.MADV_DONTNEED)
 
     def close(self) -> None:
-        """Close the tensors' bytes. The map ends with its last user: views in use, metadata and the
-        tensor table keep it open."""
+        """Close the tensors' bytes. The memory map stays open as long as a view of a tensor, the
+        metadata or the tensor table uses it."""
         self._bytes = None
         self._buffer = b""
 
@@ -169,7 +169,7 @@ def read_tensor_table(fields: Fields, n: int, alignment: int) -> Entries[TensorI
 
 
 def info_at(buffer: Buffer, at: int) -> TensorInfo:
-    """Read the tensor info at this offset, which was read before."""
+    """Read again the tensor info at this offset."""
     fields = Fields(buffer, at)
     return read_tensor_info(fields, fields.string("the name").decode())
 

@@ -73,7 +73,7 @@ def parts_of(path: Path) -> tuple[Path, ...]:
     named = NAME.fullmatch(path.name)
     if named is None or (int(named["number"]), int(named["count"])) != (number + 1, count):
         expected = part_name("NAME", number, count)
-        raise InvalidModel(f"it is part {number + 1} of {count}, and its name is not {expected}")
+        raise InvalidModel(f"it is part {number + 1} of {count}, but its name is not {expected}")
     paths = tuple(path.with_name(part_name(named["stem"], n, count)) for n in range(count))
     if number:
         raise InvalidModel(f"it is part {number + 1} of {count}: name the first, {paths[0].name}")
@@ -86,7 +86,7 @@ def part_name(stem: str, number: int, count: int) -> str:
 
 def opened_part(path: Path, number: int) -> GgufFile:
     if not path.is_file():
-        raise InvalidModel(f"the model is split, and its part {path.name} is not there")
+        raise InvalidModel(f"the model is split, but its part {path.name} is missing")
     file = GgufFile.open(path)
     if NUMBER not in file.metadata or number_in(file, NUMBER) != number:
         raise InvalidModel(f"{path.name} does not say {NUMBER} = {number}, as part {number + 1}")
@@ -111,5 +111,5 @@ def check_tensors(path: Path, files: Sequence[GgufFile]) -> None:
     said = number_in(files[0], N_TENSORS)
     if said != len(names):
         raise InvalidModel(
-            f"{N_TENSORS} is {said}, and the {len(files)} parts hold {len(names)} tensors"
+            f"{N_TENSORS} is {said}, but the {len(files)} parts hold {len(names)} tensors"
         )

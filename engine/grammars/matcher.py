@@ -118,13 +118,12 @@ class GrammarMatcher:
         return self.table.places[self.frames[stack][0]].symbol
 
     def pop(self, stack: int) -> frozenset[int]:
-        """Return the stacks after the symbol on top."""
+        """Return the stacks that are left after the symbol on top has been read."""
         place, below = self.frames[stack]
         return self.open(self.push(self.table.places[place].after, below))
 
     def open(self, stack: int) -> frozenset[int]:
-        """Return the stacks that this stack expands to: with a character or a token on top, or
-        empty."""
+        """Expand a stack into stacks that are empty, or have a character or a token on top."""
         if stack in self.opened:
             return self.opened[stack]
         todo, seen, found = [stack], set[int](), set[int]()
@@ -299,7 +298,7 @@ def too_many() -> InvalidGrammar:
 
 
 def keep(held: dict[K, V], key: K, value: V, most: int = MAX_KEPT) -> V:
-    """Remember a result, and forget all when there are too many."""
+    """Cache a result. If `most` results are held already, drop them first."""
     if len(held) >= most:
         held.clear()
     held[key] = value

@@ -1,7 +1,7 @@
 """Rules as a table: places in sequences, each with its symbol and the place after it.
 
 S{m,n} becomes m times S, then a chain of n - m rules that may be empty. S* becomes a rule that ends
-in itself. The sizes of nested repetitions add up and never multiply.
+with a reference to itself. The sizes of nested repetitions add up and never multiply.
 """
 
 from collections.abc import Callable, Iterator, Sequence

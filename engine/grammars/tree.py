@@ -63,7 +63,7 @@ ANY = CharacterClass((), negated=True)
 
 
 def class_of(ranges: Iterable[Range], *, negated: bool = False) -> CharacterClass:
-    """Return a class of these ranges without reversed ones."""
+    """Return a class of these ranges; reversed ranges are left out."""
     merged: list[Range] = []
     for low, high in sorted(r for r in ranges if r[0] <= r[1]):
         if merged and low <= merged[-1][1] + 1:

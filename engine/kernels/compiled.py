@@ -44,7 +44,8 @@ def save(index: Any, key: Any, data: Any) -> None:
     """Save the compiled code as numba does, but with the argument types in the file's name.
 
     numba numbers its files. If two processes compile a function for two kinds of arguments at the
-    same time, both take the same number. One of them then loads the other's code later on.
+    same time, both take the same number. Then one process would later load the code of the other
+    process.
     """
     kept = index._load_index()
     if key not in kept:

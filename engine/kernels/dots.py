@@ -57,8 +57,8 @@ def add_bytes(typing: Any, sums: Any, steps: Any, x: Any, at: Any) -> Any:
 @compiled_as
 def signed_products(typing: Any, steps: Any, x: Any, at: Any, added_up: Any) -> Any:
     """Return the products of 32 steps (-128 to 127) and 32 int8 (-127 to 127), four in each of 8
-    lanes. added_up: the sum of these int8. The int8 -128 is excluded: it would stay negative if
-    negated, as in ggml on the same processor.
+    lanes. added_up: the sum of these int8. The int8 -128 is excluded: as in ggml on the same
+    processor, negating it would leave it negative.
     """
     lanes = Lanes("int", 8)
 
@@ -127,7 +127,8 @@ def fours(context: Any, builder: Any, sums: Any, w: Any, y: Any) -> Any:
 
 @compiled_as
 def in_order(typing: Any) -> Any:
-    """Keep reads on their side of this call. LLVM would reorder them and run out of registers."""
+    """Prevent LLVM from moving reads across this call, because it would then run out of
+    registers."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.fence("acq_rel", "singlethread")

@@ -216,7 +216,7 @@ ARITHMETIC = {
 
 @part
 def alone(q: Any, offset: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
-    """Multiply steps below 128, minus an offset; return the lanes of sums twice."""
+    """Multiply steps below 128, with an offset subtracted; return the lanes of sums twice."""
     found = add_bytes(first_lane(-offset * sums[at_sums], 8), q, x, at_x)
     return found, found
 
@@ -366,8 +366,8 @@ def q2_k(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
 
 @dataclass(frozen=True)
 class Block:
-    """Layout of a block. size: its bytes; d, dmin, m: offsets of its scales, or -1 if it lacks one;
-    pairs: True if sums are of groups twice as long as usual."""
+    """Layout of a block. size: number of bytes; d, dmin, m: offset of each scale, -1 if the block
+    lacks it; pairs: True if each sum covers a group twice as long as usual."""
 
     sum_of: Callable[..., Any]
     size: int

@@ -205,8 +205,8 @@ def add_scaled(
     at_by: Any, by_apart: Any,
 ) -> Any:  # fmt: skip
     """Add scaled sums: out[at : at + 16] += sums of the first row times 16 scales and by[at_by].
-    The places of each further row are `apart` further in `out`, and `by_apart` further in `by`. out
-    and scales are float64, or both float32.
+    Each next row lies `apart` elements further in `out`, and `by_apart` elements further in `by`.
+    out and scales are float64, or both float32.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -247,7 +247,7 @@ def products(
     words: (rows, columns / 2 or 4), each with two integers of 16 bits or four unsigned bytes;
     weight_scales: (rows, runs or fewer); steps: (runs, words of a run, tokens, 2 or 4), of int16 or
     int8; starts: (runs, tokens), the initial sums; scales: (runs, tokens), none below zero; out:
-    (rows, tokens). Rows are a multiple of 8, tokens of 16.
+    (rows, tokens). The number of rows is a multiple of 8, the number of tokens a multiple of 16.
     """
     runs, size, tokens, per = steps.shape
     rows, columns, blocks = len(words), words.shape[1], weight_scales.shape[1]

@@ -3,14 +3,14 @@
     q = bytes_at(raw, at, 16)             # 16 bytes, each as an int32 lane
     store(out, to, d * as_float(q & 15) - m)
 
-A kernel (`@kernel`) that is written with them reads like the format's specification and runs at the
-speed of the processor's vectors: every operation works on whole vectors in LLVM, of any width.
-Lanes hold int32 or float32, exist only inside compiled functions, and round after every operation:
-nothing is contracted or reordered. A scalar operand is copied to every lane: any integer, or a
-float32 (float64 is refused, because it would round twice).
+A kernel (`@kernel`) of such calls reads like the format's specification, and runs at the speed of
+the processor's vectors: every operation works on whole vectors in LLVM, of any width. Lanes hold
+int32 or float32, exist only inside compiled functions, and round after every operation: nothing is
+contracted or reordered. A scalar operand is copied to every lane: any integer, or a float32
+(float64 is refused, because it would round twice).
 
-No load or store is checked: `at` counts elements of the array, and the caller has made sure that
-there are enough of them.
+Loads and stores are not checked: `at` is an index into the array, and the caller makes sure that
+the array is long enough.
 """
 
 import operator

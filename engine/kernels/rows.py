@@ -1,7 +1,7 @@
 """Products with rows of a matrix, each decoded just before its use, so that it stays in the cache.
 
-The `unpack` of the format decodes a row. To get the part that minima contribute, the row's bytes
-are masked first, so that its other fields are zero.
+The `unpack` of the format decodes a row. To compute the part that minima contribute, the row's
+bytes are masked first, so that all other fields of the row are zero.
 """
 
 from typing import Any
@@ -89,8 +89,8 @@ def add_products(
     sizes: NDArray[np.float64],
     times: float,
 ) -> None:
-    """Add the products to value, and `times` the sums of their magnitudes to sizes; skip empty
-    arrays.
+    """Add the products to `value`, and `times` the sums of their magnitudes to `sizes`. If one of
+    the two arrays is empty, it is skipped.
 
     unpack: address of the format's decoder; raw: whole rows; mask: the bits to keep of a row's
     bytes; half: offset in each block of a half that is the factor, or -1 to decode weights and use

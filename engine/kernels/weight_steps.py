@@ -1,4 +1,4 @@
-"""Conversion of rows of weights to integers, decoded with a scale of one, and scales of blocks."""
+"""Conversion of rows of weights, decoded with a scale of one, to integers and scales of blocks."""
 
 from typing import Any
 

@@ -206,8 +206,8 @@ class Attention(Memory):
     # --- state --------------------------------------------------------------------------------
 
     def save(self, seq: int) -> SavedCells:
-        """Return the cells of a sequence that its next token could see, or all, stream by
-        stream."""
+        """Return, stream by stream, the cells that a sequence's next token could see, or all cells
+        (-1)."""
         streams = [self.rows(stream, seq) for stream in range(len(self.streams))]
         places = [place for rows in streams for _, _, place in rows]
         at = np.array([stream * self.size + i for stream, i in places], np.intp)

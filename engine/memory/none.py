@@ -22,8 +22,8 @@ class NoMemory(Memory):
         self.layers = layers
 
     def place(self, batch: Entries, n_ubatch: int) -> list[Ubatch] | None:
-        """Return one ubatch of all tokens; None if they do not fit, because tokens do not see other
-        ubatches.
+        """Return one ubatch of all tokens, or None if one ubatch cannot hold them: tokens do not
+        see other ubatches.
         """
         ubatches = split_simple(batch, n_ubatch)
         self.seen.ubatches += ubatches

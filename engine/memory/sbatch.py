@@ -3,8 +3,8 @@
 Tokens are sorted into groups of one set of sequences each, and ubatches are taken from the last
 groups of the list. Attention models did not sort: all tokens were one group without sequences.
 
-Source: llama-batch.cpp as of llama-cpp-python 0.3.8. Its sort was unstable; here ties keep their
-order, as in its worked examples.
+Source: llama-batch.cpp as of llama-cpp-python 0.3.8. llama.cpp's sort was unstable; here ties keep
+their order, as in the worked examples of the tests.
 """
 
 from collections.abc import Sequence

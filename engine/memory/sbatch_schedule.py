@@ -1,6 +1,7 @@
 """Splits of decode calls in a context with the older sequence-aware batch.
 
-The memory of such a context is not modelled, because its rules for cells and positions differed.
+The memory of such a context is not modelled, because its rules for cells and positions differed
+from today's.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ class SbatchSchedule:
 
     def __init__(self, split: str, n_vocab: int, n_ubatch: int) -> None:
         if split not in SPLITS:
-            raise Unsupported(f"no split of llama_sbatch is {split!r} (known: {', '.join(SPLITS)})")
+            raise Unsupported(f"llama_sbatch has no split {split!r} (known: {', '.join(SPLITS)})")
         self.form, self.n_vocab, self.n_ubatch = SPLITS[split], n_vocab, n_ubatch
         self.all_outputs = split == "seq"  # what is pooled is needed of every token
 

@@ -76,7 +76,7 @@ class Schedule:
             case ["load", seq, k]:
                 return int(memory.load(seq, self.saved[k]))
             case _:
-                raise EngineError(f"no step of a schedule is {step!r:.80}")
+                raise EngineError(f"a schedule has no step {step!r:.80}")
         return 0
 
 

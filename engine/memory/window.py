@@ -50,7 +50,8 @@ class Window(Pair):
         return self.near.pos_max(seq)
 
     def place(self, batch: Entries, n_ubatch: int) -> list[tuple[Placed, Placed]] | None:
-        """Place the batch as it comes (unified only); if that fails, split it equally."""
+        """Split the batch in its own order and place it (unified only); if that fails, split it
+        equally."""
         for part in self.both:
             part.seen = self.seen
         if self.unified:

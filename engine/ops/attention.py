@@ -65,8 +65,8 @@ def kqv(p: F32, v: NDArray[Any], spread: Spread, build: Build) -> Number:
 
 
 def either_way(out: Number, p: F64, v: F64, build: Build) -> Number:
-    """Return `out`, without a limit where a hidden cell gives 0 * NaN: an engine that skips it gets
-    a number.
+    """Return `out`, without a limit where a hidden cell gives 0 * NaN: an engine that skips the
+    cell gets a number.
     """
     wrong = ~np.isfinite(v)
     if not (isinstance(out, Near) and wrong.any()):

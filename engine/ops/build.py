@@ -1,4 +1,4 @@
-"""Settings that decide about roundings. Deliberate roundings of llama.cpp are named options."""
+"""Settings that determine roundings. Deliberate roundings of llama.cpp are named options."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Factors:
     rows: rows of a table, such as embeddings; weights, inputs: the factors of products with
     weights; queries, keys, chances, values: the factors of attention, where chances are the results
     of the softmax. loss: the relative error of a softmax weight in an engine that rounds it before
-    dividing by the sum, because the largest score is unknown.
+    dividing by the sum. Such a rounding depends on the largest score so far, which is unknown.
     """
 
     rows: Convert | None = None
@@ -58,7 +58,7 @@ class Build:
     hold AMX, if the build lays out F16 matrices for AMX: their products use unrounded activations,
     where other builds use halves. Then it may hold names of matrices of this model that are not
     laid out. It may hold HALVES, if flash attention computes in halves, as with AVX512-FP16. plain:
-    True for an engine that computes in float32 and is no build of ggml. Such an engine uses no
+    True for an engine that computes in float32 and is not a build of ggml. Such an engine uses no
     tables of halves and no conversions, and rounds a sum at every term, in any order. multiply:
     multiplication for the reference results. BLAS is fast, but its last bit depends on the CPU;
     `in_order` is for stored values. zeros: True if zero terms of a product count as rounded, for

@@ -49,7 +49,7 @@ def empty_cells(kind: str, shape: tuple[int, ...]) -> NDArray[Any]:
     blocks, rest = divmod(shape[-1], coded.weights)
     if rest:
         text = f"a {kind} cache needs heads of a multiple of {coded.weights} elements"
-        raise Unsupported(f"{text}, and the model's have {shape[-1]}")
+        raise Unsupported(f"{text}, but the model's heads have {shape[-1]}")
     return np.zeros((*shape[:-1], blocks), coded.layout)
 
 

@@ -52,8 +52,7 @@ def product(left: Steps, sums: F64 | None, weight: Weight) -> F64 | None:
 
 def has_sums_for(kind: type[WeightFormat], sums: F64 | None) -> bool:
     """Return True if the sums fit the kind. Small blocks multiply minima by the given sums, which
-    must be float32. Large blocks multiply minima by sums of steps, so there must be no other given
-    sums.
+    must be float32. Large blocks multiply minima by sums of steps, so no other sums may be given.
     """
     block = BLOCKS[kind.name]
     if block.m >= 0:

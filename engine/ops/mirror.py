@@ -19,8 +19,8 @@ from lockstep.engine.quants.base import F32
 
 
 class Mirror(ReferenceOps):
-    """Ops with llama.cpp's roundings. `n_threads` and `n_ctx` decide how flash attention cuts its
-    work.
+    """Ops with llama.cpp's roundings. `n_threads` and `n_ctx` determine how flash attention divides
+    its work.
 
     `generic` names the activation formats that the mirrored build rounds as ggml's generic C does;
     `lanes` affects only bounds.

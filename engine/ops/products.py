@@ -166,7 +166,7 @@ def convert_activations(x: F32 | F64, weight: Weight, build: Build) -> Converted
 
 
 def is_for_amx(weight: Weight, build: Build) -> bool:
-    """Return True if the build lays out this matrix for AMX: F16, but no cache and no experts.
+    """Return True if the build lays out this F16 matrix for AMX; never a cache or experts.
 
     Source: supports_op in ggml-cpu/amx/amx.cpp of llama.cpp in llama-cpp-python 0.3.36.
     """

@@ -66,7 +66,8 @@ def rope(x: F32, positions: I32, params: RopeParams, rotations: Rotations, build
 
 
 def from_library(v: F64, positions: I32, params: RopeParams, *, any_way: bool = False) -> Near:
-    """Bound the result of a C library function, times the magnitude; v: (tokens, 1, pairs)."""
+    """Return v with the bound of the C library's sine or cosine. v: sines or cosines times the
+    magnitude, (tokens, 1, pairs)."""
     ulps = LIBM_ULP * ULP + (U if params.magnitude != 1 else 0.0)
     return Near(v, ulps * np.abs(v) + yarn_slack(positions, params, any_way=any_way))
 

@@ -12,8 +12,8 @@ IntOrInts = TypeVar("IntOrInts", int, NDArray[Any])
 def additions(terms: int, lanes: int) -> int:
     """Return the number of roundings on the longest path of a sum of products.
 
-    `lanes` partial sums are kept, unrolled four times. Terms that do not fill the four are added
-    one by one. The partial sums are added as a tree. A scalar engine has one lane.
+    `lanes` partial sums are kept, unrolled four times. Terms left over by the unrolled loop are
+    added one by one. The partial sums are added as a tree. A scalar engine has one lane.
     """
     if lanes == 1:
         return terms + 1
@@ -33,8 +33,8 @@ def block_roundings(runs: IntOrInts, lanes: int) -> IntOrInts:
 def product_roundings(
     terms: int, lanes: int, run: int, nonzero: NDArray[Any] | int | None = None
 ) -> NDArray[Any]:
-    """Return the number of roundings of a product of `terms` terms, of which each `run` consecutive
-    terms are multiplied as integers. nonzero: the number of runs that are not all zeros.
+    """Return the number of roundings of a product of `terms` terms. Every `run` consecutive terms
+    are multiplied as integers. nonzero: the number of runs that are not all zeros.
     """
     most = np.asarray(terms // run if nonzero is None else nonzero)
     if run > 1:

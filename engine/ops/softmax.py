@@ -26,9 +26,9 @@ TREE = 4  # roundings of the 16 lanes of one vector, added as a tree; vectors ar
 
 
 def soft_max(x: F32, scale: float, visible: NDArray[np.bool_] | None, build: Build) -> Number:
-    """Compute the softmax of x * scale without hidden entries; `visible` lacks the heads.
+    """Compute the softmax of x * scale without hidden entries; `visible` has no axis of heads.
 
-    A row that sees nothing is all zeros.
+    A row without visible cells is all zeros.
     """
     out = of_scores(scale_scores(x, scale, visible, build), build, empty=0.0)
     if not isinstance(out, Near):

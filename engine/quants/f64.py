@@ -1,7 +1,7 @@
 """F64: IEEE double precision.
 
-llama.cpp reads such tensors but has no decoder (`to_float`) for them: as float32, they are rounded
-to nearest, ties to even.
+llama.cpp reads such tensors but has no decoder (`to_float`) for them. This decoder rounds to
+nearest, ties to even.
 """
 
 import numpy as np

@@ -1,7 +1,6 @@
 """I16: signed integers of 16 bits.
 
-llama.cpp reads such tensors but has no decoder (`to_float`) for them: as float32
-they are exact.
+llama.cpp reads such tensors but has no decoder (`to_float`) for them. This decoder is exact.
 """
 
 import numpy as np

@@ -1,7 +1,7 @@
 """I64: signed integers of 64 bits.
 
-llama.cpp reads such tensors but has no decoder (`to_float`) for them: as float32, more than 24 bits
-are rounded to nearest, ties to even.
+llama.cpp reads such tensors but has no decoder (`to_float`) for them. This decoder rounds numbers
+of more than 24 bits to nearest, ties to even.
 """
 
 import numpy as np

@@ -1,7 +1,6 @@
 """I8: signed integers of 8 bits.
 
-llama.cpp reads such tensors but has no decoder (`to_float`) for them: as float32
-they are exact.
+llama.cpp reads such tensors but has no decoder (`to_float`) for them. This decoder is exact.
 """
 
 import numpy as np

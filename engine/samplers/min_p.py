@@ -16,7 +16,7 @@ class MinP(Sampler, name="min_p"):
     min_keep: int = 1
 
     def apply(self, c: CandidateList) -> CandidateList:
-        """Compare logits: p_i >= p * p_max is logit_i >= logit_max + log p. The order does not
+        """Compare logits: p_i >= p * p_max means logit_i >= logit_max + log p. The order does not
         change.
         """
         if F(self.p) <= 0:

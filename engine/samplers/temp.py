@@ -18,7 +18,8 @@ class Temp(Sampler, name="temp"):
 
 
 def divide_by_temperature(c: CandidateList, t: np.float32) -> CandidateList:
-    """Return the list with logits / t; where t is 0, all but the largest get minus infinity."""
+    """Return the list with logits / t. If t is 0, all logits but the largest become minus
+    infinity."""
     if t > 0:
         return c.change(logits=c.logits / t)
     at = first_largest(c.logits)

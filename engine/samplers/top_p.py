@@ -14,8 +14,8 @@ class TopP(Sampler, name="top_p"):
     min_keep: int = 1
 
     def apply(self, c: CandidateList) -> CandidateList:
-        """Keep the likeliest. Probabilities are those of the whole list, summed in the order before
-        sorting."""
+        """Keep the likeliest candidates. Probabilities are computed over the whole list, whose
+        powers are summed in the order before sorting."""
         if F(self.p) >= 1:
             return c
         c = self.ways.softmax(c, sort=False)
@@ -26,7 +26,7 @@ class TopP(Sampler, name="top_p"):
         return part
 
     def size(self, c: CandidateList) -> int | None:
-        """Return how many candidates reach p together; None if all candidates do not."""
+        """Return how many candidates together reach p; None if even all of them do not reach p."""
         enough = self.ways.running(c.p) >= F(self.p)
         enough[: max(0, self.min_keep - 1)] = False
         found = np.flatnonzero(enough)

@@ -37,8 +37,8 @@ class SavedPositions:
 def read_cells(fields: StateFields, n_ids: int | None, *, extra: bool) -> SavedPositions:
     """Read the number of cells, then the cells.
 
-    n_ids: the number of sequences of a cell, in files of one sequence; None: 1 or more. extra: see
-    `StateLayout`.
+    n_ids: the number of sequences of each cell in a file of one sequence; None: each cell has 1 or
+    more. extra: see `StateLayout`.
     """
     more = 4 * EXTRA if extra else 0
     start = fields.at
@@ -68,7 +68,7 @@ def read_cells(fields: StateFields, n_ids: int | None, *, extra: bool) -> SavedP
     found = SavedPositions(*(np.array(each, np.int32) for each in (positions, counts, ids)))
     if n_ids == 1 and (found.ids != found.ids[:1]).any():
         other = int(np.argmax(found.ids != found.ids[0]))
-        text = f"cell {other} is of sequence {ids[other]}, expected {ids[0]} as before"
+        text = f"cell {other} is of sequence {ids[other]}, expected {ids[0]} as in cell 0"
         refuse("sequence", start + 4 + other * (12 + more), text)
     if not extra:  # the parts of a picture share a position
         check_places(found, start + 4)
@@ -88,5 +88,5 @@ def check_places(cells: SavedPositions, start: int) -> None:
         position, id = divmod(int(places[again[0]]), MAX_SEQUENCES)
         cell = int(np.repeat(np.arange(len(cells)), counts)[again[0]])
         at = start + 8 * cell + 4 * int(cells.counts[:cell].sum())
-        text = f"cell {cell}: sequence {id} has position {position} already, expected it once"
+        text = f"cell {cell}: sequence {id} has position {position} twice, expected once"
         refuse("duplicate", at, text)

@@ -163,7 +163,7 @@ def read_kind(fields: StateFields) -> tuple[FileKind, int]:
     magic = bytes(fields.buffer[:4])
     fields.number(U32, "magic")
     if magic not in KINDS:
-        text = f"no state file of llama.cpp: it starts with {magic!r}, expected"
+        text = f"not a state file of llama.cpp: it starts with {magic!r}, expected"
         refuse("magic", 0, f"{text} {' or '.join(map(repr, KINDS))}")
     kind, expected = KINDS[magic]
     version = fields.number(U32, "version")
@@ -194,7 +194,7 @@ def read_parts(fields: StateFields, kind: FileKind, layout: StateLayout) -> Iter
         expect_between(n, 1, MAX_STREAMS, "count", at, "the number of streams")
         yield SavedPart(part, tuple(read_stream(fields, kind, layout) for _ in range(n)))
     if fields.left():
-        refuse("trailing", fields.at, f"{fields.left()} bytes behind the end, expected none")
+        refuse("trailing", fields.at, f"{fields.left()} bytes after the end, expected none")
 
 
 def read_stream(fields: StateFields, kind: FileKind, layout: StateLayout) -> SavedStream:
@@ -289,7 +289,7 @@ def read_columns(
     at = fields.at
     width = fields.number(U32, "width")
     if not width:
-        refuse("row", at, f"{what}: rows of 0 elements, expected some")
+        refuse("row", at, f"{what}: rows of 0 elements, expected 1 or more")
     n_bytes = width * size * n_cells
     fields.expect_room(at, n_bytes, f"{what} have {width} elements of {n_cells} cells")
     start, fields.at = fields.at, fields.at + n_bytes

@@ -91,7 +91,7 @@ class Misfit:
 
 
 def shape_of_model(file: GgufFile) -> StateShape:
-    """Return the shape of a model's memory. Raises InvalidModel for a file that is no model."""
+    """Return the shape of a model's memory. Raises InvalidModel for a file that is not a model."""
     name = architecture_name(file.metadata)
     keys = Keys(file.metadata, name)
     n_vocab, n_layers = keys.vocabulary_size(), keys.positive("block_count")
@@ -132,7 +132,7 @@ def find_misfits(
     outside = np.flatnonzero((state.tokens < 0) | (state.tokens >= shape.n_vocab))
     if len(outside):
         at = int(outside[0])
-        got = f"{len(outside)} others, such as {state.tokens[at]} at {at}"
+        got = f"{len(outside)} other ids, such as {state.tokens[at]} at {at}"
         yield Misfit("vocabulary", "the tokens", f"0 to {shape.n_vocab - 1}", got)
     if limits is not None and len(state.tokens) > limits.n_ctx:
         yield Misfit("tokens", "", f"at most {limits.n_ctx}", str(len(state.tokens)))

@@ -111,7 +111,8 @@ def is_chinese(code: int) -> bool:
 
 
 def bare(code: int) -> int:
-    """Return the first code point of the decomposition: for a Korean syllable, only the consonant.
+    """Return the first code point of the decomposition: for a Korean syllable, only the first
+    consonant.
 
     Python's tables agree with llama.cpp's, except for newer code points.
     """

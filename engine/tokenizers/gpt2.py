@@ -69,7 +69,7 @@ class Gpt2Tokenizer(Tokenizer, name="gpt2"):
         return pre_tokenizer_of(metadata)
 
     def segment(self, text: bytes) -> Iterable[int]:
-        """Return ids of the words; bytes that are no UTF-8 are treated as U+FFFD."""
+        """Return ids of the words; invalid UTF-8 is treated as U+FFFD."""
         if self.pre.escape_whitespaces:
             text = text.replace(b" ", SPACE)
         return self.known.over(self.splitter.words(readable(text)))
@@ -160,7 +160,8 @@ def bytes_of_character(code: int, text: bytes, token: int) -> bytes:
 
 
 def refuse_spaces(words: Sequence[str], kind: str) -> None:
-    """Refuse words with a space if words are not spelled as bytes: they end llama.cpp's process."""
+    """Refuse words with a space if words are not spelled as bytes: such words end llama.cpp's
+    process."""
     for word in words:
         if " " in word and len(word) > 1:
             raise EngineError(
@@ -170,7 +171,7 @@ def refuse_spaces(words: Sequence[str], kind: str) -> None:
 
 
 def read_merges(metadata: Metadata, *, required: bool = True) -> list[bytes]:
-    """Return merges `left right`, the best first; of equal merges, the first counts.
+    """Return merges `left right`, the best first; of equal merges, the first is used.
 
     No symbol contains a space, so a merge that is not two texts and one space never applies.
     """

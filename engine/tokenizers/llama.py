@@ -45,7 +45,7 @@ class LlamaTokenizer(Tokenizer, name="llama"):
         return ids
 
     def segment(self, text: bytes) -> Iterable[int]:
-        """Return ids of a text without spaces; a symbol that is no token is spelled in bytes.
+        """Return ids of a text without spaces; a symbol that is not a token is spelled in bytes.
 
         llama.cpp also has code to split a merged symbol again, which never runs, because every
         merged symbol is a token.

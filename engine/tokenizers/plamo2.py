@@ -1,11 +1,11 @@
 """The "plamo2" tokenizer: finds the cheapest way to cut a text into tokens, starting from its end.
 
 The state at a character is the longest text from that character on that is a token or the end of a
-token. All tokens that start at the character are beginnings of the state.
+token. All tokens that start at the character are prefixes of this text.
 
 Source: llm_tokenizer_plamo2 in src/llama-vocab.cpp of llama-cpp-python 0.3.36, which keeps the
-states in one table. llama.cpp accepts tokens that are no UTF-8, and then reads beyond its arrays;
-we refuse such tokens.
+states in one table. llama.cpp accepts tokens that are not valid UTF-8, and then reads beyond its
+arrays; we refuse such tokens.
 """
 
 import re
@@ -56,7 +56,7 @@ class Plamo2Tokenizer(Tokenizer, name="plamo2"):
         for byte in range(256):
             if not self.bytes.get(byte):  # id 0 is none for llama.cpp
                 raise InvalidModel(
-                    f"tokenizer.ggml.tokens must have the byte token <0x{byte:02X}>, not as id 0"
+                    f"tokenizer.ggml.tokens must have the byte token <0x{byte:02X}> with an id > 0"
                 )
         self.endings = {text[at:] for text in self.tokens for at in range(len(text))}
         self.known_steps: dict[str, tuple[TableStep, ...]] = {}
@@ -106,7 +106,8 @@ class Plamo2Tokenizer(Tokenizer, name="plamo2"):
     def steps(self, state: str) -> tuple[TableStep, ...]:
         """Return the steps of a state, the longest first, spelling in bytes last.
 
-        A token that gains as much as spelling in bytes ends the list, so shorter ones are ignored.
+        A token that gains as much as spelling in bytes ends the list, so shorter tokens are
+        ignored.
         """
         if state not in self.known_steps:
             found: list[TableStep] = []

@@ -1,7 +1,7 @@
 """The "rwkv" tokenizer: repeatedly takes the longest token that matches.
 
-Tokens are any bytes, so the file has them escaped: `\\n`, `\\t`, `\\r`, `\\xNN`, and a backslash
-before any other character for that character.
+A token may contain any bytes, so the file stores it escaped: `\\n`, `\\t`, `\\r`, `\\xNN`. A
+backslash before any other character stands for that character.
 
 Source: llama_unescape_rwkv_token and llm_tokenizer_rwkv_session in src/llama-vocab.cpp of
 llama-cpp-python 0.3.36.

@@ -42,7 +42,8 @@ def kernel(function: Function) -> Function:
 
 
 def inline_part(function: Function) -> Function:
-    """Return a function that is inlined into kernels: a call would cost more than its work."""
+    """Return a function that is inlined into kernels: a call would cost more than the function's
+    work."""
     return cast(Function, njit(inline="always")(function))
 
 
@@ -57,7 +58,7 @@ class Table(NamedTuple):
 
 
 def table_of(texts: Iterable[bytes], values: Iterable[int]) -> Table:
-    """Build a table of unsplit texts; the first of equal texts counts."""
+    """Build a table of unsplit texts; of equal texts, the first is used."""
     numbers = np.fromiter(values, np.int32)
     blob, starts = join_texts(list(texts))
     return fill_table(blob, starts, np.zeros_like(numbers), numbers)

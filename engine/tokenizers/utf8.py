@@ -38,7 +38,7 @@ def writable_code_points(text: bytes) -> list[int]:
     codes = code_points(text)
     if codes and max(codes) > LAST:
         raise EngineError(
-            f"the text must hold code points up to U+10FFFF, and {max(codes):#x} is written in it"
+            f"the text must hold code points up to U+10FFFF, but it encodes {max(codes):#x}"
         )
     return codes
 

@@ -4,9 +4,9 @@ Source: the parts of llama_vocab::impl::load, in src/llama-vocab.cpp of llama-cp
 that all tokenizer models use. Missing ids are None (LLAMA_TOKEN_NULL there).
 
 llama.cpp iterates over an unordered_map, and gives a role such as end of turn to the first token
-with a known text. If there are two candidates, its choice depends on the C++ library; ours is the
-lowest id. llama.cpp accepts `scores` and `token_type` that are too long, and ignores the rest; we
-refuse them.
+with a known text. If there are two candidates, its choice depends on the C++ library; we choose the
+lowest id. llama.cpp accepts `scores` and `token_type` arrays that are too long, and ignores the
+extra entries; we refuse such arrays.
 """
 
 from collections.abc import Mapping
@@ -256,7 +256,7 @@ def read_texts(metadata: Metadata) -> list[bytes]:
     first: dict[bytes, int] = {}
     for i, text in enumerate(texts):
         if first.setdefault(text, i) != i:  # llama.cpp aborts
-            raise InvalidModel(f"{key} must differ, and {first[text]} and {i} are both {text!r}")
+            raise InvalidModel(f"{key} must differ, but {first[text]} and {i} are both {text!r}")
     return texts
 
 
@@ -289,7 +289,7 @@ def read_scores(metadata: Metadata, n_vocab: int) -> list[float]:
         return [0.0] * n_vocab
     bad = np.flatnonzero(np.isnan(numbers))
     if bad.size:  # llama.cpp takes it, and its heap is then in no particular order
-        raise InvalidModel(f"{key} must be numbers, and that of token {bad[0]} is NaN")
+        raise InvalidModel(f"{key} must be numbers, but that of token {bad[0]} is NaN")
     scores: list[float] = numbers.astype(np.float32).tolist()
     return scores
 

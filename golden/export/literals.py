@@ -18,7 +18,7 @@ C_TYPES = {
 
 
 def array(name: str, values: NDArray[Any]) -> Iterator[str]:
-    """Yield the lines of an array's definition; an empty one holds a zero, as C has no empty
+    """Yield the lines of an array's definition. An empty array holds a zero, because C has no empty
     arrays."""
     flat = np.ascontiguousarray(values).reshape(-1)
     if flat.dtype == np.float16:

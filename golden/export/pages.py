@@ -84,7 +84,7 @@ def models(left_out: Mapping[str, str]) -> str:
     if not left_out:
         return text
     rows = "\n".join(f"- `{name}`: {sha256}" for name, sha256 in sorted(left_out.items()))
-    return f"{text} The export lacks these; you recognise them by their SHA-256:\n\n{rows}"
+    return f"{text} The export lacks these models; you recognise them by their SHA-256:\n\n{rows}"
 
 
 def origin(about: Mapping[str, Any]) -> str:

@@ -97,7 +97,7 @@ def in_place_of_ids(rule: str, source: Array, want: Array, got: Array) -> tuple[
 
 
 def in_any_order(ids: Array, counts: Array) -> Array:
-    """Sort the first `counts` ids of each row; later ids do not count."""
+    """Sort the first `counts` ids of each row, and set later ids to zero, because they are free."""
     out = np.zeros_like(ids)
     for row, n in enumerate(np.clip(counts, 0, ids.shape[-1])):
         out[row, :n] = np.sort(ids[row, :n])

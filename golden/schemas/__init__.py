@@ -14,7 +14,8 @@ FOLDER = Path(__file__).parent
 
 @cache
 def validator(name: str) -> jsonschema_rs.Draft202012Validator:
-    """Return a compiled validator, because jsonschema would take minutes for half a million ids."""
+    """Return a compiled validator, because one in Python would take minutes for half a million
+    ids."""
     return jsonschema_rs.Draft202012Validator(schema_of(name))
 
 

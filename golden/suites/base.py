@@ -92,7 +92,8 @@ def source_of(
 
 
 def difference(held: Vectors, made: Vectors, but: Collection[str] = ()) -> str:
-    """Return the first part of the document, or tensor, that differs; the CPU does not count."""
+    """Return the first part of the document, or tensor, that differs. Differences of the CPU are
+    ignored."""
     a, b = parts(held), parts(made)
     changed = (name for name in sorted({*a, *b} - {*but}) if a.get(name) != b.get(name))
     return next((f"{name!r} differs" for name in changed), "")
@@ -166,8 +167,8 @@ class Verdicts:
 
 
 def each(verdict: Verdicts, *questions: Callable[[], Iterator[Verdict]]) -> Iterator[Verdict]:
-    """Yield the verdicts on each question; after a question without an answer, the next question
-    follows."""
+    """Yield the verdicts on each question; a question without an answer does not stop the next
+    question."""
     for question in questions:
         try:
             yield from question()

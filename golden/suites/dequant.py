@@ -46,7 +46,7 @@ class GoldenDequant(Golden, name="dequant"):
         want = (len(document["blocks"]), document["block_weights"])
         got = vectors.tensors.get("expected", np.empty(0)).shape
         if got != want:
-            yield f"the tensor 'expected' has shape {got}, the blocks say {want}"
+            yield f"the tensor 'expected' has shape {got}, but the blocks say {want}"
 
     def cases(self, vectors: Vectors) -> Mapping[str, Any]:
         document = vectors.document

@@ -36,7 +36,7 @@ class GoldenFiles(Golden, name="files"):
     def inconsistencies(self, vectors: Vectors) -> Iterator[str]:
         document = vectors.document
         if len(base64.b64decode(document["base64"])) != document["bytes"]:
-            yield f"the file has not {document['bytes']} bytes"
+            yield f"the file does not have {document['bytes']} bytes"
         accepted = document["parsers"].get("reference buffer") == ACCEPTED
         if accepted and document["verdict"] == "invalid":
             yield "the file is invalid, but our own reader accepts it"
@@ -44,7 +44,7 @@ class GoldenFiles(Golden, name="files"):
             yield "the file is valid, but our own reader refuses it"
         for parser, ending in document["parsers"].items():
             if ending not in ENDINGS:
-                yield f"{parser} ends in {ending!r}, which is no ending"
+                yield f"{parser} ends in {ending!r}, which is not an ending"
 
     def cases(self, vectors: Vectors) -> Mapping[str, Any]:
         document = vectors.document

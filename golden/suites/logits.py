@@ -142,7 +142,7 @@ def prompt_of(source: Source, model: Model) -> tuple[list[int], int]:
 
 
 def rounded_up(x: float) -> float:
-    """Round up to two digits, because the measurement is no more precise."""
+    """Round up to two digits, because the measurement is not more precise than that."""
     return float(Context(prec=2, rounding=ROUND_CEILING).create_decimal(Decimal(x)))
 
 

@@ -57,7 +57,7 @@ class GoldenRun(Golden, name="run"):
             result = LOGITS if greedy else EMBEDDINGS
             source, about = with_early_nodes(source, batches_of(prompt, greedy, start), result)
             found, ggml, greedy = truth(source, file, prompt, greedy, start)
-            source.progress(f"{what}: the same without conversions of activations")
+            source.progress(f"{what}: our run without conversions of activations")
             ways = {"ggml": ggml, "plain": as_plain(found, file, source.settings)}
             floors = measure_floors(source, found, file, ggml)
         row = {"model": source.model, "architecture": facts.architecture}
@@ -80,7 +80,7 @@ class GoldenRun(Golden, name="run"):
         for row in document["shown"]:
             for key in names_of(row["name"])[1:]:
                 if len(tensors[key]) != row["rows"]:
-                    yield f"the tensor {key!r} has not one row for each of {row['rows']}"
+                    yield f"the tensor {key!r} does not have {row['rows']} rows"
         greedy = document["greedy"]
         if greedy and tensors[f"{LOGITS}/ggml.ids"][-len(greedy) :, 0].tolist() != greedy:
             yield "the greedy ids are not those of the largest logits"
@@ -184,7 +184,7 @@ def truth(
     for _ in range(N_GREEDY + 1):
         batches = batches_of(prompt, greedy, start)
         found = record_graph(source.ask.session, batches, result, source.nodes)
-        source.progress("our own run along that graph")
+        source.progress("our own run of that graph")
         ggml = as_ggml(found, file, source.settings)
         own = [int(i) for i in ggml[result][-N_GREEDY:].argmax(axis=1)] if greedy else []
         if own == greedy:

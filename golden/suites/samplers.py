@@ -110,7 +110,7 @@ class GoldenSamplers(Golden, name="samplers"):
 
 def words_of(source: Source) -> SamplerVocabulary:
     if source.path is None:
-        raise BrokenGolden("these samplers read a vocabulary, and no model was given")
+        raise BrokenGolden("these samplers read a vocabulary, but no model was given")
     return TokenizerWords(tokenizer_of(open_model(source.path).metadata))
 
 

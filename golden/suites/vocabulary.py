@@ -66,7 +66,7 @@ class GoldenVocabulary(Golden, name="vocabulary"):
                 yield f"{row['id']}: text and base64 are not the same text"
         table = document["pieces"]
         if not len(table["ids"]) == len(table["full"]) == len(table["plain"]):
-            yield "the lists of pieces are not of one length"
+            yield "the lists of pieces differ in length"
         missing = {i for ids in ids_of(document["cases"], ()) for i in ids} - {*table["ids"]}
         if missing:
             yield f"token {min(missing)} has no piece"
@@ -206,7 +206,7 @@ def own_rows(source: Source) -> list[Case]:
     for i, ((text, ids), found) in enumerate(zip(cases, got, strict=True)):
         if list(found) != ids:
             raise BrokenGolden(
-                f"llama.cpp's case {i} of {source.path.name} says {ids[:12]}, the oracle "
+                f"llama.cpp's case {i} of {source.path.name} says {ids[:12]}, but the oracle "
                 f"{list(found)[:12]}"
             )
         rows.append({"id": f"llama.cpp-{i:02d}", "sha256": digest(text), "ids": ids})
@@ -227,7 +227,7 @@ def replay_own(
     if missing:
         yield verdict(
             "not-compared",
-            f"the texts of {len(missing)} of llama.cpp's own cases are not beside the model: "
+            f"the texts of {len(missing)} of llama.cpp's own cases are not next to the model: "
             "`lockstep golden fetch` gets them",
         )
         return

@@ -181,4 +181,4 @@ def where(info: TensorInfo, file: GgufFile, vectors: Vectors, ask: AskedEngine) 
             at = row["first"] + off.index[0]
             return f"; weight {at} is {off.actual:.9g}, expected {off.expected:.9g}"
         return f"; weights from {row['first']} on differ"
-    return ", but not in the pieces that were kept"
+    return ", but the stored pieces agree"

@@ -100,7 +100,7 @@ def write_answers(
 
 def unit_at_the_end(w: AcidWeights, report: Report) -> float:
     """Return the smallest size of the constant after the last norm. Right values make a token
-    longer, and so its constant smaller."""
+    longer, so its normalised constant becomes smaller."""
     longest = max(sum((v * SMALL) ** 2 for v in test.right) for test in report.tests)
     return w.shape.unit / float(np.sqrt(1 + longest / 2))
 

@@ -23,8 +23,8 @@ SHARED = "value {}"
 
 class Centred(AcidWeights):
     """A model whose norms subtract the mean. `sharing`: tests, or single values of tests, that may
-    share coordinates. Only values that are never written while another is measured may share
-    one."""
+    share coordinates. Values may share a coordinate only if none of them is written while another
+    one is measured."""
 
     def __init__(self, shape: Shape, n_vocab: int) -> None:
         super().__init__(shape, n_vocab)

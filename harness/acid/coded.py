@@ -29,8 +29,8 @@ class VaryingPart:
 
 @dataclass(frozen=True)
 class Coded:
-    """Weights of one format, by field. plain: for each field that does not vary, its value, one for
-    each byte or one for all."""
+    """Weights of one format, by field. plain: the value of each field that does not vary: one
+    number for all bytes, or one for each byte."""
 
     plain: Mapping[str, float | tuple[int, ...]]
     parts: Mapping[str, VaryingPart]

@@ -84,7 +84,7 @@ def below(tests: Mapping[str, Measurement], name: str, wrong: Collection[str]) -
 
 
 def list_tests(report: Report) -> Iterator[str]:
-    """Yield lines about the tests: what each tests, how far the right answer leads, and which
+    """Yield lines about the tests: what each test checks, how far its right answer leads, and which
     mistakes it distinguishes."""
     for title, tests in (
         ("for any prompt:", report.usual),
@@ -103,6 +103,6 @@ def describe(test: Measurement) -> Sequence[str]:
         f"  margin: the answer of an honest engine leads by {honest_lead(test):.0f} "
         f"logits or more, and its values have {room(test):.0f} times the room that they "
         f"need ({test.reason})",
-        f"  tells apart: {says}",
+        f"  distinguishes: {says}",
         f"  catches: {', '.join(test.catches) or '-'}",
     )

@@ -44,7 +44,7 @@ class AcidReading:
     @property
     def code(self) -> int:
         """Return 0 if all tests are ok, 1 for a NO, 2 for no report, 3 for an incomplete report. A
-        NO counts more than a missing line."""
+        NO takes precedence over a missing line."""
         if self.problem:
             return 2
         if any(not answer.ok for answer in self.answers):
@@ -84,8 +84,8 @@ def read_report(text: str) -> AcidReading:
 
 
 def report_named(name: str) -> Report | None:
-    """Return the report of the model with this `general.name`; None if it is no acid model, or has
-    another version."""
+    """Return the report of the model with this `general.name`; None if the model is not an acid
+    model, or has another version."""
     found = NAME.fullmatch(name)
     if found is None or int(found[1]) != VERSION:
         return None

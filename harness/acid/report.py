@@ -18,7 +18,7 @@ END = " end of the acid report\n"
 @dataclass(frozen=True)
 class Report:
     """The report of a model. `prompted` tests come first and need the acid prompt; `usual` tests
-    need none."""
+    work without it."""
 
     arch: str
     quant: str

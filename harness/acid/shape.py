@@ -14,7 +14,7 @@ class Shape:
     """The sizes of an acid model, named as in ggml.
 
     `squares`: the sum of a token's squares. It is 2 for the constant and one state, both 1, so a
-    normalised 1 is sqrt(n_embd / 2). Models whose tokens have more have a larger sum, which
+    normalised 1 is sqrt(n_embd / 2). If tokens have more coordinates, the sum is larger, and
     includes eps for each element.
     """
 

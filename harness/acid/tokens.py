@@ -85,7 +85,7 @@ def llama_keys(
     lines: Sequence[str], more: Sequence[str] = (*MORE, PARSED), prompt: str = PROMPT
 ) -> dict[str, tuple[str, Any]]:
     """Return the `tokenizer.ggml.*` keys of a SentencePiece vocabulary. No text can merge into a
-    token of the report, because no token is half of one."""
+    token of the report, because no other token is the half of such a token."""
     tokens = pieces(lines, more)
     types = [type_of(token) for token in tokens]
     ranked = [-float(max(0, i - len(SPECIAL) - 256)) for i in range(len(tokens))]
@@ -106,7 +106,7 @@ def llama_keys(
 
 
 def letter_states() -> dict[str, tuple[str, float]]:
-    """Return the state and the size of each letter. The letter x has none."""
+    """Return the state and the size of each letter. The letter x has no state."""
     found = {letter: (role(letter), 1.0) for letter in LETTERS if letter != "x"}
     return {**found, "g": (role("g"), LONG), "~": (ASKED, 1.0)}
 

@@ -7,8 +7,8 @@ REASONS = (
         "they lie within the margin that honest engines need",
     ),
     (
-        "a position off by one everywhere, logits scaled, log-probabilities for logits, the "
-        "last norm twice without its weight",
+        "positions that are all off by one, scaled logits, log-probabilities instead of logits, a "
+        "last norm that is repeated without its weight",
         "greedy text is the same",
     ),
     (
@@ -27,23 +27,23 @@ REASONS = (
         "the tested weights change by less than a quarter of the largest weight",
     ),
     (
-        "scales read as BF16 that are F16, halves read as the other kind",
+        "F16 scales read as BF16, halves read as the other 16-bit type",
         "a value that is not finite makes every token NaN, so there is no report",
     ),
     (
-        "texts of special tokens taken for these tokens where they are not asked for, or the other "
-        "way round",
+        "texts of special tokens that become these tokens although nobody asked, or stay text "
+        "although somebody did",
         "the right tokens depend on how the text is given, which the report shows",
     ),
     (
         "the end of a text cut off, a text that ends at a NUL, incomplete characters not written, "
         "a space written before a text",
         "the prompt ends in the letter that asks, has no NUL, and every token of a report is whole "
-        "characters; a space before the report does not count",
+        "characters; a space before the report is ignored",
     ),
     (
         "races and rows beyond a tile",
-        "they show only in some runs, and in any test",
+        "they show only in some runs, and then in any test",
     ),
     (
         "a GELU by erf, scores of gemma3 divided by the root of n_embd / n_head, the variance of a "

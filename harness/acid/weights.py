@@ -104,7 +104,8 @@ class AcidWeights:
     ) -> None:
         """Make head 0 find the tokens with these coordinates in this state.
 
-        alone: no other key uses the same rotary pair, because a small part of it would be seen.
+        alone: no other key may use the same rotary pair, because the query would see a small part
+        of that key.
         """
         if alone:
             element = free(ALONE_KEYS[self.shape.halves], self.keys, [layer])

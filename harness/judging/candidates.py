@@ -1,9 +1,9 @@
 """Lists of a few likely tokens with log-probabilities, compared with whole rows of logits.
 
 The values of a list may differ from logits by one constant: they may be normalised over the
-vocabulary, over the list alone, or not at all. So three things are compared: the distances between
-values, that no token above the end of the list is missing, and that the likeliest tokens come
-first. Several tokens may be shown as the same text. Such a text is right if one of them fits.
+vocabulary, over the list alone, or not at all. So three things are checked: distances between
+values are right, no token above the end of the list is missing, and the likeliest tokens come
+first. Several tokens may be shown as the same text. Such a text is right if one of its tokens fits.
 """
 
 from collections import Counter, defaultdict
@@ -262,8 +262,8 @@ def half_units_of_decimals(values: Iterable[float]) -> dict[float, float]:
     were rounded for display. Otherwise return 0.
 
     A float32 value without rounding nearly always has more than six decimal places and digits. At
-    least one decimal place and three digits are assumed, because no engine rounds to fewer. A stub
-    may answer with whole numbers.
+    least one decimal place and three digits are assumed, because no engine rounds to fewer: only a
+    stub answers with whole numbers.
     """
     written = {value: Decimal(repr(value)).normalize() for value in values}
     places = max((-int(d.as_tuple().exponent) for d in written.values()), default=COARSE + 1)

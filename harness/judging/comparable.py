@@ -1,4 +1,4 @@
-"""The elements of a node that a comparison can use. All others agree for any input."""
+"""The elements of a node that a comparison can use. All other elements agree for any input."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, kw_only=True)
 class Incomparable:
-    """The numbers of elements whose agreement proves nothing: those with NaN, and those with an
+    """Counts of elements whose agreement proves nothing: elements with NaN, and elements with an
     infinite bound.
 
     A NaN operand gives NaN whatever the other operand is, and an infinite bound allows any value.

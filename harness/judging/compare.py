@@ -102,7 +102,7 @@ def share_of_limit(
     """Return the largest |expected - actual| as a share of the limit, and its place; (0, ()) if all
     agree.
 
-    The share is infinite if the limit is zero, or if only one of the two is a number.
+    The share is infinite if the limit is zero, or if only one of the two values is a number.
     """
     if expected.shape != actual.shape:
         return float("inf"), ()

@@ -2,9 +2,10 @@
 weights.
 
 llama.cpp converts them to blocks of Q8_0, Q8_1 or Q8_K, whose scales are in half precision or
-float32. Most other engines do not convert them. Also honest are: 8-bit steps with float32 scales,
-one scale for any usual number of neighbours or for a whole row; blocks of Q8_0 for all weights; and
-half precision. In these runs, products with weights that are not quantised convert nothing.
+float32. Most other engines do not convert them. Other honest conversions are 8-bit steps with
+float32 scales (one scale for any usual number of neighbours, or for a whole row), blocks of Q8_0
+for all weights, and half precision. In these runs, products with weights that are not quantised
+convert nothing.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -109,8 +110,8 @@ def builds(build: Build) -> Iterator[Build]:
 def families_of_builds(build: Build) -> Iterator[list[Build]]:
     """Yield families of builds for single ops.
 
-    The first family converts nothing, and adds the offsets of weights separately. These cancel: the
-    numbers are the same, but the bound is larger.
+    The first family converts nothing, and adds the offsets of weights separately. The offsets
+    cancel, so the result is the same, but its bound is larger.
     """
     yield [replace(build, plain=True, offsets_apart=True)]
     for family in families(every=True):

@@ -142,7 +142,7 @@ def affected_alone(
     truth: NDArray[Any], actual: NDArray[Any] | None, allowed: NDArray[np.float64]
 ) -> Mapping[int, tuple[int, ...]]:
     """Return the wrong indices along each axis except the last, if other indices of that axis are
-    right. They are some tokens of a batch, or some heads."""
+    right. Such indices are, for example, some tokens of a batch, or some heads."""
     if actual is None or actual.shape != truth.shape:
         return {}
     found: dict[int, tuple[int, ...]] = {}

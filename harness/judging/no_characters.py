@@ -1,6 +1,6 @@
 """Invalid UTF-8: the forms in which engines show and read it.
 
-Unicode only says that such bytes are no characters. Most programs show U+FFFD instead.
+Unicode only says that such bytes are not characters. Most programs show U+FFFD instead.
 """
 
 import re

@@ -1,7 +1,8 @@
 """Results of ggml on other processors than the oracle's. They are honest too, and have their own
 bounds.
 
-Programs with ggml for several processors give such results for any build of llama.cpp here.
+A program that contains ggml for several processors may give such results, whatever build of
+llama.cpp is installed here.
 """
 
 from collections.abc import Collection

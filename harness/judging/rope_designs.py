@@ -86,11 +86,11 @@ def frequencies(params: RopeParams) -> Iterator[tuple[F64, NDArray[np.int64]]]:
     """Yield the frequencies of all pairs, and by how many float32 steps an honest engine may be off
     in each.
 
-    A step is at least one U. A frequency that is a power counts pow or exp, a division, and the
-    rounding of the value here. A frequency step^i counts the same without the division, because
-    step is given; step itself is tried with several roundings. If frequencies are scaled, there are
-    four more roundings: of the scale, of the product with it, of the division by a factor, and of
-    the given value. The first pair's frequency is exactly 1 unless it is scaled.
+    A step is at least one U. The count for a power includes pow or exp, a division, and the
+    rounding of the value here. The count for step^i lacks the division, because step is given; step
+    itself is tried with several roundings. If frequencies are scaled, there are four more
+    roundings: of the scale, of the product with it, of the division by a factor, and of the given
+    value. The first pair's frequency is exactly 1 unless it is scaled.
     """
     pairs = np.arange(params.n_rot // 2)
     products = 0 if params.scale == 1 and params.factors is None else 4
@@ -147,8 +147,8 @@ def fit_frequencies(
     x: F32,
     shown: NDArray[Any],
 ) -> F32:
-    """Return the angles of all pairs. For each pair, the nearest frequency that reproduces the
-    shown values is used, up to the first pair for which there is none."""
+    """Return the angles of all pairs. For each pair, use the nearest frequency that reproduces the
+    shown values; stop at the first pair without such a frequency."""
     narrow, most = centre.astype(np.float32), int(radius.max())
     nearby = {n: angle_of(move_steps(narrow, n)) for n in sorted(range(-most, most + 1), key=abs)}
     best = nearby[0].copy()

@@ -1,4 +1,4 @@
-"""Numbers that were rounded to F16 or BF16 when they were stored, as often in dumps."""
+"""Numbers that were rounded to F16 or BF16 when they were stored, which is common in dumps."""
 
 import json
 import struct

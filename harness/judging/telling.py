@@ -38,8 +38,8 @@ def why_nothing_is_told(
     expected: F32, got: F32, allowed: float, what: str, *, rows_differ: bool = True
 ) -> NothingTold | None:
     """Return why an agreement of two runs proves nothing; None if it proves something. expected,
-    got: (outputs, vocabulary); allowed: the limit of their distance; rows_differ: the outputs
-    belong to different tokens, so the rows of a right engine differ."""
+    got: (outputs, vocabulary); allowed: the limit of their distance; rows_differ: True if the
+    outputs belong to different tokens; then the rows of a right engine differ."""
     if not expected.size:
         return NothingTold(why=Why.NO_ROWS, words=f"the answer has no {what}")
     numbers = np.isfinite(expected) & np.isfinite(got)
@@ -65,8 +65,8 @@ def column_limits(
     values: F32, numbers: NDArray[np.bool_]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the smallest and largest number of each column, row by row so that a large vocabulary
-    needs no copy. numbers: True for the elements that count. A column without such elements gets
-    the smallest number of all other columns."""
+    needs no copy. numbers: True for the elements to use. A column without such elements gets the
+    smallest number of all other columns."""
     low = np.full(values.shape[-1], np.inf)
     high = -low
     for row, known in zip(values, numbers, strict=True):

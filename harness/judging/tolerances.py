@@ -88,7 +88,7 @@ def whole_run(noise: float, size: float, runs: str = BY_SUMS) -> Bound:
 
 
 def between_two(noise: float, logits: F32) -> float:
-    """Return the limit for the error of a difference between two logits. It is twice that of
+    """Return the limit for the error of a difference between two logits. It is twice the limit of
     `whole_run`, because one logit may be too large and the other too small."""
     return 2 * float(whole_run(noise, largest(logits)).allowed)
 
@@ -96,11 +96,11 @@ def between_two(noise: float, logits: F32) -> float:
 def between_two_in_rows(noise: float, logits: F32) -> NDArray[np.float64]:
     """Return the limit of each row from its own largest logit, (outputs,).
 
-    Some models, such as Gemma, have a row that is many times larger than the others. It would give
-    every token a limit that is too wide. A single logit of such a row may be off by more than the
-    noise times the row's largest logit (3.9 times was seen on Gemma), but not relative to another
-    token. On Gemma and SmolLM2, 30 noisy runs and engines of four honest designs needed at most
-    17 % of this limit.
+    Some models, such as Gemma, have a row that is many times larger than the others. This row would
+    give every token a limit that is too wide. A single logit of such a row may be off by more than
+    the noise times the row's largest logit (3.9 times was seen on Gemma), but not relative to
+    another token. On Gemma and SmolLM2, 30 noisy runs and engines of four honest designs needed at
+    most 17 % of this limit.
     """
     return np.array([between_two(noise, row) for row in logits])
 

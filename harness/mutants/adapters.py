@@ -192,10 +192,10 @@ QUERY, EMBEDDING, LAYER = "Qcur", "embd", "l_out"
 
 fault("lora-alpha-ignored", "alpha / rank is left out", QUERY, scaled(lambda p: rank_of(p) / 8))
 fault("lora-rank-ignored", "alpha is not divided by the rank", QUERY, scaled(rank_of))
-fault("lora-scale-squared", "the scale is multiplied twice", QUERY, scaled(lambda pair: pair.scale))
+fault("lora-scale-squared", "the scale is applied twice", QUERY, scaled(lambda pair: pair.scale))
 fault(
     "lora-scale-ignored",
-    "the scale that was asked for is not used",
+    "the requested scale is not used",
     QUERY,
     files=all_at_one(LORA),
 )
@@ -208,7 +208,7 @@ fault(
 fault("lora-added-twice", "each pair is added twice", QUERY, scaled(lambda _: 2.0))
 fault(
     "lora-factors-swapped",
-    "A and B change places in square matrices",
+    "A and B are exchanged in square matrices",
     QUERY,
     each_pair(swap_factors),
 )
@@ -251,7 +251,7 @@ fault(
 )
 fault(
     "lora-last-file-alone",
-    "of several files only the last one is used",
+    "if there are several files, only the last one is used",
     QUERY,
     files=lambda given: given[-1:],
 )

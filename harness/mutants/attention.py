@@ -10,7 +10,7 @@ from lockstep.engine.quants.base import F32
 from lockstep.harness.mutants.parts.mistakes import Mistake, Op
 
 NONSENSE = "text is nonsense from the second token on"
-VAGUE = "text is fluent and beside the point"
+VAGUE = "text is fluent but off topic"
 FORGETS = "what was said earlier is forgotten or mixed up"
 
 
@@ -50,7 +50,7 @@ WrongAttention.add_fault(
 )
 WrongAttention.add_fault(
     "attention-key-length-ignored-gemma2",
-    "every size of gemma2 is scaled by n_embd / n_head, as the largest alone is",
+    "every gemma2 is scaled by n_embd / n_head, which is right only for the largest",
     source="candle #3917",
     shows_on="arch:gemma2",
     site="kq",
@@ -65,7 +65,7 @@ WrongAttention.add_fault(
 )
 WrongAttention.add_fault(
     "attention-scaled-twice",
-    "queries that are scaled already are scaled once more with the scores",
+    "queries that are already scaled are scaled again with the scores",
     shows_on="arch:phi3",
     soft_max=lambda self, right, x, scale, visible: right(
         x, self.loaded.graph.hparams.n_embd_head**-0.5, visible
@@ -81,7 +81,7 @@ WrongAttention.add_fault(
 
 class MissingScale(WrongAttention, name="mutant:missing-scale"):
     mistake = "missing 1/sqrt(d)"
-    effect = "attention looks at one token alone; the text repeats"
+    effect = "attention looks only at one token; the text repeats"
     first_of_all = True
 
     def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
@@ -114,7 +114,7 @@ Capped.add_fault(
 
 Capped.add_fault(
     "soft-cap-of-logits",
-    "scores have the cap of the logits",
+    "scores are capped by the cap of the logits",
     soft_cap=lambda self, right, x, cap: right(
         x, self.loaded.graph.hparams.f_final_logit_softcapping if x.ndim == 3 else cap
     ),
@@ -131,7 +131,7 @@ Capped.add_fault(
 
 
 class CapAfterMask(Capped, name="mutant:soft-cap-after-mask"):
-    mistake = "hidden scores are set before scores are capped, and end at minus the cap"
+    mistake = "hidden scores are set before scores are capped, so they become minus the cap"
     site = "kq_soft_max"
 
     def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
@@ -142,14 +142,14 @@ class CapAfterMask(Capped, name="mutant:soft-cap-after-mask"):
 
 WrongAttention.add_fault(
     "attention-scores-f16",
-    "scores are rounded to F16 where F32 is asked for",
+    "scores are rounded to F16 although F32 is requested",
     "small errors everywhere; long texts drift",
     site="kq",
     kq=lambda self, right, q, k: in_half(right(q, k)),
 )
 WrongAttention.add_fault(
     "attention-weights-cut-off",
-    "the weights of attention are cut off to BF16, not rounded",
+    "attention weights are truncated to BF16, not rounded",
     "small errors everywhere; long texts drift",
     soft_max=lambda self, right, x, scale, visible: cut_off(right(x, scale, visible)),
 )
@@ -180,7 +180,7 @@ class OneMore(WrongAttention, name="mutant:softmax-plus-one"):
 
 
 class SplitsAveraged(WrongAttention, name="mutant:splits-averaged"):
-    mistake = "two halves of the cells are attended to apart, and both results averaged"
+    mistake = "two halves of the cells are attended to separately, and results averaged"
     effect = "the prompt is understood; long texts wander"
 
     def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
@@ -193,7 +193,7 @@ class SplitsAveraged(WrongAttention, name="mutant:splits-averaged"):
 
 
 class SplitNotRescaled(WrongAttention, name="mutant:splits-not-rescaled"):
-    mistake = "parts of the cells are added up without going to one common maximum"
+    mistake = "parts of the cells are added up without rescaling to a common maximum"
     effect = "the prompt is understood; long texts wander"
 
     def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
@@ -207,7 +207,7 @@ class SplitNotRescaled(WrongAttention, name="mutant:splits-not-rescaled"):
 
 
 class LastCellsDropped(WrongAttention, name="mutant:attention-last-cells-dropped"):
-    mistake = "cells behind the last whole block of 16 are not looked at"
+    mistake = "cells after the last whole block of 16 are ignored"
     effect = "the newest tokens are ignored; the text stutters"
 
     def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
@@ -221,7 +221,7 @@ class SoftmaxNan(WrongAttention, name="mutant:softmax-nan"):
     """A softmax that processes the cells in blocks of 16."""
 
     mistake = "a softmax that gives NaN on a fully masked row"
-    effect = "NaN logits with some lengths of the prompt"
+    effect = "NaN logits for some prompt lengths"
     first_of_all = True
 
     def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
@@ -257,12 +257,12 @@ Sinks.add_fault(
 )
 Sinks.add_fault(
     "sinks-of-other-heads",
-    "heads have the sinks of heads in another order",
+    "heads have the sinks of other heads",
     wrong=lambda self, sinks: sinks[::-1].copy(),
 )
 Sinks.add_fault(
     "sinks-scaled",
-    "sinks are scaled as scores are",
+    "sinks are scaled like scores",
     wrong=lambda self, sinks: sinks * np.float32(self.loaded.graph.hparams.n_embd_head**-0.5),
 )
 Sinks.add_fault(

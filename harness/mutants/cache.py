@@ -19,10 +19,10 @@ from lockstep.engine.weights import Weight
 from lockstep.harness.adapters.parts.replaced_methods import put, stores_of
 from lockstep.harness.mutants.parts.mistakes import Mistake, Op
 
-AFTER = "the prompt is understood; what is generated is not"
+AFTER = "the prompt is understood, but generated tokens are not"
 DRIFTS = "small errors everywhere; long texts drift"
 NONSENSE = "text is nonsense from the first token on"
-MIXED = "users of one server see what others wrote"
+MIXED = "users of one server see text of other users"
 Arrays = tuple[NDArray[Any], ...]
 Read = Callable[[int, Index], Arrays]
 
@@ -51,7 +51,7 @@ def in_int8(x: F32) -> F32:
 
 Cache.add_fault(
     "cache-one-slot-late",
-    "what is decoded goes one cell too far, which leaves a hole",
+    "decoded tokens are stored one cell too far, which leaves a gap",
     source="onnxruntime-genai #2354",
     store_write=lambda self, store, right, layer, cells, k, v: right(
         layer, cells + (len(cells) == 1), k, v
@@ -59,13 +59,13 @@ Cache.add_fault(
 )
 Cache.add_fault(
     "cache-keys-f16",
-    "keys are kept in F16 where F32 is asked for",
+    "keys are stored in F16 although F32 is requested",
     DRIFTS,
     store_write=lambda self, store, right, layer, cells, k, v: right(layer, cells, in_half(k), v),
 )
 Cache.add_fault(
     "cache-values-bf16",
-    "values are kept in BF16 where F32 is asked for",
+    "values are stored in BF16 although F32 is requested",
     DRIFTS,
     source="ik_llama.cpp #1521",
     site="v_cache",
@@ -73,7 +73,7 @@ Cache.add_fault(
 )
 Cache.add_fault(
     "cache-keys-int8",
-    "keys are kept in eight bits where F32 is asked for",
+    "keys are stored in eight bits although F32 is requested",
     DRIFTS,
     source="ik_llama.cpp #1206",
     store_write=lambda self, store, right, layer, cells, k, v: right(layer, cells, in_int8(k), v),
@@ -86,7 +86,7 @@ Cache.add_fault(
 )
 Cache.add_fault(
     "cache-keys-for-values",
-    "keys are read where values lie, and values where keys lie",
+    "keys and values are exchanged when the cache is read",
     NONSENSE,
     store_read=lambda self, store, right, layer, cells: right(layer, cells)[::-1],
 )
@@ -94,7 +94,7 @@ Cache.add_fault(
 
 class CacheKeepsLast(Cache, name="mutant:cache-keeps-last"):
     mistake = "the cache cursor keeps only the last prompt token"
-    effect = "after the first batch only its last token is remembered"
+    effect = "only the last token of the first batch is remembered"
     first_of_all = True
 
     def store_write(
@@ -107,7 +107,7 @@ class CacheKeepsLast(Cache, name="mutant:cache-keeps-last"):
 
 
 class ValuesTransposed(Cache, name="mutant:cache-values-transposed"):
-    mistake = "values are read as if they were kept transposed"
+    mistake = "values are read as if they were stored transposed"
     effect = NONSENSE
     site = "v_cache"
 
@@ -127,7 +127,7 @@ class ReadsFirst(Cache, name="mutant:cache-read-before-written"):
 
 
 class RotatedAgain(Cache, name="mutant:cache-keys-rotated-again"):
-    mistake = "keys that are kept rotated are rotated once more when they are read"
+    mistake = "keys are stored rotated, and rotated again when they are read"
     site = "kq"
 
     def kq(self, right: Op, q: F32, k: NDArray[Any]) -> F32:
@@ -158,19 +158,19 @@ def own_cells(look: Look) -> Bools:
 
 HiddenCells.add_fault(
     "cache-batch-sees-itself-alone",
-    "a batch sees its own tokens and none of those before",
+    "a batch sees its own tokens but no earlier tokens",
     seen=lambda self, look: own_cells(look),
 )
 HiddenCells.add_fault(
     "cache-second-batch-sees-itself-alone",
-    "a second batch of several tokens sees none of those before",
+    "a second batch of several tokens sees no earlier tokens",
     "the second question of a conversation is answered as if it were the first",
     seen=lambda self, look: own_cells(look) | (len(look.at) == 1),
 )
 
 
 class FirstOfUbatchMisses(HiddenCells, name="mutant:cache-ubatch-misses-the-one-before"):
-    mistake = "the first token of each further 64 of a prompt does not see the one before"
+    mistake = "after each 64 tokens of a prompt, the next token misses the token before it"
     effect = "long prompts are understood a little worse"
 
     def seen(self, look: Look) -> Bools:
@@ -188,27 +188,27 @@ HiddenCells.add_fault(
 )
 HiddenCells.add_fault(
     "cache-ring-of-32",
-    "the newest token takes the cell of the 32nd before it",
+    "the newest token takes the cell of the token 32 places before it",
     "the beginning of a text is forgotten",
     seen=lambda self, look: look.ahead < 32,
 )
 HiddenCells.add_fault(
     "cache-cells-beyond-64",
-    "cells beyond the first 64 are not looked at",
-    "fine up to 64 tokens, then what is new is not seen",
+    "cells beyond the first 64 are ignored",
+    "fine up to 64 tokens, then new tokens are not seen",
     seen=lambda self, look: np.arange(look.ahead.shape[1]) < 64,
 )
 HiddenCells.add_fault(
     "cache-cells-beyond-256",
-    "cells beyond the first 256 are not looked at",
-    "fine up to 256 tokens, then what is new is not seen",
+    "cells beyond the first 256 are ignored",
+    "fine up to 256 tokens, then new tokens are not seen",
     source="lucebox #128",
     seen=lambda self, look: np.arange(look.ahead.shape[1]) < 256,
 )
 # No op is wrong while there is one sequence.
 Cache.add_fault(
     "cache-sequences-leak",
-    "a token sees those of other sequences at earlier positions",
+    "a token sees tokens of other sequences at earlier positions",
     MIXED,
     site="logits",
     layer=None,
@@ -219,8 +219,8 @@ Cache.add_fault(
 
 
 class NotCleared(Cache, name="mutant:cache-not-cleared"):
-    mistake = "the cells of the previous run are still there and seen"
-    effect = "the second prompt is answered with the first in mind"
+    mistake = "the cells of the previous run are not cleared, so tokens see them"
+    effect = "the second answer is influenced by the first prompt"
     site = "logits"
     layer = None
     remembers = True
@@ -254,7 +254,7 @@ class NotCleared(Cache, name="mutant:cache-not-cleared"):
 
 
 class Operations(Cache):
-    effect = "fine until a context is shifted, and nonsense from there on"
+    effect = "fine until a context is shifted, then nonsense"
 
     def new_memory(self, right: Callable[..., Memory], **shape: Any) -> Memory:
         memory = super().new_memory(right, **shape)
@@ -267,7 +267,7 @@ class Operations(Cache):
 
 
 class ShiftsAddUp(Operations, name="mutant:cache-shifts-add-up"):
-    mistake = "a second shift rotates by the first once more"
+    mistake = "a second shift applies the rotation of the first shift again"
     source = "llama.cpp #3825"
 
     def alter(self, memory: Attention) -> None:
@@ -281,7 +281,7 @@ class ShiftsAddUp(Operations, name="mutant:cache-shifts-add-up"):
 
 
 class ShiftsNotRotated(Operations, name="mutant:cache-shifts-not-rotated"):
-    mistake = "positions are shifted, and keys stay rotated as they were"
+    mistake = "positions are shifted, but the rotation of keys is not updated"
 
     def alter(self, memory: Attention) -> None:
         memory.store.rotate = lambda layer, keys, deltas: keys
@@ -312,7 +312,7 @@ class OutputsFromTheFirst(Cache, name="mutant:batch-outputs-from-the-first"):
 
 
 class LastRowTwice(Cache, name="mutant:batch-odd-row-lost"):
-    mistake = "rows are taken in pairs, and the last of an odd number is left out"
+    mistake = "rows are processed in pairs, and the last of an odd number is left out"
     effect = "every other prompt is misunderstood"
     site = "Qcur"
 
@@ -327,7 +327,7 @@ class FifthRowOfFive(Cache, name="mutant:batch-fifth-row-of-five"):
     """An engine with a kernel for four rows and a kernel for one row, which begins one row too
     early."""
 
-    mistake = "after whole tiles of 8 rows, the last of five rows repeats the one before"
+    mistake = "if whole tiles of 8 leave five rows, the last row repeats the row before it"
     effect = "one prompt in eight is misunderstood"
     site = "Qcur"
 

@@ -89,8 +89,12 @@ def without_last_block(codes: Codes, _: F32) -> Codes:
 
 
 fault = WrongCache.add_fault
-fault("cache-scale-stale", "each block has the scale of the one before", stale_scale, stale_scale)
-fault("cache-values-cut", "values are cut to four bits before they are coded", None, cut_rows)
-fault("cache-keys-shifted", "keys are stored one element further", shift_values, None)
-fault("cache-values-shifted", "values are stored one element further", None, shift_values)
+fault(
+    "cache-scale-stale", "each block has the scale of the previous block", stale_scale, stale_scale
+)
+fault("cache-values-cut", "values are cut to four bits before they are encoded", None, cut_rows)
+fault("cache-keys-shifted", "keys are stored one element too far to the right", shift_values, None)
+fault(
+    "cache-values-shifted", "values are stored one element too far to the right", None, shift_values
+)
 fault("cache-last-block-lost", "the last block of each row is zero", without_last_block, None)

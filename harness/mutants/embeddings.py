@@ -24,26 +24,26 @@ class WrongEmbeddings(Mistake):
 
 WrongEmbeddings.add_fault(
     "embedding-of-next-id",
-    "each token gets the row behind its own",
+    "each token gets the row after its own",
     "noise from the first token on",
     get_rows=lambda self, right, w, ids: right(w, np.minimum(ids + 1, w.shape[0] - 1)),
 )
 WrongEmbeddings.add_fault(
     "last-id-clamped",
-    "the last id of the vocabulary is clamped to the one before",
-    "nothing, but where the last token is read",
+    "the last id of the vocabulary is clamped to the id before it",
+    "no effect except where the last token is read",
     get_rows=lambda self, right, w, ids: right(w, np.minimum(ids, w.shape[0] - 2)),
 )
 WrongEmbeddings.add_fault(
     "first-id-is-padding",
     "id 0 is treated as padding with a row of zeros",
-    "nothing, but where token 0 is read",
+    "no effect except where token 0 is read",
     get_rows=lambda self, right, w, ids: np.where(ids[:, None] == 0, np.float32(0), right(w, ids)),
 )
 WrongEmbeddings.add_fault(
     "ids-of-one-byte",
-    "ids are kept in one byte",
-    "bytes are read rightly, words are not",
+    "ids are stored in one byte",
+    "byte tokens are read correctly, words are not",
     get_rows=lambda self, right, w, ids: right(w, ids & 0xFF),
 )
 WrongEmbeddings.add_fault(
@@ -63,8 +63,8 @@ def in_half(self: Mistake, right: Op, weight: Weight, ids: I32) -> F32:
 
 WrongEmbeddings.add_fault(
     "embeddings-in-half",
-    "rows of an F32 table are kept in half precision",
-    "nothing that a reader sees",
+    "rows of an F32 table are stored in half precision",
+    "no effect that a reader sees",
     get_rows=in_half,
 )
 
@@ -76,7 +76,7 @@ def drop_row(self: Mistake, right: Op, weight: Weight, ids: I32) -> F32:
 
 WrongEmbeddings.add_fault(
     "embeddings-dropped",
-    "a quantised table is dropped by its name, and its memory stays as it was: zeros",
+    "a quantised table is dropped by its name, so its memory stays zero",
     "the same logits for every token",
     source="sglang #38363",
     shows_on="q8_0",
@@ -84,8 +84,8 @@ WrongEmbeddings.add_fault(
 )
 WrongEmbeddings.add_fault(
     "embeddings-scaled-for-llama",
-    "rows are multiplied by the root of the width, as Gemma alone does",
-    "what layers add hardly counts: the text repeats itself",
+    "rows are multiplied by the root of the width, which only Gemma does",
+    "what layers add is nearly lost: the text repeats itself",
     get_rows=lambda self, right, w, ids: right(w, ids) * np.float32(8),
 )
 WrongEmbeddings.add_fault(
@@ -99,7 +99,7 @@ WrongEmbeddings.add_fault(
 WrongEmbeddings.add_fault(
     "embedding-scale-by-width",
     "Gemma's embeddings are multiplied by the width, not by its root",
-    "what layers add hardly counts: the text repeats itself",
+    "what layers add is nearly lost: the text repeats itself",
     shows_on="arch:gemma2",
     site="inp_scaled",
     scale=lambda self, right, x, factor: right(x, factor**2 if factor > 1 else factor),
@@ -122,8 +122,8 @@ WrongEmbeddings.add_fault(
 )
 WrongEmbeddings.add_fault(
     "learned-positions-of-batch",
-    "learned positions are counted anew in each batch",
-    "prompts are read rightly, and what is generated is all at position 0",
+    "learned positions begin at 0 in each batch",
+    "prompts are read correctly, but all generated tokens are at position 0",
     shows_on="arch:gpt2",
     site="pos_embd",
     get_rows=lambda self, right, w, ids: right(w, ids - ids.min() if of_positions(w) else ids),
@@ -155,13 +155,13 @@ TokenTypes.add_fault(
 TokenTypes.add_fault(
     "second-token-type",
     "all tokens are of the second type",
-    "embeddings are as those of answers",
+    "embeddings are like those of answers",
     types=lambda self, rows: rows[::-1],
 )
 
 
 class EmbeddingNormMissing(Mistake, name="mutant:embedding-norm-missing"):
-    mistake = "the norm behind BERT's embeddings is left out"
+    mistake = "the norm after BERT's embeddings is left out"
     group = "embeddings"
     effect = "embeddings far off"
     shows_on = "arch:bert"

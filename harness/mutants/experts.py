@@ -10,7 +10,7 @@ from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
 from lockstep.harness.mutants.parts.mistakes import Mistake, Op
 
-VAGUE = "text is fluent and beside the point"
+VAGUE = "text is fluent but off topic"
 NONSENSE = "text is nonsense from the first token on"
 
 
@@ -25,7 +25,7 @@ class WrongExperts(Mistake):
 
 WrongExperts.add_fault(
     "experts-sigmoid-for-softmax",
-    "a router's softmax is taken for a sigmoid",
+    "a sigmoid is used in place of a router's softmax",
     shows_on="arch:qwen3moe",
     site="ffn_moe_probs",
     soft_max=lambda self, right, x, scale, visible: (
@@ -34,7 +34,7 @@ WrongExperts.add_fault(
 )
 WrongExperts.add_fault(
     "experts-softmax-for-sigmoid",
-    "expert_gating_func is ignored, and a softmax taken where it says sigmoid",
+    "expert_gating_func is ignored, so a softmax replaces the sigmoid",
     shows_on="arch:deepseek2",
     site="ffn_moe_probs",
     layer=1,
@@ -58,7 +58,7 @@ WrongExperts.add_fault(
 # Nothing is less than anything else, so that they stay in their order.
 WrongExperts.add_fault(
     "experts-not-sorted",
-    "experts are sorted by a comparison that is true or false where a sign is wanted",
+    "experts are sorted by a comparison that returns a boolean instead of a sign",
     NONSENSE,
     site="ffn_moe_topk",
     top_k=lambda self, right, probs, n: right(
@@ -68,7 +68,7 @@ WrongExperts.add_fault(
 
 
 class ChosenForFirst(WrongExperts, name="mutant:experts-of-the-first-token"):
-    mistake = "all tokens of a batch go to the experts of its first"
+    mistake = "all tokens of a batch go to the experts of the first token"
     effect = "prompts are misunderstood; single tokens are right"
     site = "ffn_moe_topk"
 
@@ -112,7 +112,7 @@ BiasIgnored.add_fault(
 
 
 class NotNormalised(WrongExperts, name="mutant:experts-not-normalised"):
-    mistake = "weights of the chosen are not made to sum to one: norm_topk_prob is false by default"
+    mistake = "weights of chosen experts do not sum to one: norm_topk_prob is false by default"
     source = "transformers #41151"
     shows_on = "arch:qwen3moe"
     site = "ffn_moe_weights_norm"
@@ -123,18 +123,18 @@ class NotNormalised(WrongExperts, name="mutant:experts-not-normalised"):
 
 NotNormalised.add_fault(
     "experts-not-normalised-llama",
-    "weights of the chosen of a Mixtral are not made to sum to one",
+    "in Mixtral, weights of the chosen experts do not sum to one",
     shows_on="moe",
 )
 WrongExperts.add_fault(
     "experts-divided-by-the-largest",
-    "weights are divided by the largest, not by their sum",
+    "weights are divided by the largest weight, not by their sum",
     site="ffn_moe_weights_norm",
     normalise=lambda self, right, weights: weights / weights.max(axis=-1, keepdims=True),
 )
 WrongExperts.add_fault(
     "experts-always-normalised",
-    "weights of the chosen are made to sum to one, whatever expert_weights_norm says",
+    "weights of chosen experts are normalised, whatever expert_weights_norm says",
     shows_on="deepseek2-lite",
     site="ffn_moe_weights",
     layer=1,
@@ -142,7 +142,7 @@ WrongExperts.add_fault(
 )
 WrongExperts.add_fault(
     "experts-softmax-over-chosen",
-    "a softmax goes over the chosen experts only, where the model wants all",
+    "a softmax covers only the chosen experts, but the model needs all",
     source="mlxcel #391",
     shows_on="deepseek2-lite",
     site="ffn_moe_weights",
@@ -172,13 +172,13 @@ class SoftmaxOverAll(WrongExperts, name="mutant:experts-softmax-over-all"):
 
 WrongExperts.add_fault(
     "experts-weights-by-id",
-    "weights are in the order of the experts' ids, experts in that of their rank",
+    "weights are in the order of ids, but experts are in the order of rank",
     site="ffn_moe_weights",
     pick=lambda self, right, probs, ids: right(probs, np.sort(ids, axis=-1)),
 )
 WrongExperts.add_fault(
     "experts-weights-reversed",
-    "weights are in ascending order, experts in that of their rank",
+    "weights are in ascending order, but experts are in the order of rank",
     site="ffn_moe_weights",
     pick=lambda self, right, probs, ids: right(probs, ids[..., ::-1]),
 )
@@ -217,7 +217,7 @@ WrongExperts.add_fault(
 
 
 class OneFewer(WrongExperts, name="mutant:experts-one-fewer"):
-    mistake = "the last of the chosen experts weighs nothing"
+    mistake = "the last of the chosen experts has weight 0"
     site = "ffn_moe_weights"
 
     def pick(self, right: Op, probs: F32, ids: I32) -> F32:
@@ -227,7 +227,7 @@ class OneFewer(WrongExperts, name="mutant:experts-one-fewer"):
 
 
 class InputsWeighted(WrongExperts, name="mutant:experts-inputs-weighted"):
-    mistake = "weights are multiplied into what experts read, not into what they give"
+    mistake = "weights multiply the inputs of experts, not their outputs"
     site = "ffn_moe_up"
     weights: F32
 
@@ -248,7 +248,7 @@ class InputsWeighted(WrongExperts, name="mutant:experts-inputs-weighted"):
 
 WrongExperts.add_fault(
     "experts-ids-from-one",
-    "the matrix of the next expert is taken",
+    "the matrix of the next expert is used",
     NONSENSE,
     site="ffn_moe_up",
     linear_id=lambda self, right, x, weight, ids: right(x, weight, (ids + 1) % weight.shape[0]),
@@ -256,7 +256,7 @@ WrongExperts.add_fault(
 
 
 class DownOfTheFirst(WrongExperts, name="mutant:experts-down-of-the-first"):
-    mistake = "the way back goes through the first of the chosen experts for all"
+    mistake = "all chosen experts use the down matrix of the first one"
     site = "ffn_moe_down"
 
     def linear_id(self, right: Op, x: F32, weight: Weight, ids: I32) -> F32:
@@ -265,7 +265,7 @@ class DownOfTheFirst(WrongExperts, name="mutant:experts-down-of-the-first"):
 
 
 class Capacity(WrongExperts, name="mutant:experts-of-limited-capacity"):
-    mistake = "an expert takes 12 tokens of a batch, and the rest get nothing from it"
+    mistake = "an expert takes only 12 tokens of a batch and ignores later tokens"
     effect = "prompts are misunderstood; single tokens are right"
     site = "ffn_moe_down"
 
@@ -287,7 +287,7 @@ WrongExperts.add_fault(
 
 
 class DownBiasMissing(WrongExperts, name="mutant:experts-down-bias-missing"):
-    mistake = "the bias behind the experts of gpt-oss is not added"
+    mistake = "the down bias of the experts of gpt-oss is not added"
     shows_on = "arch:gpt-oss"
     site = "ffn_moe_down_biased"
 
@@ -303,13 +303,13 @@ class DownBiasMissing(WrongExperts, name="mutant:experts-down-bias-missing"):
 
 WrongExperts.add_fault(
     "experts-last-not-added",
-    "the result of the last of the chosen is not added",
+    "the result of the last chosen expert is not added",
     site="ffn_moe_out",
     sum_experts=lambda self, right, x: right(x[:, :-1]),
 )
 WrongExperts.add_fault(
     "experts-averaged",
-    "results of the chosen are averaged, though their weights sum to one",
+    "results of chosen experts are averaged, though their weights sum to one",
     site="ffn_moe_out",
     sum_experts=lambda self, right, x: right(x) / np.float32(x.shape[1]),
 )
@@ -328,7 +328,7 @@ class Shared(WrongExperts):
         return out * self.factor if kind else out
 
 
-Shared.add_fault("experts-shared-missing", "the shared expert is computed and not added")
+Shared.add_fault("experts-shared-missing", "the shared expert is computed but not added")
 Shared.add_fault(
     "experts-shared-scaled",
     "expert_weights_scale is applied to the shared expert as well",

@@ -52,31 +52,31 @@ class WrongActivation(Mistake):
 
 WrongActivation.add_fault(
     "gate-and-up-exchanged",
-    "SiLU of the other branch",
+    "SiLU is applied to the other branch",
     NOISE,
     swiglu=lambda self, right, gate, up: right(up, gate),
 )
 WrongActivation.add_fault(
     "gelu-for-silu",
-    "GELU where the model has SiLU",
+    "GELU is used, but the model has SiLU",
     "text is a little worse",
     swiglu=lambda self, right, gate, up: self.loaded.ops.geglu(gate, up),
 )
 WrongActivation.add_fault(
     "relu-for-silu",
-    "ReLU where the model has SiLU",
+    "ReLU is used, but the model has SiLU",
     "text is worse",
     swiglu=lambda self, right, gate, up: np.maximum(gate, 0) * up,
 )
 WrongActivation.add_fault(
     "sigmoid-for-silu",
-    "the sigmoid of the gate without the gate",
+    "only the sigmoid of the gate, not multiplied by the gate",
     NOISE,
     swiglu=lambda self, right, gate, up: single(sigmoid(gate) * up),
 )
 WrongActivation.add_fault(
     "silu-of-product",
-    "SiLU of the product of both branches",
+    "SiLU is applied to the product of both branches",
     NOISE,
     swiglu=lambda self, right, gate, up: single(sigmoid(gate * up) * (gate * up)),
 )
@@ -89,27 +89,27 @@ WrongActivation.add_fault(
 WrongActivation.add_fault(
     "silu-in-half",
     "SiLU and its product in half precision",
-    "nothing that a reader sees, until values pass 65504",
+    "no effect that a reader sees, until values pass 65504",
     swiglu=lambda self, right, gate, up: single(
         single(sigmoid(gate) * gate).astype(np.float16) * up.astype(np.float16)
     ),
 )
 WrongActivation.add_fault(
     "silu-clamped",
-    "the gate is clamped where the model has no clamp",
+    "the gate is clamped, but the model has no clamp",
     "text is worse",
     swiglu=lambda self, right, gate, up: right(np.clip(gate, -1, 1), up),
 )
 WrongActivation.add_fault(
     "silu-clamped-at-seven",
     "the gate is clamped at 7, as gpt-oss's is",
-    "nothing that a reader sees: few gates are as large",
+    "no effect that a reader sees: few gates are as large",
     swiglu=lambda self, right, gate, up: right(np.clip(gate, None, 7), up),
 )
 WrongActivation.add_fault(
     "gelu-by-erf",
-    "GELU by erf where the model has the formula with tanh",
-    "nothing that a reader sees: off by up to 5e-4",
+    "erf GELU is used, but the model has tanh GELU",
+    "no effect that a reader sees: off by up to 5e-4",
     shows_on="arch:gpt2",
     site="ffn_gelu",
     gelu=lambda self, right, x: single(
@@ -118,7 +118,7 @@ WrongActivation.add_fault(
 )
 WrongActivation.add_fault(
     "gelu-quick",
-    "the quick GELU, by a sigmoid",
+    "the quick GELU, computed by a sigmoid, is used",
     "text is a little worse",
     shows_on="arch:gpt2",
     site="ffn_gelu",
@@ -134,7 +134,7 @@ WrongActivation.add_fault(
 )
 WrongActivation.add_fault(
     "gelu-missing",
-    "no activation between the two matrices",
+    "the activation between the two matrices is left out",
     NOISE,
     shows_on="arch:gpt2",
     site="ffn_gelu",
@@ -142,7 +142,7 @@ WrongActivation.add_fault(
 )
 WrongActivation.add_fault(
     "silu-for-gelu",
-    "SiLU where Gemma has GELU",
+    "SiLU is used, but Gemma has GELU",
     "text is worse",
     shows_on="arch:gemma3",
     site="ffn_geglu",
@@ -150,7 +150,7 @@ WrongActivation.add_fault(
 )
 WrongActivation.add_fault(
     "geglu-exchanged",
-    "GELU of the other branch",
+    "GELU is applied to the other branch",
     NOISE,
     shows_on="arch:gemma2",
     site="ffn_geglu",
@@ -166,7 +166,7 @@ WrongActivation.add_fault(
 )
 WrongActivation.add_fault(
     "swiglu-oai-alpha",
-    "plain SiLU in gpt-oss, without 1.702",
+    "gpt-oss gets plain SiLU, without the factor 1.702",
     "text is worse",
     shows_on="arch:gpt-oss",
     site="ffn_moe_swiglu_oai",
@@ -183,7 +183,7 @@ WrongActivation.add_fault(
 WrongActivation.add_fault(
     "swiglu-oai-clamped-above-only",
     "gpt-oss's linear branch is clamped above, and not below",
-    "nothing that a reader sees: few numbers are as large",
+    "no effect that a reader sees: few numbers are as large",
     shows_on="arch:gpt-oss",
     site="ffn_moe_swiglu_oai",
     swiglu_oai=lambda self, right, gate, up: oai(gate, up, up_low=-np.inf),
@@ -198,7 +198,7 @@ WrongActivation.add_fault(
 
 
 class HalvesInterleaved(WrongActivation, name="mutant:gate-up-interleaved"):
-    mistake = "gate and up are taken row by row from the matrix that holds one behind the other"
+    mistake = "gate and up are read from alternate rows, but the matrix stores gate first"
     effect = NOISE
     shows_on = "arch:phi3"
 
@@ -209,7 +209,7 @@ class HalvesInterleaved(WrongActivation, name="mutant:gate-up-interleaved"):
 
 WrongActivation.add_fault(
     "silu-without-gate",
-    "SiLU without the gate",
+    "the SiLU of the gate is not multiplied by the other branch",
     NOISE,
     first_of_all=True,
     swiglu=lambda self, right, gate, up: right(gate, np.ones_like(up)),

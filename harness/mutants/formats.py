@@ -47,7 +47,7 @@ from lockstep.harness.mutants.parts.readings import (
 
 NOISE = "noise from the first token on"
 WORSE = "text is worse"
-UNSEEN = "nothing that a reader sees"
+UNSEEN = "no effect that a reader sees"
 BUILTIN = {"Q4_0": "q4_0", "Q8_0": "q8_0", "BF16": "bf16"}  # models that have such a format
 
 
@@ -150,7 +150,7 @@ READINGS = (
     WrongReading(
         "fifth-bits-big-endian",
         "Q5_0",
-        "the word of fifth bits is read with the first byte on top",
+        "the word of fifth bits is read as big-endian",
         before=reverse_bytes,
     ),
     WrongReading(
@@ -162,19 +162,19 @@ READINGS = (
     WrongReading(
         "fifth-bits-of-next-group",
         "Q5_K",
-        "each group has the fifth bits of the next",
+        "each group has the fifth bits of the next group",
         before=turn_field("qh", 7),
     ),
     WrongReading(
         "high-bits-of-next-group",
         "Q3_K",
-        "each group has the high bits of the next",
+        "each group has the high bits of the next group",
         before=turn_field("hmask", 7),
     ),
     WrongReading(
         "high-bits-inverted",
         "Q3_K",
-        "the high bit says when 4 is subtracted, not when it is not",
+        "the high bit is inverted: 4 is subtracted where it is set",
         before=flip_bits("hmask", 0xFF),
     ),
     WrongReading(
@@ -201,7 +201,7 @@ READINGS = (
     WrongReading(
         "scale-of-block-before",
         "Q8_0",
-        "each block has the scale of the one before",
+        "each block has the scale of the previous block",
         WORSE,
         before=take_scale_of_block_before,
     ),
@@ -216,14 +216,14 @@ READINGS = (
         "small-scales-flushed",
         "Q8_0",
         "scales that are subnormal halves are zero",
-        "nothing, but in a file that has them",
+        "no effect except in a file that has them",
         before=flush_small_scales,
         site="dequant",
     ),  # the model has no such scales
     WrongReading(
         "lowest-byte-clipped",
         "Q8_0",
-        "-128 is taken for -127",
+        "-128 is read as -127",
         UNSEEN,
         before=clip_lowest_byte,
         shows_on="lowest-bytes",
@@ -252,7 +252,7 @@ READINGS = (
     WrongReading(
         "scale-of-first-group",
         "Q4_K",
-        "only the first group has a scale of its own; the others have the first one's",
+        "all groups use the scale of the first group",
         WORSE,
         before=take_scale_of_first_group,
         source={"Q4_K": "aprender #2141"},
@@ -313,12 +313,12 @@ READINGS = (
     WrongReading(
         "entry",
         "IQ4_NL",
-        "one entry of the code book is -83 less one",
+        "the entry -83 of the code book is too low by one",
         UNSEEN,
         after=lower_one_entry,
     ),
     WrongReading(
-        "doubled", "MXFP4", "values are doubled, and the scale is not halved for it", after=double
+        "doubled", "MXFP4", "values are doubled, but the scale is not halved", after=double
     ),
     WrongReading("largest", "MXFP4", "the largest value is 8, not 6", WORSE, after=raise_largest),
     WrongReading("signs-missing", "MXFP4", "signs are not read", before=mask_field("qs", 0x77)),

@@ -1,4 +1,4 @@
-"""Engines whose guidance is wrong. All else in them is right, so self-tests of graphs do not
+"""Engines whose guidance is wrong. Everything else in them is right, so self-tests of graphs do not
 include them."""
 
 from collections.abc import Callable, Sequence
@@ -75,7 +75,7 @@ def lose_last_token(batches: Batches, negative: Batches) -> tuple[Batches, Batch
 
 
 fault = WrongGuidance.add_fault
-fault("guidance-reversed", "prompts change places", mix=lambda a, b, s: guide(b, a, s))
+fault("guidance-reversed", "the two prompts are exchanged", mix=lambda a, b, s: guide(b, a, s))
 fault(
     "guidance-from-prompt",
     "the difference is added to the prompt's log-probabilities",
@@ -87,13 +87,13 @@ fault(
     "a scale below 1 counts as 1",
     mix=lambda a, b, s: guide(a, b, max(s, 1.0)),
 )
-fault("guidance-off", "the prompt's logits are given", mix=lambda a, b, s: a)
+fault("guidance-off", "the prompt's own logits are returned", mix=lambda a, b, s: a)
 fault("guidance-of-probabilities", "probabilities are mixed, not logarithms", mix=mix_probabilities)
 fault("guidance-as-temperature", "logits are multiplied by the scale", mix=lambda a, b, s: a * s)
 fault("guidance-stays-behind", "the negative run gets no further tokens", lead=stay_behind)
 fault(
     "guidance-prompts-positions",
-    "tokens behind the negative prompt have the prompt's positions",
+    "tokens after the negative prompt have the prompt's positions",
     lead=share_positions,
 )
 fault("guidance-token-lost", "the negative prompt lacks its last token", lead=lose_last_token)

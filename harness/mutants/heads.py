@@ -13,7 +13,7 @@ from lockstep.engine.quants.base import F32
 from lockstep.harness.mutants.parts.mistakes import Mistake, Op
 
 Spread = Callable[..., F64]
-VAGUE = "text is fluent and beside the point"
+VAGUE = "text is fluent but off topic"
 NONSENSE = "text is nonsense from the first token on"
 
 
@@ -39,7 +39,7 @@ class WrongSpread(WrongHeads):
 
 
 class KvHeadModulo(WrongSpread, name="mutant:kv-head-modulo"):
-    mistake = "query heads mapped to KV heads by modulo"
+    mistake = "query heads are mapped to KV heads by modulo"
     effect = "fluent nonsense in models with fewer KV heads"
 
     def spread(self, right: Spread, kv: NDArray[Any], n_head: int) -> F64:
@@ -73,7 +73,7 @@ WrongHeads.add_fault(
 
 
 class LastHeadDropped(WrongHeads, name="mutant:last-head-dropped"):
-    mistake = "the last head gives nothing"
+    mistake = "the result of the last head is zero"
     site = "kqv_out"
 
     def kqv(self, right: Op, p: F32, v: Any) -> F32:
@@ -83,7 +83,7 @@ class LastHeadDropped(WrongHeads, name="mutant:last-head-dropped"):
 
 
 class HeadsInterleaved(WrongHeads, name="mutant:heads-interleaved"):
-    mistake = "results of heads are laid side by side, element by element"
+    mistake = "results of heads are interleaved element by element"
     effect = NONSENSE
     site = "kqv_out"
 
@@ -93,7 +93,7 @@ class HeadsInterleaved(WrongHeads, name="mutant:heads-interleaved"):
 
 
 class SplitByHead(WrongHeads, name="mutant:qkv-split-by-head"):
-    mistake = "the matrix of gpt2 is taken for queries, keys and values head by head"
+    mistake = "gpt2's joint matrix is read as queries, keys and values of each head in turn"
     effect = NONSENSE
     shows_on = "arch:gpt2"
     site = "kq"
@@ -137,7 +137,7 @@ HeadBiasMissing.add_fault(
 )
 HeadBiasMissing.add_fault(
     "attention-output-bias-missing",
-    "the bias behind attention is not added",
+    "the bias after attention is not added",
     shows_on="arch:gpt-oss",
     site="attn_out",
     missing="attn_output",
@@ -152,7 +152,7 @@ HeadBiasMissing.add_fault(
 
 
 class BiasesOverwrite(WrongHeads, name="mutant:biases-by-order-of-loading"):
-    mistake = "the bias of keys takes the place of that of queries, which was loaded before"
+    mistake = "the bias of keys overwrites the bias of queries, which was loaded before"
     effect = NONSENSE
     source = "imp #690"
     shows_on = "arch:qwen2"
@@ -216,7 +216,7 @@ KeyNormMissing.add_fault(
 
 
 class NormAfterRope(WrongHeads, name="mutant:head-norm-after-rope"):
-    mistake = "heads are rotated first, and normed then"
+    mistake = "heads are rotated before they are normed"
     shows_on = "arch:qwen3"
     site = "Qcur_normed"
 
@@ -232,7 +232,7 @@ class NormAfterRope(WrongHeads, name="mutant:head-norm-after-rope"):
 
 
 class OrderOfPhi3(WrongHeads, name="mutant:qkv-order-of-phi3"):
-    mistake = "the matrix of phi3 is taken for keys, queries and values"
+    mistake = "phi3's joint matrix is read in the order keys, queries, values"
     effect = NONSENSE
     shows_on = "arch:phi3"
     site = "Qcur_rope"

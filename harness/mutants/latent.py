@@ -46,7 +46,7 @@ class QueryPositionFirst(Latent, name="mutant:mla-query-position-first"):
 
 Latent.add_fault(
     "mla-key-not-rotated",
-    "the one key of positions is not rotated",
+    "the shared rotary key is not rotated",
     site="k_pe",
     rope=lambda self, right, x, at, params: x if x.shape[1] == 1 else right(x, at, params),
 )
@@ -85,7 +85,7 @@ NormMissing.add_fault(
 )
 NormMissing.add_fault(
     "mla-query-norm-missing",
-    "queries are not normed where they are narrow",
+    "the narrow vector of queries is not normed",
     site="q MUL",
     tensor="attn_q_a_norm",
 )
@@ -117,8 +117,8 @@ class NormOfAll(Latent, name="mutant:mla-norm-with-position"):
 
 Latent.add_fault(
     "mla-scale-of-what-is-kept",
-    "scores are scaled by the width of what is kept, not by that of a head",
-    "text is fluent and beside the point",
+    "scores are scaled by the width of the cached row, not of a head",
+    "text is fluent but off topic",
     site="kq_soft_max",
     soft_max=lambda self, right, x, scale, visible: right(
         x, self.hp.n_embd_head**-0.5 if x.ndim == 3 else scale, visible
@@ -126,8 +126,8 @@ Latent.add_fault(
 )
 Latent.add_fault(
     "mla-scale-without-position",
-    "scores are scaled by the width of a head without what is rotated",
-    "text is fluent and beside the point",
+    "scores are scaled by the width of a head without its rotated part",
+    "text is fluent but off topic",
     site="kq_soft_max",
     soft_max=lambda self, right, x, scale, visible: right(
         x, self.hp.n_nope**-0.5 if x.ndim == 3 else scale, visible
@@ -162,7 +162,7 @@ class MscaleOnce(MscaleMissing, name="mutant:mla-mscale-not-squared"):
 
 
 class ValuesWithPosition(Latent, name="mutant:mla-values-from-the-end"):
-    mistake = "values are the last elements of what is kept, the rotated ones among them"
+    mistake = "values are the last elements of the cached row, including rotated ones"
     site = "kqv"
     keys: Any
 
@@ -186,19 +186,19 @@ class HeadsBackwards(Latent):
 
 HeadsBackwards.add_fault(
     "mla-k-b-of-other-heads",
-    "queries go through the matrices of other heads",
+    "queries are multiplied by the matrices of other heads",
     site="q_nope_absorbed",
     tensor="attn_k_b",
 )
 HeadsBackwards.add_fault(
     "mla-v-b-of-other-heads",
-    "the output of attention goes through the matrices of other heads",
+    "the output of attention is multiplied by the matrices of other heads",
     site="kqv_mla",
     tensor="attn_v_b",
 )
 HeadsBackwards.add_fault(
     "mla-v-b-of-the-first-head",
-    "the output of attention goes through the matrix of the first head",
+    "the output of attention is multiplied by the matrix of the first head",
     site="kqv_mla",
     tensor="attn_v_b",
     wrong=lambda self, ids: np.zeros_like(ids),

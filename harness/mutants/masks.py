@@ -10,7 +10,7 @@ from lockstep.engine.ops.reference import Bools
 from lockstep.engine.quants.base import F32
 from lockstep.harness.mutants.parts.mistakes import Mistake, Op
 
-VAGUE = "text is fluent and beside the point"
+VAGUE = "text is fluent but off topic"
 NONSENSE = "text is nonsense from the second token on"
 FORGETS = "what was said earlier is forgotten or mixed up"
 
@@ -44,31 +44,31 @@ def shift_rows(visible: Bools, by: int) -> Bools:
 
 Mask.add_fault(
     "mask-not-itself",
-    "a token sees what is before it and not itself",
+    "a token sees earlier tokens but not itself",
     NONSENSE,
     mask=lambda self, visible: shift_rows(visible, -1),
 )
 Mask.add_fault(
     "mask-sees-the-next",
-    "a token of the prompt sees the one behind it",
+    "a token of the prompt also sees the next token",
     "fine to read, but scores of a text are far too good",
     mask=lambda self, visible: shift_rows(visible, 1),
 )
 Mask.add_fault(
     "mask-missing",
-    "nothing is masked: tokens see later ones, and those of other sequences",
+    "nothing is masked: tokens see later tokens and other sequences",
     "fine to read, but scores of a text are far too good",
     mask=lambda self, visible: np.ones_like(visible),
 )
 Mask.add_fault(
     "mask-from-the-left",
     "row i of any batch sees the first i + 1 cells",
-    "the prompt is understood; what is generated sees its first token alone",
+    "the prompt is understood, but generated tokens see only its first token",
     mask=lambda self, visible: np.tri(*visible.shape, dtype=np.bool_),
 )
 Mask.add_fault(
     "mask-of-second-batch",
-    "row i of several tokens on a filled cache sees the first i + 1 cells",
+    "after a filled cache, row i of several tokens sees only the first i + 1 cells",
     "the second question of a conversation is answered wrongly",
     mask=lambda self, visible: (
         np.tri(*visible.shape, dtype=np.bool_) if len(visible) > 1 else visible
@@ -77,7 +77,7 @@ Mask.add_fault(
 
 
 class SecondUnmasked(Mask, name="mutant:mask-missing-in-second-batch"):
-    mistake = "several tokens on a filled cache see each other"
+    mistake = "several tokens after a filled cache see each other"
     effect = "the second question of a conversation is answered wrongly"
 
     def mask(self, visible: Bools) -> Bools:
@@ -125,7 +125,7 @@ class HiddenByTen(WrongMask, name="mutant:mask-of-minus-ten"):
 
 
 class PaddingCounted(WrongMask, name="mutant:mask-padding-counted"):
-    mistake = "cells up to the next 32 count in the sum with a score of zero"
+    mistake = "cells up to the next multiple of 32 are added to the sum with a score of zero"
     source = "lucebox #128"
 
     def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
@@ -139,7 +139,7 @@ class PaddingCounted(WrongMask, name="mutant:mask-padding-counted"):
 
 WrongMask.add_fault(
     "mask-causal-bert",
-    "tokens of an encoder see only those before them",
+    "tokens of an encoder see only earlier tokens",
     "embeddings of sentences are poor; searches miss",
     shows_on="arch:bert",
     soft_max=lambda self, right, x, scale, visible: right(
@@ -197,7 +197,7 @@ WrongWindow.add_fault(
 )
 WrongWindow.add_fault(
     "windows-exchanged",
-    "odd layers have a window where even ones should",
+    "odd layers have a window instead of even layers",
     numbers=lambda self, hparams: replace(
         hparams, windows=tuple(il % 2 == 1 for il in range(hparams.n_layer))
     ),
@@ -211,22 +211,20 @@ class OddWindows(GptOssHparams):
 
 WrongWindow.add_fault(
     "windows-exchanged-gpt-oss",
-    "odd layers of gpt-oss have a window where even ones should",
+    "odd layers of gpt-oss have a window instead of even layers",
     shows_on="arch:gpt-oss",
     numbers=lambda self, hparams: OddWindows(**asdict(hparams)),
 )
 WrongWindow.add_fault(
     "windows-of-gemma3-from-the-first",
-    "the first of six layers sees everything, not the last",
+    "the first of six layers sees everything, instead of the last",
     shows_on="arch:gemma3",
     graph_window=lambda self, right, layer: right((layer - 1) % 6),
 )
 
 
 class KindsOfGemma3(WrongWindow, name="mutant:kinds-of-gemma3-from-the-first"):
-    mistake = (
-        "the first of six layers sees everything and has the rope of those that do, not the last"
-    )
+    mistake = "the first of six layers has the global mask and rope, instead of the last"
     shows_on = "arch:gemma3"
     site = "Qcur_rope"
 
@@ -236,7 +234,7 @@ class KindsOfGemma3(WrongWindow, name="mutant:kinds-of-gemma3-from-the-first"):
 
 
 class WindowOfPrompt(WrongWindow, name="mutant:window-in-decode-only"):
-    mistake = "the window is a matter of which cells are kept, so a prompt is not cut to it"
+    mistake = "the window limits only single tokens; tokens of a prompt see all earlier ones"
 
     def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
         prompt = visible is not None and len(visible) > 1

@@ -34,7 +34,7 @@ class WrongNorm(Mistake):
 WrongNorm.add_fault(
     "eps-outside-root",
     "eps is added to the root of the mean square",
-    "nothing that a reader sees; small activations are off",
+    "no effect that a reader sees; small activations are off",
     rms_norm=lambda self, right, x, w, eps: normalise(x, w, (np.sqrt(square(x)) + eps) ** 2),
 )
 WrongNorm.add_fault(
@@ -67,19 +67,19 @@ WrongNorm.add_fault(
 )
 WrongNorm.add_fault(
     "norm-by-sum",
-    "the sum of squares in place of their mean",
+    "the sum of squares is used in place of their mean",
     "everything a norm passes on is too small",
     rms_norm=lambda self, right, x, w, eps: normalise(x, w, square(x) * x.shape[-1], eps),
 )
 WrongNorm.add_fault(
     "weight-before-norm",
-    "the weight is applied before the row is measured",
+    "the weight is applied before the mean square is computed",
     "each row is off by a factor near one",
     rms_norm=lambda self, right, x, w, eps: right(x * w, np.ones_like(w), eps),
 )
 WrongNorm.add_fault(
     "squares-in-half",
-    "the mean square is kept in half precision",
+    "the mean square is rounded to half precision",
     "rows off by up to 5e-4; infinite for large activations",
     rms_norm=lambda self, right, x, w, eps: normalise(
         x, w, square(x).astype(F16).astype(float), eps
@@ -88,13 +88,13 @@ WrongNorm.add_fault(
 WrongNorm.add_fault(
     "norm-in-half",
     "the result of a norm is rounded to half precision",
-    "nothing that a reader sees",
+    "no effect that a reader sees",
     rms_norm=lambda self, right, x, w, eps: right(x, w, eps).astype(F16).astype(np.float32),
 )
 WrongNorm.add_fault(
     "norm-of-first-row",
     "all tokens of a batch are scaled by the first one's mean square",
-    "prompts are read wrongly, single tokens rightly",
+    "prompts are read wrongly, single tokens correctly",
     rms_norm=lambda self, right, x, w, eps: normalise(x, w, square(x)[:1], eps),
 )
 WrongNorm.add_fault(
@@ -131,7 +131,7 @@ WrongNorm.add_fault(
 )
 WrongNorm.add_fault(
     "post-norm-missing",
-    "Gemma's norm behind attention is left out",
+    "Gemma's norm after attention is left out",
     "activations grow from layer to layer",
     shows_on="arch:gemma2",
     site="attn_post_norm",
@@ -143,14 +143,14 @@ WrongNorm.add_fault(
 )
 WrongEps = WrongNorm.add_fault(
     "wrong-eps",
-    "eps 1e-6 for 1e-5, or the reverse",
-    "nothing that a reader sees; small activations are off",
+    "eps is 1e-6 instead of 1e-5, or the reverse",
+    "no effect that a reader sees; small activations are off",
     first_of_all=True,
     rms_norm=lambda self, right, x, w, eps: right(x, w, 1e-6 if eps > 3e-6 else 1e-5),
 )
 WrongNorm.add_fault(
     "stale-norm",
-    "the norm's result is not bound, so the old activations flow on",
+    "the norm's result is not used; later ops read the old activations",
     "activations grow from layer to layer",
     first_of_all=True,
     rms_norm=lambda self, right, x, w, eps: x,
@@ -172,7 +172,7 @@ WrongNorm.add_fault(
 WrongNorm.add_fault(
     "layer-norm-of-sample-variance",
     "the variance of a layer norm is divided by n - 1",
-    "nothing that a reader sees: off by 1 / 2n",
+    "no effect that a reader sees: off by 1 / 2n",
     shows_on="arch:gpt2",
     layer_norm=lambda self, right, x, w, b, eps: (
         normalise(centre(x), w, (centre(x) ** 2).sum(-1)[..., None] / (x.shape[-1] - 1), eps) + b

@@ -40,14 +40,14 @@ class LastNorm(WrongOutput):
 
 LastNorm.add_fault(
     "last-norm-missing",
-    "no norm before the head",
+    "the norm before the head is left out",
     "logits too large or too small; greedy text nearly right",
     last=lambda self, x, normed: x,
 )
 LastNorm.add_fault(
     "last-norm-of-prompts-only",
-    "the way that decodes single tokens lacks the last norm",
-    "the first token is right, and no other",
+    "the code for single tokens lacks the last norm",
+    "only the first token is right",
     last=lambda self, x, normed: normed if len(x) > 1 else x,
 )
 LastNorm.add_fault(
@@ -58,7 +58,7 @@ LastNorm.add_fault(
 )
 WrongOutput.add_fault(
     "last-norm-of-a-layer",
-    "the last norm takes the weight of the last layer's",
+    "the last norm uses the weight of the last layer's norm",
     "text is worse",
     site="result_norm",
     taken=lambda self, read, name: read(
@@ -67,7 +67,7 @@ WrongOutput.add_fault(
 )
 WrongOutput.add_fault(
     "head-always-tied",
-    "the head is the table of embeddings, though the file has another",
+    "the table of embeddings is the head, although the file has another head",
     "noise from the first token on",
     source="1bit-MONSTER #319",
     graph_head=lambda self, right: self.loaded.graph.tensors["token_embd.weight"],
@@ -87,21 +87,21 @@ class Head(WrongOutput):
 
 Head.add_fault(
     "logits-of-the-row-before",
-    "each token of a batch gets the logits of the one before",
+    "each token of a batch gets the logits of the previous token",
     "the first token of an answer is a token of the prompt",
     logits=lambda self, right: np.roll(right, 1, axis=0),
 )
 Head.add_fault(
     "logits-of-last-row-only",
-    "all tokens of a batch get the logits of the last",
-    "text is right, and probabilities of prompts are not",
+    "all tokens of a batch get the logits of the last token",
+    "text is right, but probabilities of prompts are not",
     logits=lambda self, right: np.broadcast_to(right[-1:], right.shape).copy(),
 )
 
 
 class LastColumnLost(Head, name="mutant:last-logit-lost"):
     mistake = "the last token of the vocabulary has no logit"
-    effect = "nothing, until that token is due"
+    effect = "no effect until that token is due"
 
     def logits(self, right: F32) -> F32:
         right[:, -1] = 0
@@ -111,19 +111,19 @@ class LastColumnLost(Head, name="mutant:last-logit-lost"):
 Head.add_fault(
     "logits-in-half",
     "logits are rounded to half precision",
-    "ties of tokens that are nearly alike",
+    "ties of tokens that are about equally likely",
     logits=lambda self, right: right.astype(np.float16).astype(np.float32),
 )
 Head.add_fault(
     "logits-in-bf16",
     "logits are cut off to BF16",
-    "ties of tokens that are nearly alike",
+    "ties of tokens that are about equally likely",
     logits=lambda self, right: (right.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32),
 )
 Head.add_fault(
     "log-probabilities-for-logits",
     "logarithms of probabilities are given as logits",
-    "text is right; whoever scales logits is not",
+    "text is right, but programs that scale logits get wrong results",
     logits=lambda self, right: log_probabilities(right),
 )
 Head.add_fault(
@@ -142,7 +142,7 @@ WrongOutput.add_fault(
 WrongOutput.add_fault(
     "logit-cap-clips",
     "logits are clipped at the cap",
-    "the likeliest tokens are all alike",
+    "the likeliest tokens have equal logits",
     shows_on="arch:gemma2",
     soft_cap=lambda self, right, x, cap: (
         np.clip(x, -cap, cap).astype(np.float32) if cap == 3 else right(x, cap)

@@ -37,7 +37,7 @@ class WrongPooling(Mistake):
 
 
 class FirstForMean(WrongPooling, name="mutant:pooling-first-for-mean"):
-    mistake = "the first token's row is given where the file asks for the mean of all"
+    mistake = "the first token's row is returned although the file asks for the mean"
 
     def row(self, ops: Any, own: F32, every: F32) -> F32:
         first: F32 = own[0]
@@ -46,7 +46,7 @@ class FirstForMean(WrongPooling, name="mutant:pooling-first-for-mean"):
 
 WrongPooling.add_fault(
     "pooling-last-for-mean",
-    "the last token's row is given where the file asks for the mean of all",
+    "the last token's row is returned although the file asks for the mean",
     row=lambda self, ops, own, every: own[-1],
 )
 WrongPooling.add_fault(
@@ -59,7 +59,7 @@ WrongPooling.add_fault(
 
 class SumForMean(WrongPooling, name="mutant:pooling-sum-for-mean"):
     mistake = "rows are added up, and the sum is not divided"
-    effect = "long texts are near to no other"
+    effect = "embeddings of long texts are near no other embedding"
 
     def row(self, ops: Any, own: F32, every: F32) -> F32:
         mean: F32 = ops.mean(own)
@@ -68,7 +68,7 @@ class SumForMean(WrongPooling, name="mutant:pooling-sum-for-mean"):
 
 WrongPooling.add_fault(
     "pooling-mean-for-first",
-    "the mean of all rows is given where the file asks for the first token's",
+    "the mean of all rows is returned although the file asks for the first row",
     shows_on="bert-cls",
     row=lambda self, ops, own, every: ops.mean(own),
 )

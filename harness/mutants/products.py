@@ -28,8 +28,8 @@ def without_columns(x: F32, lost: slice | int) -> F32:
 
 WrongProduct.add_fault(
     "tail-dropped",
-    "a loop unrolled by 64 drops what is left of a row",
-    "noise in models whose widths are no multiples of 64",
+    "a loop unrolled by 64 drops the remainder of a row",
+    "noise in models whose widths are not multiples of 64",
     site="ffn_out",
     linear=lambda self, right, x, w: right(
         without_columns(x, slice(x.shape[-1] // 64 * 64, None)), w
@@ -108,7 +108,7 @@ class SumsInHalf(FromFactors, name="mutant:sums-in-half"):
 
 
 class BlockSumsInHalf(FromFactors, name="mutant:block-sums-in-half"):
-    mistake = "the sum of a block is rounded to half precision"
+    mistake = "the sum of each block is rounded to half precision"
     effect = "text is a little worse; NaN for large activations"
     source = "ik_llama.cpp #540"
     shows_on = "q4_0"
@@ -122,7 +122,7 @@ class BlockSumsInHalf(FromFactors, name="mutant:block-sums-in-half"):
 
 
 class ColumnMajorWeights(FromFactors, name="mutant:column-major"):
-    mistake = "weights read column-major"
+    mistake = "weights are read column-major"
     effect = NOISE
     first_of_all = True
 
@@ -138,7 +138,7 @@ def tf32(x: F32) -> F64:
 WrongProduct.add_fault(
     "products-in-tf32",
     "factors are rounded to TF32, which nobody asked for",
-    "nothing that a reader sees",
+    "no effect that a reader sees",
     linear=lambda self, right, x, w: (tf32(x) @ tf32(w.values()).T).astype(np.float32),
 )
 
@@ -191,8 +191,8 @@ class LowestByte(WrongProduct, name="mutant:sign-of-lowest-byte"):
 
 
 class RowsBeyondTile(WrongProduct, name="mutant:rows-beyond-tile"):
-    mistake = "a batch is multiplied 32 tokens at a time, and the rest is left out"
-    effect = "long prompts are read wrongly, short ones rightly"
+    mistake = "a batch is multiplied 32 tokens at a time, and remaining tokens are left out"
+    effect = "long prompts are read wrongly, short prompts correctly"
 
     def linear(self, right: Op, x: F32, weight: Weight) -> F32:
         out = right(x, weight)
@@ -202,8 +202,8 @@ class RowsBeyondTile(WrongProduct, name="mutant:rows-beyond-tile"):
 
 WrongProduct.add_fault(
     "small-batches-of-first-row",
-    "a kernel for 2 to 8 tokens multiplies the first of them each time",
-    "short prompts and speculative decoding are wrong, all else is right",
+    "a kernel for 2 to 8 tokens always multiplies the first token",
+    "only short prompts and speculative decoding are wrong",
     linear=lambda self, right, x, w: right(
         np.repeat(x[:1], len(x), axis=0) if 2 <= len(x) <= 8 else x, w
     ),
@@ -240,14 +240,14 @@ WrongBiases.add_fault(
 )
 WrongBiases.add_fault(
     "bias-twice",
-    "biases are added by the product and once more behind it",
+    "biases are added by the product, and again after it",
     "word salad in Qwen2",
     added=lambda self, h, bias: h + bias + bias,
 )
 
 
 class BiasOfFirstRow(WrongBiases, name="mutant:bias-of-first-row"):
-    mistake = "the bias is added to the first token of a batch alone"
+    mistake = "the bias is added only to the first token of a batch"
     effect = "prompts are read wrongly"
 
     def added(self, h: F32, bias: F32) -> F32:
@@ -266,7 +266,7 @@ WrongBiases.add_fault(
 
 
 class HeadsTransposed(WrongProduct, name="mutant:heads-matrices-transposed"):
-    mistake = "the matrix of each head that makes queries narrow is read column by column"
+    mistake = "the matrix that makes each head's queries narrow is read column by column"
     effect = NOISE
     shows_on = "arch:deepseek2"
     site = "q_nope_absorbed"

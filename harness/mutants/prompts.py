@@ -69,12 +69,12 @@ WrongPrompt.add_fault(
 WrongPrompt.add_fault(
     "prompt-without-last-token",
     "the last token of a prompt is not computed before the answer begins",
-    "the answer begins with what was there already",
+    "the answer repeats the end of the prompt",
     read=lambda self, ids: list(map(int, ids[:-1] if len(ids) > 1 else ids)),
 )
 WrongPrompt.add_fault(
     "prompt-without-first-token",
-    "the first token of a prompt is taken for BOS, and left out",
+    "the first token of a prompt is treated as BOS and left out",
     "answers are a little off",
     read=lambda self, ids: list(map(int, ids[1:] if len(ids) > 1 else ids)),
 )
@@ -108,7 +108,7 @@ class TakenForLast(WrongPrompt, name="mutant:prompt-beginning-of-last"):
     """An engine that begins each prompt with the cached tokens of the previous prompt."""
 
     mistake = "the cache reuses all tokens of the last prompt without comparing them"
-    effect = "the second prompt is answered as if it began as the first"
+    effect = "the second prompt is answered as if it began like the first"
     remembers = True
     last: tuple[int, ...] = ()
 
@@ -154,7 +154,7 @@ class KeptPrompt(WrongPrompt):
 
 class OneTooMany(KeptPrompt, name="mutant:prompt-one-kept-too-many"):
     mistake = "the cache keeps one token more than the common prefix with the last prompt"
-    effect = "a question like the last one is answered with a word of that"
+    effect = "the answer to a similar question uses a word of the last question"
 
     def taken(self, ids: Sequence[int], alike: int) -> int:
         return alike + 1 if alike else 0
@@ -162,7 +162,7 @@ class OneTooMany(KeptPrompt, name="mutant:prompt-one-kept-too-many"):
 
 KeptPrompt.add_fault(
     "prompt-found-by-its-first-four",
-    "a prompt with the first four tokens of the last one is taken to begin as all of it",
-    "with the same system prompt the second question is answered as the first",
+    "a prompt that begins with four tokens of the last one is taken to begin with all of it",
+    "with the same system prompt, the second question is answered like the first",
     taken=lambda self, ids, alike: len(self.held) if alike >= 4 else alike,
 )

@@ -22,7 +22,7 @@ class Race(Mistake):
 
 
 class HeadLost(Race, name="mutant:race-head-lost"):
-    mistake = "now and then the first head is not there yet when it is read"
+    mistake = "now and then the first head is read before it is written"
     site = "attn_out"
 
     def linear(self, right: Op, x: F32, weight: Weight) -> F32:
@@ -44,7 +44,7 @@ class RowTorn(Race, name="mutant:race-row-torn"):
 
 
 class Uninitialised(Race, name="mutant:race-uninitialised-embedding"):
-    mistake = "a row of the embeddings is never written, and holds what lay there"
+    mistake = "a row of the embeddings is never written, and holds old data"
     source = "sglang #38363"
     site = "embd"
     layer = None
@@ -70,7 +70,7 @@ class SumOfParts(Race, name="mutant:race-sum-of-parts"):
 
 
 class SelfLost(Race, name="mutant:race-cache-written-late"):
-    mistake = "now and then keys are read before the newest is in the cache"
+    mistake = "now and then keys are read before the newest key is in the cache"
     site = "kq"
 
     def kq(self, right: Op, q: F32, k: F32) -> F32:

@@ -20,7 +20,7 @@ class Misread(Mistake):
 
 Misread.add_fault(
     "rope-base-ignored",
-    "rope.freq_base is not read, and 10000 taken",
+    "rope.freq_base is not read, and 10000 is used",
     "text drifts with the length of the prompt",
     shows_on="arch:qwen3",
     site="Qcur_rope",
@@ -28,7 +28,7 @@ Misread.add_fault(
 )
 Misread.add_fault(
     "rope-factor-ignored",
-    "rope.scaling.factor is parsed and never used",
+    "rope.scaling.factor is parsed but never used",
     "text drifts past a few thousand tokens",
     source="mlxcel #1355",
     shows_on="q4_0",
@@ -56,15 +56,15 @@ Misread.add_fault(
 )
 Misread.add_fault(
     "layer-norm-eps-default",
-    "attention.layer_norm_epsilon is not read, and 1e-12 taken",
-    "nothing that a reader sees",
+    "attention.layer_norm_epsilon is not read, and 1e-12 is used",
+    "no effect that a reader sees",
     shows_on="arch:gpt2",
     site="attn_norm",
     numbers=lambda self, hparams: replace(hparams, f_norm_eps=1e-12),
 )
 Misread.add_fault(
     "last-layer-skipped",
-    "one layer fewer than block_count says is run",
+    "the model runs one layer fewer than block_count",
     "text is worse",
     site="attn_norm",
     layer=1,
@@ -94,7 +94,7 @@ def exchange(name: str, first: str, second: str) -> str:
 
 OtherTensor.add_fault(
     "tensors-by-order",
-    "tensors are found by their order, and keys and values have another than expected",
+    "tensors are found by their order, so keys and values are exchanged",
     site="Kcur",
     other=lambda self, name: exchange(name, "attn_k.", "attn_v."),
 )
@@ -106,7 +106,7 @@ OtherTensor.add_fault(
 )
 OtherTensor.add_fault(
     "first-layer-twice",
-    "the number of the layer is not put into names: all have the first one's tensors",
+    "names lack the layer's number: all layers use the tensors of the first",
     "text is worse",
     site="attn_norm",
     layer=1,
@@ -121,7 +121,7 @@ OtherTensor.add_fault(
 )
 OtherTensor.add_fault(
     "bias-for-weight",
-    "biases overwrite the slots of weights of their shape",
+    "biases overwrite the slots of weights of the same shape",
     source="imp #690",
     shows_on="arch:gpt2",
     site="attn_norm",
@@ -131,7 +131,7 @@ OtherTensor.add_fault(
 
 class ProjectionUnpermuted(Misread, name="mutant:rows-unpermuted"):
     mistake = "rows of queries and keys are put back in an order that Qwen2's files never had"
-    effect = "word salad behind a few tokens"
+    effect = "word salad after a few tokens"
     source = "tensai #37"
     shows_on = "arch:qwen2"
     site = "Qcur"
@@ -168,7 +168,7 @@ class AlignmentIgnored(Misread, name="mutant:alignment-ignored"):
 
 
 class TypeOfFirst(Misread, name="mutant:halves-of-other-order"):
-    mistake = "halves are read with their first byte on top"
+    mistake = "halves are read as big-endian"
     effect = "noise or NaN"
     shows_on = "arch:llama:F16"
     site = "embd"
@@ -183,7 +183,7 @@ class TypeOfFirst(Misread, name="mutant:halves-of-other-order"):
 
 Misread.add_fault(
     "tied-head-zero",
-    "a head that is tied is expected in the file, and stays zero where it is not",
+    "a tied head is expected in the file, and stays zero if it is absent",
     "all tokens are equally likely",
     shows_on="f16",
     site="result_output",
@@ -218,8 +218,8 @@ WrongSummary.add_fault(
 
 
 class FloatsShort(WrongSummary, name="mutant:floats-of-six-digits"):
-    mistake = "floats of metadata are kept with six digits"
-    effect = "nothing that a reader sees"
+    mistake = "floats of metadata are stored with six digits"
+    effect = "no effect that a reader sees"
 
     def value(self, kind: str, value: Any) -> Any:
         rounded = [float(f"{v:.5e}") for v in value] if kind == "ARR[F32]" else value

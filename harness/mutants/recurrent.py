@@ -18,7 +18,7 @@ from lockstep.engine.weights import Weight
 from lockstep.harness.adapters.parts.replaced_methods import put
 from lockstep.harness.mutants.parts.mistakes import Mistake, Op
 
-AFTER = "the prompt is understood; what is generated is not"
+AFTER = "the prompt is understood, but generated tokens are not"
 NONSENSE = "text is nonsense from the first token on"
 DRIFTS = "the longer the text, the less it remembers"
 Arrays = tuple[NDArray[Any], ...]
@@ -116,7 +116,7 @@ class TailOfFew(WrongState, name="mutant:conv-state-of-few"):
 class StateShared(WrongRead, name="mutant:state-shared-by-sequences"):
     """An engine whose sequences share one state. No op is wrong if there is only one sequence."""
 
-    mistake = "all sequences of a batch go on from the state of the first"
+    mistake = "all sequences of a batch continue from the state of the first"
     effect = "users of one server get each other's text"
     site = "logits"
     layer = None
@@ -127,12 +127,12 @@ class StateShared(WrongRead, name="mutant:state-shared-by-sequences"):
 
 StateShared.add_fault(
     "state-shared-by-sequences-lfm2",
-    "all sequences of a batch of lfm2 go on from the convolution of the first",
+    "all sequences of an lfm2 batch continue from the convolution of the first",
     shows_on="arch:lfm2",
 )
 WrongState.add_fault(
     "state-f16",
-    "the state is kept in F16",
+    "the state is stored in F16",
     DRIFTS,
     states_store=lambda self, view, right, *numbers: right(*map(in_half, numbers)),
 )
@@ -190,7 +190,7 @@ Kernel.add_fault(
 
 
 class KernelTransposed(Kernel, name="mutant:conv-kernel-transposed"):
-    mistake = "the kernel is read as if it lay token by token"
+    mistake = "the kernel is read as if it were stored token by token"
     source = "sglang #36864"
 
     def other(self, kernel: F32) -> F32:
@@ -199,14 +199,14 @@ class KernelTransposed(Kernel, name="mutant:conv-kernel-transposed"):
 
 KernelTransposed.add_fault(
     "conv-kernel-transposed-lfm2",
-    "the kernel of lfm2 is read as if it lay token by token",
+    "the kernel of lfm2 is read as if it were stored token by token",
     **LFM2,
     tensor="shortconv.conv.weight",
 )
 
 
 class GatesOfLfm2(WrongState, name="mutant:conv-gates-exchanged"):
-    mistake = "the gate before the convolution of lfm2 and the one behind it are exchanged"
+    mistake = "the gates before and after the convolution of lfm2 are exchanged"
     effect = NONSENSE
     shows_on = "arch:lfm2"
     site = CONV
@@ -241,13 +241,13 @@ Kernel.add_fault(
 Kernel.add_fault(
     "ssm-d-missing",
     "the term D, which bypasses the state, is left out",
-    "text is fluent and beside the point",
+    "text is fluent but off topic",
     tensor="ssm_d",
     other=lambda self, kernel: np.zeros_like(kernel),
 )
 Kernel.add_fault(
     "ssm-a-exp-twice",
-    "-exp is applied to ssm_a, which holds -exp(A_log) already",
+    "-exp is applied to ssm_a, which already holds -exp(A_log)",
     DRIFTS,
     source="candle #3838",
     tensor="ssm_a",
@@ -300,7 +300,7 @@ class Scan(WrongState):
 
 Scan.add_fault(
     "dt-softplus-missing",
-    "the step dt is taken as it comes, without softplus",
+    "the step dt is used without softplus",
     step=lambda self, dt: dt,
 )
 Scan.add_fault(
@@ -329,7 +329,7 @@ WrongState.add_fault(
 
 
 class StepLast(WrongState, name="mutant:ssm-x-order"):
-    mistake = "ssm_x is taken for B, C and dt, where it gives dt first"
+    mistake = "the result of ssm_x is read as B, C and dt, but dt comes first"
     effect = NONSENSE
 
     def linear(self, right: Op, x: F32, weight: Weight) -> F32:

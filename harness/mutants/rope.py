@@ -51,26 +51,30 @@ class OtherPairs(WrongRope):
 
 
 OtherPairs.add_fault(
-    "rope-pairs-for-qwen2", "neighbours rotated where qwen2 pairs halves", shows_on="arch:qwen2"
+    "rope-pairs-for-qwen2",
+    "neighbours are rotated as pairs, but qwen2 pairs halves",
+    shows_on="arch:qwen2",
 )
 OtherPairs.add_fault(
-    "rope-pairs-for-phi3", "neighbours rotated where phi3 pairs halves", shows_on="arch:phi3"
+    "rope-pairs-for-phi3",
+    "neighbours are rotated as pairs, but phi3 pairs halves",
+    shows_on="arch:phi3",
 )
 OtherPairs.add_fault(
     "rope-pairs-for-gpt-oss",
-    "neighbours rotated where gpt-oss pairs halves",
+    "neighbours are rotated as pairs, but gpt-oss pairs halves",
     shows_on="arch:gpt-oss",
 )
 # What is rotated has no name in its graph: what is made of it has.
 OtherPairs.add_fault(
     "rope-pairs-for-lfm2",
-    "neighbours rotated where lfm2 pairs halves",
+    "neighbours are rotated as pairs, but lfm2 pairs halves",
     shows_on="arch:lfm2",
     site="kq",
 )
 OtherPairs.add_fault(
     "rope-halves-for-deepseek2",
-    "halves rotated where deepseek2 pairs neighbours",
+    "halves are rotated as pairs, but deepseek2 pairs neighbours",
     source="pie #427",
     shows_on="arch:deepseek2",
     site="q_pe",
@@ -78,8 +82,7 @@ OtherPairs.add_fault(
 
 
 class NotPermuted(WrongRope, name="mutant:rope-rows-not-permuted"):
-    """An engine that keeps the rows of Q and K in the order of the other way of pairing
-    elements."""
+    """An engine that keeps the rows of Q and K in the order for the other pairing of elements."""
 
     mistake = "the permutation of the rows of Q and K is skipped when they are repacked"
     effect = NONSENSE
@@ -95,7 +98,7 @@ class NotPermuted(WrongRope, name="mutant:rope-rows-not-permuted"):
 
 
 class OtherWay(WrongRope, name="mutant:rope-other-way"):
-    mistake = "the sign of the sine is exchanged, so that pairs turn the other way"
+    mistake = "the sine has the wrong sign, so pairs turn the other way"
     effect = NONSENSE
 
     def rotations(self, right: Op, at: I32, params: RopeParams) -> tuple[F64, F64]:
@@ -105,7 +108,7 @@ class OtherWay(WrongRope, name="mutant:rope-other-way"):
 
 OtherWay.add_fault(
     "rope-rotate-half-sign",
-    "rotate_half negates the first half where it should the second",
+    "rotate_half negates the first half instead of the second",
     shows_on="arch:qwen3",
 )
 
@@ -127,14 +130,14 @@ class TableForNeighbours(WrongRope, name="mutant:rope-table-for-neighbours"):
 
 WrongRope.add_fault(
     "rope-base-of-llama",
-    "the base of qwen2 is taken for that of llama",
+    "qwen2 is rotated with llama's base, 10000",
     DEPTH,
     shows_on="arch:qwen2",
     angles=lambda self, params: replace(params, base=10000.0),
 )
 WrongRope.add_fault(
     "rope-base-of-llama3",
-    "a base of 500000 where the file says 10000",
+    "a base of 500000 is used although the file says 10000",
     DEPTH,
     angles=lambda self, params: replace(params, base=500000.0),
 )
@@ -172,7 +175,7 @@ class TableInBf16(WrongRope, name="mutant:rope-table-bf16"):
 
 
 class AnglesInHalf(WrongRope, name="mutant:rope-angles-f16"):
-    mistake = "inverse frequencies are kept in F16"
+    mistake = "inverse frequencies are stored in F16"
     effect = LATER
 
     def rotations(self, right: Op, at: I32, params: RopeParams) -> tuple[F64, F64]:
@@ -189,7 +192,7 @@ WrongRope.add_fault(
 )
 WrongRope.add_fault(
     "rope-linear-scale-twice",
-    "the scaling factor goes into the frequencies and into the positions",
+    "the scaling factor is applied to both frequencies and positions",
     LATER,
     shows_on="q4_0",
     angles=lambda self, params: replace(params, scale=params.scale**2),
@@ -215,7 +218,7 @@ WrongRope.add_fault(
 )
 WrongRope.add_fault(
     "rope-factors-backwards",
-    "the first of rope_freqs goes to the slowest pair",
+    "the first of rope_freqs is applied to the slowest pair",
     LATER,
     shows_on="bf16",
     angles=lambda self, params: replace(params, factors=params.factors[::-1].copy()),
@@ -223,7 +226,7 @@ WrongRope.add_fault(
 
 
 class FactorsOfQueries(WrongRope, name="mutant:rope-factors-of-queries-alone"):
-    mistake = "frequencies of queries alone are divided by rope_freqs, not those of keys"
+    mistake = "only frequencies of queries are divided by rope_freqs, not those of keys"
     effect = LATER
     shows_on = "bf16"
     site = "Kcur_rope"
@@ -236,8 +239,8 @@ class FactorsOfQueries(WrongRope, name="mutant:rope-factors-of-queries-alone"):
 
 
 class ShortFactors(WrongRope, name="mutant:rope-short-factors-alone"):
-    mistake = "the factors of short contexts are taken for long ones as well"
-    effect = "text falls apart beyond the context that the model was trained on first"
+    mistake = "the factors of short contexts are used for long contexts too"
+    effect = "text falls apart beyond the model's original context"
     source = "unsloth #1193"
     shows_on = "phi3-long-factors"
 
@@ -246,7 +249,7 @@ class ShortFactors(WrongRope, name="mutant:rope-short-factors-alone"):
 
 
 class LongFactors(WrongRope, name="mutant:rope-long-factors-alone"):
-    mistake = "the factors of long contexts are taken for short ones as well"
+    mistake = "the factors of long contexts are used for short contexts too"
     effect = LATER
     shows_on = "phi3-short-factors"
 
@@ -320,7 +323,7 @@ class ValuesRotated(WrongRope, name="mutant:rope-of-values"):
 WrongRope.add_fault(
     "rope-restarts-with-batch",
     "positions are counted from the beginning of each batch",
-    "the prompt is understood; what is generated has no order",
+    "the prompt is understood, but generated tokens have no order",
     positions=lambda self, at: np.arange(len(at), dtype=np.int32),
 )
 WrongRope.add_fault(
@@ -331,19 +334,19 @@ WrongRope.add_fault(
 )
 WrongRope.add_fault(
     "rope-later-batches-late",
-    "from the second batch on positions are one late",
-    "the prompt is understood; what is generated is a little off",
+    "from the second batch on, positions are too large by one",
+    "the prompt is understood, but generated text is a little off",
     positions=lambda self, at: at + np.int32(at[0] > 0),
 )
 WrongRope.add_fault(
     "rope-second-prompt-late",
-    "positions of several tokens on a filled cache are one late",
+    "positions of several tokens after a filled cache are too large by one",
     "the second question of a conversation is understood a little worse",
     positions=lambda self, at: at + np.int32(at[0] > 0 and len(at) > 1),
 )
 WrongRope.add_fault(
     "rope-positions-bf16",
-    "positions are kept in BF16, which counts by two from 256 on",
+    "positions are stored in BF16, which counts by two from 256 on",
     "fine up to 256 tokens, then worse and worse",
     positions=lambda self, at: (
         (at.astype(np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32).astype(np.int32)
@@ -352,8 +355,8 @@ WrongRope.add_fault(
 
 
 class TableTooShort(WrongRope, name="mutant:rope-table-too-short"):
-    mistake = "positions beyond the table of 128 are those of its last row"
-    effect = "fine up to 128 tokens, then every token stands at the same place"
+    mistake = "positions beyond the table of 128 rows use its last row"
+    effect = "fine up to 128 tokens, then every token has the same position"
 
     def positions(self, at: I32) -> I32:
         return np.minimum(at, 127)
@@ -368,7 +371,7 @@ WrongRope.add_fault(
 
 
 class QueriesTwice(WrongRope, name="mutant:rope-queries-twice"):
-    mistake = "queries are rotated in place, and once more by the kernel of attention"
+    mistake = "queries are rotated in place, and again by the attention kernel"
     effect = NONSENSE
 
     def rope(self, right: Op, x: F32, at: I32, params: RopeParams) -> F32:
@@ -388,7 +391,7 @@ RopeHalfSplit = WrongRope.add_fault(
 WrongRope.add_fault(
     "rope-position-off-by-one",
     "rope position off by one",
-    "nothing, until a cache of another engine is loaded",
+    "no effect until a cache of another engine is loaded",
     first_of_all=True,
     moves_logits=False,
     positions=lambda self, at: at + 1,

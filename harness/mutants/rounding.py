@@ -11,7 +11,7 @@ from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
 from lockstep.harness.mutants.parts.mistakes import Mistake
 
-UNSEEN = "nothing that a reader sees"
+UNSEEN = "no effect that a reader sees"
 WORSE = "text is worse"
 LITTLE = "text is a little worse"
 Convert = Callable[[F32, Weight], F64]
@@ -78,22 +78,22 @@ WrongSteps.add_fault(
 )
 WrongSteps.add_fault(
     "activation-scales-mismatched",
-    "activations are divided by 1/128 of the largest and multiplied by 1/127",
-    "nothing that a reader sees: all products are larger by 0.8 per cent",
+    "activations are divided by 1/128 of the largest, but multiplied by 1/127",
+    "no effect that a reader sees: all products are larger by 0.8 per cent",
     steps=lambda self, blocks, scales: (
         np.rint(divide(blocks, scales * 127 / 128)).clip(-128, 127) * half(scales)
     ),
 )
 WrongSteps.add_fault(
     "activation-scale-of-maximum",
-    "the scale is of the largest activation, not of the largest magnitude",
+    "the scale is computed from the largest activation, not the largest magnitude",
     WORSE,
     shows_on="q4_0",
     steps=lambda self, blocks, scales: round_by(blocks, np.abs(blocks.max(axis=-1)) / 127),
 )
 WrongSteps.add_fault(
     "activation-bytes-wrap",
-    "128 steps of an activation become -128",
+    "an activation of 128 steps becomes -128",
     "noise: the largest activation of many blocks changes its sign",
     shows_on="q4_0",
     steps=lambda self, blocks, scales: (
@@ -109,7 +109,7 @@ WrongSteps.add_fault(
 )
 WrongSteps.add_fault(
     "activation-scale-of-block-before",
-    "each block is multiplied by the scale of the one before",
+    "each block is multiplied by the scale of the previous block",
     WORSE,
     steps=lambda self, blocks, scales: (
         np.rint(divide(blocks, scales)) * half(np.roll(scales, 1, axis=-1))
@@ -117,14 +117,14 @@ WrongSteps.add_fault(
 )
 WrongSteps.add_fault(
     "activation-scale-of-half-a-block",
-    "the largest activation is looked for in the first half of a block",
+    "the largest activation is searched for only in the first half of a block",
     "text is worse: large activations are clipped",
     steps=lambda self, blocks, scales: clip_to_first_half(blocks),
 )
 WrongSteps.add_fault(
     "activation-zeros-divided",
     "a block of zeros is divided by its scale, which is zero",
-    "NaN, as soon as 32 activations are zero together",
+    "NaN as soon as all 32 activations of a block are zero",
     site="products",
     layer=None,
     steps=lambda self, blocks, scales: np.rint(blocks / scales[..., None]) * half(scales),
@@ -138,8 +138,8 @@ WrongSteps.add_fault(
 )
 WrongSteps.add_fault(
     "activation-scales-in-bf16",
-    "scales of activations are kept in BF16",
-    "nothing that a reader sees: blocks are too small by up to 0.8 per cent",
+    "scales of activations are stored in BF16",
+    "no effect that a reader sees: blocks are too small by up to 0.8 per cent",
     steps=lambda self, blocks, scales: np.rint(divide(blocks, scales)) * in_bf16(scales)[..., None],
 )
 
@@ -178,7 +178,7 @@ Sums.add_fault(
 )
 Sums.add_fault(
     "activation-sums-of-block-before",
-    "minima are multiplied by the sum of the block before",
+    "minima are multiplied by the sum of the previous block",
     WORSE,
     shows_on="arch:llama:Q4_1",
     changed=lambda self, right: np.roll(right, 1, axis=-1),
@@ -192,7 +192,7 @@ Sums.add_fault(
 )
 Sums.add_fault(
     "activation-sums-reversed",
-    "minima of Q2_K meet the sums of other groups",
+    "minima of Q2_K are multiplied by the sums of other groups",
     WORSE,
     source="aprender #1924",
     shows_on="arch:llama:Q2_K",
@@ -222,7 +222,7 @@ class Bf16ForHalf(WrongConversion, name="mutant:activations-in-bf16"):
     """An engine that rounds activations to BF16 instead of half precision. `kind` is the type of
     the weights for which this happens."""
 
-    mistake = "activations become BF16 where weights are in half precision"
+    mistake = "activations become BF16 if weights are in half precision"
     effect = LITTLE
     shows_on = "arch:llama:F16"
     kind = "F16"
@@ -236,7 +236,7 @@ class Bf16ForHalf(WrongConversion, name="mutant:activations-in-bf16"):
 
 Bf16ForHalf.add_fault(
     "activations-of-f32-in-bf16",
-    "activations become BF16 where weights are F32",
+    "activations become BF16 if weights are F32",
     shows_on="f32",
     kind="F32",
 )

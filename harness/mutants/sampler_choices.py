@@ -42,17 +42,22 @@ def draw_by_powers(sampler: Any, c: CandidateList) -> CandidateList:
 
 
 add("mirostat-never-learns", "mu stays", "mirostat_v2", learn=lambda s, p: None)
-add("mirostat-in-nats", "surprise by the natural logarithm", "mirostat_v2", size=surprise_in_nats)
+add(
+    "mirostat-in-nats",
+    "the surprise is computed by the natural logarithm",
+    "mirostat_v2",
+    size=surprise_in_nats,
+)
 add(
     "mirostat-of-llama",
     "the vocabulary has 32,000 tokens whatever the model",
     "mirostat",
     apply=changed(n_vocab=32000),
 )
-add("mirostat-keeps-all", "k is not cut to", "mirostat", size=lambda s, p: len(p))
+add("mirostat-keeps-all", "the list is not cut to k", "mirostat", size=lambda s, p: len(p))
 add(
     "adaptive-p-of-zeros",
-    "what is remembered of a chosen token is zero",
+    "the remembered probability of a chosen token is zero",
     "adaptive_p",
     "ik_llama.cpp #1155",
     remember=lambda s, t, p: type(s).remember(s, t, F(0)),
@@ -65,7 +70,7 @@ add(
 )
 add(
     "greedy-takes-first",
-    "the first candidate of the list, sorted or not",
+    "the first candidate of the list is taken, sorted or not",
     "greedy",
     apply=choose_first,
 )
@@ -78,13 +83,13 @@ add(
 add("dist-from-end", "the draw is taken from the end", "dist", apply=draw_from_end)
 add(
     "dist-overflows",
-    "powers of the logits, not of their distance from the largest",
+    "powers are of the logits, not of their distance from the largest",
     "dist",
     apply=draw_by_powers,
 )
 add(
     "dist-of-logits",
-    "drawn by logits, not their powers",
+    "candidates are drawn by their logits, not by powers of them",
     "dist",
     apply=of_logits(lambda s, c: np.log(np.maximum(c.logits, F(1e-6)))),
 )

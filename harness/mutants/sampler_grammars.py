@@ -61,26 +61,26 @@ add(
 )
 add(
     "grammar-one-more-time",
-    "{m,n} takes n + 1",
+    "{m,n} accepts n + 1 repetitions",
     "grammar",
     rules=instead(Repetition, one_more),
 )
 add("grammar-star-is-plus", "* asks for one", "grammar", rules=instead(Repetition, at_least_one))
 add(
     "grammar-dot-without-newline",
-    "the point takes no new line",
+    "the point does not match a new line",
     "grammar",
     rules=reads(lambda item: NEWLINE if item == ANY else item),
 )
 add(
     "grammar-first-choice",
-    "of several choices the first is read",
+    "only the first of several choices is read",
     "grammar",
     rules=instead(Alternatives, lambda item: Alternatives(item.sequences[:1])),
 )
 add(
     "grammar-root-is-first",
-    "the first rule is taken for the root",
+    "the first rule is used as the root",
     "grammar",
     rules=lambda s: (found := type(s).rules(s)) | {"root": next(iter(found.values()))},
 )
@@ -137,13 +137,13 @@ def forget_half(sampler: Any, token: int) -> None:
 
 add(
     "grammar-open-on-error",
-    "a grammar that is none forbids nothing",
+    "an invalid grammar forbids nothing",
     "grammar",
     apply=open_on_error,
 )
 add(
     "grammar-open-when-stuck",
-    "nothing is forbidden where all would be",
+    "if all tokens would be forbidden, none is",
     "grammar",
     apply=open_when_stuck,
 )
@@ -156,23 +156,28 @@ add(
 )
 add(
     "grammar-always-ends",
-    "the end is allowed everywhere",
+    "the end of the text is allowed everywhere",
     "grammar",
     "vllm #52146",
     find_allowed=with_ends(True),
 )
-add("grammar-never-ends", "the end is forbidden", "grammar", find_allowed=with_ends(False))
+add(
+    "grammar-never-ends",
+    "the end of the text is forbidden",
+    "grammar",
+    find_allowed=with_ends(False),
+)
 add(
     "grammar-first-character",
     "only the first character of a token is read",
     "grammar",
     find_allowed=first_character,
 )
-add("grammar-only-less-likely", "10 is taken from the logits", "grammar", apply=less_likely)
+add("grammar-only-less-likely", "10 is subtracted from the logits", "grammar", apply=less_likely)
 add("grammar-never-moves", "accepted tokens are not read", "grammar", accept=lambda s, token: None)
 add(
     "grammar-forgets-half",
-    "half a character is forgotten behind its token",
+    "half a character is forgotten after its token",
     "grammar",
     accept=forget_half,
 )
@@ -195,25 +200,25 @@ def hear_last(sampler: Any, text: bytes) -> int | None:
 add("grammar-lazy-never-waits", "the grammar begins at once", "grammar_lazy", apply=never_wait)
 add(
     "grammar-lazy-without-word",
-    "the trigger is no part of the text",
+    "the trigger is not part of the text",
     "grammar_lazy",
     replay=lambda s, tokens, words, start: None,
 )
 add(
     "grammar-lazy-whole-tokens",
-    "the token that holds the trigger is read from its beginning",
+    "the token that contains the trigger is read from its beginning",
     "grammar_lazy",
     replay=lambda s, tokens, words, start: type(s).replay(s, tokens[-1:], words[-1:], 0),
 )
 add(
     "grammar-patterns-never-begin",
-    "patterns are not looked for",
+    "patterns are not searched for",
     "grammar_lazy_patterns",
     find_start=lambda s, text: None,
 )
 add(
     "grammar-patterns-in-tokens",
-    "patterns are looked for in each token alone",
+    "patterns are searched for only within single tokens",
     "grammar_lazy_patterns",
     find_start=hear_last,
 )

@@ -25,7 +25,12 @@ def scale(function: Callable[[Any], float]) -> Apply:
     return lambda s, c: c.change(logits=c.logits * F(function(s))) if s.t > 0 else right(s, c)
 
 
-add("temp-multiplies", "logits times the temperature", "temp", apply=scale(lambda s: s.t))
+add(
+    "temp-multiplies",
+    "logits are multiplied by the temperature",
+    "temp",
+    apply=scale(lambda s: s.t),
+)
 add(
     "temp-twice",
     "logits are divided twice",
@@ -35,13 +40,13 @@ add(
 )
 add(
     "temp-zero-ignored",
-    "at a temperature of zero logits stay",
+    "a temperature of zero does not change logits",
     "temp",
     apply=lambda s, c: right(s, c) if s.t > 0 else c,
 )
 add(
     "temp-ext-no-exponent",
-    "the exponent is 1 whatever was asked for",
+    "the exponent is always 1",
     "temp_ext",
     apply=changed(exponent=1.0),
 )
@@ -53,7 +58,7 @@ add(
 )
 add(
     "temp-ext-no-floor",
-    "from the temperature on up, not from delta below it",
+    "the range begins at the temperature, not delta below it",
     "temp_ext",
     apply=changed(t=lambda s: s.t + s.delta / 2, delta=lambda s: s.delta / 2),
 )
@@ -73,14 +78,14 @@ def leave_out_first(sampler: Any, c: CandidateList) -> CandidateList:
 
 add(
     "xtc-leaves-none",
-    "the last candidate that reaches the threshold goes as well",
+    "the last candidate that reaches the threshold is removed as well",
     "xtc",
     apply=leave_out_all,
 )
-add("xtc-first-alone", "the likeliest alone is left out", "xtc", apply=leave_out_first)
+add("xtc-first-alone", "only the likeliest candidate is removed", "xtc", apply=leave_out_first)
 add(
     "xtc-seldom",
-    "left out where the draw is above p",
+    "candidates are removed if the draw is above p",
     "xtc",
     apply=changed(p=lambda s: 2.0 if s.source.value > s.p > 0 else 0.0),
 )
@@ -155,13 +160,13 @@ add(
 )
 add(
     "penalty-no-window",
-    "all tokens count, whatever penalty_last_n",
+    "all tokens are penalised, whatever penalty_last_n",
     "penalties",
     accept=lambda s, t: setattr(s, "tokens", [*s.tokens, t]),
 )
 add(
     "penalty-forgets",
-    "generated tokens are not told",
+    "generated tokens are not passed to the sampler",
     "penalties",
     "vllm-ascend #7785",
     accept=lambda s, t: None,
@@ -180,7 +185,7 @@ add(
 )
 add(
     "penalty-counts-prompt",
-    "tokens of the prompt count as well",
+    "tokens of the prompt are penalised as well",
     "penalties",
     "vllm-metal #69, TensorRT-LLM #5623",
     change=tell_prompt,
@@ -210,16 +215,21 @@ def scale_by_bias(sampler: Any, c: CandidateList) -> CandidateList:
 
 add(
     "dry-allows-one-more",
-    "one token more is allowed",
+    "the allowed length is one token longer",
     "dry",
     apply=changed(dry_allowed_length=lambda s: s.dry_allowed_length + 1),
 )
 add(
     "dry-linear",
-    "base times length, not to its power",
+    "base times length, not base to the power of length",
     "dry",
     penalty=lambda s, n: F(s.dry_multiplier * s.dry_base * (n - s.dry_allowed_length)),
 )
-add("dry-one-late", "the last token is not looked at", "dry", apply=penalise_last)
-add("bias-last-wins", "of biases of one token the last counts", "logit_bias", apply=last_bias)
-add("bias-multiplies", "logits times the bias", "logit_bias", apply=scale_by_bias)
+add("dry-one-late", "the last token is ignored", "dry", apply=penalise_last)
+add(
+    "bias-last-wins",
+    "if a token has several biases, only the last is added",
+    "logit_bias",
+    apply=last_bias,
+)
+add("bias-multiplies", "logits are multiplied by the bias", "logit_bias", apply=scale_by_bias)

@@ -27,15 +27,20 @@ add(
 )
 add(
     "top-k-off-is-greedy",
-    "a k of zero, which is none, keeps one candidate",
+    "a k of zero, which means no limit, keeps one candidate",
     "top_k",
     "tpu-inference #1386",
     apply=changed(k=lambda s: s.k if s.k > 0 else 1),
 )
-add("top-k-smallest", "the k smallest logits", "top_k", apply=of_logits(lambda s, c: -c.logits))
+add(
+    "top-k-smallest",
+    "the k smallest logits are kept",
+    "top_k",
+    apply=of_logits(lambda s, c: -c.logits),
+)
 add(
     "top-k-of-magnitudes",
-    "the k largest magnitudes",
+    "the k logits of largest magnitude are kept",
     "top_k",
     apply=of_logits(lambda s, c: np.abs(c.logits)),
 )
@@ -69,15 +74,17 @@ add(
     "gluon-nlp #1481",
     apply=sum_unsorted,
 )
-add("top-p-no-min-keep", "min_keep is not looked at", "top_p", apply=changed(min_keep=1))
+add("top-p-no-min-keep", "min_keep is ignored", "top_p", apply=changed(min_keep=1))
 add("top-p-zero-is-off", "a p of zero keeps all", "top_p", apply=changed(p=lambda s: s.p or 1.0))
 add(
     "top-p-of-squares",
-    "probabilities of doubled logits",
+    "probabilities are those of doubled logits",
     "top_p",
     apply=of_logits(lambda s, c: c.logits * F(2)),
 )
-add("top-p-of-complement", "1 - p where p is meant", "top_p", apply=changed(p=lambda s: 1 - s.p))
+add(
+    "top-p-of-complement", "1 - p is used instead of p", "top_p", apply=changed(p=lambda s: 1 - s.p)
+)
 
 # --- min_p ----------------------------------------------------------------------------------------
 
@@ -104,13 +111,15 @@ add(
 )
 add(
     "min-p-of-logits",
-    "logits at least p times the largest logit",
+    "logits of at least p times the largest logit are kept",
     "min_p",
     "sglang-jax #1563",
     apply=cut_logits,
 )
-add("min-p-no-min-keep", "min_keep is not looked at", "min_p", apply=changed(min_keep=1))
-add("min-p-of-complement", "1 - p where p is meant", "min_p", apply=changed(p=lambda s: 1 - s.p))
+add("min-p-no-min-keep", "min_keep is ignored", "min_p", apply=changed(min_keep=1))
+add(
+    "min-p-of-complement", "1 - p is used instead of p", "min_p", apply=changed(p=lambda s: 1 - s.p)
+)
 
 # --- typical, top_n_sigma -------------------------------------------------------------------------
 
@@ -146,17 +155,17 @@ add(
 )
 add(
     "typical-unlikeliest",
-    "the candidates farthest from the entropy",
+    "the candidates farthest from the entropy are kept",
     "typical",
     distances=distances(lambda s, m: -np.abs(s - m)),
 )
 add(
     "typical-no-distance",
-    "the least surprise, not the distance",
+    "candidates are sorted by surprise, not by distance",
     "typical",
     distances=distances(lambda s, m: s - m),
 )
-add("typical-no-min-keep", "min_keep is not looked at", "typical", apply=changed(min_keep=1))
+add("typical-no-min-keep", "min_keep is ignored", "typical", apply=changed(min_keep=1))
 add(
     "sigma-of-sample",
     "the deviation is divided by n - 1",
@@ -164,11 +173,14 @@ add(
     deviation=sigma(lambda x: x.std(ddof=min(1, len(x) - 1))),
 )
 add(
-    "sigma-squared", "the variance, not its root", "top_n_sigma", deviation=sigma(lambda x: x.var())
+    "sigma-squared",
+    "the variance is used, not its root",
+    "top_n_sigma",
+    deviation=sigma(lambda x: x.var()),
 )
 add(
     "sigma-below-mean",
-    "n deviations below the mean, not the largest",
+    "the threshold is n deviations below the mean, not below the largest",
     "top_n_sigma",
     apply=cut_below_mean,
 )

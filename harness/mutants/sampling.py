@@ -12,7 +12,7 @@ from lockstep.engine.ops.reference import I32, RopeParams
 from lockstep.engine.quants.base import F32
 from lockstep.harness.mutants.base import Mutant
 
-FIRST = "text differs from the first token on, and the logits are right"
+FIRST = "text differs from the first token on, but the logits are right"
 
 
 class WrongChoice(Mutant):
@@ -55,20 +55,20 @@ WrongChoice.add_fault(
 
 WrongChoice.add_fault(
     "greedy-row-before",
-    "the first token is chosen by the logits of the last but one",
+    "the first token is chosen by the logits of the last token but one",
     FIRST,
     row=-2,
 )
 WrongChoice.add_fault(
     "greedy-last-of-prompt-lost",
-    "the last token of the prompt is fed as the first one again",
+    "the last token of the prompt is fed again as the first generated token",
     FIRST,
     read=lambda self, prompt: [*prompt[:-1], prompt[0]],
 )
 WrongChoice.add_fault(
     "greedy-feeds-one-late",
-    "the token before the one that was just chosen is fed",
-    "text differs from the second token on, and the logits are right",
+    "the model gets the token before the one that was just chosen",
+    "text differs from the second token on, but the logits are right",
     fed=lambda self, ids: ids[-2],
 )
 
@@ -105,7 +105,7 @@ class WrongPosition(WrongChoice):
 
 WrongPosition.add_fault(
     "greedy-position-late",
-    "the first generated token is put one position behind its own",
+    "positions of generated tokens are too large by one",
     "text drifts",
     source="onnxruntime-genai #2354",
     placed=lambda self, n, positions: np.where(positions < n, positions, positions + 1),
@@ -125,27 +125,27 @@ WrongChoice.add_fault(
 WrongChoice.add_fault(
     "greedy-from-one",
     "the search for the largest logit begins at token 1",
-    "nothing, unless token 0 is due",
+    "no effect unless token 0 is due",
     shows_on="few-tokens",
     choose=lambda self, logits, before: 1 + int(np.argmax(logits[1:])),
 )
 WrongChoice.add_fault(
     "greedy-never-last",
     "the search for the largest logit ends one token early",
-    "nothing, unless the last token is due",
+    "no effect unless the last token is due",
     shows_on="few-tokens",
     choose=lambda self, logits, before: int(np.argmax(logits[:-1])),
 )
 WrongChoice.add_fault(
     "greedy-of-one-byte",
-    "the id that is chosen is kept in one byte",
+    "the chosen id is stored in one byte",
     "word salad",
     choose=lambda self, logits, before: int(np.argmax(logits)) & 0xFF,
 )
 
 
 class Penalty(WrongChoice, name="mutant:greedy-with-penalty"):
-    mistake = "tokens that were generated are penalised by 1.1, which nobody asked for"
+    mistake = "generated tokens are penalised by 1.1, which nobody requested"
     effect = "the text does not repeat itself where it should"
 
     def choose(self, logits: F32, before: Sequence[int]) -> int:
@@ -167,15 +167,15 @@ class Sampled(WrongChoice, name="mutant:greedy-is-sampled"):
 
 WrongChoice.add_fault(
     "greedy-of-rough-logits",
-    "the largest of logits that were cut off to three bits behind the first is chosen",
-    "another token now and then, where two are nearly alike",
+    "logits are cut to three bits after the first one before a token is chosen",
+    "now and then another token, if two are about equally likely",
     choose=lambda self, logits, before: int(
         np.argmax((logits.view(np.uint32) & np.uint32(0xFFF00000)).view(np.float32))
     ),
 )
 WrongPosition.add_fault(
     "greedy-lacks-position",
-    "all that is generated is put at one position",
+    "all generated tokens are at one position",
     "the text repeats itself",
     placed=lambda self, n, positions: np.minimum(positions, n),
 )

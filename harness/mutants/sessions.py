@@ -52,19 +52,19 @@ add(
 )
 add(
     "session-positions-restart",
-    "positions begin at 0 again behind a file",
+    "after a file is loaded, positions begin at 0 again",
     "attention",
     go_on=lambda self, batch, first: replace(batch, positions=batch.positions - first.positions[0]),
 )
 add(
     "session-keys-turned-again",
-    "keys that are kept rotated are rotated by another position when they are saved",
+    "keys that are stored rotated are rotated by another position when saved",
     "attention",
     cells=turned,
 )
 add(
     "session-rounded-to-f16",
-    "keys and values are written in F16 where the cache is in F32",
+    "keys and values are written in F16 although the cache is in F32",
     "attention",
     cells=lambda self, saved: with_numbers(saved, lambda i, k, v: (in_half(k), in_half(v))),
 )
@@ -78,19 +78,19 @@ add(
 )
 add(
     "session-keys-and-values-swapped",
-    "keys are read where values were written, and values where keys were",
+    "keys and values are exchanged when a file is read",
     "attention",
     cells=lambda self, saved: with_numbers(saved, lambda i, k, v: (v, k)),
 )
 add(
     "session-of-first-sequence",
-    "the state of all sequences holds the first one alone",
+    "the state of all sequences holds only the first sequence",
     "attention",
     cells=lambda self, saved: without_cells(saved, owned_by_first(saved)),
 )
 add(
     "session-lacks-recurrent-states",
-    "cells of attention are in the file, recurrent states begin anew",
+    "the file has the cells of attention, but recurrent states begin anew",
     "hybrid",
     state=lambda self, saved: empty_state(saved),
 )
@@ -109,9 +109,9 @@ add(
 
 
 class FirstOfName(WrongSession, name="mutant:session-of-first-of-its-name"):
-    """The reference with a store of sessions by file name, which is never updated."""
+    """The reference with a store of sessions by file name that is never updated."""
 
-    mistake = "a file is read once, and its name stands for that session from then on"
+    mistake = "a file is read once, and later loads of its name return that session"
     memory = "attention"
 
     def __init__(self, *args: Any) -> None:
@@ -129,7 +129,7 @@ class FirstOfName(WrongSession, name="mutant:session-of-first-of-its-name"):
 class FirstForAny(WrongSession, name="mutant:session-first-for-any"):
     """The reference that saves the first sequence, whichever sequence is requested."""
 
-    mistake = "a single sequence is saved, and it is always the first"
+    mistake = "if a single sequence is saved, it is always the first"
     memory = "attention"
 
     def save(

@@ -15,7 +15,7 @@ class BetweenCalls(Mistake):
 
 
 class StaleLogits(BetweenCalls, name="mutant:state-stale-logits"):
-    mistake = "the logits of the last batch are those of the one before"
+    mistake = "the logits of the last batch are those of the previous batch"
     effect = "every token is generated one step late, or twice"
 
     def evaluate(self, request: Request) -> Evaluation:
@@ -25,7 +25,7 @@ class StaleLogits(BetweenCalls, name="mutant:state-stale-logits"):
 
 
 class LogitsOfLastCall(BetweenCalls, name="mutant:state-logits-of-last-call"):
-    mistake = "a call of the same size gives the logits that lie in the buffer"
+    mistake = "a call of the same size returns old logits from the buffer"
     effect = "the second prompt gets the answer of the first"
     kept: tuple[F32, ...] = ()
 
@@ -38,7 +38,7 @@ class LogitsOfLastCall(BetweenCalls, name="mutant:state-logits-of-last-call"):
 
 class LogitsShared(BetweenCalls, name="mutant:state-logits-share-a-buffer"):
     mistake = "the logits of all batches of one size lie in one buffer, and the last one wins"
-    effect = "whoever keeps logits finds those of a later token in them"
+    effect = "programs that keep logits find those of a later token"
 
     def evaluate(self, request: Request) -> Evaluation:
         found = super().evaluate(request)

@@ -58,7 +58,7 @@ class NoSpacePrefix(WrongTokenizer, name="mutant:no-space-prefix"):
 
 
 class MergesByRank(WrongTokenizer, name="mutant:merges-by-rank"):
-    mistake = "merges by the order of the tokens where scores are meant"
+    mistake = "merges are ordered by token ids instead of scores"
     shows_on = "llama-ties"
     size = 4
 
@@ -78,7 +78,7 @@ class TiesToTheRight(WrongTokenizer, name="mutant:ties-to-the-right"):
 
 
 class UnigramForLlama(WrongTokenizer, name="mutant:unigram-for-llama"):
-    mistake = "the pieces with the best sum of scores instead of merges"
+    mistake = "the pieces with the best sum of scores are used instead of merges"
     shows_on = "llama-ties"
     size = 4
 
@@ -108,7 +108,7 @@ class UnigramForLlama(WrongTokenizer, name="mutant:unigram-for-llama"):
 
 
 class NoByteFallback(WrongTokenizer, name="mutant:no-byte-fallback"):
-    mistake = "the unknown token for what should be spelled in bytes"
+    mistake = "the unknown token is used instead of spelling in bytes"
     shows_on = "llama"
     size = 2
 
@@ -117,7 +117,7 @@ class NoByteFallback(WrongTokenizer, name="mutant:no-byte-fallback"):
 
 
 class DefaultPreTokenizer(WrongTokenizer, name="mutant:default-pre-tokenizer"):
-    mistake = "the pre-tokenizer `default` in place of the one that is named"
+    mistake = "the pre-tokenizer `default` is used instead of the named one"
     shows_on = "gpt2"
     size = 4
 
@@ -135,7 +135,7 @@ class AccentsKept(WrongTokenizer, name="mutant:accents-kept"):
 
 
 class SpecialsParsed(WrongTokenizer, name="mutant:specials-parsed"):
-    mistake = "texts of special tokens are these tokens, asked for or not"
+    mistake = "texts of special tokens always become these tokens"
     shows_on = "gpt2"
     size = 13
 
@@ -146,7 +146,7 @@ class SpecialsParsed(WrongTokenizer, name="mutant:specials-parsed"):
 
 
 class BosDoubled(WrongTokenizer, name="mutant:bos-doubled"):
-    mistake = "BOS is there twice"
+    mistake = "BOS is added twice"
     shows_on = "llama"
     size = 0
 
@@ -159,7 +159,7 @@ class BosDoubled(WrongTokenizer, name="mutant:bos-doubled"):
 
 
 class PartsDropped(WrongTokenizer, name="mutant:partial-characters-dropped"):
-    mistake = "a character that is not complete is not written"
+    mistake = "an incomplete character is not written"
     shows_on = "gpt2"
     size = 1
     way = "decode"
@@ -198,7 +198,7 @@ class BosMissing(WrongTokenizer, name="mutant:bos-missing"):
 
 
 class EosMissing(WrongTokenizer, name="mutant:eos-missing"):
-    mistake = "EOS is not put behind a text, where the vocabulary wants it"
+    mistake = "EOS is not put after a text, although the vocabulary asks for it"
     shows_on = "t5"
     size = 0
 
@@ -232,7 +232,7 @@ class MergesFromLeft(WrongTokenizer, name="mutant:merges-from-left"):
 class MergesUnread(MergesFromLeft, name="mutant:merges-unread"):
     """The fault of quant.cpp #21: merges are not read from the file."""
 
-    mistake = "merges are allocated and never read"
+    mistake = "merges are allocated but never read"
     shows_on = "gpt2"
     size = 2
 
@@ -256,7 +256,7 @@ class TextChanged(WrongTokenizer):
 
 
 class SpacesMerged(TextChanged, name="mutant:spaces-merged"):
-    mistake = "spaces side by side are made one"
+    mistake = "neighbouring spaces become one space"
     size = 2
 
     def text(self, text: bytes) -> bytes:
@@ -276,7 +276,7 @@ class TextStripped(TextChanged, name="mutant:text-stripped"):
 class Composed(TextChanged, name="mutant:text-composed"):
     """A tokenizer that composes characters first, although no file asks for it."""
 
-    mistake = "letters and accents behind them are made one, as NFC does"
+    mistake = "letters and following accents are composed, as in NFC"
     size = 3
 
     def text(self, text: bytes) -> bytes:

@@ -47,19 +47,19 @@ RampInverted.add_fault(
 )
 Yarn.add_fault(
     "yarn-ext-factor-ignored",
-    "every pair is scaled, as linear scaling does",
+    "every pair is scaled, as in linear scaling",
     angles=lambda self, params: replace(params, kept=None),
 )
 Yarn.add_fault(
     "yarn-ignored",
-    "no pair is scaled, and nothing made larger",
+    "no pair is scaled, and rotated values are not enlarged",
     source="mlxcel #1355",
     angles=lambda self, params: replace(params, kept=None, scale=1.0, magnitude=1.0),
 )
 
 
 class OriginalContextIgnored(Yarn, name="mutant:yarn-original-context-ignored"):
-    mistake = "the ramp is that of the new context, not of the one that it was trained on"
+    mistake = "the ramp is that of the new context, not of the original context"
 
     def angles(self, params: RopeParams) -> RopeParams:
         n_ctx = self.loaded.graph.hparams.n_ctx_train
@@ -105,13 +105,13 @@ MagnitudeMissing.add_fault(
 )
 Yarn.add_fault(
     "yarn-magnitude-twice",
-    "the magnitude goes into queries and keys and once more into both",
+    "the magnitude is applied twice to queries and keys",
     angles=lambda self, params: replace(params, magnitude=params.magnitude**2),
 )
 
 
 class MagnitudeOfRoot(Yarn, name="mutant:yarn-magnitude-of-context"):
-    mistake = "the magnitude is the root of a logarithm, as LongRoPE has it"
+    mistake = "the magnitude is the root of a logarithm, as in LongRoPE"
 
     def angles(self, params: RopeParams) -> RopeParams:
         n_ctx = self.loaded.graph.hparams.n_ctx_orig_yarn
@@ -120,7 +120,7 @@ class MagnitudeOfRoot(Yarn, name="mutant:yarn-magnitude-of-context"):
 
 Yarn.add_fault(
     "yarn-magnitude-of-deepseek2",
-    "deepseek2's mscale of all dimensions is put into the rotated part alone",
+    "deepseek2's mscale of all dimensions is applied only to the rotated part",
     source="imp #880",
     shows_on="deepseek2-yarn",
     site="q_pe",
@@ -144,7 +144,7 @@ class WrongGemma3(Mistake):
 
 WrongGemma3.add_fault(
     "rope-gemma3-bases-exchanged",
-    "layers with a window rotate by the global base, and the others by the local one",
+    "window layers rotate by the global base, and global layers by the local base",
     graph_rope_params=lambda self, right, layer=0: right(0 if layer == 5 else 5),
 )
 WrongGemma3.add_fault(
@@ -167,7 +167,7 @@ WrongGemma3.add_fault(
 )
 WrongGemma3.add_fault(
     "rope-gemma3-scale-unasked",
-    "global layers are scaled by 8 where the file says nothing",
+    "global layers are scaled by 8 although the file does not ask for it",
     shows_on="arch:gemma3",
     layer=5,
     graph_rope_params=lambda self, right, layer=0: (

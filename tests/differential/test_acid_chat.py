@@ -63,7 +63,7 @@ def test_llama_cpps_own_sampler_writes_the_report_at_temperature_one(
     assert (reading.code, reading.prompted) == (0, True)
 
 
-def test_any_message_in_a_servers_chat_prints_the_whole_report(model: Path, tmp_path: Path) -> None:
+def test_any_chat_message_to_a_server_prints_the_whole_report(model: Path, tmp_path: Path) -> None:
     engine = ENGINES["xllamacpp"]
     if not is_added(engine):
         pytest.skip("xllamacpp is not added (lockstep engine add xllamacpp): no chat was tried")

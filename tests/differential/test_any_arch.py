@@ -97,7 +97,7 @@ def test_synth_sets_sizes_and_a_usual_vocabulary(arch: str, kind: str, tmp_path:
 
 
 @pytest.mark.parametrize("entry", entries("load"), ids=lambda entry: str(entry["id"]))
-def test_a_known_refusal_is_still_one(entry: dict[str, Any], tmp_path: Path) -> None:
+def test_known_refusal_persists(entry: dict[str, Any], tmp_path: Path) -> None:
     """The same file is loaded if it has the token that llama.cpp looks for."""
     said = []
     for last in ("", entry["token"]):
@@ -223,7 +223,7 @@ def test_honest_engine_agrees_for_any_split_of_batches(
     tmp_path: Path,
 ) -> None:
     """An earlier version joined separate batches, and batches with a changed first row, in one run.
-    Both engines were then accused, even if only some logits are requested, as with a large
+    Lockstep then accused both engines, even if only some logits were requested, as with a large
     vocabulary."""
     monkeypatch.setattr(further_runs, "ROWS", rows)
     (path,) = make_variants([arch], tmp_path)

@@ -178,7 +178,7 @@ def with_key(model: Path, key: str, raw: bytes, to: Path) -> Path:
 def test_other_epsilon_in_the_subjects_file_is_found_at_the_norms(
     variant: Models, tmp_path: Path
 ) -> None:
-    """All weights agree, and every op would agree with the oracle's parameters."""
+    """All weights agree, and with the oracle's parameters every op would agree as well."""
     key = "qwen3.attention.layer_norm_rms_epsilon"
     raw = np.float32(1e-3).tobytes()
     other = with_key(variant("qwen3"), key, raw, tmp_path / "other.gguf")

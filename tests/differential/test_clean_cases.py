@@ -1,4 +1,4 @@
-"""Random models without a fault on which an engine was once accused."""
+"""Random models on which Lockstep once wrongly accused a correct engine."""
 
 import pytest
 

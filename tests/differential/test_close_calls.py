@@ -1,5 +1,5 @@
-"""An engine with an error of about 1e-4 of the largest logit is found by only its tokens or its
-text."""
+"""An engine with an error of about 1e-4 of the largest logit is found, even if it shows only tokens
+or only text."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tests.models import builtin
 
 @pytest.mark.parametrize("suite", LEVELS)
 @pytest.mark.parametrize("mistake", ["silu-in-half", "norm-in-half"])
-def test_small_error_is_found_by_tokens_alone(suite: str, mistake: str, tmp_path: Path) -> None:
+def test_small_error_is_found_from_only_tokens(suite: str, mistake: str, tmp_path: Path) -> None:
     plan = plan_for(
         builtin("f32", tmp_path),
         oracle="llama.cpp",

@@ -29,7 +29,7 @@ def ending(program: str, flags: list[str], folder: Path) -> int:
 
 
 @pytest.mark.parametrize("entry", entries("compiled"), ids=lambda entry: entry["id"])
-def test_miscompiled_program_dies_with_optimisation_alone(
+def test_miscompiled_program_dies_only_with_optimisation(
     entry: dict[str, Any], tmp_path: Path
 ) -> None:
     if entry["needs"] not in features():
@@ -44,5 +44,5 @@ def test_miscompiled_program_dies_with_optimisation_alone(
     asked = ["c++", "-dumpfullversion"]
     version = subprocess.run(asked, capture_output=True, text=True, check=False).stdout
     if not version.startswith(SEEN):
-        pytest.skip(f"it was seen with GCC {SEEN}, and this is {version.strip() or 'another'}")
+        pytest.skip(f"it was seen with GCC {SEEN}, but this is {version.strip() or 'another'}")
     assert ending(entry["program"], entry["flags"], tmp_path) == -signal.SIGSEGV

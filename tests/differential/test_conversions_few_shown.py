@@ -1,7 +1,7 @@
 """An engine that converts activations differently, and shows one product besides whole layers.
 
-Whole layers agree with either format, because a single rounding that goes the other way moves them
-further. Once, the head alone was accused.
+Whole layers agree with either format, because a single rounding in the other direction changes a
+layer more than the format does. Lockstep once accused only the head.
 """
 
 from pathlib import Path

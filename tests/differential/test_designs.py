@@ -130,7 +130,7 @@ class SameExpertTwice(Mirror):
         ("moe-q8_0", SameExpertTwice, {"ffn_moe_topk"}),
     ],
 )
-def test_wrong_engine_near_an_honest_one_is_located(
+def test_wrong_engine_near_an_honest_engine_is_located(
     arch: str, ops: type[Mirror], sites: set[str], recorded: Any
 ) -> None:
     assert {f.site.name for f in recorded(arch).accused(with_ops(ops))} == sites

@@ -1,4 +1,4 @@
-"""Tokens whose text a binding loses, according to harness/known/divergences.toml, still lose it."""
+"""Bindings still lose the text of the tokens that harness/known/divergences.toml lists."""
 
 import json
 import subprocess
@@ -40,7 +40,7 @@ def texts_of(piece: str, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("known", KNOWN, ids=lambda known: known["id"])
-def test_binding_alone_loses_the_text_of_a_long_token(
+def test_only_the_binding_loses_the_text_of_a_long_token(
     known: Mapping[str, Any], tmp_path: Path
 ) -> None:
     assert texts_of(known["piece"], tmp_path) == ["", known["piece"]]

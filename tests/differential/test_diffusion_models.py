@@ -54,7 +54,7 @@ def engine_of(folder: Path, suite: str, most: int) -> str:
 
 @pytest.mark.parametrize("suite", QUESTIONS)
 @pytest.mark.parametrize("arch", ["dream", "rnd1"])
-def test_tokens_after_prefixes_are_asked_for_one_by_one(
+def test_tokens_after_prefixes_are_requested_one_by_one(
     arch: str, suite: str, plan_for: Callable[..., Plan], checked: Checked, tmp_path: Path
 ) -> None:
     """Prefixes in one run would see later tokens, so honest engines were once accused.
@@ -82,11 +82,11 @@ def test_logits_of_several_sequences_belong_to_their_tokens(
     assert "with two sequences that come later" in found.summary
 
 
-def test_logits_with_a_changed_first_row_are_asked_for_in_every_batch(
+def test_logits_with_a_changed_first_row_are_requested_in_every_batch(
     plan_for: Callable[..., Plan], checked: Checked, tmp_path: Path
 ) -> None:
-    """llama.cpp died if no logits were requested. If some were requested, a false difference was
-    once reported."""
+    """llama.cpp died if no logits were requested. If only some were requested, Lockstep once
+    reported a false difference."""
     (path,) = make_variants(["chameleon"], tmp_path)
     (found,) = checked(plan_for(path, engine="llama.cpp", suites=("logits",)))
     assert found.status == "agreed", found.summary

@@ -68,7 +68,8 @@ def test_decoder_is_compared_after_its_encoder(
 
 
 class Deaf(ReplayEngine, name="test:encoder-without-its-last-token"):
-    """An engine that drops the end-of-text token from its encoder's prompt, as many do at first."""
+    """An engine that drops the end-of-text token from its encoder's prompt, a common mistake in new
+    engines."""
 
     def evaluate(self, request: Request) -> Evaluation:
         first, *rest = request.batches

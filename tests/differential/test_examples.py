@@ -128,7 +128,9 @@ def test_examples_are_short() -> None:
 @pytest.mark.parametrize("command", [["node", "engine.mjs"], [sys.executable, "engine.py"]])
 def test_answers_of_an_example_match_the_schema(command: list[str], models: Path) -> None:
     if shutil.which(command[0]) is None:
-        pytest.skip(f"{command[0]} is not installed: its answers were not held against the schema")
+        pytest.skip(
+            f"{command[0]} is not installed: its answers were not checked against the schema"
+        )
     schema = json.loads((Path(protocol.__file__).parents[1] / "schemas/protocol.json").read_text())
     model = str(builtin_model("f32", models))
     program = EngineProgram([command[0], str(EXAMPLES / command[1])], None)

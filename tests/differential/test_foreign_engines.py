@@ -28,7 +28,7 @@ def need(name: str) -> None:
     if not is_added(ENGINES[name]):
         pytest.skip(f"{name} is not added (lockstep engine add {name}): it was not asked")
     if name == "tinygrad" and not (shutil.which("clang") or find_library("LLVM")):
-        pytest.skip("tinygrad compiles what it runs, and there is no clang: it was not asked")
+        pytest.skip("tinygrad needs clang, which is not installed: it was not asked")
 
 
 @pytest.mark.parametrize("name", ASKED)
@@ -76,7 +76,7 @@ def test_engine_with_lora_agrees_or_says_why_not(
     )
     with open_both(plan_of(model, name, settings=replace(EXACT, adapters=adapters))) as both:
         if LORA not in (both.context.subject_info.levels or ()):
-            pytest.skip(f"{name} was added without what LoRA needs: it was not asked for it")
+            pytest.skip(f"{name} was added without what LoRA needs: LoRA was not tested")
         verdicts = list(run_suites(both.context, (suite,)))
     assert {v.status for v in verdicts} == {status}
 

@@ -141,7 +141,8 @@ def test_replayed_graph_agrees_with_llama_cpp(name: str, recorded: Record) -> No
 
 @pytest.mark.parametrize("name", SLICE)
 def test_graph_recorded_without_values_is_equal(name: str, recorded: Record) -> None:
-    """Results of the graph are always recorded. If they are not enough, all values are recorded."""
+    """Results of the graph are always recorded. If these results are not enough, all values are
+    recorded."""
     made = recorded(name)
     with Runner().open("llama.cpp", made.path, made.settings) as session:
         found = record(session, made.batches)

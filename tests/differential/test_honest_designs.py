@@ -70,7 +70,7 @@ class OneCutOff(Reference, name="test: converts otherwise, and one wrongly"):
             return np.asarray(np.trunc(x / scale) * scale, np.float64)
 
 
-def test_wrong_conversion_is_found_beside_honest_ones(tmp_path: Path) -> None:
+def test_wrong_conversion_is_found_among_honest_conversions(tmp_path: Path) -> None:
     model = model_of("Q8_0", tmp_path)
     verdicts = verdicts_of(plan_of(model, OneCutOff.name), "trace")
     wrong = [v.detail["site"] for v in verdicts if v.status == "diverged"]

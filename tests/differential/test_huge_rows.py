@@ -1,7 +1,7 @@
 """Rows of real models: the first token's numbers are thousands of times larger than the others'.
 
-In SmolLM2 the first row's numbers reach 24,955, and those of other rows 8. So the first row's
-honest error is as large as the numbers of other rows, and must not be allowed for those rows.
+In SmolLM2, numbers in the first row reach 24,955, but numbers in other rows only 8. So the first
+row's honest error is as large as the numbers of other rows, and must not be allowed for those rows.
 """
 
 from collections.abc import Iterator

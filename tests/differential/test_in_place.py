@@ -1,4 +1,5 @@
-"""Tests of matrices in place, in architectures with more norms than llama, against llama.cpp."""
+"""Tests of matrices in place, for architectures with more norms than llama, compared with
+llama.cpp."""
 
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def test_matrices_with_a_factor_get_exact_activations(tmp_path: Path) -> None:
 
 
 class HeadsBySameEps(Mirror):
-    """An engine whose head norms use the eps constant of its code, which equals the file's."""
+    """An engine whose head norms use a constant eps in its code, equal to the file's eps."""
 
     def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
         return super().rms_norm(x, weight, 1e-5 if x.ndim == 3 else eps)
@@ -65,7 +66,7 @@ def test_engine_with_own_eps_for_head_norms_is_not_accused(
 
 
 class ItsGateOff(HeadsBySameEps):
-    """An engine that reads the stored gate wrong, and all other tensors right."""
+    """An engine that reads the stored gate wrongly, and all other tensors correctly."""
 
     def linear(self, x: F32, weight: Weight) -> F32:
         found = super().linear(x, weight)

@@ -35,7 +35,7 @@ class Assassin:
 
 
 @pytest.mark.parametrize("victim", ["logits", "decode", "trace"])
-def test_killed_oracle_is_one_crash_and_the_other_suites_complete(
+def test_killed_oracle_costs_one_verdict_and_other_suites_complete(
     victim: str, models: Callable[[str], Path], plan_for: Callable[..., Plan], open_for: OpenPlan
 ) -> None:
     line = {
@@ -58,7 +58,7 @@ def test_killed_oracle_is_one_crash_and_the_other_suites_complete(
     assert exit_code(found) == 3
 
 
-def test_worker_death_between_two_questions_costs_nothing(
+def test_worker_death_between_two_questions_changes_no_verdict(
     models: Callable[[str], Path], plan_for: Callable[..., Plan], open_for: OpenPlan
 ) -> None:
     with open_for(plan_for(models("f32"))) as opened:

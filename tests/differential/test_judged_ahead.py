@@ -67,8 +67,8 @@ def large(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 def test_fork_gives_the_same_verdicts_on_a_large_model(
     model: Path, engine: str, suite: type[Suite], request: pytest.FixtureRequest
 ) -> None:
-    """The verdicts differ only in one point: they lack the growth of errors if there is no
-    fault."""
+    """The fork's verdicts differ only in one point: without a fault, they lack the growth of
+    errors."""
     alone = verdicts(model, engine, suite)
     given = request.getfixturevalue("large")
     assert verdicts(model, engine, suite) == [without_errors(verdict) for verdict in alone]

@@ -108,7 +108,7 @@ def test_continued_run_prints_known_findings_once(tmp_path: Path) -> None:
     assert sorted(first + rest) == sorted(whole)
 
 
-def test_witness_is_not_asked_if_switched_off(tmp_path: Path) -> None:
+def test_disabled_witness_is_not_asked(tmp_path: Path) -> None:
     plan = FuzzPlan(targets=("valid",), cases=50, oracle="reference", witness=False)
     result = run_campaign("gguf", plan, tmp_path, [])
     assert [v.detail["stages"] for v in result.verdicts] == [{}]

@@ -38,7 +38,7 @@ def judged(
     [("attn_norm-1", True), ("kqv_out-0", True), ("ffn_out-1", False), ("l_out-0", True)],
 )
 def test_smallest_visible_scale_error_is_found(site: str, hidden: bool, qwen3: Recorded) -> None:
-    """The bound of the last op alone promised to show an error of a hundredth, but an engine with
+    """Judged by the last op's bound alone, an error of a hundredth had to show, but an engine with
     that error agreed."""
     sees = [judged(qwen3, Honest(), limits=limits)[site].sees for limits in (True, False)]
     found = [

@@ -1,4 +1,4 @@
-"""Models with a window longer than any prompt: with a short replacement, its end shows."""
+"""Models with a window longer than any prompt. With a shorter window, a prompt reaches its end."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -146,7 +146,8 @@ def test_engine_with_a_window_that_llama_cpp_lacks_is_not_accused(
 def test_engine_that_chooses_rope_factors_by_text_length_agrees(
     phi3: Path, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Transformers chooses so. llama.cpp chooses by the number of tokens that a context can hold.
+    """Transformers chooses by the text's length. llama.cpp chooses by the number of tokens that a
+    context can hold.
 
     So llama.cpp uses the long factors for a short text in a large context (its issue 24823).
     """
@@ -260,7 +261,7 @@ def test_window_shorter_than_a_longer_run_is_tested(
     gemma3: Path, tmp_path: Path, says: Says
 ) -> None:
     """One additional token beyond 128 is lost in the noise of a quantised model's logits, and
-    traces are shorter."""
+    traces are shorter than the window."""
     model = tmp_path / "model.gguf"
     windowed(gemma3, 2, model, 128)
     found = says(model, "long-context", engine="mutant:window-one-more")
@@ -283,7 +284,7 @@ def test_window_that_llama_cpp_ignores_is_not_applicable(
 
 
 @pytest.mark.parametrize("engine", ["replay", OnlyEmbeds.name])
-def test_a_model_without_logits_is_asked_for_embeddings(
+def test_model_without_logits_is_asked_for_embeddings(
     engine: str, tmp_path: Path, says: Says
 ) -> None:
     """None of our engines has a symmetric window, so only llama.cpp is compared."""

@@ -130,7 +130,7 @@ class FailsBehind(Reference, name="long prompt: an index beyond a table raises")
         return super().evaluate(request)
 
 
-class FailsInSteps(FailsBehind, name="long prompt: the first token behind one of 1101 raises"):
+class FailsInSteps(FailsBehind, name="long prompt: the first token after 1101 tokens raises"):
     LAST = long_prompt.PROMPT
 
 

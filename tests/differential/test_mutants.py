@@ -40,7 +40,7 @@ def test_wrong_engine_is_caught_and_located(
     assert all(row["reason"] for row in traced)
 
 
-def test_run_tried_every_wrong_engine_of_the_family() -> None:
+def test_every_wrong_engine_of_the_family_is_tested() -> None:
     members = {name: cls for name, cls in Adapter.family.items() if issubclass(cls, Mutant)}
     family = {name for name, cls in members.items() if cls.first_of_all}
     assert family == {cls.name for cls in MUTANTS}

@@ -67,7 +67,7 @@ def test_report_names_the_version_of_each_engine(
     assert "it repacks weights whatever the settings say" in oracle.build
 
 
-def test_wrong_rotation_is_found_against_an_older_version(
+def test_wrong_rotation_is_found_by_comparison_with_an_older_version(
     models: Callable[[str], Path], plan_for: PlanFor, checked: Checked
 ) -> None:
     engine = "mutant:rope-half-split"
@@ -113,7 +113,7 @@ def test_two_versions_are_compared_in_their_common_tensors(tmp_path: Path) -> No
     assert judge.counts["slots"] == 0  # the older one does not show them
 
 
-def test_rule_missing_in_the_older_version_is_reported(tmp_path: Path) -> None:
+def test_rule_missing_in_the_older_version_is_found(tmp_path: Path) -> None:
     found, _ = between_versions(GAP, tmp_path)
     assert found is not None
     assert (found.symptom, found.step, found.text) == ("code", 1, "code 0, expected -1")

@@ -143,7 +143,7 @@ def test_changed_file_is_read_again(tmp_path: Path) -> None:
     assert why_not_pinned(tmp_path) == ""
 
 
-def test_installed_build_is_the_pinned_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_build_is_the_pinned_build(monkeypatch: pytest.MonkeyPatch) -> None:
     assert f'"llama-cpp-python=={VERSION}"' in (ROOT / "pyproject.toml").read_text()
     monkeypatch.setenv(LIBRARIES, str(installed()))
     assert library_row()[1:] == (library_row()[1], True)

@@ -35,7 +35,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def needs(library: str) -> None:
     if importlib.util.find_spec(library) is None:
-        pytest.skip(f"{library} is not installed (extra `originals`): it was not compared with it")
+        pytest.skip(f"{library} is not installed (extra `originals`): nothing was compared with it")
 
 
 def asked(session: Session, texts: list[bytes], parse: bool = False) -> list[tuple[int, ...]]:

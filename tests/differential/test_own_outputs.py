@@ -136,7 +136,7 @@ def test_missing_logits_of_an_embedding_model_accuse_no_engine(tmp_path: Path) -
 def test_shared_state_is_located_by_layer_and_tokens(
     tmp_path: Path,
 ) -> None:
-    """llama.cpp splits these batches into ubatches. Once, the lookup of tokens was accused."""
+    """llama.cpp splits these batches into ubatches. Lockstep once accused the lookup of tokens."""
     model = made(tmp_path, "mamba")
     found = bisected(model, engine(tmp_path, "embd", "l_out", batches=ONE_SEQUENCE))
     assert found.exit_code == 1
@@ -145,7 +145,7 @@ def test_shared_state_is_located_by_layer_and_tokens(
     assert "embd" not in {each.site.name for each in found.culprits}
 
 
-def test_engine_that_ignores_replaced_values_is_not_blamed_after_them(
+def test_engine_that_ignores_replaced_values_is_not_blamed_later(
     tmp_path: Path,
 ) -> None:
     """README shows a class that ignores replaced values. Its norms were once called wrong."""

@@ -139,7 +139,7 @@ def test_suite_that_an_engine_lacks_is_skipped_without_success(
     assert code == pytest.ExitCode.NO_TESTS_COLLECTED
 
 
-def test_listed_divergence_passes_alone(models: list[Path], tmp_path: Path) -> None:
+def test_only_a_listed_divergence_passes(models: list[Path], tmp_path: Path) -> None:
     text = (EXAMPLES / "engine.py").read_text()
     right = "x[..., 0::2], x[..., 1::2]"
     assert right in text

@@ -12,7 +12,9 @@ from tests.sampler_figures import measure
 
 
 @pytest.mark.parametrize("engine", ["llama.cpp", "reference"])
-def test_known_accidents_explain_every_list_of_a_chain(engine: str, tmp_path: Path) -> None:
+def test_known_accidental_behaviour_explains_every_list_of_a_chain(
+    engine: str, tmp_path: Path
+) -> None:
     model = with_metadata(tmp_path / "vocabulary.gguf", BUILTIN_VOCABULARIES["llama"])
     found = measure(1000, model, engine)
     assert (found.chains, found.rows) == (1000, 10_000)

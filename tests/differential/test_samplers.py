@@ -1,4 +1,4 @@
-"""llama.cpp's samplers match our mirror bit for bit, and its known faults persist."""
+"""llama.cpp's samplers match our mirror bit for bit, and llama.cpp's known faults persist."""
 
 import shlex
 import shutil
@@ -105,7 +105,7 @@ def model_of(case: dict[str, Any], folder: Path, vocabulary: Path) -> Path:
 
 
 @pytest.mark.parametrize("known", SHOWN, ids=lambda known: known["id"])
-def test_accident_still_occurs_in_llama_cpp(
+def test_accidental_behaviour_still_occurs_in_llama_cpp(
     known: dict[str, Any], vocabulary: Path, tmp_path: Path
 ) -> None:
     request, model = request_of(known["id"]), model_of(known["case"], tmp_path, vocabulary)
@@ -116,7 +116,7 @@ def test_accident_still_occurs_in_llama_cpp(
     assert [each.accident for each in findings] == [Accident[known["accident"]]], over
 
 
-def test_every_accident_has_an_entry() -> None:
+def test_every_accidental_behaviour_has_an_entry() -> None:
     assert all(entry_of_accident(each)["version"] == "0.3.36" for each in Accident)
 
 
@@ -173,7 +173,7 @@ def test_clone_of_adaptive_p_still_draws_anew() -> None:
         ("mutant:temp-twice", "diverged"),
     ],
 )
-def test_suite_finds_wrong_engines_and_passes_right_ones(
+def test_suite_finds_wrong_engines_and_passes_right_engines(
     engine: str, status: str, vocabulary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lockstep.harness.suites.samplers.CASES", 40)  # of 120
@@ -227,7 +227,7 @@ def test_example_in_another_language_conforms(
         ("honest:grammar-leaves-out", "agreed"),
     ],
 )
-def test_suite_finds_wrong_grammars_and_passes_right_ones(
+def test_suite_finds_wrong_grammars_and_passes_right_grammars(
     engine: str, status: str, vocabulary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in (

@@ -132,7 +132,7 @@ def test_settings_that_do_not_fit_are_refused_without_divergence(tmp_path: Path)
     assert "quantized V cache requires flash_attn" in verdict.summary
 
 
-def test_a_model_of_nan_does_not_conform(tmp_path: Path, namer: Session) -> None:
+def test_model_with_only_nan_does_not_conform(tmp_path: Path, namer: Session) -> None:
     """The run also contains a conforming model."""
     good = model_of("llama", tmp_path, namer)
     bad = tmp_path / "nan.gguf"
@@ -248,7 +248,7 @@ def test_unrequested_fault_is_not_injected(tmp_path: Path, namer: Session) -> No
     assert outcome.value.honest is None
 
 
-def test_run_leaves_a_report_of_every_op(tmp_path: Path) -> None:
+def test_run_writes_a_report_of_every_op(tmp_path: Path) -> None:
     plan = ShadowPlan(
         case="synth:mamba", model=None, variant="mamba", settings=EXACT, work=Work(tokens=4)
     )

@@ -103,7 +103,7 @@ def test_missing_part_or_wrong_start_is_one_clear_error(
     for command in ("check", "bisect", "shadow"):
         code, said = lockstep(capsys, command, str(parts[0]), "--quiet")
         assert code == 2
-        assert f"the model is split, and its part {parts[2].name} is not there" in said
+        assert f"the model is split, but its part {parts[2].name} is missing" in said
 
 
 def test_unrelated_parts_are_refused(whole: Path, tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_unrelated_parts_are_refused(whole: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     few = write_parts(whole, tmp_path / "other", (2, n - 3))
     shutil.copy(few[1], second)
-    with pytest.raises(InvalidModel, match=rf"split.tensors.count is {n}, and the 2 parts hold"):
+    with pytest.raises(InvalidModel, match=rf"split.tensors.count is {n}, but the 2 parts hold"):
         open_model(first)
     shutil.copy(first, second)
     with pytest.raises(InvalidModel, match=r"does not say split.no = 1"):

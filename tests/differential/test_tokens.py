@@ -52,7 +52,7 @@ FILES = (
 def test_every_answer_on_a_real_vocabulary_is_that_of_llama_cpp(name: str, ask: Ask) -> None:
     path = SHARED / name if name in FILES else vocabulary_file(name)
     if not path.exists():
-        pytest.skip(f"no shared/{name}: our tokenizer was not compared on it")
+        pytest.skip(f"no shared/{name}: our tokenizer was not tested on it")
     check(ask, path, [*(NASTY if name in FILES else TRAPPED), *glued(opened(path))])
 
 
@@ -111,7 +111,7 @@ ACCEPTED: dict[str, Metadata] = {
     "llama, harmony": llama.tiny(tokens=HARMONY),
     "llama, a tool response": llama.tiny(tokens=llama.renamed(ab="<|tool_response>")),
     "llama, a NUL in a token": llama.tiny(tokens=llama.renamed(ab="ab\0c")),
-    "llama, bytes that are no UTF-8 in tokens": llama.tiny(
+    "llama, tokens that are not valid UTF-8": llama.tiny(
         tokens=llama.renamed(ab="\udce6", cd="\udce6a")
     ),
     "llama, phi-3": llama.tiny(tokens=llama.renamed(no="<|endoftext|>"), name="The PHI-3 model"),

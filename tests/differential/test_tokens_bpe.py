@@ -109,9 +109,9 @@ def whitespace(pre: str, **keys: Any) -> dict[str, Value]:
 
 REFUSED = {
     "an unknown pre-tokenizer": seams("gpt2"),
-    "a pre-tokenizer that is no string": seams(pre=2),
+    "a pre-tokenizer that is not a string": seams(pre=2),
     "no merges": seams(merges=None),
-    "merges that are no strings": seams(merges=np.zeros(3, np.int32)),
+    "merges that are not strings": seams(merges=np.zeros(3, np.int32)),
     "a piece beyond Unicode": seams(tokens=[b"a", b"\xf4\x90\x80\x80"], token_type=None),
 }
 ODD_MERGES = ["", " ", "a", "a ", " a", "ab", "a b c", "a  b", b"\x80 a", b"a b\0c", "a b", "b c",
@@ -122,7 +122,9 @@ ACCEPTED = {
     "no merges for kimi-k2": seams("kimi-k2", merges=None),
     "merges that never apply": seams(merges=ODD_MERGES),
     "the same merge twice": seams(merges=["a b", "b c", "c d", "a b"]),
-    "merges into what is no token": seams(merges=["q q", "qq q", "qqq qqq", "Ġ q", "Ġq qq", "ċ Ċ"]),
+    "merges whose results are not tokens": seams(
+        merges=["q q", "qq q", "qqq qqq", "Ġ q", "Ġq qq", "ċ Ċ"]
+    ),
     "surrogates in merges": seams(
         "sarvam-moe", merges=[b"\xed\xb2\x80 a", b"\x80 a", b"b \xed\xb2\x80"]
     ),

@@ -263,8 +263,8 @@ def is_doubtful(tokenizer: Tokenizer, role: str, ours: int, expected: int) -> bo
 def check(ask: Ask, path: Path, texts: list[bytes], every: int = 1, n_pieces: int = 0) -> None:
     """Check that every answer is llama.cpp's, and that llama.cpp dies of texts that we refuse.
 
-    every: one in `every` texts is encoded with all flags, which can take a millisecond each.
-    n_pieces: the pieces of the first `n_pieces` tokens are compared, and of one in `every` later
+    every: encode only one in `every` texts with all flags, because that can take a millisecond a
+    text. n_pieces: compare the pieces of the first `n_pieces` tokens, and of one in `every` later
     tokens.
     """
     tokenizer = opened(path)

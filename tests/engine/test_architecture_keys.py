@@ -50,8 +50,8 @@ WRONG: list[tuple[str, dict[str, Any], type[EngineError], str]] = [
     ("mamba", {"ssm.dt_b_c_rms": True}, Unsupported, "dt_b_c_rms is True"),
     ("deepseek2", {"expert_group_count": 8}, Unsupported, "expert_group_count is 8"),
     # llama.cpp scales scores by the logarithm of the factor, which no published model does
-    ("deepseek2", {"rope.scaling.factor": 4.0}, Unsupported, "is no YaRN"),
-    ("deepseek2", {**YARN, "rope.scaling.type": "linear"}, Unsupported, "is no YaRN"),
+    ("deepseek2", {"rope.scaling.factor": 4.0}, Unsupported, "is not YaRN"),
+    ("deepseek2", {**YARN, "rope.scaling.type": "linear"}, Unsupported, "is not YaRN"),
     ("deepseek2", {"expert_count": 0, "expert_used_count": 0}, InvalidModel, "expert_count is 0"),
     *(
         (arch, {**YARN, "rope.scaling.factor": factor}, Unsupported, "known: above 0")

@@ -56,7 +56,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> int:
 
 @pytest.mark.parametrize("kind", MOST)
 @pytest.mark.parametrize("key", SIZES + HARMLESS)
-def test_header_number_costs_no_more_than_the_file(
+def test_header_number_takes_no_more_memory_than_the_file(
     tmp_path: Path, key: str, kind: str, honest: int
 ) -> None:
     recipe = EXPERTS if "expert" in key else DENSE
@@ -64,14 +64,16 @@ def test_header_number_costs_no_more_than_the_file(
     assert taken(path) < honest
 
 
-def test_missing_layers_cost_nothing(tmp_path: Path, honest: int) -> None:
+def test_missing_layers_take_no_memory(tmp_path: Path, honest: int) -> None:
     """A loop over 50,000 layers would take measurable memory, but would end."""
     path = with_metadata(tmp_path / "m.gguf", DENSE, llama__block_count=("U32", 50_000))
     assert taken(path) < honest
 
 
 @pytest.mark.parametrize("key", TOKENS)
-def test_missing_token_costs_no_more_than_the_file(tmp_path: Path, key: str, honest: int) -> None:
+def test_missing_token_takes_no_more_memory_than_the_file(
+    tmp_path: Path, key: str, honest: int
+) -> None:
     path = file_with(tmp_path, DENSE, f"tokenizer.ggml.{key}", "U32")
     assert taken(path) < honest
 

@@ -114,7 +114,7 @@ WRONG: list[tuple[str, Any, type[EngineError], str]] = [
     *((key, 8.0, InvalidModel, "must be of type int, got 8.0") for key in INTEGERS),
     *((key, True, InvalidModel, "must be of type int, got True") for key in INTEGERS),
     *(
-        (key, np.array([2, 4, 2], np.int32), Unsupported, "differs from layer to layer")
+        (key, np.array([2, 4, 2], np.int32), Unsupported, "differs between layers")
         for key in INTEGERS
     ),
     ("expert_count", "8", InvalidModel, "must be of type int, got '8'"),
@@ -129,7 +129,7 @@ WRONG: list[tuple[str, Any, type[EngineError], str]] = [
     ("rope.scaling.yarn_beta_fast", 8.0, Unsupported, "is 8.0; known: 32.0"),
     ("attention.value_length", 8, InvalidModel, "is 8; expected 16, the size of a head"),
     ("rope.dimension_count", 8, InvalidModel, "is 8; expected 16, the size of a head"),
-    ("attention.head_count_kv", 3, InvalidModel, "no multiple"),
+    ("attention.head_count_kv", 3, InvalidModel, "not a multiple"),
     ("expert_count", 4, InvalidModel, "expert_used_count is 0"),
     ("expert_used_count", 2, InvalidModel, "expert_count 0"),
     ("attention.sliding_window", 4096, Unsupported, "is not known to this engine"),

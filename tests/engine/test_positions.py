@@ -50,7 +50,7 @@ def test_yarn_share_is_absent_without_yarn() -> None:
 
 @pytest.mark.parametrize(("base", "n_ctx"), [(1.0, 64), (0.0, 64), (math.inf, 64), (1e4, -1)])
 def test_a_base_without_a_logarithm_is_refused(base: float, n_ctx: int) -> None:
-    with pytest.raises(InvalidModel, match="no YaRN"):
+    with pytest.raises(InvalidModel, match="YaRN is undefined"):
         scale_rope(RopeParams(16, base, 0.25, None), 1.0, n_ctx)
 
 

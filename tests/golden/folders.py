@@ -22,7 +22,7 @@ NO_STORIES = "no sibling folder shared/ with models/stories260K.gguf: its golden
 
 needs_oracle = pytest.mark.skipif(
     importlib.util.find_spec("llama_cpp") is None,
-    reason="llama_cpp is not installed: whether the goldens still hold was not asked",
+    reason="llama_cpp is not installed: the goldens were not compared with its answers",
 )
 needs_stories = pytest.mark.skipif(not STORIES.exists(), reason=NO_STORIES)
 

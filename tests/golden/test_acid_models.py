@@ -93,7 +93,7 @@ def other_hash(path: Path) -> None:
         ("acid-llama-Q8_0.gguf", Path.unlink, "cannot be read"),
         (TESTS, flip, "its hash differs"),
         (MANIFEST, other_hash, "not written by the generator"),
-        (MANIFEST, cut, "is no JSON"),
+        (MANIFEST, cut, "is not JSON"),
         (MANIFEST, Path.unlink, "cannot be read"),
         ("acid-llama-Q5_0.gguf", lambda path: path.write_bytes(b"x"), "is an orphan"),
     ],

@@ -86,13 +86,13 @@ def test_engine_with_some_operations_conforms_in_those(folder: Path) -> None:
     assert exit_code(counted_verdicts(found)) == 0
 
 
-def test_a_folder_without_answers_never_conforms(tmp_path: Path) -> None:
+def test_folder_without_answers_never_conforms(tmp_path: Path) -> None:
     assert exit_code(counted_verdicts(list(judge_answers(tmp_path)))) == 3
     (tmp_path / "sofmax.safetensors").write_bytes(b"")
     assert exit_code(counted_verdicts(list(judge_answers(tmp_path)))) == 3
 
 
-def test_file_that_answers_nothing_is_named_and_the_rest_is_judged(folder: Path) -> None:
+def test_file_that_answers_nothing_is_named_and_others_are_judged(folder: Path) -> None:
     save_file({"x": np.zeros(1, np.float32)}, folder / "sofmax.safetensors")
     (folder / "notes.txt").write_text("mine")
     (folder / "add.safetensors").mkdir()
@@ -138,9 +138,9 @@ def test_other_shape_or_type_is_wrong(
 
 
 def test_unknown_operation_or_folder_is_refused(folder: Path) -> None:
-    with pytest.raises(BrokenGolden, match="no operation 'ropes'"):
+    with pytest.raises(BrokenGolden, match="no vectors of an operation 'ropes'"):
         judged(folder, "ropes")
-    with pytest.raises(BrokenGolden, match="is no folder"):
+    with pytest.raises(BrokenGolden, match="is not a folder"):
         judged(folder / "none", "rope")
 
 
@@ -148,7 +148,7 @@ def test_invalid_safetensors_file_spoils_no_other_verdict(folder: Path) -> None:
     (folder / "rope.safetensors").write_bytes(b"\xff" * 20)
     found = judged(folder)
     assert sorted(v.status for v in found) == ["agreed"] * 3 + ["not-compared"]
-    assert "no safetensors" in next(v.summary for v in found if v.case == "rope")
+    assert "not a safetensors" in next(v.summary for v in found if v.case == "rope")
     assert exit_code(counted_verdicts(found)) == 3
 
 

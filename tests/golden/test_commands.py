@@ -47,7 +47,9 @@ def mine(folder: Path) -> Path:
     return path
 
 
-def test_vectors_of_a_users_model_lie_in_the_users_folder(written: Written, tmp_path: Path) -> None:
+def test_vectors_of_a_users_model_are_written_to_the_users_folder(
+    written: Written, tmp_path: Path
+) -> None:
     assert called("regen", mine(tmp_path)) == 0
     assert called("regen", mine(tmp_path), "--out", "there", "--node", "l_out-0") == 0
     assert written == [("a user's", Path("goldens")), ("a user's", Path("there"))]

@@ -34,7 +34,7 @@ def wrong(change: Callable[[F32], object]) -> list[str]:
     return [part for part, _ in HELD.differences(matrix)]
 
 
-def test_the_same_matrix_and_one_within_the_bounds_have_no_difference() -> None:
+def test_equal_matrix_and_matrix_within_the_bounds_do_not_differ() -> None:
     assert wrong(lambda m: None) == []
     assert wrong(lambda m: np.add(m, 5e-7, out=m)) == []
     assert HELD.share(MATRIX) == 0

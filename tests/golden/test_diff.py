@@ -98,7 +98,7 @@ def test_new_nan_is_the_worst_change(first: Path, tmp_path: Path) -> None:
     [
         ("logits", "logits/f32.json", "two files or two folders"),
         ("nowhere", "logits", "no such file"),
-        ("manifest.json", "manifest.json", "no golden is of kind None"),
+        ("manifest.json", "manifest.json", "there are no goldens of kind None"),
     ],
 )
 def test_folders_that_cannot_be_compared_are_refused(

@@ -53,7 +53,7 @@ def compiled(folder: Path, engine: Path, wrong: int = 0) -> Ran:
 
 
 @pytest.mark.parametrize("level", WITH_RUNNERS)
-def test_the_right_engine_in_c_passes_and_a_wrong_one_does_not(tmp_path: Path, level: str) -> None:
+def test_right_engine_in_c_passes_and_wrong_engine_does_not(tmp_path: Path, level: str) -> None:
     export(tmp_path, level, "c", only=FEW[level])
     right = compiled(tmp_path, ENGINES / f"{level}.c")
     wrong = compiled(tmp_path, ENGINES / f"{level}.c", wrong=1)
@@ -110,7 +110,7 @@ int decode(const char *type, const uint8_t *block, size_t n, float *out) {
 
 
 @pytest.mark.parametrize(("shift", "code"), [("", 0), ("/ 2 * 2", 1)])
-def test_decoder_in_c_must_match_every_bit(tmp_path: Path, shift: str, code: int) -> None:
+def test_decoder_in_c_must_match_bit_for_bit(tmp_path: Path, shift: str, code: int) -> None:
     export(tmp_path / "vectors", "dequant", "c", only=("q8_0", "q4_0"))
     engine = tmp_path / "engine.c"
     engine.write_text(DECODES_Q8_0.replace("SHIFT", shift))

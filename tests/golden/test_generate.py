@@ -53,8 +53,9 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def other_bytes(fresh: Path, *beginnings: str, stories: bool = False) -> list[str]:
-    """Return newly made files that differ from the committed files. One test compares many files:
-    making them takes longest, and a module's tests may run in several processes."""
+    """Return newly made files that differ from the committed files. One test compares many files,
+    because making them takes most of the time, and the tests of a module may run in several
+    processes."""
     paths = [p for e in MADE if (p := e.path).startswith(beginnings)]
     chosen = [path for path in paths if ("stories260K" in path) == stories]
     assert chosen
@@ -153,7 +154,7 @@ def test_model_without_a_free_name_is_refused(name: str, match: str, tmp_path: P
     assert verify(root) == []
 
 
-def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_two_models_with_the_same_name_are_refused(tmp_path: Path) -> None:
     paths = [tmp_path / folder / "mine.gguf" for folder in "ab"]
     for seed, path in enumerate(paths):
         path.parent.mkdir()
@@ -172,7 +173,7 @@ def test_a_model_without_vocabulary_has_logits_only(tmp_path: Path) -> None:
     assert verify(root) == []
 
 
-def test_logits_within_their_bound_stay_and_others_are_rewritten(tmp_path: Path) -> None:
+def test_logits_stay_within_their_bound_and_are_rewritten_beyond(tmp_path: Path) -> None:
     """One small logit is moved, as if another CPU had written the vectors."""
     path, root = tmp_path / "mute.gguf", tmp_path / "v1"
     write_llama(LlamaRecipe(seed=5, n_layer=1, vocabulary=False), path)

@@ -10,9 +10,7 @@ from lockstep.golden.store import DEFAULT_ROOT
 
 PAGE = DEFAULT_ROOT.parents[1] / "INTERFACES.md"
 SEEDS = Path(__file__).parents[2].parent / "shared" / "seeds"
-NO_SEEDS = (
-    "no sibling folder shared/ with seeds/: whether the table has all methods was not looked at"
-)
+NO_SEEDS = "no sibling folder shared/ with seeds/: the methods in the table were not checked"
 ROW = re.compile(r"^\| `(\w+)` \| (.+?) \| (.*?) ?\|$", re.MULTILINE)
 COUNTS = (18, 14, 69)  # the thirteen operations, and one that tells the name
 # the interfaces in the order of the page: the document, and the first line of the trait in it
@@ -45,7 +43,7 @@ def test_each_method_has_vectors_or_a_reason(row: tuple[str, str, str]) -> None:
     names = re.findall(r"`([^`]+)`", vectors)
     assert names
     for name in names:
-        assert list(DEFAULT_ROOT.glob(f"{name}.json")), f"{name} is no file of vectors"
+        assert list(DEFAULT_ROOT.glob(f"{name}.json")), f"{name} is not a file of vectors"
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row[0]))

@@ -206,7 +206,7 @@ def findings() -> Iterator[tuple[str, str, str]]:
                 yield row["finding"], op, row["id"]
 
 
-def test_findings_in_vectors_are_the_listed_ones() -> None:
+def test_findings_in_vectors_match_the_list() -> None:
     known = entries("op")
     assert sorted(findings()) == sorted((k["id"], k["op"], k["case"]) for k in known)
     for entry in known:

@@ -44,7 +44,7 @@ def example(language: str, calls: str) -> str:
 
 @pytest.mark.skipif(COMPILER is None, reason="no C compiler: the example in C was not run")
 @pytest.mark.parametrize(("weight", "code"), [(RIGHT, 0), ("b[2 + i]", 1), ("(int8_t)b[i]", 1)])
-def test_c_example_passes_a_right_decoder_and_fails_wrong_ones(
+def test_c_example_passes_a_right_decoder_and_fails_wrong_decoders(
     weight: str, code: int, tmp_path: Path
 ) -> None:
     (tmp_path / "check.c").write_text(example("c", "decode_q8_0"))
@@ -80,7 +80,7 @@ def checker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.skipif(COMPILER is None, reason="no C compiler: the example in C was not run")
 @pytest.mark.parametrize("name", CHANGES)
-def test_c_example_passes_right_logits_and_fails_wrong_ones(
+def test_c_example_passes_right_logits_and_fails_wrong_logits(
     name: str, checker: Path, tmp_path: Path
 ) -> None:
     """The example gives the same result as `golden verify`."""

@@ -75,7 +75,7 @@ def test_written_golden_contradicts_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_honest_logits_agree_and_wrong_ones_diverge(name: str) -> None:
+def test_honest_logits_agree_and_wrong_logits_diverge(name: str) -> None:
     found = compare_ways(small_run(), "logits", changed(name), VERDICT)
     assert found.status == ("agreed" if CHANGES[name] else "diverged"), found
     assert found.detail["way"] == ("plain" if name == "no conversions" else "ggml")
@@ -93,7 +93,7 @@ def test_engine_that_answers_everything_is_compared_in_everything() -> None:
         (WrongHidden, ["agreed", "agreed", "diverged"], NODE),
     ],
 )
-def test_unanswered_question_is_named_and_the_rest_judged(
+def test_unanswered_question_is_named_and_others_are_judged(
     engine: type[Engine], statuses: list[str], says: str
 ) -> None:
     found = replayed(engine)
@@ -149,7 +149,7 @@ def beside(margin: float, place: int = 1) -> Vectors:
 
 
 def parted(vectors: Vectors, place: int) -> list[int]:
-    """Return greedy ids whose second id is the one at `place` in the row's largest logits."""
+    """Return greedy ids whose second id has the logit at `place` among the row's largest logits."""
     ids = vectors.tensors["logits/ggml.ids"][len(PROMPT)]
     other = int(ids[place]) if place < len(ids) else min({*range(700)} - {*ids.tolist()})
     return [GREEDY[0], other, *GREEDY[2:]]

@@ -96,7 +96,9 @@ THRESHOLDS = [  # rows on a threshold: a candidate may be in or out
 
 
 @pytest.mark.parametrize(("described", "logits"), THRESHOLDS, ids=lambda x: str(x)[:30])
-def test_decision_on_a_threshold_is_not_clear(described: dict[str, object], logits: object) -> None:
+def test_decision_on_a_threshold_is_called_unclear(
+    described: dict[str, object], logits: object
+) -> None:
     before = CandidateList.of_logits(np.asarray(logits, np.float32))
     (sampler,) = make_chain([described], len(before)).samplers
     after = sampler.clone().apply(before)

@@ -61,7 +61,7 @@ def held(engine: type[Reference], kind: str, folder: Path) -> list[Verdict]:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_vocabulary_has_at_least_200_named_cases_and_glued_ones(name: str) -> None:
+def test_vocabulary_has_at_least_200_named_cases_and_glued_cases(name: str) -> None:
     cases = {row["id"]: row for row in document(name)["cases"]}
     ours = token_cases()
     assert len(ours) > 400
@@ -77,7 +77,7 @@ def test_cases_of_llama_cpp_are_stored_by_hash_without_text(name: str) -> None:
     assert all(set(row) == {"id", "sha256", "ids", "back"} for row in rows)
 
 
-def test_published_ids_of_gemma_4_hold() -> None:
+def test_published_ids_of_gemma_4_are_reproduced() -> None:
     """The ids were measured with Google's tokenizer of Gemma 3."""
     expected = [
         [17361, 961, 78658, 563, 614, 26407, 3207, 236761],
@@ -190,7 +190,7 @@ def test_texts_that_an_engine_cannot_take_are_skipped_and_counted(
         (lambda d: d["cases"][5].update(text="mine"), "text and base64"),
         (lambda d: d["cases"][5].update(id="empty"), "same id"),
         (lambda d: d["cases"][5]["ids"].update(parsed=[1]), "ids are kept under"),
-        (lambda d: d["pieces"]["plain"].pop(), "one length"),
+        (lambda d: d["pieces"]["plain"].pop(), "differ in length"),
         (lambda d: d["cases"][5]["ids"].update(plain=[639, 638, 637, 2, 3, 600]), "has no piece"),
         (lambda d: d["ways"]["full"].update(add_special=False), "the ways are not those"),
         (lambda d: d["cases"][5].update(base64="A"), "does not match"),

@@ -120,7 +120,8 @@ def test_values_include_both_zeros_nan_and_infinity_if_possible(
     ],
 )
 def test_every_entry_of_a_code_book_occurs(name: str, book: str, length: int) -> None:
-    """Among runs of weights, at least as many differ as the code book has entries."""
+    """The vectors contain at least as many different runs of weights as the code book has
+    entries."""
     vectors = vectors_of(f"dequant/{name.lower()}")
     rows = [row["id"].startswith(("book", "qs-from")) for row in vectors.document["blocks"]]
     runs = vectors.tensors["expected"][rows].reshape(-1, length)

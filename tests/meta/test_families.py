@@ -94,7 +94,7 @@ def holds_one_member(package: str, module: str) -> bool:
     return defined(package, module) == [] and is_shared(package, module)
 
 
-def test_files_register_one_member_each() -> None:
+def test_each_file_registers_one_member() -> None:
     assert [module for package, module in MEMBERS if not holds_one_member(package, module)] == []
 
 
@@ -116,7 +116,7 @@ def test_no_family_is_empty_and_every_member_is_found_by_its_name(package: str) 
 
 
 @pytest.mark.parametrize("package", FAMILIES)
-def test_unknown_name_lists_the_known_ones_or_their_number(package: str) -> None:
+def test_unknown_name_lists_the_known_names_or_their_number(package: str) -> None:
     base = FAMILIES[package]
     with pytest.raises(Exception, match=r"no .* named 'Q9_9'") as refusal:
         base.member("Q9_9")

@@ -1,4 +1,4 @@
-"""Compiled code is found by its function's name: kernels with one name could be confused."""
+"""Compiled code is found by its function's name: kernels with the same name could be confused."""
 
 import subprocess
 import sys

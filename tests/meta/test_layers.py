@@ -156,7 +156,7 @@ def without_discoveries(found: list[str]) -> list[str]:
     return [text for text in found if text not in excused]
 
 
-def test_imports_point_one_way() -> None:
+def test_no_package_imports_a_higher_package() -> None:
     """One test checks all files, because a thousand tests would take longer."""
     found = [
         text
@@ -183,7 +183,7 @@ def circle_in(sources_of: dict[str, str]) -> list[str]:
     return []
 
 
-def test_modules_import_each_other_in_no_circle() -> None:
+def test_modules_have_no_import_cycle() -> None:
     found = {}
     for path in sources():
         name = module_name(path)
@@ -192,7 +192,7 @@ def test_modules_import_each_other_in_no_circle() -> None:
     assert circle_in(found) == []
 
 
-def test_circle_is_found() -> None:
+def test_import_cycle_is_found() -> None:
     pair = {"lockstep.harness.records": "from lockstep.harness import sites"}
     pair["lockstep.harness.sites"] = "def f():\n    from lockstep.harness import records"
     assert set(circle_in(pair)) == set(pair)
@@ -204,7 +204,7 @@ def test_every_layer_exists(row: str) -> None:
 
 
 @pytest.mark.parametrize(("a", "b"), DISCOVERIES)
-def test_every_excuse_is_still_needed(a: str, b: str) -> None:
+def test_every_exception_is_still_needed(a: str, b: str) -> None:
     path = LOCKSTEP.parent / a.replace(".", "/")
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     assert f"{a} imports {b}, which is not below it" in violations(a, path.read_text())

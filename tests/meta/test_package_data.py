@@ -13,7 +13,7 @@ from tests.places import LOCKSTEP, ROOT, package_files
 def settings() -> dict[str, Any]:
     path = ROOT / "pyproject.toml"
     if not path.is_file():
-        pytest.skip("no checkout: pyproject.toml was not held against the files of the packages")
+        pytest.skip("no checkout: pyproject.toml was not compared with the files of the packages")
     tools: dict[str, Any] = tomllib.loads(path.read_text())["tool"]
     return tools
 

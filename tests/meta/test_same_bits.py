@@ -65,5 +65,5 @@ def test_truth_uses_neither_blas_nor_the_c_library() -> None:
     "text",
     ["a @ b", "a @= b", "np.dot(a, b)", "np.exp(x)", "math.log(x)", "from math import erf", "a**b"],
 )
-def test_each_way_to_query_the_cpu_is_found(text: str) -> None:
+def test_each_cpu_dependent_function_is_found(text: str) -> None:
     assert list(offences(ast.parse(text)))

@@ -62,7 +62,7 @@ def main() -> int:
             mark = "" if good else "  <--"
             say(f"{name:24} {line} {time.perf_counter() - started:8.1f}{mark}")
             path.unlink()
-    say(f"{wrong} of them are not as they should be")
+    say(f"{wrong} of these runs have wrong or missing results")
     return int(wrong > 0)
 
 

@@ -22,9 +22,9 @@ INFINITE = np.int32(0x7F800000)
 
 @dataclass(frozen=True, eq=False)
 class ActivationSteps:
-    """Activations as steps. x: (tokens, columns); dx: (tokens, runs), their scales; sums: (tokens,
-    groups); pairs: sums of groups twice as long; lows: the factors of the lowest weights of blocks,
-    (tokens, blocks)."""
+    """Activations as steps. x: (tokens, columns); dx: the scales, (tokens, runs); sums: the sums of
+    groups, (tokens, groups); pairs: the sums of groups twice as long; lows: the factors of the
+    lowest weights of blocks, (tokens, blocks)."""
 
     x: I8
     dx: F32
@@ -110,7 +110,7 @@ def magnitude(bits: Any) -> Any:
 
 @kernel
 def to_q8_k(x: F32, steps: I8, scales: F32, sums: I32, pairs: I32) -> None:
-    """Convert to Q8_K. sums: sums of each 16; pairs: sums of each 32."""
+    """Convert to Q8_K. sums: the sum of every 16 steps; pairs: the sum of every 32 steps."""
     x_bits = x.view(np.int32)
     for t in range(x.shape[0]):
         for b in range(scales.shape[1]):

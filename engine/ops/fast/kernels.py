@@ -1,4 +1,4 @@
-"""Compiled loops for `fast` besides products: float32 arithmetic.
+"""Compiled float32 loops for `fast`, except products.
 
 The range of outputs to compute is the last argument, so that threads can share the work. No result
 depends on how the work is shared, or on which rows are computed together.
@@ -123,7 +123,7 @@ def soft_max(
     x: F32, scale: Any, visible: NDArray[np.bool_], out: F32, start: int, stop: int
 ) -> None:
     """Write the softmax of each visible row. x: (heads, tokens, cells), visible: (tokens, cells); a
-    row that sees nothing is zeros."""
+    row without visible cells becomes zeros."""
     for h in range(start, stop):
         for t in range(x.shape[1]):
             row, seen, to = x[h, t], visible[t], out[h, t]

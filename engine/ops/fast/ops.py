@@ -1,6 +1,6 @@
 """The ops of the running engine, compiled by numba: equal to `mirror` up to float32 roundings.
 
-Weights are multiplied as they lie in the mapped file. Only a decoder that is wrong on purpose uses
+Products read weights directly from the mapped file. Only a decoder that is wrong on purpose uses
 mirror's code, because such a decoder may do anything. Flash attention keeps its sums in float32, so
 with an F16 cache it is more precise than llama.cpp's. This module is never used to judge.
 """
@@ -34,8 +34,8 @@ Prepared = tuple[Callable[..., None], tuple[Any, ...]]  # a kernel and its first
 
 
 class Fast(Mirror):
-    """Ops that run fast. `n_threads`: the most threads, by default one per core. Results do not
-    depend on the number of threads.
+    """Ops that run fast. `n_threads`: the maximum number of threads, by default one per core.
+    Results do not depend on the number of threads.
     """
 
     def __init__(self, n_threads: int | None = None) -> None:

@@ -63,7 +63,7 @@ def end_of(part: int, parts: int, n: int) -> int:
 
 @kernel
 def serve(box: Any, number: int, seen: int, patience: int) -> int:
-    """Run jobs until there is none for a while, and return the number of the last job."""
+    """Run jobs until no job comes for a while, and return the number of the last job."""
     waited = 0
     while waited < patience:
         ticket = get(box, TICKET)

@@ -31,7 +31,7 @@ def scaled_add(call: Call) -> dict[str, Result]:
 
 @operation("rsqrt_elem")
 def rsqrt_elem(call: Call) -> dict[str, Result]:
-    """Compute 1 / sqrt(x). An engine may use any instruction that is as exact."""
+    """Compute 1 / sqrt(x). An engine may use any instruction of the same accuracy."""
     return {"y": (constant(1.0) / call.exact("x").sqrt()).expect("a root and a quotient")}
 
 

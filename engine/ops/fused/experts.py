@@ -34,7 +34,7 @@ def moe_buckets(call: Call) -> dict[str, Result]:
     """Sort pairs of token and slot by expert. selected: (tokens, top_k) -> tpe, the number of pairs
     of each expert, and ids, the pairs.
 
-    ids: (experts, tokens * top_k); only the first `tpe` ids of a row count. The id of a pair is
+    ids: (experts, tokens * top_k); only the first `tpe` ids of a row are used. The id of a pair is
     token * top_k + slot.
     """
     selected = call.inputs["selected"].reshape(-1)
@@ -68,7 +68,7 @@ def weighted_sum_batched(call: Call) -> dict[str, Result]:
 @operation("weighted_sum_batched_offset")
 def weighted_sum_batched_offset(call: Call) -> dict[str, Result]:
     """Add weighted slots. The weights are read at an offset, and the result is written at an
-    offset; the rest of `out` stays.
+    offset; all other elements of `out` stay unchanged.
     """
     slots, at, to = call["slots"], call.number("weights_offset"), call.number("out_offset")
     weights = call["weights"][at : at + slots.shape[0] * slots.shape[1]].reshape(slots.shape[:2])

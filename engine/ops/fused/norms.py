@@ -9,7 +9,7 @@ REASON = "sums in any order"
 
 
 def rms_normed(x: Near, weight: Near, eps: float) -> Near:
-    """Scale each row of x to unit mean square, times the weight."""
+    """Scale each row of x to unit mean square, then multiply by the weight."""
     return near(norms.rms_normed(x, weight, eps, ANY_ENGINE))
 
 

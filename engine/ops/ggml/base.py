@@ -73,7 +73,7 @@ def round_to_type(value: NDArray[Any], kind: str) -> NDArray[Any]:
 
 
 def rounding_of(kind: str) -> tuple[float, float]:
-    """Return the unit roundoff of a type, and half the distance of its subnormals."""
+    """Return the unit roundoff of a type, and half the distance between its subnormals."""
     if kind == "F16":
         return U16, 2.0**-25
     return U, SMALLEST

@@ -15,8 +15,8 @@ DESCENDING = 1  # ggml_sort_order
 
 
 def in_order(x: F64, build: Build) -> NDArray[np.int64]:
-    """Return the indices of each row in ascending order; ties in the original order, or in the
-    build's."""
+    """Return the indices of each row in ascending order; ties are in the original order, or in an
+    order that the build decides."""
     if build.ties is None:
         return np.argsort(x, axis=-1, kind="stable")
     shuffled = np.argsort(build.ties(x.size).reshape(x.shape), axis=-1)

@@ -76,8 +76,8 @@ def from_minimum(blocks: F32, most: int) -> tuple[F64, F64, dict[str, F64]]:
 
 
 def codes(values: F32, scale: F32, shift: float, most: int) -> tuple[F64, F64]:
-    """Return the lowest and the highest code of each value; they differ where two ways of rounding
-    do.
+    """Return the lowest and the highest code of each value; they differ if two ways of rounding
+    give different codes.
     """
     with np.errstate(divide="ignore"):
         inverse = np.where(scale != 0, np.float32(1) / scale, np.float32(0))

@@ -1,8 +1,8 @@
 """The order in which libstdc++ leaves equal elements, and llama.cpp's 128 buckets on top of it.
 
-std::sort and std::partial_sort are introsort and a heap. Both are unstable, and the same on every
-machine with that library. A port to another standard library gives another order, which is right
-too. Elements are indices of `keys`; a larger key comes first.
+std::sort is an introsort, and std::partial_sort uses a heap. Both are unstable, but give the same
+order on every machine with that library. Another standard library gives another order, which is
+right too. Elements are indices of `keys`; a larger key comes first.
 """
 
 from typing import Any

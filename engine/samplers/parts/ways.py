@@ -51,17 +51,19 @@ class SumPrecision(Enum):
 class Accident(Enum):
     """Behaviour of llama.cpp (llama-cpp-python 0.3.36) that no definition states."""
 
-    BUCKET_OVERFLOW = "sorting above 128 puts a logit beyond 3.4e8 last"
+    BUCKET_OVERFLOW = "sorting with k above 128 puts a logit beyond 3.4e8 last"
     TYPICAL_ZERO = "a p of zero makes typical's entropy NaN"
     STALE_SORTED = "logit_bias leaves the list marked as sorted"
     BIAS_ONCE = "a second bias of one token is lost in a list that is not in the order of ids"
     MIROSTAT_OVERFLOW = "a k beyond an int becomes 1"
     MIROSTAT_ZERO = "a p of zero among the m likeliest makes k 1"
     SIGMA_OVERFLOW = "squares beyond float32 make the deviation infinite"
-    GRAMMAR_ANY_BYTES = "a grammar takes bytes that are no UTF-8 for characters"
-    GRAMMAR_HALF_NEGATED = "a negated class refuses half a character that may be what it excludes"
+    GRAMMAR_ANY_BYTES = "a grammar reads bytes that are not valid UTF-8 as characters"
+    GRAMMAR_HALF_NEGATED = (
+        "a negated class refuses half a character that may become an excluded one"
+    )
     GRAMMAR_LITERAL_INSIDE = "a grammar compares a token with a literal that it reaches inside"
-    GRAMMAR_LITERAL_BYTES = "a grammar's literal refuses its token if that is no whole character"
+    GRAMMAR_LITERAL_BYTES = "a grammar's literal refuses its token if that is not a whole character"
     GRAMMAR_END_INSIDE = "a grammar lets a text end within a character"
     ADAPTIVE_CLONE = "a clone of adaptive_p starts its draws anew"
 
@@ -153,7 +155,7 @@ class Ways:
 
 
 def running_max(values: F32) -> np.float32:
-    """Return the largest value as std::max finds it: a NaN in front stays."""
+    """Return the largest value as std::max finds it: a NaN in first place is the result."""
     if np.isnan(values[0]):
         return F(values[0])
     return F(np.fmax.reduce(values))

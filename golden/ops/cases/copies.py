@@ -117,7 +117,8 @@ def set_rows_cases(op: str, draw: SeededInputs) -> Iterator[Case]:
 
 @cases("IM2COL")
 def windows(op: str, draw: SeededInputs) -> Iterator[Case]:
-    """Yield cases of rows and images; only the kernel's size is used."""
+    """Yield cases of rows and images. The operation reads only the size of the kernel, not its
+    values."""
     x, kernel = draw("x", 1, 1, 3, 11), np.zeros((1, 2, 3, 3), np.float16)
     for name, stride, padding, dilation in (
         ("plain", 1, 0, 1),

@@ -80,5 +80,5 @@ def same_ids(vectors: Vectors, got: Sequence[int], verdict: Verdicts) -> Verdict
     if below > allowed:
         return verdict("diverged", text, detail, key="greedy/token")
     if not known:
-        return verdict("not-compared", f"{text}: more ids than are kept may tie", detail)
+        return verdict("not-compared", f"{text}: more ids may tie than are stored", detail)
     return verdict("excused", f"{text}: the ids after it were not compared", detail)

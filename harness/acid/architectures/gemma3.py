@@ -56,8 +56,8 @@ class AcidGemma3(AcidArchitecture):
     """The acid model of gemma3. It has no F16 type, because ggml rounds the inputs of an F16 matrix
     to half precision.
 
-    The last norm's weights are large, because the table's rows are short for answers. They are too
-    large for half precision.
+    The last norm's weights are large, because the table's rows are short for answers. These weights
+    are also too large for half precision.
     """
 
     name = gguf = "gemma3"

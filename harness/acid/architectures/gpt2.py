@@ -47,7 +47,7 @@ SHARING = (
 
 
 class AcidGpt2(AcidArchitecture):
-    """The acid model of gpt2. A token has the constant and a state, both 1, values that balance
+    """The acid model of gpt2. A token holds the constant and a state (both 1), values that balance
     them, and its position. The sum of its squares is 4 + 1/2, plus eps for each of 96 elements."""
 
     name = gguf = "gpt2"

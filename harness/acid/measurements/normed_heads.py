@@ -69,8 +69,8 @@ class QueryNorm(HeadNorm):
 
 
 class KeyNorm(HeadNorm):
-    """The norm of keys. Before the norm, the first token's key in KV head 1 is eight times as
-    long."""
+    """The norm of keys. Before the norm, the first token's key in KV head 1 is eight times as long
+    as other keys."""
 
     name = "key-norm"
     sees = "the key of each head is divided by its own root mean square"

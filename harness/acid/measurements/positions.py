@@ -1,7 +1,7 @@
 """Tests of learned positions: the token four positions back, and the first token.
 
-A table of cosines and sines serves as well as any other, and a query that adds them finds a
-distance.
+The table holds cosines and sines, because a query that adds them finds a distance. For an engine,
+this table is like any other.
 """
 
 import numpy as np

@@ -129,7 +129,7 @@ class PromptEnd(Prompted):
 
 
 class PromptPositions(Prompted):
-    """A test with four neighbouring letters. A query that pair 0 rotates finds the third one."""
+    """A test with four neighbouring letters. A query that pair 0 rotates finds the third letter."""
 
     name = "positions-in-prompt"
     sees = "each token of a prompt has a position of its own, and the report goes on from them"

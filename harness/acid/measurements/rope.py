@@ -67,9 +67,9 @@ class Pairing(Rope):
 
 class Base(Rope):
     """The base. Pair 4 turns by 0.178 radians with the file's base of 1000, so 9 positions are 1.6
-    radians. With a base of 500 these are 7.6 positions, with 2000 10.7, with 5000 13.5, and with
-    10,000 16. A slower rotation finds a token further back. For each of these bases, one distance
-    fits better than 9."""
+    radians. With other bases, 1.6 radians are 7.6 positions (base 500), 10.7 (base 2000), 13.5
+    (base 5000), or 16 (base 10,000). A slower rotation finds a token further back. For each of
+    these bases, one distance fits better than 9."""
 
     name = "rope-base"
     sees = (

@@ -181,8 +181,8 @@ class OneKeyNorm(QueryNorm):
 
 class LocalBase(Base):
     """The base of layers with a window. Pair 4 turns by 0.1 radians with their base of 10,000, and
-    by 0.178 with the base of 1000 of other layers. With the wrong base, 16 positions are taken for
-    9."""
+    by 0.178 with the base of 1000 of other layers. With the wrong base, the query finds the token 9
+    positions back instead of 16."""
 
     name = "rope-base-of-windows"
     sees = "layers with a window rotate by the base 10000, whatever rope.freq_base says"
@@ -202,7 +202,8 @@ class LocalBase(Base):
 
 class GlobalBase(Base):
     """The base of layers without a window. Pair 4 turns by 0.178 radians with the file's base of
-    1000, and by 0.1 with 10,000. With the wrong base, 9 positions are taken for 16."""
+    1000, and by 0.1 with 10,000. With the wrong base, the query finds the token 16 positions back
+    instead of 9."""
 
     sees = "layers without a window rotate by rope.freq_base of the file, not five times as much"
     where = "layer 5, head 0, pair 4"

@@ -29,7 +29,7 @@ for line in sys.stdin:
 def _library() -> Path:
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or not spec.submodule_search_locations:
-        pytest.skip("llama_cpp is not installed: the table was not held against ggml's own")
+        pytest.skip("llama_cpp is not installed: the table was not compared with ggml's")
     return Path(spec.submodule_search_locations[0]) / "lib" / "libggml-base.so"
 
 
@@ -85,7 +85,7 @@ def test_a_type_is_found_by_id_and_by_name(id: int) -> None:
 
 
 @pytest.mark.parametrize("id", [-1, TYPE_COUNT, 2**31])
-def test_an_unknown_id_is_refused_with_the_range_of_known_ones(id: int) -> None:
+def test_unknown_id_is_refused_with_the_range_of_known_ids(id: int) -> None:
     with pytest.raises(Unsupported, match=rf"has the id {id}; ids go from 0 to {TYPE_COUNT - 1}"):
         type_by_id(id)
 

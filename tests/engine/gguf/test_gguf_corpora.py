@@ -1,7 +1,7 @@
 """GGUF files from other projects' reader tests: our verdict compared with llama.cpp's.
 
-The files lie in the optional sibling folder `shared`. On these 25 files the two readers agree, but
-not always on the reason. engine/gguf/file.py lists their intended differences, and
+The files lie in the optional sibling folder `shared`. Both readers agree on all 25 files, but not
+always on the reason. engine/gguf/file.py lists their intended differences, and
 tests/engine/gguf/test_gguf_file.py has the bytes for them.
 """
 
@@ -129,7 +129,7 @@ def test_expected_kinds_exist() -> None:
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_our_verdict_on_a_file_is_the_expected_one(name: str) -> None:
+def test_our_verdict_on_a_file_matches_the_expected_verdict(name: str) -> None:
     path, expected = corpus_file(name), EXPECTED[name]
     if expected.kind is not None:
         with pytest.raises(MalformedFile) as refusal:

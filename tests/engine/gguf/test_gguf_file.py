@@ -185,7 +185,7 @@ def test_an_empty_tensor_has_an_empty_view() -> None:
     assert GgufFile.from_bytes(VALID).raw("empty").shape == (0,)
 
 
-def test_open_and_from_bytes_refuse_alike(tmp_path: Path) -> None:
+def test_open_and_from_bytes_refuse_the_same_files(tmp_path: Path) -> None:
     for index, data in enumerate([b"", VALID[:100], b"not a model"]):
         path = tmp_path / f"{index}.gguf"
         path.write_bytes(data)
@@ -200,7 +200,8 @@ def test_open_and_from_bytes_refuse_alike(tmp_path: Path) -> None:
 
 
 def outcome(data: bytes) -> str:
-    """Return "accepted" or the kind of refusal; memory must stay in proportion to the file."""
+    """Return "accepted" or the kind of refusal, after checking that memory is in proportion to the
+    file."""
     tracemalloc.start()
     try:
         file = GgufFile.from_bytes(data)

@@ -199,7 +199,7 @@ def is_decodable(word: bytes) -> bool:
         return False
 
 
-def test_bytes_are_accepted_exactly_if_python_decodes_them() -> None:
+def test_byte_text_is_accepted_exactly_if_python_decodes_it() -> None:
     for first in range(256):
         for second in (0x41, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0):
             word = bytes([first, second])

@@ -124,7 +124,7 @@ def decoded_there(processor: str | None) -> dict[str, list[int]]:
     return found
 
 
-def test_weights_decode_alike_without_vector_extensions() -> None:
+def test_weights_are_equal_when_decoded_without_vector_extensions() -> None:
     here = decoded_there(None)
     assert all(len(set(values)) > 10 for values in here.values())
     assert decoded_there("generic") == here

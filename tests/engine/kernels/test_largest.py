@@ -26,7 +26,7 @@ def test_nan_is_the_largest_magnitude_but_never_the_signed_largest() -> None:
     assert found[2] == 0
 
 
-def test_signed_largest_is_the_first_of_equal_ones() -> None:
+def test_signed_largest_is_the_first_of_equal_numbers() -> None:
     x = np.array([[1, -3, 3, 2], [0, 3, -3, -3], [-np.inf, np.inf, 0, 0], [0, -0.0, 0, 0]])
     assert signed_largest(x.astype(np.float32)).tolist() == [-3, 3, -np.inf, 0]
 

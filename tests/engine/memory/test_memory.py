@@ -54,7 +54,7 @@ def test_every_memory_copies_and_removes_whole_sequences(memory: Memory) -> None
 
 
 @pytest.mark.parametrize("memory", MEMORIES, ids=lambda memory: type(memory).__name__)
-def test_restored_sequence_is_the_saved_one(memory: Memory) -> None:
+def test_restored_sequence_equals_the_saved_sequence(memory: Memory) -> None:
     steps = [["clear"], text(0, 0, 3), ["save", 0], ["save", -1], ["save", 2], text(0, 3, 1)]
     answers = run(memory, *steps, ["load", 1, 0], ["load", 0, 2], ["load", -1, 1])
     before, copied, emptied, whole = (answers[i]["pos"] for i in (4, 6, 7, 8))

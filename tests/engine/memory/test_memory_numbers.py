@@ -86,7 +86,7 @@ def test_memory_kind_follows_from_kept_state() -> None:
     assert [type(each) for each in kinds.values()] == list(kinds)
 
 
-def test_a_batch_that_does_not_fit_leaves_the_memory_as_it_was() -> None:
+def test_batch_that_does_not_fit_leaves_the_memory_unchanged() -> None:
     full = memory(HEADS)
     run(full, Batch.of([1, 2]))
     with pytest.raises(NoRoom, match="no room for a batch of 5 tokens"):
@@ -216,7 +216,7 @@ def test_a_half_rounds_ties_to_even_and_overflows_without_a_warning() -> None:
 
 
 @pytest.mark.parametrize("which", ["type_k", "type_v"])
-def test_an_unknown_storage_type_is_refused_with_the_known_ones(which: str) -> None:
+def test_unknown_storage_type_is_refused_with_the_known_types(which: str) -> None:
     with pytest.raises(Unsupported, match=r"'Q2_K' \(known: F32, F16, Q8_0, "):
         memory(HEADS, **{which: "Q2_K"})
 

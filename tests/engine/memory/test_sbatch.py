@@ -30,7 +30,7 @@ def test_shared_tokens_are_sorted_to_the_front() -> None:
     assert Sbatch(PROMPTS, simple=False).ids == [0, 3, 1, 4, 2, 5]
 
 
-def test_groups_have_offset_and_length_and_shared_ones_are_last() -> None:
+def test_groups_have_offset_and_length_and_shared_groups_are_last() -> None:
     groups = Sbatch(PROMPTS, simple=False).groups
     assert groups == [Group(FIRST, 4, 1), Group(SECOND, 5, 1), Group(SHARED, 0, 4)]
 
@@ -46,7 +46,7 @@ def test_shared_tokens_form_their_own_ubatch() -> None:
     assert (second.order, second.n_seqs) == ((5, 2), 2)
 
 
-def test_worked_examples_of_13_and_75_tokens_hold() -> None:
+def test_worked_examples_of_13_and_75_tokens_are_reproduced() -> None:
     assert lengths(13, 4) == [4, 4, 4, 1]
     assert lengths(75, 32) == [32, 32, 11]
     assert lengths(73, 32) == [32, 32, 9]

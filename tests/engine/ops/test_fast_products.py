@@ -145,7 +145,7 @@ def test_wrong_decoder_is_not_replaced_by_a_kernel() -> None:
 
 
 @pytest.mark.parametrize("type_name", FORMATS)
-def test_weights_at_an_odd_address_are_read_as_well(type_name: str) -> None:
+def test_weights_at_an_odd_address_are_read_correctly(type_name: str) -> None:
     columns = block_of(type_name)
     right, x = weight_of(type_name, (9, columns)), floats(5, 2, columns)
     shifted = np.empty(right.raw.size + 1, np.uint8)
@@ -174,7 +174,8 @@ def test_nan_and_infinity_give_equal_products_in_rows_and_panels(
 ) -> None:
     """NaN and infinity become the step -128; a block with a NaN has the scale of its other values.
 
-    `fast` once did not change the sign of these products, and was accused for few tokens.
+    `fast` once did not change the sign of these products, so Lockstep accused it in batches of few
+    tokens.
     """
     columns = 2 * block_of(type_name)
     weight, x = weight_of(type_name, (37, columns), 3), floats(3, 12, columns)

@@ -117,8 +117,8 @@ def test_queries_become_halves_on_the_sequential_path_only(tokens: int) -> None:
 
 
 def test_radius_covers_the_rounding_of_cancelled_values() -> None:
-    """1 + 2**-11 is a tie. After adding -1, the sum is zero or 2**-10; the result is a third of
-    it."""
+    """1 + 2**-11 is a tie. After adding -1, the sum is zero or 2**-10; the result is a third of the
+    sum."""
     v = np.array([1.0, 2.0**-11, -1.0], np.float16).reshape(3, 1, 1)
     q, k = np.zeros((1, 1, 1), np.float32), np.zeros((3, 1, 1), np.float16)
     found = attend((q, k, v, np.ones((1, 3), bool)))
@@ -135,7 +135,7 @@ def test_queries_moved_by_one_bit_stay_within_the_radius(
     kind: type[Any], tokens: int, seed: int
 ) -> None:
     """The moved queries are within the limits of the scores, so all later values must be within
-    their limits."""
+    their own limits."""
     q, k, v, visible = inputs(seed, tokens, 70, kind)
     wide = q.astype(kind).astype(np.float32)
     before = attend((wide, k, v, visible))
@@ -209,7 +209,7 @@ def test_hidden_cells_do_not_matter(kind: type[Any]) -> None:
 
 @pytest.mark.parametrize("heads", [(1, 1), (4, 4), (4, 2), (4, 1)])
 @pytest.mark.parametrize("tokens", [2, TILE])
-def test_each_kv_head_serves_a_run_of_heads(tokens: int, heads: tuple[int, int]) -> None:
+def test_each_kv_head_is_shared_by_a_run_of_heads(tokens: int, heads: tuple[int, int]) -> None:
     args = inputs(8, tokens, 70, np.float32, *heads)
     found, truth = attend(args), truth_of(args)
     assert (np.abs(found.v - truth) <= found.r + U * np.abs(truth)).all()

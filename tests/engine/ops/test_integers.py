@@ -58,7 +58,7 @@ def test_formats_with_one_scale_are_multiplied_by_integers() -> None:
     assert {kind.name for kind in QUANTISED} - {kind.name for kind in BY_INTEGERS} == BY_FLOATS
 
 
-def test_wrong_decoder_is_not_replaced_by_a_right_one() -> None:
+def test_wrong_decoder_is_not_replaced_by_a_right_decoder() -> None:
     """The wrong decoder uses the scale of the previous block, which is right if all scales are
     one."""
 

@@ -131,7 +131,7 @@ def test_fast_engine_generates_the_text_of_the_reference(tmp_path: Path) -> None
     assert answers[0] == answers[1]
 
 
-def test_compiled_kernels_are_found_at_any_age_but_not_of_another_source(
+def test_stored_kernel_is_found_at_any_age_unless_its_source_differs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     FAST.rms_norm(floats(1, 2, 8), floats(2, 8), 1e-5)

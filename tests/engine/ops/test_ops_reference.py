@@ -43,7 +43,7 @@ def test_a_product_beyond_float32_is_infinite() -> None:
     assert out.tolist() == [[math.inf, -math.inf, 0.0]]
 
 
-def test_chunked_matrix_is_multiplied_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matrix_in_chunks_is_multiplied_completely(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, x = weight_of("F16", (7, 8)), floats(3, 2, 8)
     whole = OPS.linear(x, weight)
     monkeypatch.setattr("lockstep.engine.weights.CHUNK", 17)  # two rows at a time
@@ -65,7 +65,7 @@ ROPES = {
 }
 
 
-def test_kept_angles_are_used_for_their_positions_only() -> None:
+def test_cached_angles_are_used_only_for_their_positions() -> None:
     x, ops = floats(11, 3, 2, 8), ReferenceOps()
     at = np.array([0, 5, 9], np.int32)
     for params in [*ROPES.values(), *reversed(ROPES.values())]:

@@ -62,7 +62,8 @@ def test_offset_equals_decoded_zero_codes(name: str) -> None:
 
 @pytest.mark.parametrize("name", LESS_OFFSET)
 def test_unsigned_code_weight_equals_code_times_scale_minus_offset(name: str) -> None:
-    """All weights with the same scale lie on the same side of minus offset times scale."""
+    """Weights plus offset times scale have the sign of their scale, because codes are not
+    negative."""
     weight = weight_of(name, (4, COLUMNS))
     apart = Build(lanes=1, plain=True, offsets_apart=True)
     ((_, twice),) = offsets(np.ones((1, COLUMNS)), weight, slice(0, 4), apart)

@@ -59,8 +59,8 @@ def test_product_row_by_row_equals_that_of_decoded_weights(
 def test_product_of_stored_integers_equals_that_of_decoded_weights(
     name: str, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """21 rows are split in pieces of four rows. The number of small blocks in a row is no multiple
-    of four."""
+    """21 rows are split in pieces of four rows. The number of small blocks in a row is not a
+    multiple of four."""
     monkeypatch.setattr(few_integers, "PIECE", 4 * COLUMNS)
     kind = WeightFormat.member(name)
     columns = COLUMNS + kind.weights

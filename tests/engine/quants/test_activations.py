@@ -213,11 +213,11 @@ def test_empty_activations_give_no_blocks(kind: type[ActivationFormat]) -> None:
     "kind", [Q8_0Activations, Q8_1Activations, Q8_KActivations], ids=lambda kind: kind.name
 )
 def test_part_of_a_block_is_refused(kind: type[ActivationFormat]) -> None:
-    with pytest.raises(EngineError, match=f"257 activations are no whole {kind.name} blocks of"):
+    with pytest.raises(EngineError, match=f"257 activations are not whole {kind.name} blocks of"):
         kind.quantise(np.zeros((2, 257), np.float32))
 
 
-def test_an_unknown_format_is_refused_with_the_known_ones() -> None:
+def test_unknown_format_is_refused_with_the_known_formats() -> None:
     with pytest.raises(Unsupported, match=r"no activation format named 'Q9_9' \(known: .*Q8_K"):
         ActivationFormat.member("Q9_9")
 

@@ -128,7 +128,7 @@ def test_library_still_agrees_with_the_files(
     }
 
 
-def test_script_names_a_file_that_the_library_contradicts(
+def test_script_names_a_file_that_differs_from_the_library(
     script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     folder = copied(tmp_path)

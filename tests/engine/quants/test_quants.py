@@ -46,7 +46,7 @@ def test_plain_numbers_become_the_nearest_float32(name: str) -> None:
 
 
 @every_format
-def test_a_block_decodes_alike_wherever_it_lies(kind: type[WeightFormat]) -> None:
+def test_block_decodes_to_equal_weights_at_any_place(kind: type[WeightFormat]) -> None:
     """The block lies alone, among other blocks, at an odd address, or in read-only memory."""
     raw = random_bytes(kind, 67)
     together = kind.dequantize(raw).reshape(67, kind.weights)
@@ -126,6 +126,6 @@ def test_unsuitable_output_array_is_refused(out: Any) -> None:
         Q4_0.dequantize_into(np.zeros(36, np.uint8), out)
 
 
-def test_an_unknown_format_is_refused_with_the_known_ones() -> None:
+def test_unknown_format_is_refused_with_the_known_formats() -> None:
     with pytest.raises(Unsupported, match=r"no weight format named 'Q9_9' \(near: "):
         WeightFormat.member("Q9_9")

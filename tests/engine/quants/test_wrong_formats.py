@@ -38,7 +38,7 @@ REASONS = {
     "k": {"it has no code book"},
     "s": {"steps have no sign and minima are subtracted"},
     "h": {"its scales are bytes"},
-    "t": {"no bits lie apart from those below"},
+    "t": {"no field holds high bits separately"},
     "f": {"activations stay float32"},
     "r": {"activations are rounded without a scale"},
 }

@@ -168,7 +168,7 @@ def test_infill_merges_words_with_their_beginnings() -> None:
     assert found.p[0] == pytest.approx(0.5 / 0.8)
 
 
-def test_infill_keeps_likely_ends_alone() -> None:
+def test_infill_keeps_only_likely_ends() -> None:
     (found,) = make_chain([stage("infill")], 7, Words()).apply(
         CandidateList.of_logits(np.zeros(7, "f4"))
     )
@@ -219,7 +219,7 @@ def test_clone_continues_with_equal_results(described: dict[str, Any]) -> None:
             np.testing.assert_array_equal(a.logits, b.logits)
 
 
-def test_clone_of_accident_draws_anew() -> None:
+def test_clone_draws_anew_if_the_accident_is_enabled() -> None:
     described = stage("adaptive_p", target=0.3, decay=0.9)
     chain = make_chain([described], 9, ways=Ways(accidents=frozenset([Accident.ADAPTIVE_CLONE])))
     fresh = chain.draws()
@@ -231,7 +231,7 @@ def test_clone_of_accident_draws_anew() -> None:
 # --- what llama.cpp's libraries do ----------------------------------------------------------------
 
 
-def test_generator_matches_the_published_one() -> None:
+def test_generator_matches_the_published_generator() -> None:
     draws = MersenneTwister(5489)
     words = [draws.word() for _ in range(10000)]
     assert words[-1] == 4123659995  # the C++ standard: the 10,000th of a default mt19937

@@ -120,7 +120,7 @@ def test_table_holds_exactly_its_entries() -> None:
     assert needles.present(b"") == Needles([]).present(b"a") == []
 
 
-def test_first_of_equal_merges_counts_and_halves_matter() -> None:
+def test_first_of_equal_merges_is_used_and_the_split_matters() -> None:
     table = table_of_merges([b"a bc", b"ab c", b"a bc", b"abc", b" abc", b"a  bc", b"", b"x y\xff"])
     slots = table.rows[table.tags > 0]
     assert sorted(slots[:, 3].tolist()) == [0, 1, 7]

@@ -111,7 +111,7 @@ def test_unknown_name_is_refused_by_key_and_value(name: str) -> None:
     assert repr(name) in str(caught.value)
 
 
-def test_near_name_is_suggested_for_an_unknown_one() -> None:
+def test_near_name_is_suggested_for_an_unknown_name() -> None:
     with pytest.raises(Unsupported, match="'gpt-2'"):
         pre_tokenizer_of(metadata("gpt2"))
 

@@ -160,7 +160,7 @@ def test_text_without_the_prefix_keeps_its_start_and_its_spaces() -> None:
     assert tokenizer.decode(ids("▁", "b")) == b" b"
 
 
-def test_metadata_decides_about_bos_and_eos() -> None:
+def test_metadata_determines_bos_and_eos() -> None:
     tokenizer = tokenizer_of(tiny(add_bos_token=False, add_eos_token=True))
     assert tokenizer.encode(b"b") == ids("▁", "b", "</s>")
     assert tokenizer.encode(b"b", add_special=False) == ids("▁", "b")
@@ -185,7 +185,7 @@ def test_a_missing_byte_token_is_replaced_by_the_bare_byte_or_refused() -> None:
 
 
 @pytest.mark.parametrize("special", [True, False])
-def test_pieces_of_hidden_tokens_are_empty_unless_asked_for(special: bool) -> None:
+def test_pieces_of_hidden_tokens_are_empty_unless_requested(special: bool) -> None:
     tokenizer = tokenizer_of(tiny())
     found = [
         tokenizer.piece(token, special=special) for token in ids("<unk>", "<s>", "<tool>", "▁a")

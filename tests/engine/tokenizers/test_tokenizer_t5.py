@@ -181,7 +181,7 @@ def test_tokenizer_follows_every_rule() -> None:
         (True, True, ids("▁", "b", "▁", "b")),
     ],
 )
-def test_two_keys_decide_about_spaces(prefix: bool, merge: bool, expected: list[int]) -> None:
+def test_two_keys_determine_spaces(prefix: bool, merge: bool, expected: list[int]) -> None:
     tokenizer = tokenizer_of(tiny(add_space_prefix=prefix, remove_extra_whitespaces=merge))
     assert tokenizer.encode(b"b  b ", add_special=False) == expected
 
@@ -288,6 +288,6 @@ def test_broken_map_is_refused_once_a_text_reaches_the_break(
         tokenizer.encode(b"b")
 
 
-def test_valid_map_of_this_shape_is_followed() -> None:
+def test_valid_map_of_the_same_shape_is_read() -> None:
     sound = one_child(TO_LEAF, 1, b"?a\0")
     assert tokenizer_of(tiny(precompiled_charsmap=sound)).normalize(b"b") == "▁a".encode()

@@ -120,9 +120,7 @@ N_VOCAB = FIRST_BYTE + 256
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_wrong_metadata_is_refused_with_the_key_that_is_wrong(
-    changes: dict[str, Any], message: str
-) -> None:
+def test_wrong_metadata_is_refused_with_its_key(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidModel, match=message):
         tokenizer_of(tiny(**changes))
 
@@ -133,7 +131,7 @@ def test_a_model_without_a_vocabulary_is_not_supported(model: str) -> None:
         tokenizer_of(tiny(model=model))
 
 
-def test_an_unknown_tokenizer_is_refused_with_the_key_and_the_known_ones() -> None:
+def test_unknown_tokenizer_is_refused_with_key_and_known_tokenizers() -> None:
     with pytest.raises(InvalidModel, match=r"tokenizer.ggml.model .*llama.*, got 'lama'"):
         tokenizer_of(tiny(model="lama"))
 
@@ -149,7 +147,7 @@ def test_suppressed_tokens_keep_their_order_within_the_vocabulary() -> None:
     assert tokenizer_of(tiny()).vocabulary.suppressed == ()
 
 
-def test_stored_types_are_kept_beside_the_repaired_ones() -> None:
+def test_stored_types_are_kept_in_addition_to_repaired_types() -> None:
     vocabulary = tokenizer_of(tiny()).vocabulary
     message = TEXTS.index("<|message|>")
     assert vocabulary.stored_attrs[message] == Attr.CONTROL

@@ -201,7 +201,7 @@ def test_missing_folder_json_and_safetensors_are_reported(written: Path, tmp_pat
     with pytest.raises(InvalidModel, match="no such file; lockstep trace writes"):
         read_dump(tmp_path / "nothing")
     (tmp_path / "index.json").write_text("[")
-    with pytest.raises(InvalidModel, match="no JSON"):
+    with pytest.raises(InvalidModel, match="not JSON"):
         read_dump(tmp_path)
     folder = changed(written, tmp_path / "d", lambda *_: None)
     (folder / TENSORS).write_bytes(b"\x08")

@@ -285,7 +285,7 @@ def one(name: str, value: Any) -> str:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[", "no JSON"),
+        ("[", "not JSON"),
         ("[]", 'expected {"known"'),
         ('{"known": [{}]}', "entry 0: expected the texts case, suite, key, reason"),
         ('{"known": [{"case": "m", "suite": "s", "key": "k", "reason": ""}]}', "entry 0: expected"),
