@@ -167,7 +167,8 @@ def split_name(engine: str) -> tuple[str, str] | None:
 
 
 def has_own_model(engine: str) -> bool:
-    """Return True for an engine that runs the model in its name, not the file that it is given."""
+    """Return True for an engine that runs the model that its name contains, and ignores the model
+    file."""
     found = split_name(engine)
     return found is not None and bool(ENGINES[found[0]].takes)
 

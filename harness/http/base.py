@@ -36,7 +36,8 @@ class Server(Protocol):
 
 
 def member(said: Any, *path: str | int) -> Any:
-    """Return the value at the path. Raises MalformedAnswer, which names the first missing step."""
+    """Return the value at the path. Raises MalformedAnswer or Complaint, which name the first
+    missing step of the path."""
     where = "the answer"
     for step in path:
         if isinstance(step, int):
@@ -73,7 +74,7 @@ def as_bytes(said: str) -> bytes:
 
 
 def number(said: Any) -> float:
-    """Return a number. `null` becomes NaN, because JSON writers put it for NaN and infinities.
+    """Return a number. `null` becomes NaN, because JSON writers use it for NaN and infinities.
     Raises MalformedAnswer for other values."""
     if said is None:
         return nan

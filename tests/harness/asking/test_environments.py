@@ -120,7 +120,7 @@ def test_version_can_be_built_listed_used_and_removed(sdist: Sdist, cache: Path)
     said: list[str] = []
     folder = provide(NAME, said.append)
     assert folder == folder_of(NAME)
-    assert said[0] == "building llama-cpp-python 0.3.8 from source, once: minutes on two cores"
+    assert said[0] == "building llama-cpp-python 0.3.8 from source (only once; takes minutes)"
     assert list(built_versions("llama.cpp")) == [(NAME, folder)]
     assert left_in(cache) == ["build.lock", folder.name]
     n_said = len(said)
@@ -262,7 +262,7 @@ def test_quoted_pip_output_omits_addresses_and_advice() -> None:
     text = "a\nERROR: b https://x.y/z\nc\n\n[notice] a new release of pip"
     assert last_words(text) == "ERROR: b (address)"
     assert last_words(text, 2) == "ERROR: b (address); c"
-    assert last_words("") == "it said nothing"
+    assert last_words("") == "pip printed no reason"
 
 
 def test_users_build_is_not_loaded_by_another_version(
