@@ -1,10 +1,9 @@
-"""A message: one line of JSON that announces arrays, and then their bytes.
+"""A message: one line of JSON that announces arrays, followed by the bytes of the arrays.
 
     {"id":7,"ask":"dequantize","type":"Q8_0","arrays":[["raw","u8",[34]]],"bytes":34}\\n<34 bytes>
 
 Messages of an engine are untrusted. The sizes of a line and of the arrays after it are checked
-before memory is allocated. Names, types and shapes must be on closed lists.
-"""
+before memory is allocated. Names, types and shapes must be on closed lists."""
 
 import json
 import os
@@ -142,7 +141,7 @@ def wait_for(
 
 
 class NoJson(WireError):
-    """Error: a line is not a message. Another program may have written it to the same
+    """Error: a line is not a message. Another program may have written this line to the same
     descriptor."""
 
 

@@ -1,8 +1,7 @@
 """GitHub's annotations: lines that GitHub's runner reads from a job's log and shows above it.
 
-There is one for each cause. GitHub shows ten errors and ten warnings of a step and drops the
-others.
-"""
+Each cause gets one annotation. For each step of a job, GitHub shows ten errors and ten warnings,
+and drops all further annotations."""
 
 from collections.abc import Iterator
 

@@ -1,9 +1,8 @@
-"""JUnit XML, in the form of Jenkins' xunit plugin, which Surefire and pytest write too.
+"""JUnit XML, in the form that Jenkins' xunit plugin reads and that Surefire and pytest write.
 
 There is a suite for each model. `diverged` is a failure. A comparison that was impossible is an
 error, because it changes the exit code. `excused` and `not-applicable` are skipped, with the
-reason.
-"""
+reason."""
 
 from junitparser import Error, Failure, Skipped
 from junitparser.xunit2 import JUnitXml, TestCase, TestSuite
