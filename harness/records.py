@@ -125,7 +125,8 @@ class SampleAnswer:
     """The candidates of each row that remain after each stage. For an engine that shows only the
     final list, the answer has one stage.
 
-    All lists of the first row come first, then those of the next row."""
+    All lists of the first row come first, then those of the next row.
+    """
 
     sizes: NDArray[np.int32]  # (rows, stages) or (rows, 1)
     selected: NDArray[np.int32]  # the same shape: a token's id; -1: none

@@ -125,7 +125,8 @@ def hide(text: str, secrets: Sequence[tuple[str, int]]) -> str:
     """Return the text without the secrets. Beginnings and ends of truncated secrets are removed
     too.
 
-    `secrets` holds each secret with the number of its characters that identifies it."""
+    `secrets` holds each secret with the number of its characters that identifies it.
+    """
     found: list[tuple[int, int]] = []
     for secret, _ in secrets:
         if len(secret) < SHORTEST_PART_CHARACTERS:

@@ -1,7 +1,8 @@
 """Other versions of an engine, each in its own Python environment, such as `llama.cpp@0.3.8`.
 
 pip builds these environments from source distributions, in the user's cache folder. A worker runs
-with its environment's interpreter and packages. Our own code comes last in the worker's path."""
+with its environment's interpreter and packages. Our own code comes last in the worker's path.
+"""
 
 import os
 import re
@@ -105,7 +106,8 @@ def provide(name: str, progress: Progress = lambda _: None) -> Path | None:
     """Build the environment of `NAME@VERSION` if it does not exist, and return its folder. Return
     None for a name without a version, which needs no environment.
 
-    Raises NotBuilt if the build fails, and then leaves no files."""
+    Raises NotBuilt if the build fails, and then leaves no files.
+    """
     if not split_version(name)[1]:
         return None
     folder = folder_of(name)

@@ -4,7 +4,8 @@ workers on request.
 Without the template, a worker needs most of a second of processor time to load numpy, llama.cpp and
 compiled callbacks. A fork of the template has already loaded these modules, but no model. A caller
 that starts many workers keeps one template for all of them (`keep_template`). The template starts
-before this process imports most modules, so that both processes load at the same time."""
+before this process imports most modules, so that both processes load at the same time.
+"""
 
 import json
 import os

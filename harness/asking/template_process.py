@@ -1,7 +1,8 @@
 """The template process (`template.py` is its client). It loads modules, then forks workers.
 
 order = environment, path and folder, with three descriptors: a socket for the worker's id and exit
-status, the worker's channel, and the worker's log"""
+status, the worker's channel, and the worker's log
+"""
 
 import gc
 import importlib

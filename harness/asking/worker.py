@@ -4,7 +4,8 @@ PARENT is given if no keeper (limits.py) ends the worker together with its paren
 number of an inherited socket. Answers go through this socket, so output of C code (file descriptors
 1 and 2) goes to the log and never into an answer. The first message names the adapter to load. The
 second message names the model and the settings. Every later message is a question. The adapter
-lives as long as the process."""
+lives as long as the process.
+"""
 
 import contextlib
 import faulthandler

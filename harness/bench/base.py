@@ -22,7 +22,8 @@ class BenchPlan:
     `size` is the number of units per call. For weights the default is the number that our engine
     decodes at a time (engine.weights.CHUNK): the decoded floats fit into the processor's cache, as
     they do in a product. A much larger size would measure the speed of the memory, which a single
-    thread of ours already saturates. Only the benchmark of a check uses `engine` and `settings`."""
+    thread of ours already saturates. Only the benchmark of a check uses `engine` and `settings`.
+    """
 
     targets: tuple[str, ...] = ()
     size: int = 1 << 18

@@ -2,7 +2,8 @@
 
 The oracle runs the original model, and the subject runs a copy with one change. `bisect` is not
 told the changed tensor or the architecture. A change that alters no bit of the subject's outputs
-need not be found."""
+need not be found.
+"""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -11,7 +11,8 @@ index may state cache settings ("settings": {"type_k": "F16", ...}) and the mode
 [{"sha256": ...}]). Then llama.cpp runs with these settings, and Lockstep refuses a file with
 another hash. A map (node_maps) translates other names. Either the index names the map (`"map":
 "transformers"`, or a path relative to the folder) or the command does (`dump:FOLDER#map=MAP`). A
-tensor without `stepN/` belongs to step 0."""
+tensor without `stepN/` belongs to step 0.
+"""
 
 import json
 import re

@@ -2,7 +2,8 @@
 once, in single precision.
 
 The size of a file on disk is no measure. A sparse file takes no space on disk, but its full size in
-memory."""
+memory.
+"""
 
 from collections.abc import Iterable
 from math import prod

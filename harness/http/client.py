@@ -2,7 +2,8 @@
 server are untrusted.
 
 The time limit covers everything from the connection to the last byte. Sizes are checked before
-memory is allocated. Redirects are not followed, because they could lead anywhere."""
+memory is allocated. Redirects are not followed, because they could lead anywhere.
+"""
 
 import json
 import os
@@ -82,7 +83,8 @@ def exchange(address: Address, method: str, path: str, body: Any, deadline: floa
     """Return the JSON of the answer. `body` is None for a request without one.
 
     Raises StatusRefused, Closed or TimeoutError. Raises WireError for malformed or oversized JSON,
-    and Unsupported for an untrusted certificate."""
+    and Unsupported for an untrusted certificate.
+    """
     headers = {"Accept": "application/json", "Connection": "close"}
     if key := os.environ.get(API_KEY):
         headers["Authorization"] = f"Bearer {key}"

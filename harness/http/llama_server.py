@@ -3,7 +3,8 @@ log-probabilities.
 
 Source: tools/server of llama.cpp, and the answers of a build of 2026. Lockstep sends one request
 for each prefix. No request uses the cache of an earlier request, so that the server computes all
-prefixes alike."""
+prefixes alike.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -127,7 +128,8 @@ class LlamaServer:
         The server sends no list if the chosen token ends the text or contains only a part of a
         character. Therefore a bias makes the server choose a letter. A server that ignores or
         refuses the bias sends an empty list in these cases, and Lockstep does not compare an empty
-        list."""
+        list.
+        """
         body = {**GREEDY, "prompt": list(map(int, prefix)), "n_predict": 1, "n_probs": k}
         body |= {"post_sampling_probs": False}
         bias = {"logit_bias": [[self.letter(ask), SURELY]]} if self.takes_bias else {}
@@ -206,7 +208,8 @@ def scales_of(files: Sequence[tuple[Path, float]], loaded: Sequence[str]) -> lis
     """Return a scale for each loaded file: 0 for a file that was not requested. The server may use
     other paths for the same files, so if no path is equal, the file's name is compared.
 
-    Raises Unsupported for a file that the server has not loaded."""
+    Raises Unsupported for a file that the server has not loaded.
+    """
     scales = [0.0] * len(loaded)
     left = set(range(len(loaded)))
     for path, scale in files:

@@ -3,7 +3,8 @@ or bytes.
 
 Prompts are sent as ids if the server's count of prompt tokens shows that it accepts ids. Otherwise
 prompts are texts, which the server tokenizes itself. A server that accepts only ids is not asked to
-continue a text."""
+continue a text.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -163,7 +163,8 @@ class HttpSession(Session):
         """Ask each question over its own connection to a server that has answered before.
 
         A failed question of a living server counts as busy. This includes connections that the
-        server closes without an answer, and errors with a success status."""
+        server closes without an answer, and errors with a success status.
+        """
 
         def one(args: tuple[Any, ...]) -> Outcome:
             try:

@@ -106,7 +106,8 @@ def excused_if_foreign(verdict: Verdict, engine: str, version: str, model: Path)
     """Return the verdict, excused if all its differences are known for this engine and version.
 
     A crash keeps its status, because the crash kept the suite from asking its remaining questions.
-    The verdict's summary says that the crash is known."""
+    The verdict's summary says that the crash is known.
+    """
     suspects = [
         each for each in foreign_findings() if each.is_about(engine, version, verdict.suite)
     ]

@@ -5,7 +5,8 @@ A row of a table holds the tensor of the GGUF file, the tensor of the checkpoint
 prefix), and the recipe if the tensor is not copied unchanged. If several rows name one tensor, the
 first row whose original exists is used. `*` stands for a layer, and `#` for an expert.
 
-Sources: the checkpoints' published definitions (transformers) and the converter of llama.cpp."""
+Sources: the checkpoints' published definitions (transformers) and the converter of llama.cpp.
+"""
 
 import re
 from collections.abc import Mapping
@@ -165,7 +166,8 @@ class OriginalArchitecture:
     """A GGUF architecture, and the checkpoints from which it is made.
 
     prefix: the beginning of tensor names in most checkpoints; some checkpoints omit it. ignored:
-    the checkpoint's tensors that no GGUF file has, named without the prefix."""
+    the checkpoint's tensors that no GGUF file has, named without the prefix.
+    """
 
     name: str
     models: tuple[str, ...]

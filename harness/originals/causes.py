@@ -1,7 +1,8 @@
 """Causes of wrong values in a tensor: known mistakes of converters, each tested on a few rows.
 
 A cause must explain the wrong rows and also the right rows. A cause is never chosen by how much of
-the error it explains."""
+the error it explains.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

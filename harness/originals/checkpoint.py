@@ -1,7 +1,8 @@
 """A Hugging Face checkpoint: config.json, safetensors files, the tokenizer's JSON.
 
 Tensors are memory-mapped, and converted to float32 a few rows at a time. Pickle files
-(pytorch_model.bin) are refused, because reading them executes their code."""
+(pytorch_model.bin) are refused, because reading them executes their code.
+"""
 
 import json
 import struct

@@ -43,7 +43,8 @@ def compare_original(
     """Compare a GGUF file with the checkpoint that it was made from.
 
     Raises EngineError or OSError if a file cannot be read. Raises EngineError as well if there is
-    no table for the architecture."""
+    no table for the architecture.
+    """
     checkpoint = OriginalCheckpoint(folder)
     architecture = architecture_of(checkpoint.config)
     config = OriginalConfig(flatten_config(checkpoint.config), architecture.defaults)

@@ -93,7 +93,8 @@ class QuantisationLoss:
     95 % confidence interval.
 
     kl: Kullback-Leibler divergence in nats. same_top: share of positions with the same most likely
-    token."""
+    token.
+    """
 
     positions: int
     kl: float

@@ -1,7 +1,8 @@
 """Compares the metadata keys of a GGUF file with config.json.
 
 A row of KEYS has the key's value from config.json, and the default that engines use if the key is
-absent. A key may be absent if this default equals the value from config.json."""
+absent. A key may be absent if this default equals the value from config.json.
+"""
 
 import math
 from collections.abc import Callable, Mapping

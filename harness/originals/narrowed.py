@@ -1,7 +1,8 @@
 """A checkpoint whose tensors are rounded and padded as in a GGUF file.
 
 Then the runs of the checkpoint and of the file use the same weights, so their differences do not
-come from rounded weights."""
+come from rounded weights.
+"""
 
 import json
 import struct
@@ -64,7 +65,8 @@ def with_changes(checkpoint: OriginalCheckpoint, changes: Mapping[str, StoredAs]
     """Yield a folder with the checkpoint in which these tensors are changed. Without changes, yield
     the checkpoint's own folder.
 
-    Raises OSError, and Unsupported for other data types."""
+    Raises OSError, and Unsupported for other data types.
+    """
     if not changes:
         yield checkpoint.folder
         return

@@ -90,7 +90,8 @@ def pipeline_of(checkpoint: OriginalCheckpoint, length: int, prompt: str) -> Pip
     """Return the pipeline of sentence-transformers; None if the checkpoint does not describe one.
 
     `length` is the maximum number of tokens that the model supports. `prompt` is the name of a
-    prompt; "" means the default. Raises InvalidModel for an unknown prompt or a malformed file."""
+    prompt; "" means the default. Raises InvalidModel for an unknown prompt or a malformed file.
+    """
     number = pooling_of(checkpoint)
     if number is None:
         return None

@@ -18,7 +18,8 @@ def compare_pre_tokenizers(
     for the name in the file.
 
     Only the pre-tokenizers in `ORIGINALS` can be compared. In llama.cpp, several names may mean the
-    same steps."""
+    same steps.
+    """
     said = steps_of(tokenizer.get("normalizer"), tokenizer.get("pre_tokenizer"))
     same = [each for each, row in ORIGINALS.items() if each and steps_of(*row[:2]) == said]
     got = PRE_TOKENIZERS.get(str(metadata.get(KEY)))

@@ -19,7 +19,8 @@ limit of a row is the energy of its weights.
 Types with code books have no such step. With the best scale, codes are orthogonal to their errors.
 The energy of the errors is then the energy of the weights minus the energy of the codes, so it
 never exceeds the energy of the weights. If the codes belong to unrelated weights, it is the sum of
-both energies."""
+both energies.
+"""
 
 import math
 from dataclasses import dataclass
@@ -114,7 +115,8 @@ def judge_rows(
     """Return the elements that a right quantiser would not produce.
 
     `want` is (rows, columns) and contiguous. `weighed` is True if the quantiser may have weighed
-    errors by importance."""
+    errors by importance.
+    """
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         got = kind.dequantize(raw).reshape(want.shape)
         if kind.name in ("F32", "F16", "BF16"):
@@ -157,7 +159,8 @@ def wrong_factor(sums: NDArray[np.float64], n: int) -> float | None:
     With the nearest codes, errors do not correlate with weights. With the best scales, codes are
     orthogonal to errors. The correlation of errors with weights therefore lies between zero and the
     energy of the errors. Beyond this range, SIGMAS standard deviations of a sum over n weights are
-    allowed for chance."""
+    allowed for chance.
+    """
     weights, along, errors = (float(each) for each in sums)
     if not weights > 0:
         return None
@@ -188,7 +191,8 @@ def unusual_blocks(
     """Return a mask of the blocks that differ from the plain quantiser's: in the scale, in the
     minimum, or by a code that is not the nearest. Return None if the type has no plain quantiser.
 
-    `want` is (rows, columns), and `got` is (rows, blocks, weights)."""
+    `want` is (rows, columns), and `got` is (rows, blocks, weights).
+    """
     want = want.reshape(got.shape)
     scales = plain_scale(kind.name, want)
     if scales is None:

@@ -144,7 +144,8 @@ def llama3_factors(config: OriginalConfig) -> NDArray[np.float64]:
     """Return the factors of Llama 3.1: 1 for short waves, the full factor for long waves, and
     interpolated values in between.
 
-    From the published definition (transformers, modeling_rope_utils)."""
+    From the published definition (transformers, modeling_rope_utils).
+    """
     rope, size = config.rope, config.head_dim
     factor, before = float(rope["factor"]), float(config.n_ctx_original)
     low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])

@@ -3,7 +3,8 @@ noticed.
 
 The process that checks a model runs our own engine and the judge, which read the model's
 memory-mapped file. If the file shrinks meanwhile, that process ends (SIGBUS). The system may also
-end it when memory runs out. The process that writes the report survives."""
+end it when memory runs out. The process that writes the report survives.
+"""
 
 import os
 import signal
@@ -86,7 +87,8 @@ def side_by_side(works: Sequence[Work], jobs: int) -> Iterator[tuple[int, Event]
     is not `Said`. At most `jobs` works run at a time.
 
     If the caller stops the iteration, the running works are ended. Their temporary folders, which
-    may hold models of gigabytes, lie in a folder of this process and are removed with it."""
+    may hold models of gigabytes, lie in a folder of this process and are removed with it.
+    """
     with tempfile.TemporaryDirectory(prefix="lockstep-", ignore_cleanup_errors=True) as folder:
         try:
             yield from beside(works, jobs, folder)
@@ -141,7 +143,8 @@ def result_of(
 def raise_for(event: Event) -> None:
     """Raise the work's exception in this process.
 
-    The death of a process becomes a ChildProcessError."""
+    The death of a process becomes a ChildProcessError.
+    """
     match event:
         case Refused(message):
             raise BadInput(message)

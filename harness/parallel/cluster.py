@@ -3,7 +3,8 @@
 Dask keeps the queue, gives each work to a free worker, and repeats it on another worker if a worker
 is lost. Messages come in our own format, through one of Dask's queues. This process holds back a
 work's messages until the work is done or reaches a checkpoint. It ignores late messages of a lost
-worker."""
+worker.
+"""
 
 import asyncio
 import pickle

@@ -3,7 +3,8 @@
 It is a new process, not a fork, so a process with threads may start it. From its second work on,
 all modules are loaded. Works and messages are sent as pickles, because both sides are our own code.
 Data of engines and models never arrive as pickles; engines' adapters use
-`harness.processes.wire`."""
+`harness.processes.wire`.
+"""
 
 import os
 import signal

@@ -5,7 +5,8 @@
 The last event of a work is any event except `Said` (children.py). If a process is killed during its
 work, the last event is `Died`, both on this machine and on a cluster. The loss of a cluster's
 machine causes no event: another machine repeats the work, and Lockstep drops the repeated
-messages."""
+messages.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack

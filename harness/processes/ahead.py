@@ -3,7 +3,8 @@ process waits for engines, or an engine computes while this process computes too
 
 A fork already has the recorded graph, the mapped file and the compiled kernels. It sends its result
 as arrays, and ends. If no fork can be made, or the fork dies, this process does the work when it is
-needed."""
+needed.
+"""
 
 import ctypes
 import os

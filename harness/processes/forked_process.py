@@ -32,7 +32,8 @@ class ForkedProcess:
         """Ask the parent to kill the process and its descendants, because only the parent knows
         whether this id still belongs to the process.
 
-        The process has ended when `wait` returns."""
+        The process has ended when `wait` returns.
+        """
         with suppress(OSError):
             self.parent.shutdown(socket.SHUT_WR)
 

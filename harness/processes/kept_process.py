@@ -46,7 +46,8 @@ def kill_marked(variable: str, mark: str) -> None:
     """Kill each process whose variable has this value, and repeat until none is left, because
     killed processes may have started others.
 
-    A descendant that was started with other environment variables has no mark and is not killed."""
+    A descendant that was started with other environment variables has no mark and is not killed.
+    """
     deadline = time.monotonic() + limits.KILL_SECONDS
     while time.monotonic() < deadline and (found := processes_marked(variable, mark)):
         for pid in found:

@@ -29,7 +29,8 @@ def die_with(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
     """Let the kernel send this process a signal when its parent ends, even during a C call.
 
     For the kernel, the parent is the thread that started this process. Therefore this thread must
-    live longer than the process."""
+    live longer than the process.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, by, 0, 0, 0)
     if os.getppid() != parent:
@@ -40,7 +41,8 @@ def limit_memory(limit: int | None) -> None:
     """Limit the private memory. The pages of a memory-mapped model do not count.
 
     RLIMIT_AS would count these pages, even twice with some loaders. Only Linux counts anonymous
-    mappings under RLIMIT_DATA (setrlimit(2)). On other systems at most the heap is limited."""
+    mappings under RLIMIT_DATA (setrlimit(2)). On other systems at most the heap is limited.
+    """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))

@@ -3,7 +3,8 @@
 An engine gets a new process for each probe model. A Python engine first loads Python, numpy and the
 user's module, which takes most of a second, or several seconds with torch. From the third process
 on, Lockstep starts each process before it is needed. Such a process has seen no model, and answers
-only one session."""
+only one session.
+"""
 
 import os
 import sys

@@ -6,7 +6,8 @@ before memory is allocated, every type must be on a closed list, and every field
 checked against its annotation.
 
     frame = magic, length of head (u32), length of payload (u64), head, payload
-    head  = {"arrays": [[dtype, shape], ...], "value": tree}     payload = the arrays, in order"""
+    head  = {"arrays": [[dtype, shape], ...], "value": tree}     payload = the arrays, in order
+"""
 
 import hashlib
 import json

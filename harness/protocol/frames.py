@@ -3,7 +3,8 @@
     {"id":7,"ask":"dequantize","type":"Q8_0","arrays":[["raw","u8",[34]]],"bytes":34}\\n<34 bytes>
 
 Messages of an engine are untrusted. The sizes of a line and of the arrays after it are checked
-before memory is allocated. Names, types and shapes must be on closed lists."""
+before memory is allocated. Names, types and shapes must be on closed lists.
+"""
 
 import json
 import os

@@ -2,7 +2,8 @@
 answer.
 
 This module converts an answer to the harness's own records. Then harness.answers checks the
-answer's numbers, as for every engine. A missing name, list or array raises MalformedAnswer."""
+answer's numbers, as for every engine. A missing name, list or array raises MalformedAnswer.
+"""
 
 import base64
 import binascii

@@ -55,7 +55,8 @@ def command_of(engine: str) -> list[str] | None:
     """Return the words of a command; None if the engine is not a command. A command is a path, a
     program with arguments, or an engine of harness.foreign.
 
-    Raises Unsupported if there is no such program. No shell interprets the command."""
+    Raises Unsupported if there is no such program. No shell interprets the command.
+    """
     if command := building.command_of(engine):
         return command
     if is_file_with_spaces(engine):
@@ -76,7 +77,8 @@ def is_file_with_spaces(engine: str) -> bool:
     removed.
 
     If the first word alone names a program, return False, because the other words are its
-    arguments."""
+    arguments.
+    """
     first = engine.split(" ")[0]
     return (
         first != engine and "/" in engine and not shutil.which(first) and bool(shutil.which(engine))

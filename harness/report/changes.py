@@ -3,7 +3,8 @@ Lockstep.
 
 Two verdicts belong together if suite, model, key and place are equal. If only one run compared a
 suite of a model, this is a change too. A comparison that is missing in run B counts as worse, and
-so does a difference that has grown."""
+so does a difference that has grown.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +40,8 @@ class Change:
 
     n_before: number of verdicts that agreed in A. n_after: number of verdicts that agreed or were
     excused in B. Excused verdicts are included, because a known divergence may have replaced an
-    agreement."""
+    agreement.
+    """
 
     suite: str
     case: str
@@ -256,7 +258,8 @@ def share_in(detail: Mapping[str, Any]) -> float | None:
 def size(value: Any) -> float | None:
     """Return the value if it is a measurement; None if it is an id or a text.
 
-    Reports write infinity and NaN as texts. NaN counts as the largest possible error."""
+    Reports write infinity and NaN as texts. NaN counts as the largest possible error.
+    """
     if value in ("inf", "-inf", "nan"):
         return float(value)
     return value if isinstance(value, float) else None

@@ -106,7 +106,8 @@ def read_unfinished(path: Path) -> list[dict[str, Any]]:
     """Return the complete lines of a run that was stopped, including checkpoints. Raises
     BrokenReport if no line is complete.
 
-    The last line may be incomplete; it is omitted."""
+    The last line may be incomplete; it is omitted.
+    """
     raw = path.read_bytes()
     rows = rows_of(path, raw[: raw.rfind(b"\n") + 1].splitlines())
     if not rows or rows[0]["kind"] != "header":

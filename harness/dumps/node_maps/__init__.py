@@ -11,7 +11,8 @@ if llama.cpp gives several nodes one name, and "inp_norm-0" if only one layer ha
 "halves" is for engines that rotate element i of a head with element i + n/2 (as Hugging Face does),
 while llama.cpp rotates neighbours. `axes` is the permutation of the tensor's axes that gives
 llama.cpp's order, without leading axes of size 1. `architectures = ["llama"]` above the table
-limits the map to files of these architectures."""
+limits the map to files of these architectures.
+"""
 
 import re
 import tomllib

@@ -2,7 +2,8 @@
 
 This module runs in the engine's own environment, which has the standard library and numpy but not
 Lockstep. Answers go to the descriptor that Lockstep offers, because the engines' libraries print to
-standard output."""
+standard output.
+"""
 
 import base64
 import json

@@ -1,7 +1,8 @@
 """A Hugging Face checkpoint, read by transformers: checkpoint_torch.py FOLDER.
 
 This program executes nothing in FOLDER. It ignores the checkpoint's own code, and reads weights
-only from safetensors files."""
+only from safetensors files.
+"""
 
 import importlib.metadata
 import json

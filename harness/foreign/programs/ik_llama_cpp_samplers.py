@@ -3,7 +3,8 @@ order.
 
 This program writes a draw into the library's generator (std::mt19937 of libstdc++), at the
 beginning of the library's struct llama_sampling. Therefore most samplers need no model; only
-grammars and dry need the model's vocabulary."""
+grammars and dry need the model's vocabulary.
+"""
 
 import base64
 import ctypes

@@ -140,7 +140,8 @@ def weights_of(tensors):
     mx.dequantize decodes.
 
     The scales are in half precision. This function converts them to float32 first, because the
-    decoded values have the precision of the scales."""
+    decoded values have the precision of the scales.
+    """
     found = {}
     for name, value in tensors.items():
         stem = name.removesuffix(".weight")

@@ -1,7 +1,8 @@
 """Logits processors of transformers, one for each sampler. Removed candidates get minus infinity.
 
 A stage is constructed as transformers' `generate` constructs it. torch makes the random choice, and
-accepts no draw from outside."""
+accepts no draw from outside.
+"""
 
 import numpy as np
 import torch

@@ -2,7 +2,8 @@
 
 A remainder is a tuple of the parts that must still match. A repetition's count decreases with each
 match. Python decodes the text of each token separately. If a token ends inside a character, the
-bytes of the incomplete character are kept."""
+bytes of the incomplete character are kept.
+"""
 
 import codecs
 from typing import Any

@@ -1,7 +1,8 @@
 """GitHub's annotations: lines that GitHub's runner reads from a job's log and shows above it.
 
 Each cause gets one annotation. For each step of a job, GitHub shows ten errors and ten warnings,
-and drops all further annotations."""
+and drops all further annotations.
+"""
 
 from collections.abc import Iterator
 

@@ -2,7 +2,8 @@
 
 `diverged`, `crashed` and similar statuses are `failed`. `not-compared` is `other`, because it is
 neither failed, passed nor skipped on purpose. `excused` and `not-applicable` are `skipped`.
-`rawStatus` holds our own status."""
+`rawStatus` holds our own status.
+"""
 
 import json
 from collections import Counter

@@ -2,7 +2,8 @@
 
 There is a suite for each model. `diverged` is a failure. A comparison that was impossible is an
 error, because it changes the exit code. `excused` and `not-applicable` are skipped, with the
-reason."""
+reason.
+"""
 
 from junitparser import Error, Failure, Skipped
 from junitparser.xunit2 import JUnitXml, TestCase, TestSuite

@@ -1,7 +1,8 @@
 """The verdicts of a report as test results, from which all CI formats are written.
 
 In each format, results that change the exit code are failures, and uncompared results never look
-like a success."""
+like a success.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

@@ -2,7 +2,8 @@
 greedy token.
 
 The scale is logarithmic. Each line is a single path, so that a chart of 512 positions takes only a
-few kilobytes."""
+few kilobytes.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
