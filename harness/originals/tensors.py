@@ -117,8 +117,8 @@ def matches(rule: TensorRule, names: Mapping[str, str]) -> Iterator[tuple[str, l
 
 
 def tie_head(plan: TensorPlan, config: OriginalConfig) -> None:
-    """If config.json ties embeddings and head, plan the embeddings as the head, even if the
-    checkpoint has a separate head matrix."""
+    """Plan the embeddings as the head if config.json ties both, even if the checkpoint has a
+    separate head matrix."""
     if config.tied and "token_embd.weight" in plan.wanted:
         embeddings = plan.wanted["token_embd.weight"]
         plan.wanted["output.weight"] = replace(embeddings, name="output.weight", may_lack=True)

@@ -88,8 +88,8 @@ def compare_tokens(
 def wrong_tokens(
     vocabulary: OriginalVocabulary, tokens: Sequence[str], types: Any, scores: Any
 ) -> Iterator[tuple[int, str, Any, Any]]:
-    """For each wrong token, yield its id, the wrong property, the expected value and the file's
-    value. The file's value is None if it lacks the token."""
+    """Yield four values for each wrong token: its id, the wrong property, the expected value and
+    the file's value. The file's value is None if it lacks the token."""
     for number, token in sorted(vocabulary.tokens.items()):
         if number >= len(tokens):
             yield number, "text", token.texts[0], None

@@ -192,7 +192,7 @@ def shapes_of(rows: Any, n_bytes: Any) -> list[tuple[str, np.dtype[Any], tuple[i
     if declared > MOST_BYTES:
         raise WireError(f"the arrays have {declared} bytes, and at most {MOST_BYTES} are allowed")
     if n_bytes is not None and n_bytes != declared:
-        raise WireError(f'"bytes" is {n_bytes!r:.40}, and the arrays have {declared}')
+        raise WireError(f'"bytes" is {n_bytes!r:.40}, but the arrays have {declared} bytes')
     return found
 
 

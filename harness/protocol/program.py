@@ -109,7 +109,7 @@ class EngineProgram(EngineProcess):
         return f"; did the previous answer send more than its {self.announced} bytes of arrays?"
 
     def who_else(self) -> str:
-        """If answers go to standard output, return a note that a library may have printed the text;
+        """Return a note that a library may have printed the text, if answers go to standard output;
         else ""."""
         if self.pipe is None or self.pipe.from_engine != self.output.fileno():
             return ""

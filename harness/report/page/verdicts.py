@@ -142,7 +142,7 @@ def sentence(run: RowsOfRun, causes: Sequence[Cause]) -> str:
     """Return a sentence that sums up the run."""
     if run.footer is None:
         n = len(run.verdicts)
-        return f"Not finished: the run was stopped. Its {n} verdicts are valid and incomplete."
+        return f"Not finished: the run was stopped. Its {n} verdicts are valid, but incomplete."
     return SENTENCES[run.footer["exit_code"]](run, causes)
 
 
@@ -200,7 +200,7 @@ def incomplete(run: RowsOfRun, causes: Sequence[Cause]) -> str:
     why = ", ".join(names) or "nothing was compared"
     if not run.counts.keys() & {"agreed", "excused"}:
         return f"Incomplete: nothing was compared ({why})."
-    return f"Incomplete: all comparisons agree, and some were not possible ({why})."
+    return f"Incomplete: all comparisons agree, but some were not possible ({why})."
 
 
 def no_op(run: RowsOfRun, causes: Sequence[Cause]) -> str:

@@ -55,7 +55,7 @@ def test_slow_engine_gets_one_forecast_with_quicker_options(opened: Opened) -> N
     (text,) = said_of(opened, Answered(value=None, seconds=68.0), times=2)
     assert "reference took 68 s for 34 tokens" in text
     assert (
-        f"suite logits asks this model for at least {left} more, which takes about {left / 30:.0f} "
+        f"asks this model for at least {left} more tokens, which take about {left / 30:.0f} minutes"
         in text
     )
     assert "--tokens 2 --steps 2" in text

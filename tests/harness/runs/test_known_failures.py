@@ -63,10 +63,10 @@ def test_run_conforms_if_all_divergences_are_listed() -> None:
     [
         (off_by(4.0), ""),
         (off_by(5.9), ""),
-        (off_by(1.1), "its size is 1.1, and 4 is listed"),
-        (off_by(41.0), "its size is 41, and 4 is listed"),
-        (off_by(4.0, "not finite"), "its kind is 'not finite', and 'value' is listed"),
-        (off_by(float("nan")), "its size is none, and 4 is listed"),
+        (off_by(1.1), "its size is 1.1, but 4 is listed"),
+        (off_by(41.0), "its size is 41, but 4 is listed"),
+        (off_by(4.0, "not finite"), "its kind is 'not finite', but 'value' is listed"),
+        (off_by(float("nan")), "its size is none, but 4 is listed"),
     ],
 )
 def test_other_fault_at_the_same_node_is_not_excused(
@@ -182,7 +182,7 @@ def weight(tensor: str, column: int = 0, n: int = 1) -> Verdict:
         (weight("blk.3.ffn_down.weight"), ""),
         (weight("blk.0.attn_v.weight"), "blk.0.attn_v.weight, row 5, column 0 is not listed"),
         (weight("blk.3.ffn_down.weight", column=1), "column 1 is not listed"),
-        (weight("blk.3.ffn_down.weight", n=2), "its size is 2, and 1 is listed"),
+        (weight("blk.3.ffn_down.weight", n=2), "its size is 2, but 1 is listed"),
     ],
 )
 def test_other_weight_is_not_excused(found: Verdict, words: str, tmp_path: Path) -> None:
