@@ -57,8 +57,7 @@ SIZES: Mapping[str, Sizes] = MappingProxyType(
 
 
 def mla(s: Sizes) -> Keys:
-    """Return keys of latent attention: cached rows of 32 + 8, heads of size 24, values of size
-    16."""
+    """Return keys of latent attention: 32 + 8 elements in the cache, heads of 24, values of 16."""
     return {
         ".attention.key_length": u32(40),
         ".attention.value_length": u32(32),

@@ -1,5 +1,5 @@
-"""Other versions of an engine: an environment is built completely or not at all, and a failure has
-a reason."""
+"""Other versions of an engine: an environment is built completely or not at all, and a failed build
+states its reason."""
 
 import io
 import re
@@ -98,7 +98,7 @@ def sdist(tmp_path: Path) -> Sdist:
 def test_builds_avoid_amx_on_processors_that_have_it(
     has_amx: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """GCC 12 omits the setup of AMX, and llama.cpp then dies at its first product."""
+    """Code that GCC 12 compiles does not set up AMX, so llama.cpp dies at its first product."""
     cpu = tmp_path / "cpuinfo"
     cpu.write_text(f"model : 1\nflags\t: fpu {'amx_tile ' * has_amx}sse2\n")
     monkeypatch.setattr(environments, "CPU", cpu)
@@ -201,8 +201,8 @@ def test_a_version_is_asked_through_the_same_adapter() -> None:
 
 
 def test_worker_prefers_the_packages_of_its_environment(cache: Path) -> None:
-    """`describe` reports the loaded llama_cpp, which is a stand-in, although the real package is
-    installed too."""
+    """`describe` reports the version of the loaded llama_cpp: the environment's stand-in, although
+    the real package is installed too."""
     folder = folder_of(NAME)
     make = [sys.executable, "-m", "venv", "--without-pip", str(folder)]
     subprocess.run(make, check=True)

@@ -18,8 +18,8 @@ from tests.harness.blackbox.test_blackbox_in_check import plan_of, verdicts
 
 
 class StepsEnd(Reference, name="test: steps end at 20"):
-    """An engine whose time steps end at 20 in these layers. For a larger x the step should be x
-    itself."""
+    """An engine that limits time steps to 20 in these layers. For an x above 20, the step should be
+    x itself."""
 
     layers: tuple[int, ...] = (0, 1)
 

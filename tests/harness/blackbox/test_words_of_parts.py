@@ -1,4 +1,5 @@
-"""Descriptions of a part in addition to its name: its batches, its bias, and untested parts."""
+"""Descriptions of a part in addition to its name: the batches in which it is wrong, its bias, and
+untested parts."""
 
 from collections.abc import Callable
 from math import exp, log
@@ -166,6 +167,6 @@ def test_temperature_is_not_reported_as_a_scale_of_logarithms(tmp_path: Path) ->
     assert OF_LOGARITHMS not in faults(found)[None]
 
 
-def test_constant_added_to_all_logarithms_is_no_fault(tmp_path: Path) -> None:
+def test_constant_added_to_all_logarithms_is_not_a_fault(tmp_path: Path) -> None:
     engine = lists("natural", lambda value: value + 0.5)  # one constant for all is no fault
     assert not bisected(builtin("f32", tmp_path), tmp_path / "made", engine=engine).guilty

@@ -85,8 +85,8 @@ def test_fixed_limits_find_another_token_and_another_direction() -> None:
 
 
 def test_check_nmse_divides_by_the_variance_and_uses_the_last_token() -> None:
-    """Common limits work like this, so that a constant offset of logits does not shrink a
-    difference."""
+    """Limits of this kind are common. Division by the variance prevents a constant offset of logits
+    from shrinking a difference."""
     right = logits([1, 2, 3], [101, 102, 103])
     found = on_short(right, right + logits([9, 0, 0], [0, 0.3, 0]))
     assert not found[WIDE]

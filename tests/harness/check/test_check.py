@@ -229,7 +229,7 @@ def test_question_without_an_answer_is_a_verdict_and_other_suites_run(
 
 
 class Outgrown(LocalSession):
-    """An engine that accepts every file and computes wrong results."""
+    """An engine that accepts every file but computes wrong results."""
 
     def _ask(self, question: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome:
         outcome = super()._ask(question, args, kwargs)

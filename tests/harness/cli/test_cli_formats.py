@@ -33,7 +33,7 @@ def run_in(tmp_path: Path) -> Path:
     return folder
 
 
-def test_check_writes_every_format_beside_its_report(lockstep: Lockstep, tmp_path: Path) -> None:
+def test_check_writes_every_format_next_to_its_report(lockstep: Lockstep, tmp_path: Path) -> None:
     names = [f"--format={name}" for name in ("junit", "ctrf", "markdown", "badge")]
     assert checked(lockstep, tmp_path, *names).code == 0
     files = {path.name for path in run_in(tmp_path).iterdir()}

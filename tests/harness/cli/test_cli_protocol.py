@@ -64,7 +64,7 @@ def test_command_proposed_by_smoke_runs_the_engine(
 
 
 def test_empty_object_is_a_wrong_answer(lockstep: Lockstep) -> None:
-    """The command must not wait for minutes for another line."""
+    """The command must not wait minutes for another line."""
     program = "input(); print('{}', flush=True); input(); input()"
     code, out, _ = lockstep("smoke", "--start-seconds", 60, "--", sys.executable, "-c", program)
     assert code == 1

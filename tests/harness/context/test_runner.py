@@ -1,4 +1,4 @@
-"""Each behaviour of an engine becomes an outcome, and the next question is answered."""
+"""Each behaviour of an engine becomes an outcome, and the engine answers the next question."""
 
 import os
 import signal

@@ -1,5 +1,5 @@
-"""Engines from public packages. An environment is built completely or not at all, and the engine's
-name selects it."""
+"""Engines from public packages. An environment is built completely or not at all. The engine's name
+selects its environment."""
 
 import ast
 import base64
@@ -154,7 +154,7 @@ def test_javascript_engine_without_node_gives_the_reason(monkeypatch: pytest.Mon
 # --- names ----------------------------------------------------------------------------------------
 
 
-def test_folder_of_an_engine_follows_its_name(
+def test_argument_of_an_engine_comes_after_its_name(
     wheel: Wheel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wheel("NUMBER = 7")

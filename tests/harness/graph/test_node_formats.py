@@ -43,7 +43,7 @@ def shown(given: Node, number: int | None) -> NDArray[Any]:
 
 def accepted(numbers: list[int | None], kinds: list[str] | None = None) -> list[bool]:
     """Return for each product True if it is accepted. The engine computes product i with the format
-    `numbers[i]`, or wrongly if this is None."""
+    `numbers[i]`. If `numbers[i]` is None, it computes the product wrongly."""
     formats = ProductFormats(build=BUILD)
     sites = [Site(step=0, layer=i, name="x") for i in range(len(numbers))]
     for i, (site, number) in enumerate(zip(sites, numbers, strict=True)):

@@ -1,4 +1,4 @@
-"""Two engines, judged on one node after the other: hand-made nodes, without llama.cpp."""
+"""Judgement of two engines, one node at a time, on hand-made nodes without llama.cpp."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -158,7 +158,7 @@ def parameters(eps: float) -> NDArray[np.int32]:
 
 
 def test_parameters_come_from_the_subjects_file(tmp_path: Path) -> None:
-    """Every engine that replays a graph would agree if the parameters were the oracle's."""
+    """Every engine that replays a graph would agree if the parameters came from the oracle."""
     found = judge(tmp_path)
     found(normed(1e-5))
     found.parameters = {(0, 0, 5): parameters(1e-2)}

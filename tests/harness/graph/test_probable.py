@@ -40,7 +40,7 @@ def same_sign(weights: Matrix, x: Matrix) -> tuple[Matrix, Matrix]:
 
 
 def one_is_huge(weights: Matrix, x: Matrix) -> tuple[Matrix, Matrix]:
-    """Make the first term so large that every partial sum is as large as it."""
+    """Make the first term so large that all partial sums are nearly equal to it."""
     return weights, np.concatenate([1000 * x[:, :1], x[:, 1:]], axis=1)
 
 

@@ -1,5 +1,5 @@
-"""A server is asked over HTTP. Any answer is an outcome of that question, and does not affect other
-questions."""
+"""A server is asked over HTTP. Any answer becomes an outcome of its question, and does not affect
+other questions."""
 
 import json
 from collections.abc import Callable
