@@ -303,8 +303,8 @@ def test_operands_without_weights_come_from_the_oracle() -> None:
 
 
 def chain(folder: Path, *, right: bool, limit: int = 1 << 20) -> NodeJudge:
-    """Return the judge of three products in a chain, computed by an engine that is right or
-    wrong."""
+    """Return the judge of three products in a chain. A right or a wrong engine has computed the
+    products."""
     names = [replace(SITE, name=name) for name in ("a", "b", "c")]
     reads: list[tuple[Site, ...]] = [(), (names[0],), (names[1],)]
     made = judge(folder, engine=compute if right else lambda node: compute(node) + 1)

@@ -108,8 +108,8 @@ def test_newer_object_lists_of_llama_server_are_read(model: Path) -> None:
 
 
 def test_server_without_bias_may_end_the_text() -> None:
-    """The server lists nothing at the end, and the model has only one end token. With two such
-    tokens the end would be ambiguous."""
+    """The server sends no list at the end of a text. The model has only one end token; with two,
+    the end would be ambiguous."""
 
     def ask(method: str, path: str, body: Any = None) -> Any:
         if path == "/tokenize":

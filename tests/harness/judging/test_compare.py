@@ -1,4 +1,4 @@
-"""The comparator: the worst element decides, and NaN and infinity must match exactly."""
+"""The comparator: the worst element decides, and NaN and infinity match only themselves."""
 
 import math
 

@@ -1,5 +1,5 @@
-"""A Dask cluster of two workers, one of which is killed: its verdicts equal those of one
-process."""
+"""A Dask cluster of two workers, of which one is killed. The cluster's verdicts equal the verdicts
+of a single process."""
 
 import json
 import os
@@ -126,7 +126,7 @@ def killer_of(note: Path, is_time: Callable[[], bool]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Stumbles:
-    """A run whose worker is killed while it works."""
+    """A run whose worker is killed during the work."""
 
     executor: Executor
     note: Path
@@ -281,7 +281,7 @@ def test_missing_scheduler_gives_one_sentence(monkeypatch: pytest.MonkeyPatch) -
 
 def test_server_with_another_protocol_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scheduler's own web page, on a neighbouring port, is such a server. A client would wait
-    for it for ever."""
+    for this server for ever."""
     pytest.importorskip("distributed", reason="no Dask: no address was tried")
     monkeypatch.setattr("lockstep.harness.parallel.cluster.CONNECT", 0.5)
     with HTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as server:
@@ -327,7 +327,7 @@ def test_other_known_divergences_count_as_another_version(
     name: str, is_other: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lists of known divergences excuse differences, so they belong to the version. Files that each
-    machine compiles do not."""
+    machine compiles do not belong to it."""
     here = str(tmp_path / "harness" / "parallel" / "cluster_worker.py")
     monkeypatch.setattr("lockstep.harness.parallel.cluster_worker.__file__", here)
     found = []

@@ -79,7 +79,8 @@ Pip = Callable[..., list[str]]
 
 @pytest.fixture
 def pip(monkeypatch: pytest.MonkeyPatch) -> Pip:
-    """Make pip return these wheels, by the number of the part. The list records the requests."""
+    """Make pip return the wheels with these part numbers. The returned list records the
+    requests."""
 
     def make(*parts: int) -> list[str]:
         asked: list[str] = []

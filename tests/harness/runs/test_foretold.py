@@ -1,4 +1,5 @@
-"""The estimated time of a check is printed once, for a slow engine, and is never too long."""
+"""The estimated time of a check is printed once, for a slow engine, and never exceeds the real
+time."""
 
 from pathlib import Path
 from typing import Any

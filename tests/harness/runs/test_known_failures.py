@@ -1,5 +1,5 @@
-"""Failures in a user's list are excused. Other failures still count, and resolved entries are
-errors."""
+"""Failures in a user's list are excused. All other failures count as usual, and resolved entries
+are errors."""
 
 import json
 from pathlib import Path
@@ -253,7 +253,7 @@ def test_rewritten_list_keeps_its_reasons(tmp_path: Path) -> None:
 
 
 def test_unchecked_failures_stay_in_a_rewritten_list(tmp_path: Path) -> None:
-    """The run had only one suite or one model, or did not finish."""
+    """The run omitted a suite and a model, and one of its suites did not finish."""
     path = tmp_path / "known.json"
     listed = KnownFailures(
         reasons={
@@ -271,7 +271,7 @@ def test_unchecked_failures_stay_in_a_rewritten_list(tmp_path: Path) -> None:
 
 
 def test_entry_of_an_unknown_suite_is_refused(tmp_path: Path) -> None:
-    """An entry of an unknown suite would never be excused, and would never count as gone."""
+    """An entry of an unknown suite would excuse nothing, and would never count as gone."""
     listed = KnownFailures(reasons={("f32", "tarce", "rope"): "issue 12"})
     with pytest.raises(BadInput, match="rope: no suite 'tarce'"):
         run(tmp_path, "reference", listed)

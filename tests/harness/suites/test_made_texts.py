@@ -1,4 +1,4 @@
-"""Texts made of a vocabulary's own tokens. They find engines that no fixed text finds."""
+"""Texts made of a vocabulary's own tokens. They expose wrong engines that no fixed text exposes."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -213,8 +213,8 @@ class MergesTheRightOne(LlamaTokenizer):
 
 
 def wrong_tokenizer(kind: str, file: GgufFile) -> Tokenizer:
-    """Return a wrong tokenizer. That of gpt2 splits contractions only in lower case: it's, but not
-    IT'S."""
+    """Return a wrong tokenizer. The wrong tokenizer for gpt2 splits contractions only in lower
+    case: it's, but not IT'S."""
     if kind == "llama":
         return MergesTheRightOne(file.metadata)
     wrong = Gpt2Tokenizer(file.metadata)
