@@ -154,8 +154,8 @@ def check_model(dump: Dump, path: Path) -> None:
     found = sha256_of(path)
     if found not in dump.models:
         raise InvalidModel(
-            f"{dump.folder / INDEX}: the run was of a model with sha256 "
-            f"{printable(dump.models[0][:64])}, and {path} has {found}: check the dump "
+            f"{dump.folder / INDEX}: the run used a model with sha256 "
+            f"{printable(dump.models[0][:64])}, but {path} has {found}: check the dump "
             "with its own model"
         )
 
@@ -166,8 +166,8 @@ def check_map(dump: Dump, architecture: str) -> None:
     of = dump.map.architectures if dump.map else ()
     if dump.map and of and architecture not in of:
         raise InvalidModel(
-            f"the map {dump.map.name} is for files of {', '.join(of)}, and this one is "
-            f"{architecture}; write one of your own: --map FILE"
+            f"the map {dump.map.name} is for files of {', '.join(of)}, but this file is "
+            f"{architecture}; write your own map: --map FILE"
         )
 
 

@@ -42,7 +42,7 @@ def member(said: Any, *path: str | int) -> Any:
     for step in path:
         if isinstance(step, int):
             if type(said) is not list or step >= len(said):
-                raise MalformedAnswer(where, f"a list of more than {step}", said)
+                raise MalformedAnswer(where, f"a list with an item {step}", said)
         elif type(said) is not dict or step not in said:
             words = complaint(said)
             kind = MalformedAnswer if words is said else Complaint

@@ -349,11 +349,12 @@ def other_model(about: About, model: Path | None) -> str:
         return ""
     theirs = Path(about.path) if about.path else None
     if theirs and theirs.is_file() and theirs.stat().st_size != model.stat().st_size:
-        return f"{theirs} has {theirs.stat().st_size} bytes, {model} {model.stat().st_size}"
+        sizes = theirs.stat().st_size, model.stat().st_size
+        return f"{theirs} has {sizes[0]} bytes, but {model} has {sizes[1]} bytes"
     own = numbers_of(model)
     for name, value in about.facts:
         if own.get(name) not in (None, value):
-            return f"{name} is {value}, and {own[name]} in {model.name}"
+            return f"{name} is {value}, but {own[name]} in {model.name}"
     return ""
 
 

@@ -198,7 +198,7 @@ def shapes_of(rows: Any, n_bytes: Any) -> list[tuple[str, np.dtype[Any], tuple[i
 
 def name_of(name: Any) -> str:
     if type(name) is not str or not 0 < len(name) <= LONGEST_NAME:
-        raise ValueError(f"no name: {name!r:.80}")
+        raise ValueError(f"not a name: {name!r:.80}")
     return name
 
 

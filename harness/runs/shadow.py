@@ -158,7 +158,7 @@ def verdicts_for(plan: ShadowPlan, path: Path, session: Session, build: Build) -
             yield verdict_of(plan, "not-applicable", reason)
             return
         if reason := too_long(size_of_positions(file), sum(plan.work.lengths)):
-            yield verdict_of(plan, "not-compared", f"{reason}; take fewer --tokens")
+            yield verdict_of(plan, "not-compared", f"{reason}; use fewer --tokens")
             return
         judge = ShadowJudge(file, build)
         outcome = capture(session, judge, batches_of(plan.work, plan.seed, file))

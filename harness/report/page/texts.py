@@ -45,7 +45,7 @@ def short_name(value: Any) -> str:
 def paths(text: str) -> Markup:
     """Mark a drawn SVG path as safe. It may be long, but it holds only numbers and letters."""
     if not PATH.fullmatch(text):
-        raise ValueError(f"no path: {text[:40]!r}")
+        raise ValueError(f"not a path: {text[:40]!r}")
     return Markup(text)
 
 

@@ -158,7 +158,7 @@ def foreign_token(index: dict[str, Any], tensors: dict[str, Any]) -> None:
     ("change", "words"),
     [
         (odd_cache, "type_k: expected one of F32, F16"),
-        (of_another_model, "the run was of a model with sha256 0000"),
+        (of_another_model, "the run used a model with sha256 0000"),
         (foreign_token, "the run has token 100000, and .* a vocabulary of 384"),
     ],
 )

@@ -156,8 +156,8 @@ def test_a_wrong_server_diverges(suite: str, change: Callable[..., Any], model: 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (spoilt("/completion", "completion_probabilities", value=[]), "a list of more than 0"),
-        (spoilt("/completion", "completion_probabilities", value={}), "a list of more than 0"),
+        (spoilt("/completion", "completion_probabilities", value=[]), "a list with an item 0"),
+        (spoilt("/completion", "completion_probabilities", value={}), "a list with an item 0"),
         (spoilt("/completion", *LISTED, value={"a": 1}), "the candidates: expected a list"),
         (spoilt("/completion", *LISTED, 0, "logprob", value="much"), "expected a number"),
         (spoilt("/completion", *LISTED, 0, "id", value=1 << 40), "expected ids from 0 to 383"),
