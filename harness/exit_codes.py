@@ -23,8 +23,8 @@ def exit_code_of_run(verdicts: Sequence[Verdict]) -> int:
 
 def exit_code(verdicts: Sequence[Verdict]) -> int:
     """Return 0 for conform, 1 for divergence, 2 for a defect of Lockstep, 3 for incomplete. If
-    nothing was compared, the run is incomplete. If both engines were asked, the run conforms only
-    if verdicts about both agree."""
+    nothing was compared, the run is incomplete. If some verdicts are about both engines, at least
+    one of these must agree for the run to conform."""
     found = {v.status for v in verdicts}
     of_subject = [v for v in verdicts if v.about == BOTH] or verdicts
     if "diverged" in found:

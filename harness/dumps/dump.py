@@ -7,11 +7,11 @@
 `lockstep trace` writes the same format, so its index shows which ids to run. Any node may be
 missing, except for the result. The result is the logits (result_output), or result_embd_pooled for
 a model without logits. It has a row for each token, or for each sequence if the model pools. The
-index may state cache settings ("settings": {"type_k": "F16", ...}) and the model ("models":
-[{"sha256": ...}]). Then llama.cpp runs with these settings, and Lockstep refuses a file with
-another hash. A map (node_maps) translates other names. Either the index names the map (`"map":
-"transformers"`, or a path relative to the folder) or the command does (`dump:FOLDER#map=MAP`). A
-tensor without `stepN/` belongs to step 0.
+index may state cache settings ("settings": {"type_k": "F16", ...}) and the model
+("models": [{"sha256": ...}]). Then llama.cpp runs with these settings, and Lockstep refuses a file
+with another hash. A map (node_maps) translates other names. The index names the map
+(`"map": "transformers"`, or a path relative to the folder), or the command does
+(`dump:FOLDER#map=MAP`). A tensor without `stepN/` belongs to step 0.
 """
 
 import json

@@ -4,7 +4,7 @@ llama.cpp converts the activations in quantised products. An engine that does no
 right too, so logits may differ by this conversion, which hides small faults. The twin needs no
 conversion, so it hides no faults. The twin's values equal the source's values bit for bit (a NaN
 stays NaN). Its metadata are equal too, except for `general.file_type`. llama.cpp's own quantize
-also rewrites only this key, and keeps `general.quantization_version` in an F32 file.
+also rewrites this key, and keeps `general.quantization_version` in an F32 file.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -108,7 +108,7 @@ def test_rest_is_compared_with_honest_runs_of_the_engines_design(gemma2: Path) -
     assert "the rest agrees with an honest run of another design" in confirmation(proof)
 
 
-def test_unpatched_second_fault_is_not_taken_for_another_design(gemma2: Path) -> None:
+def test_unpatched_second_fault_is_not_mistaken_for_another_design(gemma2: Path) -> None:
     proof = proof_of(gemma2, Float64AndTwoFaults.name)
     assert not proof.agrees
     assert not proof.otherwise

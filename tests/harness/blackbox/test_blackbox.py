@@ -104,7 +104,7 @@ def an_eighth(raw: NDArray[np.uint8], _: Any) -> None:
     raw.view(np.float32)[:] /= 8
 
 
-def test_eps_is_not_taken_for_the_embedding_if_embeddings_are_small(tmp_path: Path) -> None:
+def test_eps_is_not_mistaken_for_the_embedding_if_embeddings_are_small(tmp_path: Path) -> None:
     """The model Stories260K has such small embeddings. If embeddings are larger powers of two, eps
     has no effect."""
     path, tensor = builtin("f32", tmp_path), "token_embd.weight"

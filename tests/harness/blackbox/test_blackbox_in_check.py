@@ -99,7 +99,7 @@ def test_large_model_is_tested_in_slices(model: Path, monkeypatch: pytest.Monkey
     assert len(found) == 5  # twice without layers, and three layers
 
 
-def test_some_of_many_equal_layers_are_tested_and_the_others_named(
+def test_some_of_many_equal_layers_are_tested_and_untested_layers_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Testing all 32 layers of a model with 8 billion weights took four minutes."""
@@ -189,7 +189,7 @@ def test_listed_weight_excuses_no_other_of_the_same_lens(model: Path, tmp_path: 
 
 
 def test_probe_model_that_llama_cpp_refuses_accuses_no_engine() -> None:
-    """Gemma2 has no head of its own, so llama.cpp refuses such a model.
+    """Gemma2 has no separate head, so llama.cpp refuses a probe model that has one.
 
     An earlier message blamed the engine, and its user looked for a fault that did not exist.
     """

@@ -82,7 +82,7 @@ class WithWrongForOneRow(Reference, name="test:wrong-for-one-row"):
     ops = WrongForOneRow
 
 
-def test_kernel_for_single_rows_is_not_taken_for_a_wrong_output_matrix(tmp_path: Path) -> None:
+def test_kernel_for_single_rows_is_not_mistaken_for_the_output_matrix(tmp_path: Path) -> None:
     found = bisected(builtin("f32", tmp_path), tmp_path / "made", engine="test:wrong-for-one-row")
     assert faults(found) == {None: [ONE_ROW]}
     assert "all tokens in one batch" in found.guilty[0].parts[0].words

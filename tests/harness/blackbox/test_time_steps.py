@@ -85,6 +85,6 @@ def test_layers_with_the_wrong_branch_are_named(
     assert faults(found) == {layer: ["softplus of the time step"] for layer in layers}
 
 
-def test_model_without_time_steps_is_not_tested_with_large_ones(tmp_path: Path) -> None:
+def test_model_without_time_steps_is_not_tested_with_large_steps(tmp_path: Path) -> None:
     write_window(tmp_path / "m.gguf")
     assert not [v for v in verdicts(plan_of(tmp_path / "m.gguf")) if STEPS in v.summary]

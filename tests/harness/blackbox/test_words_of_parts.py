@@ -61,7 +61,7 @@ def test_router_that_is_wrong_in_every_layer_is_tested_once(
     assert all(list(row.asked or ()) == [ALL_ALIKE] for row in others)
 
 
-def test_fault_in_a_layer_is_not_taken_for_the_router_of_earlier_layers(
+def test_fault_in_a_layer_is_not_blamed_on_the_router_of_earlier_layers(
     tmp_path: Path,
 ) -> None:
     path = model_of_arch("qwen3moe", tmp_path, {})

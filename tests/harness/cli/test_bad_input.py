@@ -261,7 +261,7 @@ def test_bad_model_for_the_subject_is_refused(lockstep: Lockstep, tmp_path: Path
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_unknown_choice_is_refused_with_the_known_ones(
+def test_unknown_choice_is_refused_with_the_known_choices(
     args: tuple[str, ...],
     says: list[str],
     lockstep: Lockstep,

@@ -92,7 +92,7 @@ def test_a_model_is_not_overwritten(lockstep: Lockstep, tmp_path: Path) -> None:
     assert mine.read_bytes() == builtin("f32", tmp_path).read_bytes()
 
 
-def test_file_of_an_earlier_run_is_not_taken_for_this_run(
+def test_file_of_an_earlier_run_is_not_reported_for_this_run(
     lockstep: Lockstep, tmp_path: Path
 ) -> None:
     file = tmp_path / "junit.xml"

@@ -71,7 +71,7 @@ def test_empty_object_is_a_wrong_answer(lockstep: Lockstep) -> None:
     assert 'expected "id":1, got None, as answer to start: {}' in out
 
 
-def test_standard_error_of_a_program_is_shown_beside_its_output(
+def test_standard_error_of_a_program_is_shown_with_its_output(
     lockstep: Lockstep,
 ) -> None:
     program = "import os; input(); os.write(2, b'oops\\n'); os.write(1, b'hello\\n'); input()"

@@ -137,7 +137,7 @@ class WrongBeside(Reference, name="paths: wrong beside another sequence"):
         return super().evaluate(replace(request, batches=batches))
 
 
-def test_reference_agrees_beside_another_sequence_within_the_noise(
+def test_reference_agrees_within_the_noise_if_a_sequence_is_added(
     tmp_path: Path,
 ) -> None:
     found = found_beside("reference", with_large_scores(tmp_path))
@@ -145,7 +145,7 @@ def test_reference_agrees_beside_another_sequence_within_the_noise(
     assert "; honest runs are" in found
 
 
-def test_wrong_engine_is_found_beside_another_sequence(tmp_path: Path) -> None:
+def test_wrong_engine_is_found_if_a_sequence_is_added(tmp_path: Path) -> None:
     found = found_beside(WrongBeside.name, written(tmp_path, n_layer=4))
     assert isinstance(found, Verdict)
     assert found.status == "diverged"

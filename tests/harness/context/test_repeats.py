@@ -171,7 +171,7 @@ def test_difference_without_a_repeat_has_no_place(model: Path) -> None:
     assert first.status == "diverged"
 
 
-def test_sampled_tokens_are_distinguished_from_wrong_ones(model: Path) -> None:
+def test_sampled_tokens_are_distinguished_from_wrong_tokens(model: Path) -> None:
     _, wrong, shaky = verdicts_of(model, Dice.name, "decode")
     assert wrong.key == "decode/token"
     assert shaky.key == "decode/not-deterministic"

@@ -183,7 +183,7 @@ def test_missing_engine_says_how_to_add_it() -> None:
     assert said.stderr == "lockstep: fake is not added yet; add it: lockstep engine add fake\n"
 
 
-def test_unknown_name_lists_the_known_ones() -> None:
+def test_unknown_name_lists_the_known_names() -> None:
     with pytest.raises(Unsupported, match=r"no engine named 'hylama' \(.*hyllama"):
         engines.engine_named("hylama")
     assert command_of("hylama") is None

@@ -98,7 +98,7 @@ def test_product_without_a_format_changes_no_other_judgement() -> None:
     assert accepted([ROW, NONE]) == [False, False]
 
 
-def test_honest_product_after_wrong_ones_reveals_the_format() -> None:
+def test_honest_product_after_wrong_products_reveals_the_format() -> None:
     wrong: list[int | None] = [NONE] * TRIED
     assert accepted([ROW, *wrong, *[ROW] * (TRIED + 1)]) == [
         True,

@@ -1,5 +1,6 @@
-"""Engines with a typical mistake of languages with signed bytes: a shift keeps the sign, because `&
-15` was forgotten. The tests compare them with loops as written in such languages."""
+"""Engines with a typical mistake of languages with signed bytes: a shift keeps the sign, because
+the mask after the shift (`& 15`) was forgotten. The tests compare them with loops as written in
+such languages."""
 
 from typing import Any
 

@@ -19,7 +19,7 @@ def test_every_work_reports_in_order_and_ends(executor: Any) -> None:
 
 
 @pytest.mark.parametrize("executor", HERE, ids=str)
-def test_death_of_one_work_leaves_the_others(executor: Any) -> None:
+def test_death_of_one_work_does_not_affect_other_works(executor: Any) -> None:
     check_death(executor)
 
 

@@ -248,7 +248,7 @@ def test_a_runner_opens_programs_by_their_command(tmp_path: Path) -> None:
         assert isinstance(session.ask("greedy", [1], 3), Answered)
 
 
-def test_smoke_asks_every_level_and_names_wrong_ones(tmp_path: Path) -> None:
+def test_smoke_asks_every_level_and_names_wrong_levels(tmp_path: Path) -> None:
     model = builtin_model("f32", tmp_path)
     with ProgramSession(
         [*FAKE, "fails"], model, EXACT, time_limit=60, memory_limit=None

@@ -220,7 +220,7 @@ def test_places_have_unique_names(page: Page) -> None:
 # --- every run has one, and many models are light ------------------------------------------------
 
 
-def test_run_leaves_its_page_beside_its_report(tmp_path: Path) -> None:
+def test_run_writes_its_page_next_to_its_report(tmp_path: Path) -> None:
     writer = ReportWriter(
         tmp_path / "run", {k: v for k, v in rich_rows()[0].items() if k != "kind"}
     )

@@ -113,7 +113,7 @@ def test_every_status_has_a_mark() -> None:
     assert len(set(MARKS.values())) == len(MARKS)
 
 
-def test_divergences_with_one_key_are_folded_and_the_others_stay() -> None:
+def test_divergences_with_one_key_are_folded_and_others_are_listed() -> None:
     def at(layer: int, key: str) -> Verdict:
         return verdict(key=key, detail={"site": "kq", "layer": layer, "step": 0})
 

@@ -78,7 +78,7 @@ def plan_of_mine(folder: Path) -> Plan:
         (("logits",), {"logits": "agreed"}, [f"look closer without tensors: {BY_SLICES}"]),
     ],
 )
-def test_hints_have_whole_commands_and_only_useful_ones(
+def test_hints_are_complete_and_useful_commands(
     levels: tuple[str, ...], suites: dict[str, Status], lines: list[str], tmp_path: Path
 ) -> None:
     path, plan = Path("m.gguf"), plan_of_mine(tmp_path)
@@ -251,7 +251,7 @@ def of_size(path: Path, size: int) -> None:
         ("builtin:f32", "builtin:f32", [0], ""),
     ],
 )
-def test_mistake_hidden_by_24_layers_is_searched_in_the_first_ones(
+def test_mistake_hidden_by_24_layers_is_searched_in_the_first_layers(
     model: str, subject: str, wrong: list[int], cut: str
 ) -> None:
     """An engine ignored the biases of queries in a Qwen2 with 24 layers in Q5_0. All answers were

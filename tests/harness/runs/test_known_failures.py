@@ -159,7 +159,7 @@ def test_other_answer_to_an_acid_test_is_not_excused(
     assert words in seen.summary
 
 
-def test_rewritten_list_adds_new_failures_and_keeps_the_old_ones(
+def test_rewritten_list_adds_new_failures_and_keeps_old_failures(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "known.json"

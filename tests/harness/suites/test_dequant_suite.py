@@ -54,7 +54,7 @@ def test_nan_weight_is_named(tmp_path: Path) -> None:
 
 
 def test_zero_or_nan_weights_are_not_compared(tmp_path: Path) -> None:
-    """Any decoding of zero bytes gives zeros, even a wrong one."""
+    """Zero bytes decode to zeros even if the decoder is wrong."""
     model = written(tmp_path, quant="Q8_0", n_embd=64, n_layer=1)
     with GgufFile.open(model) as file:
         coded = [info for info in file.tensors.values() if info.type.name == "Q8_0"]

@@ -179,7 +179,7 @@ def test_token_that_llama_cpp_hides_despite_the_file_is_named() -> None:
     assert named_among(CONTEXT, [(b"</s>", [0], [1])]) == text
 
 
-def test_difference_without_hidden_tokens_names_none() -> None:
+def test_difference_without_hidden_tokens_names_no_hidden_tokens() -> None:
     assert named_among(CONTEXT, [([1], b"", b"</s>"), ([2], b"", b"<s>")]) == ""
     assert named_among(CONTEXT, [(b"a", [0], [2])]) == ""
 

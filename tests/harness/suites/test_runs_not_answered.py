@@ -1,5 +1,5 @@
-"""Runs without an answer do not affect later runs, with one exception: after a timeout, no longer
-run is requested."""
+"""Runs without an answer do not affect later runs, with one exception. After a timeout, Lockstep
+requests no run with more tokens."""
 
 from collections.abc import Callable
 from pathlib import Path
