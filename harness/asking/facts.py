@@ -143,8 +143,8 @@ def too_long(n_positions: int, needed: int) -> str:
     if not 0 < n_positions < needed:
         return ""
     return (
-        f"the model has {n_positions} positions ({POSITIONS}), and the run needs "
-        f"{needed}; beyond them llama.cpp aborts (positions-beyond-the-table)"
+        f"the model has {n_positions} positions ({POSITIONS}), but the run needs "
+        f"{needed}; llama.cpp aborts after the last position (positions-beyond-the-table)"
     )
 
 

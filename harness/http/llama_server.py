@@ -174,7 +174,7 @@ class LlamaServer:
     def check_room(self, n: int) -> None:
         if 0 < self.n_ctx < n:
             raise Unsupported(
-                f"the server's context has {self.n_ctx} cells, and the run needs {n}: set "
+                f"the server's context has {self.n_ctx} cells, but the run needs {n}: set "
                 "--ctx-size"
             )
 

@@ -143,7 +143,7 @@ class KnownFailures:
                     suite=suite,
                     case=case,
                     status="diverged",
-                    summary=f"{key} is listed as known ({reason}), and no longer differs: "
+                    summary=f"{key} is listed as known ({reason}), but no longer differs: "
                     "remove it from the list",
                     detail={"known": reason},
                     key=f"{GONE}{key}",

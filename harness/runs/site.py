@@ -39,7 +39,7 @@ def open_site(folder: Path, plans: Mapping[str, Sequence[Plan]]) -> dict[str, Ma
     """Return the rows that an interrupted run with the same setup has stored, by engine. Raises
     BadInput for a folder with other content."""
     if folder.exists() and any(folder.iterdir()) and not is_site(folder):
-        what = f"{folder} is not empty, and is not a site that lockstep matrix wrote"
+        what = f"{folder} is not empty, and lockstep matrix did not write its files"
         raise BadInput(f"{what}: name a new folder")
     folder.mkdir(parents=True, exist_ok=True)
     kept = read_rows(folder / UNFINISHED, lambda held: (held["setup"], row_from(held)))

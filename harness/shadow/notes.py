@@ -20,7 +20,7 @@ def note_of(op: str, free: int, reach: float, worst: float) -> str:
         return ""
     if worst == 0.0:
         return (
-            f"{op}: all {free} elements are correctly rounded, and the bound counts more "
+            f"{op}: all {free} elements are correctly rounded, but the bound counts more "
             "roundings. The op has a higher precision than we assume, or the elements "
             "are few"
         )

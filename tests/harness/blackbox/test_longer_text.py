@@ -147,7 +147,7 @@ def test_first_layer_in_f32_shows_a_loop_hidden_by_the_models_limit(
 def test_ties_on_the_first_layer_do_not_make_a_small_model_incomplete(
     tmp_path: Path,
 ) -> None:
-    """Otherwise the report would tell the user of an honest engine that a comparison is missing."""
+    """An incomplete result would tell the user of an honest engine that a comparison is missing."""
     found = asked(with_each_token_twice(builtin("q8_0", tmp_path)), LastOfEqualOnes.name)
     assert {verdict.status for verdict in found} == {"agreed", "excused", "not-applicable"}
     assert f"{WHERE}the 56 tokens after 8 ties were not compared" in text(found)

@@ -211,7 +211,7 @@ def test_small_context_is_not_a_difference(model: Path) -> None:
     with serving(model, change) as url:
         (found,) = checked(model, url, "logprobs")
     assert (found.status, exit_code([found])) == ("not-compared", 3)
-    assert "has 8 cells, and the run needs 10" in found.summary
+    assert "has 8 cells, but the run needs 10" in found.summary
 
 
 def test_server_that_any_question_would_kill_is_asked_nothing(model: Path) -> None:

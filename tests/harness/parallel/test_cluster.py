@@ -311,7 +311,7 @@ def test_address_of_a_worker_is_refused(cluster: DaskCluster) -> None:
 def test_workers_use_the_llama_cpp_build_of_the_run(
     cluster: DaskCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise a run could conform without using the user's own build."""
+    """A run could conform without using the user's own build if workers used another build."""
     monkeypatch.setenv(LIBRARIES, str(tmp_path))
     works = [SaysVariable(LIBRARIES)]
     found = [event.value for _, event in cluster.run(works) if isinstance(event, Said)]

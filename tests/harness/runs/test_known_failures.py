@@ -223,7 +223,7 @@ def test_resolved_entry_is_an_error() -> None:
     seen = [listed.excuse(verdict("rope")), verdict("", "agreed")]
     (gone,) = listed.gone(seen, "lockstep check m --known k")
     assert gone.status == "diverged"
-    assert "norm is listed as known (issue 12), and no longer differs: remove it" in gone.summary
+    assert "norm is listed as known (issue 12), but no longer differs: remove it" in gone.summary
     assert gone.repro == "lockstep check m --known k"
     assert exit_code([*seen, gone]) == 1
 

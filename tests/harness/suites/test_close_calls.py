@@ -167,7 +167,7 @@ def held(model: Path, changed: Sequence[int]) -> Verdict:
 def test_token_against_the_engines_own_logits_is_a_divergence(
     changed: int | None, tmp_path: Path
 ) -> None:
-    """Otherwise any text after a tie would pass."""
+    """Any text after a tie would pass if it were not compared with the engine's own logits."""
     found = held(builtin("q8_0", tmp_path), [] if changed is None else [changed])
     if changed is None:
         assert found.status == "excused"

@@ -343,7 +343,8 @@ def test_state_of_earlier_calls_is_not_blamed_on_token_counts(
 
 
 def test_bisect_blames_no_op_for_an_answer_for_earlier_tokens(model: Path) -> None:
-    """Otherwise the first op that differs, the look-up of embeddings, would be blamed."""
+    """The first op that differs is the look-up of embeddings. It is not at fault, because the
+    engine answers for earlier tokens."""
     with context_of(model, engine=BY_ITS_BEGINNING) as context:
         found = bisect(context)
     assert not found.culprits
