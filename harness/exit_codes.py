@@ -11,8 +11,8 @@ class BadInput(Exception):
 
 
 def exit_code_of_run(verdicts: Sequence[Verdict]) -> int:
-    """Return the worst of the models' exit codes. A model for which nothing was compared counts
-    too, unless the engine may refuse it."""
+    """Return the worst exit code of all models. A model for which nothing was compared gets exit
+    code 3, unless the engine may refuse this model."""
     cases: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
         cases.setdefault(verdict.case, []).append(verdict)
@@ -23,8 +23,8 @@ def exit_code_of_run(verdicts: Sequence[Verdict]) -> int:
 
 def exit_code(verdicts: Sequence[Verdict]) -> int:
     """Return 0 for conform, 1 for divergence, 2 for a defect of Lockstep, 3 for incomplete. If
-    nothing was compared, the run is incomplete. If both engines were asked, a right oracle alone
-    does not make the run conform."""
+    nothing was compared, the run is incomplete. If some verdicts are about both engines, at least
+    one of these must agree for the run to conform."""
     found = {v.status for v in verdicts}
     of_subject = [v for v in verdicts if v.about == BOTH] or verdicts
     if "diverged" in found:
@@ -38,7 +38,7 @@ def exit_code(verdicts: Sequence[Verdict]) -> int:
 
 def is_compared(verdict: Verdict) -> bool:
     """Return True if the verdict is evidence about the engine. A divergence that the user lists as
-    known counts as compared, unless the engine refused. A tie is no evidence."""
+    known counts as compared, unless the engine refused. A tie is not evidence."""
     listed = verdict.status == "excused" and "listed" in verdict.detail
     listed = listed and verdict.detail.get("kind") != REFUSED
     return listed or verdict.status == "agreed"

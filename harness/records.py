@@ -122,8 +122,8 @@ class SampleRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SampleAnswer:
-    """The candidates that each stage leaves of each row. An engine that shows only the final list
-    has one stage.
+    """The candidates of each row that remain after each stage. For an engine that shows only the
+    final list, the answer has one stage.
 
     All lists of the first row come first, then those of the next row.
     """
@@ -159,7 +159,7 @@ class DrawAnswer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineInfo:
-    """The engine that answered: the facts that tell if a golden or a verdict still applies."""
+    """The engine that answered. These facts decide if a golden or a verdict still applies."""
 
     engine: str
     version: str
@@ -314,7 +314,7 @@ class TimedOut(Redacted):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Busy(Redacted):
-    """The engine is running but did not answer, which is no evidence about the question."""
+    """The engine is running but did not answer. This is no evidence about the engine's results."""
 
     message: str
 
@@ -322,7 +322,7 @@ class Busy(Redacted):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Malformed(Redacted):
     """The answer does not have the form that its question demands (harness.answers). `said` is True
-    if it is an error message instead."""
+    if the answer is an error message."""
 
     message: str
     said: bool = False
@@ -351,7 +351,7 @@ class StageText(str):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Mismatch:
-    """The reason why two tensors differ, and the worst element if their shapes are equal."""
+    """The way in which two tensors differ, and the worst element if their shapes are equal."""
 
     kind: Literal["missing", "shape", "value"]
     index: tuple[int, ...] = ()

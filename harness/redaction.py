@@ -69,7 +69,8 @@ GIVEN: dict[str, None] = {}  # secrets of the command line, in the order of thei
 
 
 def keep_secret_options(words: Iterable[str]) -> None:
-    """Remember the values of options that hold secrets, because an engine may print them alone."""
+    """Remember the values of options that hold secrets, because an engine may print them without
+    the option's name."""
     for _, value in re.findall(rf"({OPTION})({VALUE})", " ".join(words), re.IGNORECASE):
         if len(value) >= SHORTEST_PART_CHARACTERS:
             GIVEN[value] = None
@@ -77,7 +78,7 @@ def keep_secret_options(words: Iterable[str]) -> None:
 
 @cache
 def values_of_others() -> Sequence[str]:
-    """Return the secrets in this process's initial environment, without the API key."""
+    """Return the secrets in this process's initial environment, except for the API key."""
     others = {name: value.strip() for name, value in os.environ.items() if name != API_KEY}
     secret = [value for name, value in others.items() if SECRET_VARIABLE.search(name)]
     in_addresses = [p for value in others.values() for p in PASSWORD_IN_ADDRESS.findall(value)]
@@ -121,7 +122,8 @@ def spellings_of(value: str) -> Iterator[str]:
 
 
 def hide(text: str, secrets: Sequence[tuple[str, int]]) -> str:
-    """Return the text without the secrets, and without truncated beginnings or ends of secrets.
+    """Return the text without the secrets. Beginnings and ends of truncated secrets are removed
+    too.
 
     `secrets` holds each secret with the number of its characters that identifies it.
     """

@@ -1,7 +1,8 @@
 """Names of nodes in traces, for graphs like llama's, in every version of llama.cpp.
 
 If several nodes of llama.cpp's graph share a name (`Qcur-0` is a product, a view and a rotation),
-the later ones have a suffix here. Traces may also contain any other name from llama.cpp's graph.
+the later nodes have a suffix here. Traces may also contain any other name from llama.cpp's
+graph.
 """
 
 import re
@@ -77,7 +78,7 @@ def is_one_of(name: str, parts: Sequence[str]) -> bool:
 
 
 def is_matrix_of(tensor: str, parts: Sequence[str]) -> bool:
-    """Return True for a layer's matrix (`blk.0.attn_output.weight`) with one of these part
-    names."""
+    """Return True for a layer's matrix, such as `blk.0.attn_output.weight`, whose part name is one
+    of `parts`."""
     inside = IN_A_LAYER.fullmatch(tensor)
     return bool(inside and inside[2].endswith(".weight") and is_one_of(inside[2], parts))

@@ -1,4 +1,4 @@
-"""Parts that every check of an answer needs: an error, short descriptions, facts of the file."""
+"""Common parts of all checks of answers: the error, short descriptions, and facts of the file."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -26,7 +26,7 @@ class MalformedAnswer(Exception):
 
 
 def short(value: Any) -> str:
-    """Describe a value in a few words. Calls nothing that the engine defines."""
+    """Describe a value in a few words. Call no method that the engine defines."""
     kind = type(value)
     if kind in ARRAYS:
         return f"{str(value.dtype)[:60]} of shape {value.shape}"
@@ -52,8 +52,8 @@ class Facts:
 
 
 def facts_of(path: Path | None) -> Facts:
-    """Return the facts of a model's file. They are empty if the file is missing, because then the
-    engine reports the error itself."""
+    """Return the facts of a model's file. Return empty facts if the file is missing, because the
+    engine then reports the error itself."""
     if path is None or not path.is_file():
         return Facts()
     now = path.stat()
@@ -73,7 +73,7 @@ def facts_in(file: GgufFile, n_bytes: int) -> Facts:
     arch = file.metadata.get("general.architecture")
 
     def number(key: str, default: int | None = None) -> int | None:
-        """Return the number of a key; None if the key holds a list with one value per layer."""
+        """Return the number of a key; None if the key holds a list of values, one per layer."""
         found = file.metadata.get(f"{arch.data}.{key}") if arch else None
         if found is None:
             return default
@@ -171,8 +171,8 @@ def expect_ids(value: Any, facts: Facts, where: str) -> None:
 
 
 def expect_plain(value: Any, where: str, others: Collection[type] = ()) -> None:
-    """Check that a value, or a nested list or tuple, holds only JSON values and values of the types
-    in `others`."""
+    """Check that a value, or a nested list or tuple, contains only JSON values and values of the
+    types in `others`."""
     waiting = [value]
     while waiting:
         held = waiting.pop()

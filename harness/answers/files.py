@@ -71,8 +71,8 @@ def check_tensors(tensors: Collection[TensorSummary]) -> None:
 
 
 def check_size(tensor: TensorSummary, where: str) -> None:
-    """Check that a tensor consists of whole blocks of equal size. The suites compare the size
-    itself, because readers differ in it."""
+    """Check that a tensor consists of whole blocks of equal size. The suites compare the size of
+    the tensor, because readers report different sizes."""
     if not 1 <= len(tensor.ne) <= MOST_DIMENSIONS:
         raise MalformedAnswer(f"{where}.ne", f"1 to {MOST_DIMENSIONS} sizes", tensor.ne)
     numbers = {"offset": (tensor.offset,), "n_bytes": (tensor.n_bytes,), "ne": tensor.ne}

@@ -69,8 +69,8 @@ def check_guide(value: Any, facts: Facts, batches: Sequence[Batch], *_: Any) -> 
 
 
 def check_embed(value: Any, facts: Facts, batches: Sequence[Batch]) -> None:
-    """Check that there is one row for each token, or for each sequence, and that all rows have the
-    same width."""
+    """Check that the answer has one row for each token, or one for each sequence, and that all rows
+    have the same width."""
     expect_batches(value, batches, "the embeddings")
     width = None
     for i, (rows, batch) in enumerate(zip(value, batches, strict=True)):
@@ -120,7 +120,7 @@ def check_capture(value: Any, *_: Any, **__: Any) -> None:
 
 
 def check_nodes(value: Any, facts: Facts, batches: Sequence[Batch], *_: Any, **__: Any) -> None:
-    """Check that all columns of a piece of a capture have the same length. harness.shadow.nodes
+    """Check that all columns of one piece of a capture have the same length. `harness.shadow.nodes`
     checks each row."""
     expect_record(value, Nodes, "a piece of the graph")
     rows = len(value.place)

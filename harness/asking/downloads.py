@@ -1,4 +1,4 @@
-"""The user's cache folder for pip downloads: its place, its lock, pip's output."""
+"""Downloads with pip: the user's cache folder, its lock, and pip's output."""
 
 import fcntl
 import os
@@ -31,7 +31,7 @@ def cache_folder() -> Path:
 @contextmanager
 def hold_lock(path: Path) -> Iterator[None]:
     """Hold a lock on this file, so that only one process at a time does the work. The other
-    processes wait, and then find the work done."""
+    processes wait until the work is done."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -77,4 +77,4 @@ def last_words(text: str, lines: int = 1) -> str:
     errors = [line for line in said if line.startswith("ERROR")]
     chosen = (errors or said)[-1:] if lines == 1 else said[-lines:]
     short = [re.sub(r"\w+://\S+", "(address)", line)[:200] for line in chosen]
-    return "; ".join(short) or "it said nothing"
+    return "; ".join(short) or "pip printed no reason"

@@ -1,7 +1,7 @@
 """Other versions of an engine, each in its own Python environment, such as `llama.cpp@0.3.8`.
 
-pip builds them from their source distribution, into the user's cache folder. A worker runs there
-with that environment's interpreter and packages. Our own code comes last in its path.
+pip builds these environments from source distributions, in the user's cache folder. A worker runs
+with its environment's interpreter and packages. Our own code comes last in the worker's path.
 """
 
 import os
@@ -68,8 +68,8 @@ def environments() -> Path:
 
 
 def python_of(name: str) -> Path:
-    """Return the interpreter of this version's environment. Raises NotBuilt if it is not built; it
-    builds nothing."""
+    """Return the interpreter of this version's environment. Raises NotBuilt if the environment is
+    not built; this function builds nothing."""
     folder = folder_of(name)
     if not folder.is_dir():
         raise NotBuilt(f"{name} is not built yet; build it: lockstep oracle add {name}")
@@ -92,8 +92,8 @@ def has_amx() -> bool:
 
 
 def for_builds() -> dict[str, str]:
-    """Return `variables`, with flags that disable AMX if this processor has it. pip's cache is off
-    then, because it does not record the flags."""
+    """Return `variables`, with flags that disable AMX if this processor has AMX. In this case pip's
+    cache is off too, because the cache does not record the flags."""
     if not has_amx():
         return variables()
     flags = {
@@ -106,7 +106,7 @@ def provide(name: str, progress: Progress = lambda _: None) -> Path | None:
     """Build the environment of `NAME@VERSION` if it does not exist, and return its folder. Return
     None for a name without a version, which needs no environment.
 
-    Raises NotBuilt after a failure, and leaves no files.
+    Raises NotBuilt if the build fails, and then leaves no files.
     """
     if not split_version(name)[1]:
         return None
@@ -117,8 +117,9 @@ def provide(name: str, progress: Progress = lambda _: None) -> Path | None:
 
 
 def built_once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """Build a folder once, and return it. It is built under a temporary name and then renamed, so a
-    folder with the final name is complete. Raises NotBuilt after a failure, and leaves no files."""
+    """Build a folder once, and return it. `make` builds under a temporary name, and the folder is
+    then renamed. So a folder with the final name is complete. Raises NotBuilt if the build fails,
+    and then leaves no files."""
     try:
         with hold_lock(environments() / LOCK):
             for old in environments().glob(f"{UNFINISHED}*"):  # of a process that was killed
@@ -142,9 +143,7 @@ def take_away(folder: Path) -> None:
 
 def build(name: str, new: Path, progress: Progress) -> None:
     distribution, module, version = package_of(name)
-    progress(
-        StageText(f"building {distribution} {version} from source, once: minutes on two cores")
-    )
+    progress(StageText(f"building {distribution} {version} from source (only once; takes minutes)"))
     run_command(
         [sys.executable, "-m", "venv", "--without-pip", str(new)],
         f"no environment {name}",
@@ -198,7 +197,7 @@ def after(seconds: float) -> str:
 
 def run_command(command: list[str], problem: str, waiting: Callable[[float], None]) -> str:
     """Run a command, and return its output. Raises NotBuilt with the problem and the command's last
-    lines. `waiting` is called now and then with the seconds passed so far."""
+    lines. `waiting` is called at intervals with the number of seconds so far."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

@@ -83,7 +83,7 @@ def size_of(file: GgufFile) -> int:
 
 
 def what_it_is(file: GgufFile) -> tuple[str, str]:
-    """Return the architecture, "" if the file names none, and the type of the file."""
+    """Return the architecture, which is "" if the file names none, and the type of the file."""
     architecture, kind = (
         str(file.metadata[key].data) if key in file.metadata else default
         for key, default in (("general.architecture", ""), ("general.type", "model"))
@@ -101,8 +101,8 @@ def why_no_run(architecture: str, kind: str, n_tensors: int) -> str:
 
 
 def decoder_start(file: GgufFile, architecture: str) -> int | None:
-    """Return the id that the decoder begins with, chosen as llama.cpp's tools choose it. Return
-    None if the file does not have both an encoder and a decoder."""
+    """Return the id of the decoder's first token, as llama.cpp's tools choose it. Return None
+    unless the file has both an encoder and a decoder."""
     if not has_both(file.tensors):
         return None
     for key in (f"{architecture}.decoder_start_token_id", "tokenizer.ggml.bos_token_id"):
@@ -118,15 +118,16 @@ def has_both(tensors: Collection[str]) -> bool:
 
 
 def vocabulary_of(file: GgufFile) -> bool:
-    """Return True if the file has a vocabulary. Tokens without a type of vocabulary count too,
-    because the missing key is refused later."""
+    """Return True if the file has a vocabulary. Return True as well for tokens without a vocabulary
+    type. The missing key is refused later."""
     if VOCABULARY not in file.metadata:
         return TOKENS in file.metadata
     return str(file.metadata[VOCABULARY].data) not in NO_VOCABULARY
 
 
 def size_of_vocabulary(file: GgufFile) -> int:
-    """Return the size in the metadata, else the number of rows of the embedding matrix."""
+    """Return the vocabulary size from the metadata, or else the number of rows of the embedding
+    matrix."""
     known = facts_in(file, file.size).n_vocab
     embeddings = file.tensors.get("token_embd.weight")
     return known or (embeddings.shape[0] if embeddings is not None else 0)
@@ -142,8 +143,8 @@ def too_long(n_positions: int, needed: int) -> str:
     if not 0 < n_positions < needed:
         return ""
     return (
-        f"the model has {n_positions} positions ({POSITIONS}), and the run needs "
-        f"{needed}; beyond them llama.cpp aborts (positions-beyond-the-table)"
+        f"the model has {n_positions} positions ({POSITIONS}), but the run needs "
+        f"{needed}; llama.cpp aborts after the last position (positions-beyond-the-table)"
     )
 
 
@@ -165,8 +166,8 @@ def our_graph(file: GgufFile, arch: str, kind: str) -> Architecture | str:
 
 
 def what_it_keeps(file: GgufFile) -> str:
-    """Describe the data that the model keeps of earlier tokens. A fault that appears only with
-    earlier tokens must be in this data."""
+    """Describe the data that the model stores about earlier tokens. If a fault appears only after
+    earlier tokens, the fault must be in this data."""
     stems = [name.split(".", 2)[2] for name in file.tensors if name.startswith("blk.")]
     keys, states = (any(s.startswith(of) for s in stems) for of in (OF_KEYS, OF_STATES))
     state = "the state that each sequence carries on (of a scan, of a convolution)"

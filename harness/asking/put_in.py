@@ -1,5 +1,5 @@
-"""Checks that an engine uses replaced values. A user's class may ignore them; then an honest engine
-would look wrong in the values that follow."""
+"""Checks that an engine uses replaced values. If a user's class ignores them, a correct engine
+looks wrong at all later values."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -30,7 +30,7 @@ IN_WORDS = {"describe": "start", "metadata": "parse", "evaluate": "logits", "cap
 
 
 def in_words(question: str) -> str:
-    """Return the question's description, with its details."""
+    """Return a description of the question, with its details."""
     name, _, rest = question.partition(" ")
     return f"{IN_WORDS.get(name, name)} {rest}".strip()
 
@@ -77,7 +77,8 @@ class Session:
 
     @property
     def asks(self) -> "Session | None":
-        """Return the session that this session relies on for its answers; None if there is none."""
+        """Return the session from which this session gets its answers; None if it needs no other
+        session."""
         return None
 
     def another(self) -> "Session | None":
@@ -91,15 +92,16 @@ class Session:
     def ask_at_once(
         self, question: str, every: Sequence[tuple[Any, ...]], *, more_seconds: float
     ) -> list[Outcome]:
-        """Send all questions before the first answer comes, if the engine takes several at a time.
-        Each question gets `more_seconds` in addition, because it may wait for the others."""
+        """Send all questions before the first answer arrives, if the engine accepts several
+        questions at a time. The time limit of each question is longer by `more_seconds`, because
+        the engine may answer other questions first."""
         raise NotImplementedError
 
     def start(self) -> None:
         """Start the engine's process early, so that the first question waits less."""
 
     def check_model(self) -> None:
-        """Refuse a model path that is not a regular file any more, because opening a pipe blocks.
+        """Refuse a model path that is no longer a regular file, because opening a pipe would block.
         Raises InvalidModel."""
         try:
             if self.model is not None:
@@ -205,7 +207,8 @@ class LocalSession(Session):
         return self.attempt(lambda engine: getattr(engine, question)(*args, **kwargs, **extra))
 
     def attempt(self, work: Callable[[Adapter], Any]) -> Outcome:
-        """Run `work` on the engine, and return the outcome, as for a question."""
+        """Run `work` on the engine, and return the outcome in the form that a question's outcome
+        has."""
         started = time.perf_counter()
         try:
             self.adapter = self.adapter or self.cls(self.model, self.settings)

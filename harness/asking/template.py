@@ -1,9 +1,10 @@
-"""Our side of a process that has loaded the workers' modules, and forks workers on request.
+"""The client side of the template: a process that has loaded the workers' modules, and forks
+workers on request.
 
-A worker that starts alone needs most of a second of processor time to load numpy, llama.cpp and
-compiled callbacks. A fork of the template has them loaded, and has seen no model. A caller that
-starts many workers keeps a template (`keep_template`), which all its forks share. The template
-starts before this process imports much, so that both load at the same time.
+Without the template, a worker needs most of a second of processor time to load numpy, llama.cpp and
+compiled callbacks. A fork of the template has already loaded these modules, but no model. A caller
+that starts many workers keeps one template for all of them (`keep_template`). The template starts
+before this process imports most modules, so that both processes load at the same time.
 """
 
 import json
@@ -74,8 +75,8 @@ def end(orders: socket.socket, process: subprocess.Popen[bytes], pid: int) -> No
 
 
 def read_at_start(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that llama.cpp reads when it is loaded. The template may have loaded it
-    already."""
+    """Return the variables that llama.cpp reads when it is loaded. A template that has already
+    loaded llama.cpp ignores later changes."""
     every = {**ENVIRONMENT, **variables}
     return {name: value for name, value in every.items() if name.startswith(READ_AT_START)}
 
@@ -107,8 +108,8 @@ def forked_worker(channel: socket.socket) -> tuple[ForkedProcess, IO[bytes]] | N
 
 @contextmanager
 def keep_template(*, ahead: bool = True) -> Iterator[None]:
-    """Fork all workers from one process within this context. Without this process each worker loads
-    its modules itself. `ahead` starts users' engines before they are needed."""
+    """Fork all workers from one process within this context. Outside this context, each worker
+    loads its modules itself. If `ahead` is True, users' engines start before they are needed."""
     template = None if KEPT else new_template()
     with SPARE.keep() if ahead else nullcontext():
         if template is None:

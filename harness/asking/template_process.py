@@ -1,7 +1,7 @@
-"""The process that forks workers (`template.py` is the client side): it loads, then forks.
+"""The template process (`template.py` is its client). It loads modules, then forks workers.
 
-order = environment, path and folder, with three descriptors: of the socket by which its id and
-its status are told, of the worker's channel, of its log
+order = environment, path and folder, with three descriptors: a socket for the worker's id and exit
+status, the worker's channel, and the worker's log
 """
 
 import gc
@@ -90,8 +90,8 @@ class ForkedWorkers:
         self.held: dict[int, tuple[socket.socket, int]] = {}  # by process: who ordered it, pidfd
 
     def next_order(self, orders: socket.socket) -> Order | None:
-        """Wait for orders and fork a worker for each. Return the order in the fork, and None in the
-        template when the other side closes the socket."""
+        """Wait for orders, and fork a worker for each. In a fork, return its order. In the
+        template, return None when the other side closes the socket."""
         self.waiting.register(orders, selectors.EVENT_READ)
         missing: tuple[str, ...] = LOADED_THEN  # while llama.cpp's worker opens its model
         while True:
@@ -127,8 +127,8 @@ class ForkedWorkers:
             self.waiting.register(end, selectors.EVENT_READ, pid)
 
     def look_after(self, pid: int, descriptor: int) -> None:
-        """Report a worker's end to its client, or end the worker if the client closed its
-        socket."""
+        """Report to the client that its worker has ended, or end the worker if the client closed
+        the socket."""
         if pid not in self.held:
             return  # two events at once, and the first was the last
         orderer, ended = self.held[pid]
@@ -204,7 +204,8 @@ def status_of(pid: int) -> int:
 
 
 def become(order: Order, template: int) -> None:
-    """Turn this process into a worker, as if it had been started alone."""
+    """Turn this process into a worker, in the state of a worker that was started without a
+    template."""
     die_with(parent=template)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     for descriptor in (1, 2):

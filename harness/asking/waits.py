@@ -1,5 +1,5 @@
-"""Questions that an engine does not answer in time: their length, the option that makes them
-smaller, and the runs that are not repeated."""
+"""Questions that an engine does not answer in time: their length, the option that shortens them,
+and the runs that Lockstep does not repeat."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -16,8 +16,8 @@ Run = tuple[bytes, ...]
 
 
 def n_tokens(question: str, args: Sequence[Any]) -> int:
-    """Return the number of tokens that an engine computes for the answer; 0 if it computes none, or
-    if the number is unknown."""
+    """Return the number of tokens that an engine computes for the answer. Return 0 if the number is
+    unknown."""
     if question == "evaluate":
         return sum(map(len, args[0].batches))
     if question == "greedy":
@@ -36,8 +36,8 @@ def option_for_less(question: str, tokens: int) -> str:
 
 @dataclass
 class InVain:
-    """The runs of one engine and model that timed out. A request for tensors counts as the same
-    run."""
+    """The runs of one engine and model that timed out. Runs are the same even if one request also
+    asks for tensors."""
 
     late: dict[Run, list[TimedOut]] = field(default_factory=dict)
 

@@ -1,9 +1,10 @@
 """The process in which an untrusted engine answers: `python -m ...asking.worker SOCKET [PARENT]`.
 
 PARENT is given if no keeper (limits.py) ends the worker together with its parent. SOCKET is the
-number of an inherited socket, so that whatever C code prints goes to the log (file descriptors 1
-and 2) and never into an answer. The first message names the adapter to load. The second names the
-model and the settings. Every later message is a question. The adapter lives as long as the process.
+number of an inherited socket. Answers go through this socket, so output of C code (file descriptors
+1 and 2) goes to the log and never into an answer. The first message names the adapter to load. The
+second message names the model and the settings. Every later message is a question. The adapter
+lives as long as the process.
 """
 
 import contextlib
@@ -92,8 +93,8 @@ def serve(channel: Channel) -> None:
 
 
 def refuse_ignored_values(cls: type[Adapter]) -> dict[str, Any]:
-    """Return a refusal for an engine that ignores replaced values, because its answer would accuse
-    an honest engine."""
+    """Return a refusal for an engine that ignores replaced values. Otherwise the suites would
+    accuse a correct engine."""
     text = f"{cls.name} ignores values that are put in: request.replace"
     return {"kind": "unanswerable", "message": text, "of_model": False, "declared": True}
 
@@ -126,17 +127,17 @@ def deliver(channel: Channel, answer: Mapping[str, Any]) -> None:
 
 
 class ReportedRefusal(EngineError):
-    """Error: another engine, which this engine relies on, refused. It carries the other engine's
-    message."""
+    """Error: a second engine, from which this engine gets its answers, refused. The error carries
+    the second engine's message."""
 
 
 class Crash(Exception):
-    """Error: a program that an engine relies on has crashed. Its message is a sentence that says
-    how it crashed."""
+    """Error: a program that an engine needs has crashed. The message is a sentence that says how
+    the program crashed."""
 
 
 def failure(error: Exception) -> dict[str, Any]:
-    """Return an exception as a message about the engine that raised it."""
+    """Convert an exception to a message about the engine that raised it."""
     if isinstance(error, Unsupported):
         of_model = isinstance(error, NotInModel)
         said = {"message": str(error), "of_model": of_model, "declared": False}

@@ -1,5 +1,5 @@
-"""The contract of a benchmark: engines take turns, so that load on the machine affects all
-alike."""
+"""The interface of a benchmark. Engines take turns, so that other load on the machine affects all
+engines alike."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -20,9 +20,9 @@ class BenchPlan:
     `seconds` is the time for each engine and round.
 
     `size` is the number of units per call. For weights the default is the number that our engine
-    decodes at a time (engine.weights.CHUNK). Their floats fit into the cache, where a product needs
-    them. A much larger size would measure the speed of the memory, which one of our threads already
-    saturates. `engine` and `settings` are for the benchmark of a check.
+    decodes at a time (engine.weights.CHUNK): the decoded floats fit into the processor's cache, as
+    they do in a product. A much larger size would measure the speed of the memory, which a single
+    thread of ours already saturates. Only the benchmark of a check uses `engine` and `settings`.
     """
 
     targets: tuple[str, ...] = ()
@@ -35,8 +35,8 @@ class BenchPlan:
 
 
 def why_unmeasured(engine: str, question: str, outcome: Outcome) -> BadInput:
-    """Return the error for an engine that does not answer, so that nothing can be measured. Other
-    engines were not asked this question."""
+    """Return the error for an engine that does not answer. Without an answer nothing can be
+    measured."""
     if isinstance(outcome, Rejected):
         return BadInput(f"{engine} refuses: {outcome.message}")
     return BadInput(no_answer(engine, question, outcome).summary)

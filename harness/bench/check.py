@@ -1,4 +1,5 @@
-"""Measures the time of a check, suite by suite: seconds, and processor seconds of our process."""
+"""Measures the time of each suite of a check, in seconds and in processor seconds of our
+process."""
 
 import re
 import tempfile

@@ -50,7 +50,8 @@ class QuantsBench(Bench, name="quants"):
     def rates(
         self, target: str, plan: BenchPlan, sessions: dict[str, Session], progress: Progress
     ) -> dict[tuple[str, int], float]:
-        """Return the best of all rounds, because other load on the machine only slows them."""
+        """Return each engine's highest rate of all rounds, because other load on the machine can
+        only lower a rate."""
         raw = blocks_of(WeightFormat.member(target), plan.size, plan.seed)
         best: dict[tuple[str, int], float] = {}
         turns = [(name, threads) for threads in self.threads for name in self.engines]

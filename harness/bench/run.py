@@ -1,4 +1,5 @@
-"""Tokens per second of our compiled engine and of llama.cpp, for a prompt and for single tokens."""
+"""Tokens per second of our compiled engine and of llama.cpp, for a prompt and for single-token
+steps."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -61,7 +62,8 @@ class RunBench(Bench, name="run"):
 
 
 def rows(path: Path, plan: BenchPlan, progress: Progress) -> Iterator[BenchRow]:
-    """Yield the best of all rounds, because other load on the machine only slows them."""
+    """Yield rows with the highest rates of all rounds, because other load on the machine can only
+    lower a rate."""
     best: dict[tuple[str, str], float] = {}
     for i in range(plan.rounds):
         for engine in (OURS, THEIRS):
@@ -74,8 +76,7 @@ def rows(path: Path, plan: BenchPlan, progress: Progress) -> Iterator[BenchRow]:
 
 
 def turn(engine: str, path: Path, seed: int) -> dict[str, float]:
-    """Return the rates of an engine that was just opened. The engine runs each batch once before
-    the measurement."""
+    """Open the engine and return its rates. It runs each batch once before the measurement."""
     ids = integers(stream(seed, "bench.run"), PROMPT, SMALLEST_VOCABULARY).tolist()
     prompt = replace(Batch.of(ids), outputs=np.arange(PROMPT) == PROMPT - 1)
     steps = tuple(Batch.of([token], start=at) for at, token in enumerate(ids[:STEPS]))

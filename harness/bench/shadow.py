@@ -1,5 +1,5 @@
-"""The cost of watching llama.cpp: decodes per second without a callback, with an empty callback,
-and with a capture."""
+"""Measures how much a capture slows llama.cpp: decodes per second without a callback, with an empty
+callback, and with a capture."""
 
 import os
 import tempfile
@@ -71,9 +71,9 @@ class ShadowBench(Bench, name="shadow"):
 
 @contextmanager
 def threads_spin() -> Iterator[None]:
-    """Let idle threads spin, as they do for users of llama.cpp, unless the variable is set. Waking
-    a thread for every node would cost more than the node itself. No other work runs here that
-    spinning threads could slow down."""
+    """Let idle threads spin, as they do for users of llama.cpp, unless the variable is set. If the
+    threads sleep, waking them for a node takes longer than computing the node. Nothing else runs
+    during this benchmark, so spinning threads slow nothing down."""
     before = os.environ.get(WAITING)
     os.environ[WAITING] = before or "active"
     try:
@@ -102,7 +102,8 @@ def work(seed: int) -> dict[str, tuple[Batch, ...]]:
 def row(
     name: str, session: Session, batches: tuple[Batch, ...], rounds: int, progress: Progress
 ) -> BenchRow:
-    """Return the best of all rounds, because other load on the machine only slows them."""
+    """Return a row with the highest rates of all rounds, because other load on the machine can only
+    lower a rate."""
     best: dict[str, float] = {}
     for i in range(rounds):
         progress(name, f"round {i + 1} of {rounds}")

@@ -76,7 +76,8 @@ def write_builtin(target: str, path: Path) -> None:
 
 
 def rows(path: Path, plan: BenchPlan, progress: Progress) -> Iterator[BenchRow]:
-    """Yield the best of all rounds: other work on the machine only makes it slower."""
+    """Yield rows with the highest rates of all rounds, because other load on the machine can only
+    lower a rate."""
     name = path.stem.removeprefix("ggml-vocab-")
     best: dict[tuple[str, str], float] = {}
     for i in range(plan.rounds):
@@ -96,8 +97,8 @@ def rows(path: Path, plan: BenchPlan, progress: Progress) -> Iterator[BenchRow]:
 
 
 def seconds(engine: str, path: Path, text: bytes) -> float:
-    """Return the seconds that a new tokenizer needs for one encoding, without the time to open
-    it."""
+    """Return the number of seconds that a new tokenizer needs to encode the text once. The time to
+    open the tokenizer is not included."""
     with Runner(time_limit=600).open(engine, path, EXACT) as session:
         answer(session, b"a")
         return answer(session, text).seconds

@@ -1,2 +1,2 @@
-"""Tests with models of every architecture in which one element is changed: does `bisect` name the
-changed tensor?"""
+"""Tests of `bisect` with models of every architecture. One element of a model is changed, and
+`bisect` must name the changed tensor."""

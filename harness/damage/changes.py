@@ -1,5 +1,5 @@
-"""Choice of the element to change and of its new value, determined by the seed and the tensors'
-names."""
+"""Choice of the element to change and of its new value. The seed and the tensors' names determine
+both."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class Damage:
 
 def damages(path: Path, seed: int, n: int) -> Iterator[Damage]:
     """Yield n damages in n different tensors, determined by the seed and the tensors' names.
-    Tensors with a single number come last."""
+    Tensors with a single element come last."""
     import_members("lockstep.engine.quants")
     with GgufFile.open(path) as file:
         names = [name for name, tensor in file.tensors.items() if tensor.n_bytes]
@@ -79,8 +79,8 @@ def damage(file: GgufFile, name: str, bits: Philox) -> Damage:
 def one_bit(
     kind: type[WeightFormat], name: str, raw: NDArray[np.uint8], start: int, bits: Philox
 ) -> Damage:
-    """Return a damage that flips one bit and changes the weights. Raises EngineError if no tried
-    bit changes them."""
+    """Return a damage that flips one bit and changes the weights. Raises EngineError if none of the
+    bits that it tries changes a weight."""
     size = kind.layout.itemsize
     for _ in range(TRIES):
         at, bit = draw_number(bits, raw.size), draw_number(bits, 8)

@@ -34,8 +34,8 @@ def run_damage(
     executor: Executor | None,
     out: VerdictOutput,
 ) -> int:
-    """Run the damaged models, and return 1 if a change is missed. Each verdict is written to disk
-    before the next model runs."""
+    """Run the damaged models, and return 1 if `bisect` misses a change. Each verdict is written to
+    disk before the next model runs."""
     started = time.perf_counter()
     verdicts: list[Verdict] = []
     writer: ReportWriter | None = None
@@ -74,8 +74,8 @@ def results(
 
 
 def make_models(plans: Sequence[DamagePlan], folder: Path) -> None:
-    """Write all models. A single engine names the tensors of all models, because starting an engine
-    takes long."""
+    """Write all models. The same engine process names the tensors of all models, because starting
+    an engine takes long."""
     with open_for_variants() as session:
         for plan in plans:
             variant, path = variant_named(plan.variant), model_path(plan, folder)
@@ -105,8 +105,8 @@ def table(verdicts: Sequence[Verdict]) -> Iterator[str]:
 
 
 def counts(tried: Sequence[Verdict]) -> list[int]:
-    """Return the numbers for COLUMNS. From the third number on they count only changes that alter
-    an output."""
+    """Return the numbers for COLUMNS. All numbers after the second count only changes that alter an
+    output."""
     moved = [v for v in tried if v.detail["changed"]]
     names = ("named", "beyond_bound", "alone", "confirmed")
     return [len(tried), len(moved), *(sum(v.detail[name] for v in moved) for name in names)]

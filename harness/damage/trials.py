@@ -1,8 +1,8 @@
 """Trials of damaged models: the verdict of `bisect` on each damaged copy.
 
-The oracle runs the original model, and the subject runs a copy with one change. `bisect` does not
-know the changed tensor or the architecture. It need not find a change that alters no bit of the
-subject's outputs.
+The oracle runs the original model, and the subject runs a copy with one change. `bisect` is not
+told the changed tensor or the architecture. A change that alters no bit of the subject's outputs
+need not be found.
 """
 
 from dataclasses import asdict, dataclass
@@ -51,7 +51,7 @@ def model_path(plan: DamagePlan, folder: Path) -> Path:
 
 
 def trials(plan: DamagePlan, folder: Path) -> TriedChange:
-    """Return a verdict for each damage of the variant's model, which is in the folder."""
+    """Return a verdict for each damage of the variant's model. `folder` contains the model."""
     path = model_path(plan, folder)
     case = f"synth:{plan.variant}"
     whole = Plan(
@@ -97,7 +97,7 @@ def trial(
     path: Path,
     change: Damage,
 ) -> Verdict:
-    """Run `bisect` on one damaged copy, and return the verdict. `right` is the engine's answer with
+    """Run `bisect` on one damaged copy, and return the verdict. `right` is the engine's answer for
     the undamaged model."""
     damaged = path.with_name(f"{path.stem}-damaged.gguf")
     write_damaged(path, damaged, change)

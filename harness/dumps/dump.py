@@ -1,15 +1,16 @@
-"""A folder of tensors from some engine, to be judged later: `--engine dump:FOLDER`.
+"""A folder of tensors that an engine has written, to be checked later: `--engine dump:FOLDER`.
 
     index.json     {"engine": "mine", "version": "1", "tokens": [[1, 5, 9], [2], [7]]}
     *.safetensors  step0/embd, step0/attn_norm-0, ..., step0/result_output, step1/embd, ...
 
-"tokens" holds the ids of each batch: one sequence that begins at position 0. `lockstep trace`
-writes the same format, so its index shows which ids to run. Any node may be missing, except for the
-result. The result is the logits (result_output), or result_embd_pooled for a model without logits:
-a row for each token, or for each sequence if the model pools. The index may state cache settings
-("settings": {"type_k": "F16", ...}) and the model ("models": [{"sha256": ...}]). Then llama.cpp
-runs with these settings, and another file is refused. A map (node_maps) translates other names. The
-index names it (`"map": "transformers"`, or a path from the folder), or the command does
+"tokens" holds the ids of each batch. All batches form one sequence that begins at position 0.
+`lockstep trace` writes the same format, so its index shows which ids to run. Any node may be
+missing, except for the result. The result is the logits (result_output), or result_embd_pooled for
+a model without logits. It has a row for each token, or for each sequence if the model pools. The
+index may state cache settings ("settings": {"type_k": "F16", ...}) and the model
+("models": [{"sha256": ...}]). Then llama.cpp runs with these settings, and Lockstep refuses a file
+with another hash. A map (node_maps) translates other names. The index names the map
+(`"map": "transformers"`, or a path relative to the folder), or the command does
 (`dump:FOLDER#map=MAP`). A tensor without `stepN/` belongs to step 0.
 """
 
@@ -89,15 +90,15 @@ def folder_of(engine: str) -> Path | None:
 
 
 def map_of(engine: str) -> str:
-    """Return the name of the map that the engine's name gives; "" if it gives none."""
+    """Return the name of the map after #map= in the engine's name; "" if the name has no map."""
     folder, _, name = engine.removeprefix(PREFIX).rpartition(MAP)
     return name if folder else ""
 
 
 def read_dump(folder: Path, map_name: str = "") -> Dump:
-    """Read a dump. `map_name` is a built-in map, or a file in the working folder. If it is empty,
-    the index may name a map in the dump's folder. Raises EngineError, which names the missing or
-    wrong part of a file."""
+    """Read a dump. `map_name` is a built-in map, or a file in the working folder. If it is "", the
+    index may name a map in the dump's folder. Raises EngineError, whose message names the missing
+    or wrong part of a file."""
     path = folder / INDEX
     check_inside(folder, path)
     try:
@@ -130,7 +131,7 @@ def read_dump(folder: Path, map_name: str = "") -> Dump:
 
 
 def recorded_settings(path: Path, said: Any) -> dict[str, Any]:
-    """Return those recorded settings that affect numbers. Raises InvalidModel if they are
+    """Return the recorded settings that affect numbers. Raises InvalidModel if they are
     malformed."""
     known = {key: said[key] for key in NUMERIC if key in said} if type(said) is dict else said
     try:
@@ -153,20 +154,20 @@ def check_model(dump: Dump, path: Path) -> None:
     found = sha256_of(path)
     if found not in dump.models:
         raise InvalidModel(
-            f"{dump.folder / INDEX}: the run was of a model with sha256 "
-            f"{printable(dump.models[0][:64])}, and {path} has {found}: check the dump "
+            f"{dump.folder / INDEX}: the run used a model with sha256 "
+            f"{printable(dump.models[0][:64])}, but {path} has {found}: check the dump "
             "with its own model"
         )
 
 
 def check_map(dump: Dump, architecture: str) -> None:
-    """Check that the map is for this architecture. Raises InvalidModel if not, because a wrong map
-    would accuse the engine."""
+    """Check that the map is for this architecture. Raises InvalidModel if not, because with a wrong
+    map Lockstep would accuse the engine."""
     of = dump.map.architectures if dump.map else ()
     if dump.map and of and architecture not in of:
         raise InvalidModel(
-            f"the map {dump.map.name} is for files of {', '.join(of)}, and this one is "
-            f"{architecture}; write one of your own: --map FILE"
+            f"the map {dump.map.name} is for files of {', '.join(of)}, but this file is "
+            f"{architecture}; write your own map: --map FILE"
         )
 
 
@@ -192,8 +193,8 @@ def check_inside(folder: Path, path: Path) -> None:
 
 
 def batches_of(path: Path, tokens: Any) -> tuple[Batch, ...]:
-    """Return the batches of one sequence. Each batch continues the previous batch. Raises
-    InvalidModel for malformed tokens."""
+    """Return the batches of one sequence. Each batch continues where the previous batch ends.
+    Raises InvalidModel for malformed tokens."""
     good = type(tokens) is list and bool(tokens) and all(type(row) is list for row in tokens)
     if not good or not all(tokens) or sum(map(len, tokens)) > MOST_TOKENS:
         raise InvalidModel(f'{path}: "tokens" must be a list of lists of ids, one for each batch')
@@ -212,7 +213,7 @@ def batches_of(path: Path, tokens: Any) -> tuple[Batch, ...]:
 def sites_in(
     folder: Path, steps: int, names: NodeMap | None
 ) -> tuple[dict[Site, HeldTensor], tuple[str, ...]]:
-    """Return the tensor of each site, and the names that the map does not translate."""
+    """Return the tensor for each site, and the names that the map does not translate."""
     found: dict[Site, HeldTensor] = {}
     strangers: list[str] = []
     for path in sorted(folder.glob("*.safetensors")):
@@ -236,7 +237,7 @@ def sites_in(
             of = f" ({not_found(strangers)}: no pattern of {names.name} fits)" if names else ""
             of = of or next((f"; {unknown(each)}" for each in found if each.name not in SITES), "")
             of = of or other_files(folder)
-            ends = f"step{step}/{LOGITS} (of embeddings step{step}/{EMBEDDINGS})"
+            ends = f"step{step}/{LOGITS} (for embeddings: step{step}/{EMBEDDINGS})"
             raise InvalidModel(f"{folder}: no tensor {ends} in any *.safetensors{of}")
     return found, tuple(strangers)
 
@@ -246,8 +247,8 @@ def result(step: int, name: str) -> Site:
 
 
 def other_files(folder: Path) -> str:
-    """Return a clause that lists files which the user may have meant, for a folder without
-    tensors."""
+    """Return a clause that names an unsupported file format in the folder, for a folder without
+    tensors; "" if the folder has none."""
     there = {path.suffix for path in islice(folder.iterdir(), MOST_FILES)}
     kind = next((kind for kind in OTHER_KINDS if kind in there), "")
     return f"; Lockstep does not read *{kind}" if kind else ""
@@ -297,7 +298,7 @@ def site_in(path: Path, name: str, held: HeldTensor) -> Site:
 
 
 class DumpSession(Session):
-    """A session that answers only questions about the run in the dump."""
+    """A session that answers only questions about the run that the dump contains."""
 
     def __init__(
         self, folder: Path, model: Path | None, settings: Settings, map_name: str = ""

@@ -1,8 +1,8 @@
-"""Size check of a dump before it is read. The comparison holds all tensors in memory in single
-precision, so they must fit.
+"""Size check of a dump before Lockstep reads it. The comparison needs all tensors in memory at
+once, in single precision.
 
-A file's size on disk is not enough to know. A sparse file occupies no disk space, but its full size
-in memory.
+The size of a file on disk is no measure. A sparse file takes no space on disk, but its full size in
+memory.
 """
 
 from collections.abc import Iterable
@@ -18,13 +18,13 @@ FLOAT32 = 4  # bytes
 
 
 def check_room(folder: Path, paths: Iterable[Path]) -> None:
-    """Compare the sizes in the headers of safetensors files with the memory. Raises InvalidModel if
-    the tensors do not fit."""
+    """Compare the sizes in the headers of safetensors files with the machine's memory. Raises
+    InvalidModel if the tensors do not fit."""
     needed, there = sum(map(bytes_of, set(paths))), memory_of_machine()
     if needed > there:
         raise InvalidModel(
-            f"{folder}: its tensors take {needed:,} bytes in F32, and this machine has "
-            f"{there:,}: dump fewer nodes, layers or tokens"
+            f"{folder}: its tensors take {needed:,} bytes in F32, but this machine has "
+            f"{there:,} bytes of memory: dump fewer nodes, layers or tokens"
         )
 
 

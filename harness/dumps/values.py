@@ -47,7 +47,8 @@ def values_of(
 def as_computed(
     site: Site, held: HeldTensor, value: NDArray[Any], sizes: Mapping[str, int]
 ) -> NDArray[Any]:
-    """Return the values as float32, without leading axes of size 1, in llama.cpp's order."""
+    """Return the values as float32, in llama.cpp's order of axes, without leading axes of size
+    1."""
     info = SITES.get(site.name)  # none of a node that llama.cpp alone has a name for
     while info and value.ndim > len(info.shape.split(",")) and value.shape[0] == 1:
         value = value[0]

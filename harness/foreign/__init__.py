@@ -1,1 +1,1 @@
-"""Foreign engines, each in its own environment. The programs in programs/ ask them."""
+"""Foreign engines, each in its own Python environment. The programs in programs/ run them."""

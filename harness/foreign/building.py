@@ -32,7 +32,8 @@ ENTRY = "entry.mjs"  # of a node environment: imports the engine from where it l
 
 def folder_of(engine: Foreign) -> Path:
     """Return the folder of the engine's environment, which may not exist yet. Each version and each
-    list of packages has its own folder: an older Lockstep may have installed other packages."""
+    list of packages has its own folder, because an older Lockstep may have installed other
+    packages."""
     tag = sys.implementation.cache_tag if engine.kind == "python" else "node"
     packages = hashlib.sha256(" ".join(engine.packages).encode()).hexdigest()[:8]
     return environments() / f"{engine.name}-{engine.version}-{tag}-{packages}"
@@ -65,8 +66,8 @@ def command_of(engine_name: str) -> list[str] | None:
 
 
 def add(name: str, progress: Progress = lambda _: None) -> Path:
-    """Build the environment, unless it exists, and return its folder. Raises NotBuilt after a
-    failure, and leaves no files."""
+    """Build the environment unless it exists, and return its folder. Raises NotBuilt if the build
+    fails, and then leaves no files."""
     engine = engine_named(name)
 
     def make(new: Path) -> None:

@@ -43,7 +43,7 @@ ENGINES: dict[str, Foreign] = {
             module="transformers, torch, gguf, peft",
             program="transformers_torch.py",
             can="text, weights, greedy tokens, logits, tensors of every layer, LoRA, samplers",
-            size="1.2 GB; several more on Linux where pip finds no torch for CPUs alone",
+            size="1.2 GB; on Linux several GB more if pip finds no CPU-only torch",
         ),
         Foreign(
             name="originals",
@@ -55,7 +55,7 @@ ENGINES: dict[str, Foreign] = {
             module="transformers, torch, sentence_transformers",
             program="checkpoint_torch.py",
             can="a checkpoint of Hugging Face: logits, embeddings, tensors of every layer",
-            size="1.2 GB; several more on Linux where pip finds no torch for CPUs alone",
+            size="1.2 GB; on Linux several GB more if pip finds no CPU-only torch",
             takes="FOLDER",
         ),
         Foreign(
@@ -84,7 +84,7 @@ ENGINES: dict[str, Foreign] = {
             packages=("ctransformers==0.2.27", "numpy>=1.26"),
             module="ctransformers",
             program="ctransformers_engine.py",
-            can="text, greedy tokens, logits; a ggml of 2023, llama alone",
+            can="text, greedy tokens, logits; a ggml of 2023, llama models only",
             size="40 MB",
         ),
         Foreign(
@@ -167,7 +167,8 @@ def split_name(engine: str) -> tuple[str, str] | None:
 
 
 def has_own_model(engine: str) -> bool:
-    """Return True for an engine that runs the model in its name, not the file that it is given."""
+    """Return True for an engine that runs the model that its name contains, and ignores the model
+    file."""
     found = split_name(engine)
     return found is not None and bool(ENGINES[found[0]].takes)
 

@@ -1,1 +1,2 @@
-"""Honest engines with other designs than llama.cpp's. No suite may accuse them."""
+"""Honest engines: correct engines whose design differs from llama.cpp's. No suite may accuse
+them."""

@@ -1,4 +1,4 @@
-"""Engines that add LoRA files correctly, in other ways than llama.cpp."""
+"""Engines that add LoRA files correctly, but not in llama.cpp's way."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ HONEST_ADAPTERS: dict[str, "type[HonestAdapter]"] = {}
 
 
 class HonestAdapter(Reference):
-    """The reference with a model whose adapters are converted to another form after reading."""
+    """The reference engine. It converts the model's adapters to another form after reading."""
 
     group: ClassVar[str] = "honest adapters"
     design: ClassVar[str]
@@ -44,7 +44,7 @@ def product_of(pair: LowRank) -> Any:
 
 
 def turn_pair(pair: LowRank) -> LowRank:
-    """Return an embedding's pair, transposed so that the product has the embedding's shape."""
+    """Transpose an embedding's pair so that its product has the embedding's shape."""
     return replace(pair, a=in_f32(pair.b, pair.b.values().T), b=pair.a)
 
 

@@ -1,4 +1,5 @@
-"""The interface of honest engines with another design: the reference with other arithmetic."""
+"""The interface of honest engines with another design: the reference engine with other
+arithmetic."""
 
 from typing import Any, ClassVar, Self
 
@@ -6,8 +7,8 @@ from lockstep.harness.adapters.reference import Reference
 
 
 class HonestEngine(Reference):
-    """An honest engine. `shows_on` names a built-in model that uses the op which this engine
-    computes differently. `views` are the views in which the engine counts as honest."""
+    """An honest engine. shows_on: the name of a built-in model that uses the op that this engine
+    computes differently. views: the views in which the engine counts as honest."""
 
     group: ClassVar[str] = "honest"
     design: ClassVar[str]

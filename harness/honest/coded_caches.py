@@ -1,4 +1,4 @@
-"""Engines with quantised caches that compute attention correctly, in other ways than llama.cpp."""
+"""Engines that compute attention on quantised caches correctly, but not in llama.cpp's way."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -16,7 +16,7 @@ HONEST_CACHES: dict[str, "type[HonestCache]"] = {}
 
 
 class HonestCache(Reference):
-    """The reference with a model that uses its quantised cache in another way."""
+    """The reference engine. Its model uses the quantised cache in another way."""
 
     group: ClassVar[str] = "quantised caches"
     design: ClassVar[str]

@@ -10,7 +10,7 @@ from lockstep.harness.honest.base import HonestEngine
 
 
 class Backwards(Mirror):
-    """Adds up the chosen experts from the last to the first, in float32."""
+    """Adds up the outputs of the chosen experts from the last to the first, in float32."""
 
     def sum_experts(self, x: F32) -> F32:
         return super().sum_experts(x[:, ::-1])
@@ -40,7 +40,7 @@ HonestEngine.add_design(
 
 
 class WideSum(Mirror):
-    """Adds up the chosen experts in float64."""
+    """Adds up the outputs of the chosen experts in float64."""
 
     def sum_experts(self, x: F32) -> F32:
         return ReferenceOps().sum_experts(x)

@@ -31,7 +31,7 @@ def to_f16(x: F32) -> F32:
 
 def keep_bits(bits: int) -> Round:
     """Return a function that rounds the mantissa to this number of bits, ties to even. The range of
-    exponents stays that of float32."""
+    exponents remains that of float32."""
     dropped = np.uint32(23 - bits)
 
     def to(x: F32) -> F32:
@@ -99,7 +99,7 @@ def of_sixths(most: F32) -> F32:
 
 
 class Rounded(Mirror):
-    """Ops that round the factors of each product and multiply them in float32. GELU is computed
+    """Ops that round the factors of each product and multiply them in float32. They compute GELU
     without a table."""
 
     weights: Round = staticmethod(as_is)
@@ -198,8 +198,8 @@ add_rounded(
 
 
 class TensorCore(Rounded):
-    """Ops that add products in groups of four. The four products and the sum are aligned to the
-    largest of the five, and the lower bits are cut off."""
+    """Ops that add products in groups of four. The ops align the four products and the sum so far
+    to the largest of these five numbers, and cut off the lower bits."""
 
     def multiply(self, a: F32, b: F32) -> F32:
         out = np.zeros((*a.shape[:-1], b.shape[-1]), np.float32)

@@ -1,4 +1,4 @@
-"""Rope angles that are computed differently. Everything else is computed in float32."""
+"""Honest engines that compute rope angles differently."""
 
 import numpy as np
 
@@ -49,8 +49,8 @@ HonestEngine.add_design(
 
 
 class Power(Mirror):
-    """Computes the powers of the step between neighbouring angles, and applies the scale to the
-    angle last."""
+    """Computes angles from powers of the ratio between neighbouring angles, and multiplies by the
+    scale last."""
 
     def rotations(self, positions: I32, params: RopeParams) -> tuple[F64, F64]:
         step = np.float32(params.base) ** (np.float32(-2) / np.float32(params.n_rot))

@@ -24,7 +24,8 @@ Show = Callable[[Sampler, CandidateList], CandidateList]
 
 
 class HonestSampler(Reference):
-    """The reference with other ways to compute samplers, or to output the list after each stage."""
+    """The reference engine with other ways to compute samplers, or to output the list after each
+    stage."""
 
     group: ClassVar[str] = "honest samplers"
     design: ClassVar[str]
@@ -42,7 +43,8 @@ class HonestSampler(Reference):
     def add_design(
         cls, name: str, design: str, ways: Ways | None = None, show: Show | None = None
     ) -> type[Self]:
-        """Register an engine with other ways, or with a change of the list after each stage."""
+        """Register an engine. `ways` changes its computations, and `show` changes its list after
+        each stage."""
         held = {"__module__": cls.__module__, "design": design, "ways": ways or Ways()}
         held["shows"] = () if show is None else (show,)
         found = type(name, (cls,), held, name=f"honest:{name}")
@@ -130,7 +132,8 @@ add("p-not-shown", "probabilities only where a token is chosen", show=show_no_p)
 
 
 class TiesKept(HonestSampler, name="honest:ties-kept"):
-    """Top-k that keeps every candidate not below the k-th logit, as transformers does."""
+    """Top-k that keeps every candidate whose logit is at least the k-th largest, as in
+    transformers."""
 
     design = "top_k keeps all candidates that are equal to the last"
     ways = Ways()

@@ -1,4 +1,4 @@
-"""Products and other sums that are added in another order or precision."""
+"""Honest engines that add the terms of products and other sums in another order or precision."""
 
 from typing import Any
 

@@ -1,2 +1,2 @@
-"""Servers under test: llama-server through its own endpoints, others through OpenAI's
-completions."""
+"""Servers under test: llama-server through its own endpoints, and all other servers through
+OpenAI's completions."""

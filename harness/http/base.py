@@ -36,12 +36,13 @@ class Server(Protocol):
 
 
 def member(said: Any, *path: str | int) -> Any:
-    """Return the value at the path. Raises MalformedAnswer, which names the first missing step."""
+    """Return the value at the path. Raises MalformedAnswer or Complaint, which name the first
+    missing step of the path."""
     where = "the answer"
     for step in path:
         if isinstance(step, int):
             if type(said) is not list or step >= len(said):
-                raise MalformedAnswer(where, f"a list of more than {step}", said)
+                raise MalformedAnswer(where, f"a list with an item {step}", said)
         elif type(said) is not dict or step not in said:
             words = complaint(said)
             kind = MalformedAnswer if words is said else Complaint
@@ -73,7 +74,7 @@ def as_bytes(said: str) -> bytes:
 
 
 def number(said: Any) -> float:
-    """Return a number. `null` becomes NaN, because JSON writers put it for NaN and infinities.
+    """Return a number. `null` becomes NaN, because JSON writers use it for NaN and infinities.
     Raises MalformedAnswer for other values."""
     if said is None:
         return nan

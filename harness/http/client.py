@@ -1,5 +1,5 @@
-"""HTTP client for one question: a request, and the JSON of its answer. All data from a server are
-untrusted.
+"""HTTP client for one question: it sends a request and reads the JSON answer. All data from a
+server are untrusted.
 
 The time limit covers everything from the connection to the last byte. Sizes are checked before
 memory is allocated. Redirects are not followed, because they could lead anywhere.
@@ -34,8 +34,8 @@ REFUSALS = (400, 413, 422)  # of what was asked; 413: it is too long
 
 class StatusRefused(Exception):
     """Error: the server answered with a status other than success. It carries the server's message.
-    `wait` is the number of seconds after which the server wants to be asked again, None if it names
-    none."""
+    `wait` is the number of seconds after which the server wants to be asked again, None if the
+    server does not say."""
 
     def __init__(self, status: int, message: str, wait: float | None = None) -> None:
         super().__init__(message)
@@ -44,8 +44,8 @@ class StatusRefused(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    """The address of a server. `base` is the path with which all requests begin, without a slash at
-    its end."""
+    """The address of a server. `base` is the path with which all requests begin, without a final
+    slash."""
 
     secure: bool
     host: str
@@ -82,8 +82,8 @@ def address_of(url: str) -> Address:
 def exchange(address: Address, method: str, path: str, body: Any, deadline: float) -> Any:
     """Return the JSON of the answer. `body` is None for a request without one.
 
-    Raises StatusRefused; WireError for malformed or oversized JSON; Closed; TimeoutError;
-    Unsupported for an untrusted certificate.
+    Raises StatusRefused, Closed or TimeoutError. Raises WireError for malformed or oversized JSON,
+    and Unsupported for an untrusted certificate.
     """
     headers = {"Accept": "application/json", "Connection": "close"}
     if key := os.environ.get(API_KEY):
@@ -153,8 +153,8 @@ def reason(error: Exception) -> str:
 
 
 def body_of(reply: HTTPResponse, most: int, *, whole: bool) -> bytes:
-    """Read at most `most` bytes. If there are more, return only the beginning, or raise WireError
-    if `whole`."""
+    """Read at most `most` bytes. If the body is longer, return only its beginning, or raise
+    WireError if `whole` is True."""
     found = bytearray()
     while piece := reply.read(min(PIECE, most + 1 - len(found))):
         found += piece

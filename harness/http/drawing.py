@@ -1,5 +1,5 @@
-"""Translates chains of samplers into request parameters of servers, as far as their interfaces
-allow."""
+"""Translates chains of samplers into request parameters, as far as a server's interface can express
+them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -147,7 +147,7 @@ def before_draw(chain: Sequence[Stage]) -> Sequence[Stage]:
     """Return the stages before the final draw, which every server makes. Raises Unsupported for a
     chain without a final draw."""
     if not chain or chain[-1]["sampler"] != "dist":
-        raise Unsupported("a server draws at the end of a chain")
+        raise Unsupported("a server always draws at the end of a chain")
     return chain[:-1]
 
 
@@ -166,7 +166,8 @@ def rename(stage: Stage, names: Names) -> dict[str, Any]:
 
 
 def probabilities_shown(said: Any) -> tuple[tuple[int | bytes, float], ...] | None:
-    """Return llama-server's list of candidates after its samplers; None if it shows none."""
+    """Return llama-server's list of candidates after its samplers; None if the answer has no
+    list."""
     rows = said.get("completion_probabilities") if type(said) is dict else None
     if type(rows) is not list or not rows or type(rows[0]) is not dict:
         return None

@@ -1,8 +1,9 @@
 """llama-server through its own endpoints: ids go in and come out, with any number of
 log-probabilities.
 
-Source: tools/server of llama.cpp, and the answers of a build of 2026. There is one request per
-prefix. No request uses the cache of an earlier one, so that all prefixes are computed alike.
+Source: tools/server of llama.cpp, and the answers of a build of 2026. Lockstep sends one request
+for each prefix. No request uses the cache of an earlier request, so that the server computes all
+prefixes alike.
 """
 
 from collections.abc import Callable, Sequence
@@ -89,8 +90,8 @@ class LlamaServer:
         return as_bytes(text(said, "content"))
 
     def greedy(self, ask: Ask, prompt: Sequence[int], n: int) -> list[int]:
-        """Return greedy tokens. The server stops at an end-of-text token, which it omits, so the
-        client finds that token as the most likely one."""
+        """Return greedy tokens. The server stops at an end-of-text token and omits it. The client
+        then determines this token as the most likely token."""
         self.check_room(len(prompt) + n)
         found: list[int] = []
         while len(found) < n:
@@ -124,9 +125,10 @@ class LlamaServer:
     ) -> list[tuple[int | bytes, float]]:
         """Return the most likely tokens by the raw logits, before any sampler.
 
-        The server sends no list with a token that ends the text or begins a character. Therefore a
-        bias makes it choose a letter. A server that ignores or refuses the bias sends an empty list
-        in these cases, which is not compared.
+        The server sends no list if the chosen token ends the text or contains only a part of a
+        character. Therefore a bias makes the server choose a letter. A server that ignores or
+        refuses the bias sends an empty list in these cases, and Lockstep does not compare an empty
+        list.
         """
         body = {**GREEDY, "prompt": list(map(int, prefix)), "n_predict": 1, "n_probs": k}
         body |= {"post_sampling_probs": False}
@@ -145,7 +147,8 @@ class LlamaServer:
         return one_way(candidates(rows))
 
     def draw(self, ask: Ask, request: DrawRequest) -> DrawAnswer:
-        """Draw a token. The answer omits end-of-text tokens, and may then have no list."""
+        """Draw a token. The server omits an end-of-text token from its answer, and may then send no
+        list."""
         prompt = request.prompt
         words = prompt.decode() if isinstance(prompt, bytes) else list(map(int, prompt))
         self.check_room(len(words) + 1 + request.more)
@@ -171,7 +174,7 @@ class LlamaServer:
     def check_room(self, n: int) -> None:
         if 0 < self.n_ctx < n:
             raise Unsupported(
-                f"the server's context has {self.n_ctx} cells, and the run needs {n}: set "
+                f"the server's context has {self.n_ctx} cells, but the run needs {n}: set "
                 "--ctx-size"
             )
 
@@ -202,8 +205,8 @@ def loaded_loras(ask: Ask) -> list[str]:
 
 
 def scales_of(files: Sequence[tuple[Path, float]], loaded: Sequence[str]) -> list[dict[str, float]]:
-    """Return a scale for each loaded file: 0 for a file that was not requested. The server names
-    files by its own paths, so the file's name decides if no path is equal.
+    """Return a scale for each loaded file: 0 for a file that was not requested. The server may use
+    other paths for the same files, so if no path is equal, the file's name is compared.
 
     Raises Unsupported for a file that the server has not loaded.
     """

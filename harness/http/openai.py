@@ -1,7 +1,8 @@
-"""Servers with OpenAI's completions: text, and a few candidates as strings or bytes.
+"""Servers with OpenAI's completions endpoint, which returns text, and a few candidates as strings
+or bytes.
 
-Prompts are sent as ids if the server accepts ids, which its count of prompt tokens shows. Otherwise
-they are texts, which the server tokenizes itself. A server that accepts only ids is not asked to
+Prompts are sent as ids if the server's count of prompt tokens shows that it accepts ids. Otherwise
+prompts are texts, which the server tokenizes itself. A server that accepts only ids is not asked to
 continue a text.
 """
 
@@ -75,8 +76,8 @@ class OpenAi:
         ]
 
     def draw(self, ask: Ask, request: DrawRequest) -> DrawAnswer:
-        """Draw a token, which is the text that the server adds. Its lists come from the model
-        before samplers, so they are not used."""
+        """Draw a token, which is the text that the server adds. Lists of candidates in the answer
+        show the model's probabilities before samplers, so they are not used."""
         options = openai_options(request.chain, beyond=bool(self.plain))
         said = self.complete(ask, in_json(request.prompt), 1, seed=request.seed, **options)
         names = {stage["sampler"] for stage in request.chain[:-1]}  # seeds are best effort there
@@ -130,8 +131,8 @@ class OpenAi:
 
 
 def only_model(ask: Ask) -> str:
-    """Return the server's model. Raises Unsupported if there are several, because then a name is
-    needed."""
+    """Return the server's model. Raises Unsupported if the server has several models, because then
+    the user must name one."""
     names = [text(row, "id") for row in member(ask("GET", "/models"), "data")]
     if len(names) != 1:
         known = ", ".join(printable(name)[:80] for name in names[:8]) or "none"
@@ -145,8 +146,8 @@ def in_json(prefix: Sequence[int] | bytes) -> list[int] | str:
 
 def list_of_choice(choice: Any) -> list[tuple[int | bytes, float]]:
     """Return the candidates for the first token, most likely first. The answer has the newer form
-    (`content`) or the older form (`top_logprobs`). Neither form promises an order: the members of
-    an object have none, and some servers put the sampled token last."""
+    (`content`) or the older form (`top_logprobs`). Neither form promises an order: the members of a
+    JSON object have no order, and some servers put the sampled token last."""
     return sorted(in_any_order(choice), key=lambda row: (isnan(row[1]), -row[1]))
 
 

@@ -152,7 +152,7 @@ class ServedSession(HttpSession):
     def outcome_of_closing(self, error: Closed) -> Outcome:
         """Return the outcome of a closed connection. The kernel closes the connections of a dying
         server before its parent knows of its death. A server that is still alive is restarted,
-        because its state is unknown."""
+        because its state is then unknown."""
         return self.death(f"during {in_words(self.question)}")
 
     def running(self) -> Outcome | None:
@@ -180,7 +180,7 @@ class ServedSession(HttpSession):
 
     def starts_with(self, loras: Sequence[tuple[Path, float]]) -> bool:
         """Return True if the command contains the adapter files and all scales are 1, because a
-        command cannot set scales."""
+        command cannot set other scales."""
         told = any(LORAS in word for word in self.words)
         return told and all(scale == 1 for _, scale in loras)
 
@@ -218,8 +218,8 @@ def start_server(words: Sequence[str], memory_limit: int | None) -> EngineProces
 
 
 def listens(port: int) -> bool:
-    """Return True if a server listens on the port. If none does, a connection may get this very
-    port as its own, and connect to itself; that does not count."""
+    """Return True if a server listens on the port. If no server listens, the system may assign this
+    very port to our end, and the connection then connects to itself. In this case return False."""
     try:
         with socket.create_connection((HOST, port), timeout=1.0) as found:
             return bool(found.getsockname() != found.getpeername())

@@ -1,4 +1,4 @@
-"""A server under test, asked over HTTP. Its data are untrusted, and it keeps running after any
+"""A server under test, asked over HTTP. Its answers are untrusted, and it keeps running after any
 answer."""
 
 import json
@@ -77,8 +77,9 @@ def preset_for(engine: str) -> str:
 
 
 class HttpSession(Session):
-    """A session with a server. `http://HOST:PORT` is llama-server, or an OpenAI-compatible server
-    under /v1. `openai:http://HOST:PORT/v1#MODEL` is always OpenAI-compatible."""
+    """A session with a server. `http://HOST:PORT` means llama-server, or an OpenAI-compatible
+    server under /v1. `openai:http://HOST:PORT/v1#MODEL` always means an OpenAI-compatible
+    server."""
 
     takes_several = True
 
@@ -161,9 +162,8 @@ class HttpSession(Session):
     ) -> list[Outcome]:
         """Ask each question over its own connection to a server that has answered before.
 
-        A server that fails one question and answers another counts as busy while it is alive. A
-        server that closes the connection without an answer, or sends an error with a success
-        status, counts as busy too.
+        A failed question of a living server counts as busy. This includes connections that the
+        server closes without an answer, and errors with a success status.
         """
 
         def one(args: tuple[Any, ...]) -> Outcome:
@@ -238,7 +238,7 @@ class HttpSession(Session):
         return self.said
 
     def check_adapters(self) -> None:
-        """Raise Unsupported for adapters if the server does not report which adapters it adds."""
+        """Raise Unsupported for adapter files whose use the server does not report."""
         if self.settings.files_of(CONTROL_VECTOR):
             raise Unsupported("no server reports which control vectors it adds")
         loras = self.settings.files_of(LORA)
@@ -295,8 +295,8 @@ def tokens_counted(said: Any) -> int | None:
 
 class StillBusy(Exception):
     """Error: the server was busy until the time limit, or for too many attempts. `failed` is True
-    if it never said when it would be ready. StatusRefused is not used here, because it would say
-    something about the server's abilities."""
+    if the server was loading its model and never said when it would be ready. StatusRefused is not
+    used here, because it means that the server lacks an ability."""
 
     def __init__(self, message: str, *, failed: bool) -> None:
         super().__init__(message)
@@ -304,8 +304,8 @@ class StillBusy(Exception):
 
 
 def waited_for(get: Callable[[], Any], deadline: float) -> Any:
-    """Return the server's answer. Wait first until the server has loaded its model or has a free
-    slot. Raises StillBusy."""
+    """Return the server's answer. If the server is loading its model or has no free slot, wait and
+    ask again. Raises StillBusy."""
     times = 0
     while True:
         try:
@@ -324,8 +324,8 @@ def waited_for(get: Callable[[], Any], deadline: float) -> Any:
 
 
 def given_up(error: StatusRefused, times: int, wait: float) -> StillBusy:
-    """Return the error for a question that was given up. `wait` is the time in seconds that the
-    server asks to wait, if that is beyond the time limit; else 0."""
+    """Return the error for a question that was given up. `wait` is the number of seconds that
+    Lockstep would have to wait, if this is beyond the time limit; else 0."""
     if error.status == LOADING and error.wait is None:
         return StillBusy(error.message, failed=True)
     text = f"{error.message} (asked {f'{times} times' if times > 1 else 'once'}"
@@ -344,21 +344,22 @@ def page(ask: Ask, path: str) -> Any:
 
 
 def other_model(about: About, model: Path | None) -> str:
-    """Say how the server's model differs from the file; "" if it is the same."""
+    """Describe how the server's model differs from the file; "" if both are the same."""
     if model is None or not model.is_file():
         return ""
     theirs = Path(about.path) if about.path else None
     if theirs and theirs.is_file() and theirs.stat().st_size != model.stat().st_size:
-        return f"{theirs} has {theirs.stat().st_size} bytes, {model} {model.stat().st_size}"
+        sizes = theirs.stat().st_size, model.stat().st_size
+        return f"{theirs} has {sizes[0]} bytes, but {model} has {sizes[1]} bytes"
     own = numbers_of(model)
     for name, value in about.facts:
         if own.get(name) not in (None, value):
-            return f"{name} is {value}, and {own[name]} in {model.name}"
+            return f"{name} is {value}, but {own[name]} in {model.name}"
     return ""
 
 
 def ends_of(model: Path | None) -> frozenset[int]:
-    """Return the tokens that end a text; none if the file is missing or unreadable."""
+    """Return the tokens that end a text; an empty set if the file is missing or unreadable."""
     if model is None or not model.is_file():
         return frozenset()
     try:
@@ -369,7 +370,7 @@ def ends_of(model: Path | None) -> frozenset[int]:
 
 
 def numbers_of(model: Path) -> dict[str, int]:
-    """Return the model's sizes under llama-server's names; none if our reader refuses the file."""
+    """Return the model's sizes under llama-server's names; {} if our reader refuses the file."""
     try:
         with GgufFile.open(model) as file:
             arch = file.metadata.get("general.architecture")

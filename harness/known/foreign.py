@@ -49,7 +49,7 @@ class Finding:
         return same and suite in self.suites
 
     def applies(self, file: GgufFile) -> bool:
-        """Return True if the file has the properties that this finding is about."""
+        """Return True if the file has the properties that this finding requires."""
         return (
             (not self.tensor or self.tensor in file.tensors)
             and (not self.key or self.key in file.metadata)
@@ -65,8 +65,9 @@ class Finding:
         return any(has_facts(facts, wanted) for wanted in self.shows) and self.is_near(verdict)
 
     def is_near(self, verdict: Verdict) -> bool:
-        """Return True if the error is at most `within`. For a whole run the error is relative to
-        the largest logit, as its suite measures it. Otherwise the worst element counts."""
+        """Return True if the error is at most `within`. For a whole run, this is the error relative
+        to the largest logit, as the suite measures it. Otherwise it is the error of the worst
+        element."""
         if not self.within:
             return True
         if (error := verdict.detail.get("worst_relative_to_largest_logit")) is not None:
@@ -104,8 +105,8 @@ def finding_named(name: str) -> Finding:
 def excused_if_foreign(verdict: Verdict, engine: str, version: str, model: Path) -> Verdict:
     """Return the verdict, excused if all its differences are known for this engine and version.
 
-    A crash keeps its status, because the suite's other questions were not asked. Its summary says
-    that the crash is known.
+    A crash keeps its status, because the crash kept the suite from asking its remaining questions.
+    The verdict's summary says that the crash is known.
     """
     suspects = [
         each for each in foreign_findings() if each.is_about(engine, version, verdict.suite)
@@ -130,8 +131,8 @@ def excused_if_foreign(verdict: Verdict, engine: str, version: str, model: Path)
 
 
 def differences_of(verdict: Verdict) -> Iterator[Mapping[str, Any]]:
-    """Yield the facts of each difference, or of each kind of differences. Yield no facts for
-    differences that the verdict leaves out."""
+    """Yield the facts of each difference, or of each kind of difference. Yield empty facts if the
+    verdict omits some differences."""
     detail = verdict.detail
     _, _, symptom = verdict.key.partition("/")
     facts = {**detail, "suite": verdict.suite, "status": verdict.status}
@@ -150,8 +151,8 @@ def has_facts(facts: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 
 
 def is_fact(name: str, fact: Any, wanted: Any) -> bool:
-    """Return True if the fact is the wanted one, or one of several. An engine's own error need
-    only contain the wanted words."""
+    """Return True if the fact equals `wanted`, or one of several wanted facts. An engine's own
+    error message need only contain the wanted words."""
     if isinstance(wanted, list):
         return any(is_fact(name, fact, each) for each in wanted)
     if isinstance(wanted, Mapping):

@@ -13,8 +13,8 @@ SAID = ("id", "component", "version", "sentence", "status", "link")
 
 @dataclass(frozen=True, kw_only=True)
 class OwnDifference:
-    """A row of the list: a behaviour of an oracle, and the case that shows it. Each table has its
-    own form of cases."""
+    """A row of the list: a behaviour of an oracle, and a case that demonstrates it. The form of a
+    case differs between tables."""
 
     table: str
     id: str

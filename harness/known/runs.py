@@ -1,5 +1,5 @@
-"""Whole runs in which llama.cpp is known to be wrong: the table [[run]] of the known
-divergences."""
+"""Whole runs in which llama.cpp is known to be wrong. They are listed in the table [[run]] of the
+known divergences."""
 
 import re
 from collections.abc import Mapping
@@ -32,8 +32,8 @@ def excused_if_known(verdict: Verdict, architecture: str, oracle: str) -> Verdic
 
 
 def blames_it_alone(detail: Mapping[str, Any]) -> bool:
-    """Return True if the verdict blames only llama.cpp. A verdict that blames both engines also
-    counts if both chose the same wrong token."""
+    """Return True if the verdict blames only llama.cpp. Return True as well if the verdict blames
+    both engines and both chose the same wrong token."""
     both_chose = "expected" in detail and detail["expected"] == detail.get("actual")
     return detail.get("at_fault") == "oracle" or (
         detail.get("at_fault") == "both" and "step" in detail and both_chose

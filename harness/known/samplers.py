@@ -1,4 +1,4 @@
-"""Known faults of llama.cpp's samplers: the table [[sampler]] of the known divergences."""
+"""Known faults of llama.cpp's samplers, from the table [[sampler]] of the known divergences."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from lockstep.harness.known import entries
 
 
 def entry_of_accident(accident: Accident) -> dict[str, Any]:
-    """Return the entry of a known fault. Each fault in our copy of llama.cpp's samplers has an
+    """Return the entry of a known fault. Each fault that our samplers copy from llama.cpp's has an
     entry."""
     return next(each for each in entries("sampler") if each["accident"] == accident.name)
 

@@ -1,4 +1,5 @@
-"""Architectures: classes that config.json names, defaults of transformers, tables of tensors.
+"""Architectures: the classes that config.json names, transformers' default values, and tables of
+tensors.
 
 A row of a table holds the tensor of the GGUF file, the tensor of the checkpoint (without its
 prefix), and the recipe if the tensor is not copied unchanged. If several rows name one tensor, the
@@ -164,8 +165,8 @@ LLAMA_PREFIX = r"(model\.)?(language_model\.)?(model\.)?"
 class OriginalArchitecture:
     """A GGUF architecture, and the checkpoints from which it is made.
 
-    prefix: the beginning of tensor names in checkpoints, which may be absent. ignored: tensors of
-    the checkpoint that no GGUF file has, named without the prefix.
+    prefix: the beginning of tensor names in most checkpoints; some checkpoints omit it. ignored:
+    the checkpoint's tensors that no GGUF file has, named without the prefix.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Causes of wrong values in a tensor: known mistakes of conversion, each tested on a few rows.
+"""Causes of wrong values in a tensor: known mistakes of converters, each tested on a few rows.
 
 A cause must explain the wrong rows and also the right rows. A cause is never chosen by how much of
 the error it explains.
@@ -30,7 +30,7 @@ def find_cause(
     found: WrongPlaces,
 ) -> Cause:
     """Return the mistake that reproduces the file's rows. `others` holds every expected tensor of
-    the file. `heads` is the number of heads of queries and of keys."""
+    the file. `heads` holds the number of query heads and the number of key heads."""
     if found.n_blocks:
         return DifferenceKind.blocks, {"blocks": found.n_blocks}
     if found.factor is not None:
@@ -58,8 +58,8 @@ def find_holder(
     held: TensorInFile,
     index: NDArray[np.int64],
 ) -> str | None:
-    """Return the name of the other tensor to which these rows belong, preferably of the same layer;
-    None if there is none."""
+    """Return the name of another tensor that has these rows, preferably a tensor of the same layer;
+    None if no tensor has them."""
     for other in sorted(others.values(), key=lambda each: each.layer != expected.layer):
         same = other.name != expected.name and other.shape == expected.shape
         if same and fits(other, held, index):
@@ -68,8 +68,8 @@ def find_holder(
 
 
 def wrong_rounding(want: F32, got: F32, kind: str) -> Cause | None:
-    """Return the wrong way in which F32, F16 or BF16 numbers were rounded; None if no way explains
-    all of them."""
+    """Return the wrong way in which F32, F16 or BF16 numbers were rounded; None if no single way
+    explains all numbers."""
     if kind in CUTS and same_bits(CUTS[kind](want), got).all():
         return DifferenceKind.truncated, {}
     for way in CUTS:
@@ -79,7 +79,7 @@ def wrong_rounding(want: F32, got: F32, kind: str) -> Cause | None:
 
 
 def sample(found: WrongPlaces) -> NDArray[np.int64]:
-    """Return the first wrong rows, and other rows spread over the matrix."""
+    """Return the first wrong rows, and further rows spread over the matrix."""
     spread = np.linspace(0, found.n_rows - 1, min(SAMPLED, found.n_rows)).astype(np.int64)
     return np.unique(np.concatenate([np.array(found.rows, np.int64), spread]))
 
@@ -136,8 +136,8 @@ def transpose(expected: ExpectedTensor) -> ExpectedTensor:
 
 
 def moved_experts(expected: ExpectedTensor, held: TensorInFile) -> dict[str, Any]:
-    """Return details on the first expert with a wrong matrix: the expert whose matrix it holds, or
-    that it is transposed. Return {} if neither explains the rows."""
+    """Return details on the first expert with a wrong matrix: either the other expert to which this
+    matrix belongs, or that the matrix is transposed. Return {} if neither explains the rows."""
     if len(expected.shape) < 3:
         return {}
     n, size = expected.shape[0], expected.shape[1]

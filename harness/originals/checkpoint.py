@@ -1,7 +1,7 @@
 """A Hugging Face checkpoint: config.json, safetensors files, the tokenizer's JSON.
 
-Tensors are memory-mapped: a few rows at a time become float32. Pickle files (pytorch_model.bin) are
-refused, because reading them executes their code.
+Tensors are memory-mapped, and converted to float32 a few rows at a time. Pickle files
+(pytorch_model.bin) are refused, because reading them executes their code.
 """
 
 import json
@@ -61,7 +61,8 @@ class StoredTensor:
 
 
 class OriginalCheckpoint:
-    """The files of one folder. Raises InvalidModel or OSError if they cannot be read."""
+    """A checkpoint's files, which are in one folder. The constructor raises InvalidModel or OSError
+    if they cannot be read."""
 
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
@@ -76,7 +77,8 @@ class OriginalCheckpoint:
             self.add_shard(path)
 
     def shards(self) -> list[Path]:
-        """Return the safetensors files: those that the index names, or all if there is no index."""
+        """Return the safetensors files that the index names, or all safetensors files if there is
+        no index."""
         index = self.read_json(INDEX)
         if index is not None:
             names = index.get("weight_map") if isinstance(index, dict) else None
@@ -128,7 +130,9 @@ class OriginalCheckpoint:
         if found is None:
             return {}
         if not isinstance(found, dict):
-            raise InvalidModel(f"{self.folder / name} holds a {type(found).__name__}, no object")
+            raise InvalidModel(
+                f"{self.folder / name} holds a {type(found).__name__}, not an object"
+            )
         return found
 
     def read_text(self, name: str) -> str:

@@ -42,8 +42,8 @@ def compare_original(
 ) -> OriginalComparison:
     """Compare a GGUF file with the checkpoint that it was made from.
 
-    Raises EngineError or OSError if a file cannot be read. Raises EngineError if there is no table
-    for the architecture.
+    Raises EngineError or OSError if a file cannot be read. Raises EngineError as well if there is
+    no table for the architecture.
     """
     checkpoint = OriginalCheckpoint(folder)
     architecture = architecture_of(checkpoint.config)

@@ -1,4 +1,5 @@
-"""config.json as transformers reads it: several names for a value, defaults, rope parameters."""
+"""config.json as transformers reads it, with several names for one value, default values, and rope
+parameters."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ class OriginalConfig:
     defaults: Mapping[str, Any]
 
     def get(self, *names: str) -> Any:
-        """Return the value of the first of these names that has one; None if none has."""
+        """Return the value of the first of these names that has a value; None if no name has a
+        value."""
         for table in (self.values, self.defaults):
             for name in names:
                 if table.get(name) is not None:
@@ -35,7 +37,7 @@ class OriginalConfig:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return all values, including derived ones."""
+        """Return all values, including derived values."""
         made = {name: getattr(self, name) for name in ("rope_type", "head_dim", "n_ctx_original")}
         return {**self.defaults, **self.values, **made}
 
@@ -105,8 +107,8 @@ class OriginalConfig:
         return self.rope.get(name) or self.get(name)
 
     def windows(self, every: int) -> list[bool]:
-        """Return for each layer True if it has a window. If config.json does not say it, each layer
-        has one except every `every`-th."""
+        """Return, for each layer, True if its attention has a window. If config.json does not list
+        the layers, all layers have a window except every `every`-th layer."""
         kinds = self.get("layer_types")
         if isinstance(kinds, list):
             return [kind == "sliding_attention" for kind in kinds]
@@ -115,6 +117,6 @@ class OriginalConfig:
 
 
 def window_flags(every: int, n_layer: int) -> list[bool]:
-    """Return for each layer True if it has a window. Every `every`-th layer has none; 0 means that
-    all have one."""
+    """Return, for each layer, True if its attention has a window. Every `every`-th layer has no
+    window. If `every` is 0, all layers have a window."""
     return [not every or layer % every < every - 1 for layer in range(n_layer)]

@@ -60,8 +60,8 @@ class SkipReason(StrEnum):
 
     @property
     def is_expected(self) -> bool:
-        """Return True for a reason that does not make the result incomplete, because the comparison
-        is impossible here."""
+        """Return True for a reason that makes the comparison impossible here. Such a reason does
+        not make the result incomplete."""
         return self in (SkipReason.no_environment, SkipReason.quantised)
 
 
@@ -89,8 +89,8 @@ class NotCompared:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuantisationLoss:
-    """The loss of a quantised file: means over positions, and half of their 95 % confidence
-    intervals.
+    """The loss of a quantised file. Each value is a mean over positions; its error is half of the
+    95 % confidence interval.
 
     kl: Kullback-Leibler divergence in nats. same_top: share of positions with the same most likely
     token.

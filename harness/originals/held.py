@@ -1,4 +1,4 @@
-"""A tensor of the GGUF file, and the places where it differs from an expected one."""
+"""A tensor of the GGUF file, and the places where it differs from the expected tensor."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -46,8 +46,8 @@ class TensorInFile:
 
 @dataclass(kw_only=True)
 class WrongPlaces:
-    """The elements that differ from the expected ones. `rows` holds the numbers of the first wrong
-    rows."""
+    """The elements that differ from the expected elements. `rows` holds the numbers of the first
+    wrong rows."""
 
     n_rows: int
     n_wrong: int = 0  # rows
@@ -66,7 +66,7 @@ class WrongPlaces:
 
 
 def judge(expected: ExpectedTensor, held: TensorInFile, index: NDArray[np.int64]) -> JudgedRows:
-    """Return the elements of these rows that differ from the expected ones."""
+    """Return the judgement of these rows: the elements that differ from the expected elements."""
     want = np.ascontiguousarray(expected.rows(index))
     raw = held.raw_rows(index).reshape(-1)
     return judge_rows(held.kind, want, raw, weighed=held.weighed)
@@ -78,8 +78,8 @@ def fits(expected: ExpectedTensor, held: TensorInFile, index: NDArray[np.int64])
 
 
 def wrong_places(expected: ExpectedTensor, held: TensorInFile, n_rows: int) -> WrongPlaces | None:
-    """Return where the file's tensor differs; None if it does not. `n_rows` is the number of
-    compared rows."""
+    """Return the places where the file's tensor differs; None if it does not differ. `n_rows` is
+    the number of compared rows."""
     found = WrongPlaces(n_rows=n_rows, rows=[])
     odd, odd_rows, n_blocks = 0, [], 0
     sums = np.zeros(3)

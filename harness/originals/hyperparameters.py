@@ -1,7 +1,7 @@
 """Compares the metadata keys of a GGUF file with config.json.
 
-A row of KEYS has the key's value from the config, and the value that engines use without the key. A
-key may be absent if this default equals the config's value.
+A row of KEYS has the key's value from config.json, and the default that engines use if the key is
+absent. A key may be absent if this default equals the value from config.json.
 """
 
 import math
@@ -46,13 +46,13 @@ def read_names(*names: str) -> Read:
 
 
 def yarn_or_linear(config: OriginalConfig) -> Any:
-    """Return the factor by which positions are scaled; None without such a factor."""
+    """Return the factor by which positions are scaled; None if they are not scaled by a factor."""
     return config.rope.get("factor") if config.rope_type in ("linear", "yarn") else None
 
 
 def scaling_type(config: OriginalConfig) -> str:
-    """Return rope.scaling.type. The scaling of llama3 is "none", because its factors are a
-    tensor."""
+    """Return rope.scaling.type. For llama3 scaling this is "none", because the GGUF file stores its
+    factors as a tensor."""
     kind = config.rope_type
     return kind if kind in ("linear", "yarn", "longrope") else "none"
 
@@ -62,7 +62,8 @@ def of_yarn(name: str) -> Read:
 
 
 def attention_factor(config: OriginalConfig) -> Any:
-    """Return LongRoPE's attention factor, which depends on how much the context has grown."""
+    """Return LongRoPE's attention factor, which depends on how much longer the context has
+    become."""
     if config.rope_type != "longrope":
         return None
     before = config.n_ctx_original
@@ -228,7 +229,8 @@ def note(result: PartResult, key: str, wanted: Any, metadata: Metadata, absent: 
 
 
 def is_equal(wanted: Any, got: Any) -> bool:
-    """Return True for equal values. Floats are compared in single precision, as they are stored."""
+    """Return True for equal values. Floats are compared in single precision, because the file
+    stores them so."""
     if isinstance(wanted, bool) or isinstance(got, bool):
         return wanted is got
     if isinstance(wanted, int | float) and isinstance(got, int | float):
@@ -268,8 +270,8 @@ def compare_vocabulary(
 
 
 def pooling_of(checkpoint: OriginalCheckpoint) -> int | None:
-    """Return the kind of pooling in sentence-transformers; None if the checkpoint does not name
-    any."""
+    """Return the kind of pooling in sentence-transformers; None if the checkpoint does not name a
+    kind."""
     modules = checkpoint.read_json("modules.json")
     if not isinstance(modules, list):
         return None

@@ -1,6 +1,7 @@
 """A checkpoint whose tensors are rounded and padded as in a GGUF file.
 
-Runs of both then use the same weights, so their differences do not come from rounded weights.
+Then the runs of the checkpoint and of the file use the same weights, so their differences do not
+come from rounded weights.
 """
 
 import json
@@ -29,8 +30,8 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 @dataclass(frozen=True)
 class StoredAs:
-    """The data type of a tensor, and the length of its first axis, to which padding is added or cut
-    off."""
+    """The data type of a tensor, and the length of its first axis. Padding rows are added or
+    removed to reach this length."""
 
     kind: str
     n_rows: int
@@ -40,7 +41,7 @@ def stored_otherwise(
     checkpoint: OriginalCheckpoint, file: GgufFile, *, rounds: bool = True
 ) -> dict[str, StoredAs]:
     """Return the checkpoint's tensors that the file stores in F16 or BF16, or with another number
-    of tokens. `rounds` is False if the data type does not matter. Raises InvalidModel or
+    of tokens. If `rounds` is False, the data type is ignored. Raises InvalidModel or
     Unsupported."""
     architecture = architecture_of(checkpoint.config)
     config = OriginalConfig(flatten_config(checkpoint.config), architecture.defaults)
@@ -62,7 +63,7 @@ def stored_otherwise(
 @contextmanager
 def with_changes(checkpoint: OriginalCheckpoint, changes: Mapping[str, StoredAs]) -> Iterator[Path]:
     """Yield a folder with the checkpoint in which these tensors are changed. Without changes, yield
-    its own folder.
+    the checkpoint's own folder.
 
     Raises OSError, and Unsupported for other data types.
     """

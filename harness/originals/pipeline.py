@@ -31,8 +31,8 @@ POOL: dict[str, Callable[[F32], NDArray[np.float64]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """The steps from a text to its embedding. `length` is the largest number of tokens that are
-    read. `prompts` are all prompts of the checkpoint."""
+    """The steps from a text to its embedding. `length` is the maximum number of tokens that the
+    model reads. `prompts` are all prompts of the checkpoint."""
 
     prompt: str = ""
     prompts: tuple[str, ...] = ()
@@ -89,8 +89,8 @@ def read_embeddings(path: Path, width: int) -> list[EmbeddedText]:
 def pipeline_of(checkpoint: OriginalCheckpoint, length: int, prompt: str) -> Pipeline | None:
     """Return the pipeline of sentence-transformers; None if the checkpoint does not describe one.
 
-    `length` is the model's largest number of tokens. `prompt` is the name of a prompt; "" means the
-    default. Raises InvalidModel for an unknown prompt or a malformed file.
+    `length` is the maximum number of tokens that the model supports. `prompt` is the name of a
+    prompt; "" means the default. Raises InvalidModel for an unknown prompt or a malformed file.
     """
     number = pooling_of(checkpoint)
     if number is None:
@@ -116,8 +116,8 @@ def pipeline_of(checkpoint: OriginalCheckpoint, length: int, prompt: str) -> Pip
 
 
 def variants(right: Pipeline, length: int) -> Iterator[tuple[list[str], Pipeline]]:
-    """Yield each other pipeline with the list of traits in which it differs, those with few
-    differences first."""
+    """Yield every pipeline that differs from `right`, with the list of traits in which it differs.
+    Pipelines with few differences come first."""
     choices: dict[str, tuple[Any, ...]] = {
         "prompt": (right.prompt, "", *right.prompts),
         "length": (right.length, length),

@@ -14,10 +14,11 @@ Steps = tuple[tuple[Any, ...], ...]
 def compare_pre_tokenizers(
     result: PartResult, tokenizer: Mapping[str, Any], metadata: Mapping[str, Any]
 ) -> None:
-    """Compare the normaliser and the pre-tokenizer with those that llama.cpp's name stands for.
+    """Compare tokenizer.json's normaliser and pre-tokenizer with the steps that llama.cpp performs
+    for the name in the file.
 
-    Only the pre-tokenizers in `ORIGINALS` can be compared. Several names may mean the same in
-    llama.cpp.
+    Only the pre-tokenizers in `ORIGINALS` can be compared. In llama.cpp, several names may mean the
+    same steps.
     """
     said = steps_of(tokenizer.get("normalizer"), tokenizer.get("pre_tokenizer"))
     same = [each for each, row in ORIGINALS.items() if each and steps_of(*row[:2]) == said]
@@ -34,7 +35,8 @@ def compare_pre_tokenizers(
 
 
 def steps_of(*parts: Any) -> Steps:
-    """Return the steps of normaliser and pre-tokenizer, without options that change no id."""
+    """Return the steps of normaliser and pre-tokenizer, without those options that cannot change an
+    id."""
     steps: list[tuple[Any, ...]] = []
     for part in parts:
         if not isinstance(part, Mapping):

@@ -58,14 +58,15 @@ class ExpectedTensor:
         return int(np.prod(self.shape[:-1], dtype=np.int64))
 
     def runs(self, rows: int | None = None) -> Iterator[slice]:
-        """Yield slices of rows that are small enough for memory."""
+        """Yield slices that cover the rows. Each slice is small enough for memory."""
         step = max(1, CHUNK // max(1, self.shape[-1]))
         n = self.n_rows if rows is None else rows
         for start in range(0, n, step):
             yield slice(start, min(start + step, n))
 
     def rows(self, index: NDArray[np.int64]) -> F32:
-        """Return the rows with these numbers, counted through all matrices: (rows, columns)."""
+        """Return the rows with these numbers: (rows, columns). Row numbers continue from one matrix
+        to the next."""
         if len(self.shape) == 1:
             return self.finish(self.vector())[None]
         n = self.shape[-2]
@@ -127,8 +128,9 @@ def expect(
     *,
     stacked: bool,
 ) -> ExpectedTensor:
-    """Return the tensor that a recipe makes. `heads` is the number of heads of queries and of keys.
-    `stacked` makes each original one matrix of the tensor. Raises InvalidModel."""
+    """Return the tensor that a recipe makes. `heads` holds the number of query heads and the number
+    of key heads. If `stacked` is True, each original becomes one matrix of the tensor. Raises
+    InvalidModel."""
     shape: tuple[int, ...] = stored[0].shape
     if any(each.shape != shape for each in stored) or not 1 <= len(shape) <= 3:
         raise InvalidModel(f"{originals[0]}: shapes of {name} are {[s.shape for s in stored]:.200}")

@@ -8,16 +8,18 @@ A right code lies within half a step of its weight if the block is not clipped. 
 scales down to 1 / 1.11 of the plain scale, so the largest weights may be off by one more step.
 Scales and minima stored in 6 bits add a third of a step. Therefore no element is off by more than
 two steps (ELEMENT). The root mean square of a row's errors is below half a step (ROW). It is about
-0.29 if the errors are spread evenly over a step. Weights of another tensor are off by several
-steps.
+0.29 steps if the errors are uniform within a step. If the file holds another tensor's weights, they
+are off by several steps.
 
-A quantiser that weighs errors by importance (a file with keys of IMPORTANCE) may clip unimportant
-weights. Zero is a code, or half a step away from a code, so a clipped weight is off by at most its
-own size. The limit of an element is its weight plus two steps. The limit of a row is its energy.
+A quantiser that weighs errors by importance (as in a file with keys of IMPORTANCE) may clip
+unimportant weights. Zero is a code, or half a step away from a code, so a clipped weight is off by
+at most its own size. For such a file, the limit of an element is its weight plus two steps, and the
+limit of a row is the energy of its weights.
 
-Types with code books have no such step. The best scale makes codes orthogonal to their errors. The
-energy of the errors is then that of the weights minus that of the codes, so it never exceeds that
-of the weights. For codes of unrelated weights it is the sum of both.
+Types with code books have no such step. With the best scale, codes are orthogonal to their errors.
+The energy of the errors is then the energy of the weights minus the energy of the codes, so it
+never exceeds the energy of the weights. If the codes belong to unrelated weights, it is the sum of
+both energies.
 """
 
 import math
@@ -76,7 +78,7 @@ def round_to_bf16(values: F32) -> NDArray[np.uint16]:
 
 
 def cut_to_f16(values: F32) -> F32:
-    """Return the values cut to F16 towards zero, which no right converter does."""
+    """Return the values cut to F16 towards zero. No correct converter does this."""
     with np.errstate(over="ignore"):
         near = values.astype(np.float16)
     beyond = np.abs(near.astype(np.float32)) > np.abs(values)
@@ -113,7 +115,7 @@ def judge_rows(
     """Return the elements that a right quantiser would not produce.
 
     `want` is (rows, columns) and contiguous. `weighed` is True if the quantiser may have weighed
-    errors.
+    errors by importance.
     """
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         got = kind.dequantize(raw).reshape(want.shape)
@@ -151,12 +153,13 @@ def judge_blocks(
 
 
 def wrong_factor(sums: NDArray[np.float64], n: int) -> float | None:
-    """Return the factor by which all weights of a quantised tensor are too large; None if there is
-    none.
+    """Return the factor by which all weights of a quantised tensor are too large; None if they are
+    not scaled.
 
     With the nearest codes, errors do not correlate with weights. With the best scales, codes are
     orthogonal to errors. The correlation of errors with weights therefore lies between zero and the
-    energy of the errors. Chance adds up to SIGMAS deviations of a sum over n weights.
+    energy of the errors. Beyond this range, SIGMAS standard deviations of a sum over n weights are
+    allowed for chance.
     """
     weights, along, errors = (float(each) for each in sums)
     if not weights > 0:
@@ -167,8 +170,8 @@ def wrong_factor(sums: NDArray[np.float64], n: int) -> float | None:
 
 
 def plain_scale(name: str, blocks: F32) -> tuple[F32, F32] | None:
-    """Return the scale and the minimum that ggml's plain quantiser gives each block, before they
-    become F16. Return None for types whose quantiser searches. `blocks` is (rows, blocks,
+    """Return the scale and the minimum that ggml's plain quantiser gives each block, before both
+    are rounded to F16. Return None for types whose quantiser searches. `blocks` is (rows, blocks,
     weights)."""
     if name == "Q8_0":
         return np.abs(blocks).max(axis=2) / np.float32(127), np.zeros(blocks.shape[:2], np.float32)
@@ -185,8 +188,8 @@ def plain_scale(name: str, blocks: F32) -> tuple[F32, F32] | None:
 def unusual_blocks(
     kind: type[WeightFormat], want: F32, got: F32, raw: Bytes
 ) -> NDArray[np.bool_] | None:
-    """Return the blocks whose scale or minimum differs from the plain quantiser's, or with a code
-    that is not the nearest. Return None if the type has no plain quantiser.
+    """Return a mask of the blocks that differ from the plain quantiser's: in the scale, in the
+    minimum, or by a code that is not the nearest. Return None if the type has no plain quantiser.
 
     `want` is (rows, columns), and `got` is (rows, blocks, weights).
     """

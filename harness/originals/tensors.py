@@ -32,7 +32,8 @@ Progress = Callable[[str], object]
 
 @dataclass
 class TensorPlan:
-    """The tensors that the file should hold, and the checkpoint's tensors that no rule uses."""
+    """The tensors that the file should hold, and the checkpoint's tensors that no table row
+    uses."""
 
     wanted: dict[str, ExpectedTensor] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
@@ -116,8 +117,8 @@ def matches(rule: TensorRule, names: Mapping[str, str]) -> Iterator[tuple[str, l
 
 
 def tie_head(plan: TensorPlan, config: OriginalConfig) -> None:
-    """Plan the embeddings as the head if the config ties them, even if the checkpoint holds another
-    matrix."""
+    """Plan the embeddings as the head if config.json ties both, even if the checkpoint has a
+    separate head matrix."""
     if config.tied and "token_embd.weight" in plan.wanted:
         embeddings = plan.wanted["token_embd.weight"]
         plan.wanted["output.weight"] = replace(embeddings, name="output.weight", may_lack=True)
@@ -141,7 +142,7 @@ def factors_of(config: OriginalConfig) -> dict[str, NDArray[np.float64]]:
 
 def llama3_factors(config: OriginalConfig) -> NDArray[np.float64]:
     """Return the factors of Llama 3.1: 1 for short waves, the full factor for long waves, and
-    interpolated values between.
+    interpolated values in between.
 
     From the published definition (transformers, modeling_rope_utils).
     """

@@ -88,8 +88,8 @@ def compare_tokens(
 def wrong_tokens(
     vocabulary: OriginalVocabulary, tokens: Sequence[str], types: Any, scores: Any
 ) -> Iterator[tuple[int, str, Any, Any]]:
-    """Yield the id, the property, the expected value and the file's value of each wrong token. The
-    file's value is None if it lacks the token."""
+    """Yield four values for each wrong token: its id, the wrong property, the expected value and
+    the file's value. The file's value is None if it lacks the token."""
     for number, token in sorted(vocabulary.tokens.items()):
         if number >= len(tokens):
             yield number, "text", token.texts[0], None
@@ -158,7 +158,8 @@ def compare_special(
 
 
 def is_usually_added(name: str, model: str, metadata: Metadata) -> bool | None:
-    """Return llama.cpp's default for a missing key; None if it adds another token instead."""
+    """Return llama.cpp's default for a missing key; None if llama.cpp adds another token in its
+    place."""
     if name == "eos":
         return None if model == "bert" else False  # which ends texts with SEP
     if model != "gpt2":
@@ -173,7 +174,8 @@ def special_ids(
     vocabulary: OriginalVocabulary,
     name: str,
 ) -> list[int]:
-    """Return the ids that a special token may have. tokenizer_config.json comes first."""
+    """Return the ids that a special token may have. The id that tokenizer_config.json gives comes
+    first."""
     names = {"bos": ("bos", "cls"), "eos": ("eos", "sep")}.get(name, (name,))
     for each in names:
         entry = said.get(f"{each}_token")
@@ -188,7 +190,7 @@ def special_ids(
 
 def added_by_template(checkpoint: OriginalCheckpoint) -> dict[str, Any]:
     """Return the tokens that tokenizer.json adds at both ends of a text. None means no token.
-    Return {} if the file does not say it."""
+    Return {} if the file does not say which tokens are added."""
     post = checkpoint.tokenizer.get("post_processor")
     parts = post.get("processors", [post]) if isinstance(post, Mapping) else []
     for part in parts if isinstance(parts, list) else []:

@@ -1,5 +1,5 @@
-"""The vocabulary that a GGUF file should hold: texts and types of tokens, scores, merges. It comes
-from tokenizer.json, or from tokenizer.model read by its library."""
+"""The vocabulary that a GGUF file should hold: texts and types of tokens, scores, merges. The
+source is tokenizer.json, or tokenizer.model, which the sentencepiece library reads."""
 
 import re
 from collections.abc import Mapping
@@ -87,8 +87,8 @@ def read_described(described: Mapping[str, Any], found: OriginalVocabulary, mode
 
 
 def file_text(text: str, model: str) -> str:
-    """Return a token's text as the GGUF file has it. For WordPiece the file marks beginnings of
-    words instead of continuations."""
+    """Return a token's text as the GGUF file has it. For WordPiece, a GGUF file marks the
+    beginnings of words, not the continuations."""
     if model != "bert":
         return text
     return text[2:] if text.startswith("##") else SPACE + text
@@ -135,7 +135,7 @@ def read_pieces(checkpoint: OriginalCheckpoint, found: OriginalVocabulary) -> No
 
 
 def add_tokens(checkpoint: OriginalCheckpoint, found: OriginalVocabulary, model: str) -> None:
-    """Add the added tokens of tokenizer.json and tokenizer_config.json."""
+    """Add the tokens that tokenizer.json and tokenizer_config.json list as added tokens."""
     rows: list[tuple[Any, Any]] = []
     listed = checkpoint.tokenizer.get("added_tokens")
     if isinstance(listed, list):

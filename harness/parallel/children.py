@@ -1,8 +1,9 @@
-"""Work in separate processes. Their messages arrive at once, and their death is noticed.
+"""Work in separate processes. Messages of these processes arrive at once, and their death is
+noticed.
 
-Our own engine and the judge read a model's mapped file in the process that checks it. If the file
-shrinks meanwhile, that process ends (SIGBUS). The system may also end it when memory runs out. The
-process that writes the report survives.
+The process that checks a model runs our own engine and the judge, which read the model's
+memory-mapped file. If the file shrinks meanwhile, that process ends (SIGBUS). The system may also
+end it when memory runs out. The process that writes the report survives.
 """
 
 import os
@@ -85,8 +86,8 @@ def side_by_side(works: Sequence[Work], jobs: int) -> Iterator[tuple[int, Event]
     """Yield the number of a work and one of its events, as events arrive. The last event of a work
     is not `Said`. At most `jobs` works run at a time.
 
-    If the caller stops listening, the running works are ended. Their temporary folders, which may
-    hold models of gigabytes, lie in a folder of this process and are removed with it.
+    If the caller stops the iteration, the running works are ended. Their temporary folders, which
+    may hold models of gigabytes, lie in a folder of this process and are removed with it.
     """
     with tempfile.TemporaryDirectory(prefix="lockstep-", ignore_cleanup_errors=True) as folder:
         try:
@@ -142,7 +143,7 @@ def result_of(
 def raise_for(event: Event) -> None:
     """Raise the work's exception in this process.
 
-    A death becomes a ChildProcessError.
+    The death of a process becomes a ChildProcessError.
     """
     match event:
         case Refused(message):

@@ -1,8 +1,9 @@
 """Runs works on the workers of a Dask scheduler: an executor for `harness.parallel.works`.
 
 Dask keeps the queue, gives each work to a free worker, and repeats it on another worker if a worker
-is lost. Messages are our own: they come through one of Dask's queues. Here they wait until their
-work is done or reaches a checkpoint. Late messages of a lost worker do not count.
+is lost. Messages come in our own format, through one of Dask's queues. This process holds back a
+work's messages until the work is done or reaches a checkpoint. It ignores late messages of a lost
+worker.
 """
 
 import asyncio
@@ -65,8 +66,8 @@ def on_cluster(address: str) -> Iterator["DaskCluster"]:
 
 async def who_answers(address: str) -> str:
     """Return the type of the Dask process at the address. Without this check, a client would wait
-    for ever for a server that does not belong to Dask, and would ask a worker questions that only a
-    scheduler can answer."""
+    for ever if another program listens at the address, and would send a worker requests that only a
+    scheduler understands."""
     from distributed import Security
     from distributed.core import rpc
 
@@ -77,7 +78,8 @@ async def who_answers(address: str) -> str:
 
 @dataclass(kw_only=True)
 class Progress:
-    """The state of one work: the messages that count, and those that wait for a checkpoint."""
+    """The state of one work: the messages that count, and the messages that wait for the next
+    checkpoint."""
 
     work: Work
     future: Any
@@ -90,7 +92,7 @@ class Progress:
     is_over: bool = False  # says Dask
 
     def keep(self, value: Any) -> list[Any]:
-        """Store a message, and return the messages that count from now on."""
+        """Store a message, and return the messages that begin to count because of it."""
         if isinstance(value, str):
             return [value]  # a word about progress may be said twice
         self.held.append(value)
@@ -176,8 +178,8 @@ class DaskCluster:
     def note_lost(
         self, number: int, progress: Progress, goes_on: bool
     ) -> Iterator[tuple[int, Event]]:
-        """Note that a worker was lost. `goes_on` is True if Dask already repeats the work from its
-        beginning."""
+        """Note that a worker was lost. `goes_on` is True if Dask is already repeating the work from
+        the beginning."""
         progress.held.clear()
         progress.losses += 1
         if progress.losses >= MOST_LOSSES:
@@ -194,8 +196,8 @@ class DaskCluster:
             self.open[number] = rest
 
     def note_broken(self) -> Iterator[tuple[int, Event]]:
-        """Handle tasks that Dask gave up, because they lost too many workers or cannot run
-        there."""
+        """Handle tasks that Dask gave up because they lost too many workers, or because no worker
+        can run them."""
         from distributed import KilledWorker
 
         for number, progress in list(self.open.items()):

@@ -28,7 +28,7 @@ class Begun:
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """The parts of the run's environment that a worker needs too: folder, files, source,
+    """The parts of the run's environment that a worker needs too: folder, files, source code,
     libraries."""
 
     folder: str  # relative paths mean the same in it
@@ -45,12 +45,12 @@ class Needs:
         return cls(folder=os.getcwd(), files=sizes, source=source_digest(), libraries=libraries)
 
     def lacking(self) -> str:
-        """Return a clause that says what this machine lacks; "" if it lacks nothing."""
+        """Return a clause that says what this machine lacks; "" if nothing is missing."""
         if self.source != source_digest():
-            return "has another version of Lockstep: install the same on every machine"
+            return "has another version of Lockstep: install the same version on every machine"
         same = "workers must see the same files under the same paths"
         if not Path(self.folder).is_dir():
-            return f"sees no folder {self.folder}; {same}: start the run in a shared one"
+            return f"sees no folder {self.folder}; {same}: start the run in a shared folder"
         for name, size in self.files:
             path = Path(name)
             if not path.exists():
@@ -85,7 +85,7 @@ def source_digest() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A work that was submitted once. Dask may execute it several times."""
+    """One submission of a work. Dask may execute it several times."""
 
     run: str  # the name of the queue for what is said, too
     number: int
@@ -113,7 +113,7 @@ def do_task(task: Task) -> None:
 
 
 def events_of(task: Task, worker: Any) -> Iterator[Event | Begun]:
-    """Yield the events of a task. The last event is missing if the client is gone."""
+    """Yield the events of a task. The work's last event is missing if the client is gone."""
     yield Begun()
     if lacking := task.needs.lacking():
         yield Refused(f"the worker {worker.address} {lacking}")
@@ -135,8 +135,8 @@ def events_of(task: Task, worker: Any) -> Iterator[Event | Begun]:
 
 
 def process_for(task: Task, worker: Any) -> WorkProcess:
-    """Return an idle process of this run, or a new process. Idle processes of other runs, whose end
-    was never reported, are killed."""
+    """Return an idle process of this run, or a new process. Kill idle processes of other runs,
+    because nobody reported the end of these runs."""
     idle = idle_of(worker)
     while idle:
         run, process = idle.pop()

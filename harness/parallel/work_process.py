@@ -1,8 +1,9 @@
-"""A process that does one work after the other: `python -m ...work_process SOCKET`.
+"""A process that does works one after the other: `python -m ...work_process SOCKET`.
 
 It is a new process, not a fork, so a process with threads may start it. From its second work on,
 all modules are loaded. Works and messages are sent as pickles, because both sides are our own code.
-Data of engines and models never arrive in this form (their adapters use `harness.processes.wire`).
+Data of engines and models never arrive as pickles; engines' adapters use
+`harness.processes.wire`.
 """
 
 import os
@@ -27,8 +28,8 @@ class WorkProcess(EngineProcess):
     """The parent's side of a process for works. Closing it ends the process at any time."""
 
     def __init__(self, variables: Mapping[str, str | None], folder: str | None = None) -> None:
-        """Start the process. `variables` are changes to its environment, with None to remove one.
-        `folder` is its working folder."""
+        """Start the process. `variables` are changes to its environment; a value of None removes
+        the variable. `folder` is its working folder."""
         ours, theirs = socket.socketpair()
         paths = [os.path.abspath(path) for path in sys.path]  # "" is this folder
         inherited = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

@@ -2,9 +2,10 @@
 
     works in -> (number of the work, event), as events arrive -> the last event of each work
 
-The last event of a work is any event except `Said` (children.py). If a process is killed while it
-works, the last event is `Died`, on this machine and on a cluster. The loss of a cluster's machine
-is not an event: another machine repeats the work, without repeated messages.
+The last event of a work is any event except `Said` (children.py). If a process is killed during its
+work, the last event is `Died`, both on this machine and on a cluster. The loss of a cluster's
+machine causes no event: another machine repeats the work, and Lockstep drops the repeated
+messages.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +29,7 @@ Result = TypeVar("Result")
 class Executor(Protocol):
     def run(self, works: Sequence[Work], files: Sequence[Path] = ()) -> Iterator[tuple[int, Event]]:
         """Run the works, and yield their events. `files` are the inputs; a machine that lacks them
-        refuses the work. If the caller stops listening, the remaining works end."""
+        refuses the work. If the caller stops the iteration, the remaining works end."""
         ...
 
 
@@ -42,14 +43,14 @@ class Resumable(Protocol):
     def is_checkpoint(self, value: Any) -> bool: ...
 
     def behind(self, said: Sequence[Any]) -> Self:
-        """Return the part of the work that remains after these messages, which end at a
-        checkpoint."""
+        """Return the part of the work that remains after these messages. The last of these messages
+        is a checkpoint."""
         ...
 
 
 @dataclass(frozen=True)
 class Forks:
-    """Runs each work in a fork of this process, which has everything loaded."""
+    """Runs each work in a fork of this process. A fork has already loaded all modules."""
 
     jobs: int
 
@@ -59,9 +60,9 @@ class Forks:
 
 @dataclass(frozen=True)
 class Processes:
-    """Runs works in new processes that are reused, so that loaded code and models serve the next
-    work. Their temporary folders lie in a folder of this process, which is removed even if they are
-    killed."""
+    """Runs works in new processes. Each process does several works, so that code and models are
+    loaded once. The temporary folders of these processes lie in a folder of this process, which
+    removes the folder even if they are killed."""
 
     jobs: int
 

@@ -1,8 +1,9 @@
-"""Work that will be needed soon, done in advance. A fork of this process computes while this
-process waits for engines, or an engine computes while this process does.
+"""Work that will be needed soon, done in advance. Either a fork of this process computes while this
+process waits for engines, or an engine computes while this process computes too.
 
-A fork already has the recorded graph, the mapped file and the compiled kernels. It sends arrays and
-ends. If no fork can be made, or the fork dies, this process does the work when it is needed.
+A fork already has the recorded graph, the mapped file and the compiled kernels. It sends its result
+as arrays, and ends. If no fork can be made, or the fork dies, this process does the work when it is
+needed.
 """
 
 import ctypes
@@ -31,8 +32,8 @@ LATER = 19  # of what is wanted after other forks' work
 
 class Ahead:
     """Work that a fork does in advance. `work` returns a result that can be sent. If the fork
-    fails, this process runs `again`, by default `work` itself. If `again` is given, all data of
-    `work` live only in the fork."""
+    fails, this process runs `again` (default: `work`). If `again` is given, this process does not
+    keep `work`, so that only the fork holds its data."""
 
     def __init__(
         self,
@@ -78,16 +79,16 @@ class Ahead:
 
 
 def give_back() -> None:
-    """Return freed memory to the system, so that forks and engines can use it. glibc keeps freed
-    memory between used blocks otherwise."""
+    """Return freed memory to the system, so that forks and engines can use it. Otherwise glibc
+    keeps freed memory that lies between used blocks."""
     if sys.platform == "linux":
         with suppress(AttributeError):  # other C libraries have no such call
             ctypes.CDLL(None).malloc_trim(0)
 
 
 def answer(work: Callable[[], Any], to: socket.socket, parent: int, behind: int) -> None:
-    """Do the work in the fork, and send the result. The fork always ends here, and leaves its
-    parent's files open."""
+    """Do the work in the fork, and send the result. The fork always ends in this function, and does
+    not close its parent's files."""
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
@@ -102,9 +103,9 @@ def answer(work: Callable[[], Any], to: socket.socket, parent: int, behind: int)
 
 
 def may_fork() -> bool:
-    """Return True if forking is safe and useful. On other systems than Linux libraries do not
-    survive a fork, and on one processor a fork saves no time. Threads of BLAS would make a fork
-    hang, so commands and tests use none."""
+    """Return True if forking is safe and useful. On systems other than Linux, libraries do not
+    survive a fork. On a single processor, a fork saves no time. A fork would hang if BLAS had
+    threads, so commands and tests disable threads of BLAS."""
     alone = os.environ.get(BLAS) == "1"
     return sys.platform == "linux" and alone and len(os.sched_getaffinity(0)) > 1
 
@@ -113,7 +114,7 @@ def in_shares(
     work: Callable[[Sequence[A]], B], items: Sequence[A], most: int
 ) -> list[tuple[Sequence[A], B]]:
     """Divide the items into at most `most` shares, and return each share with its result. This
-    process computes one share, and forks compute the others. If there are no items, there is one
+    process computes one share, and forks compute the other shares. Without items, the result is one
     empty share."""
     n = max(1, min(most, len(items), processors() if may_fork() else 1))
     shares = [items[i::n] for i in range(n)]
@@ -127,8 +128,9 @@ def in_shares(
 
 
 class Awaited(Generic[A]):
-    """Work that runs in a new thread and waits for another process. The caller's thread must have
-    started that process, because a process dies with the thread that started it."""
+    """Work that runs in a new thread and waits for another process. The caller's thread, not the
+    new thread, must have started the other process, because a process dies with the thread that
+    started it."""
 
     def __init__(self, work: Callable[[], A]) -> None:
         self.work = work

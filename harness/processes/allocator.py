@@ -14,8 +14,8 @@ MAPPED = 32 << 20  # bytes of one array that is mapped apart, and goes back at o
 
 
 def keep_freed_memory() -> None:
-    """Keep the memory that this process and its forks free. Other C libraries lack this setting and
-    do not need it."""
+    """Make the allocator of this process and its forks keep freed memory. C libraries other than
+    glibc have no such setting and need none."""
     with suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
         libc.mallopt(M_TRIM_THRESHOLD, KEPT)

@@ -17,7 +17,7 @@ MAX_TEXT_BYTES = 1 << 20
 
 
 class NoText(Exception):
-    """Error: the template gives no text. Its message is one sentence with the reason."""
+    """Error: the template could not be rendered. Its message is one sentence with the reason."""
 
 
 def render_apart(template: str, message: str, bos: str, eos: str) -> str:

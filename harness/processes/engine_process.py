@@ -1,5 +1,5 @@
-"""A child process in which an engine answers, with the last lines of its log, its death, and its
-end."""
+"""A child process in which an engine answers. It keeps the last lines of its log, reports how it
+died, and can be ended."""
 
 import os
 import re
@@ -37,8 +37,8 @@ class EngineProcess:
     of the process die with it."""
 
     def __init__(self, process: Process, log: IO[bytes], *ours: Closable) -> None:
-        """Watch a process. `log` is its output. `ours` are our ends of its connections; it ends
-        when they are closed."""
+        """Watch a process. `log` is its output. `ours` are our ends of its connections. The process
+        ends when they are closed."""
         self.process = process
         self.ours = ours
         self.tail: deque[str] = deque(maxlen=LOG_LINES)
@@ -59,7 +59,7 @@ class EngineProcess:
 
     @property
     def signal(self) -> str:
-        """Return the name of the signal that killed the process, as `death` found it; else ""."""
+        """Return the name of the signal that killed the process, as found by `death`; else ""."""
         status = self.process.returncode
         return signal_name(-status) if status is not None and status < 0 else ""
 
@@ -94,8 +94,8 @@ def of_memory(log: Sequence[str], limit: int | None) -> str:
 
 
 def has_ended(process: Process) -> bool:
-    """Return True if the process has ended. It is not reaped, so that neither its id nor its
-    group's id can be reused."""
+    """Return True if the process has ended. This function does not reap the process, so that
+    neither its id nor its group's id can be reused."""
     if process.returncode is not None:
         return True
     if isinstance(process, ForkedProcess):
@@ -105,8 +105,8 @@ def has_ended(process: Process) -> bool:
 
 
 def end_all() -> None:
-    """End every process that this process has started. A fork needs it, because it ends without
-    finalizers."""
+    """End every process that this process has started. Call this at the end of a fork, because a
+    fork ends without finalizers."""
     for each in list(LIVE):
         each.finalizer()
 

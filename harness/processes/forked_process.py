@@ -1,5 +1,5 @@
 """A process that another process has forked for us, with the interface of a subprocess. A socket
-connects us to its parent, which reaps it only after we release it."""
+connects us to the parent of the process. The parent reaps the process only after we release it."""
 
 import socket
 import struct
@@ -30,7 +30,7 @@ class ForkedProcess:
 
     def kill(self) -> None:
         """Ask the parent to kill the process and its descendants, because only the parent knows
-        which process now has this id.
+        whether this id still belongs to the process.
 
         The process has ended when `wait` returns.
         """
@@ -38,8 +38,8 @@ class ForkedProcess:
             self.parent.shutdown(socket.SHUT_WR)
 
     def wait(self) -> int:
-        """Return the exit status in the form that subprocess uses. After this call another process
-        may get the id."""
+        """Return the exit status in the form that subprocess uses. After this call the id may be
+        reused for another process."""
         if self.returncode is None:
             self.returncode = -9  # it dies with its parent, who then says nothing of it
             with suppress(OSError):

@@ -1,4 +1,4 @@
-"""A process with a keeper (limits.py): all its descendants end with it."""
+"""A process with a keeper (limits.py). When the process ends, all its descendants end."""
 
 import os
 import secrets
@@ -46,7 +46,7 @@ def kill_marked(variable: str, mark: str) -> None:
     """Kill each process whose variable has this value, and repeat until none is left, because
     killed processes may have started others.
 
-    A process that was started with other variables has no mark, and continues.
+    A descendant that was started with other environment variables has no mark and is not killed.
     """
     deadline = time.monotonic() + limits.KILL_SECONDS
     while time.monotonic() < deadline and (found := processes_marked(variable, mark)):

@@ -28,8 +28,8 @@ KILL_SECONDS = 5.0  # for the kernel to end what was killed; a process may hang 
 def die_with(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
     """Let the kernel send this process a signal when its parent ends, even during a C call.
 
-    For the kernel, the parent is the thread that started this process. Therefore the thread that
-    starts it must live longer.
+    For the kernel, the parent is the thread that started this process. Therefore this thread must
+    live longer than the process.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, by, 0, 0, 0)
@@ -40,8 +40,8 @@ def die_with(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
 def limit_memory(limit: int | None) -> None:
     """Limit the private memory. The pages of a memory-mapped model do not count.
 
-    RLIMIT_AS would count these pages, with some loaders twice. Only Linux counts anonymous mappings
-    under RLIMIT_DATA (setrlimit(2)). On other systems at most the heap is limited.
+    RLIMIT_AS would count these pages, even twice with some loaders. Only Linux counts anonymous
+    mappings under RLIMIT_DATA (setrlimit(2)). On other systems at most the heap is limited.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if limit is not None:
@@ -49,8 +49,9 @@ def limit_memory(limit: int | None) -> None:
 
 
 def room_for(size: int, limit: int) -> int:
-    """Return the memory limit for an engine that loads a model of this size. It is `limit`, or more
-    if the file and all its decoded weights need more, up to the machine's memory."""
+    """Return the memory limit for an engine that loads a model of this size. The result is `limit`,
+    or more if the file and all its decoded weights need more memory, but at most the machine's
+    memory."""
     return max(limit, min(memory_of_machine(), DECODED * size))
 
 
@@ -90,8 +91,8 @@ def close_inherited() -> None:
 
 
 def status_at_end(engine: int) -> int:
-    """Wait for the end of the engine, and return its status. SIGTERM counts as the engine's end by
-    SIGKILL."""
+    """Wait for the end of the engine, and return its status. On SIGTERM, return at once, with
+    SIGKILL as the status."""
     while signal.sigwait(WAKE) != signal.SIGTERM:
         for pid, status in ended_children():
             if pid == engine:
@@ -117,11 +118,12 @@ def kill_descendants() -> None:
                 with suppress(OSError):  # it has ended, or belongs to another user
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.001)  # until the kernel has ended them, without a busy processor
-        os.write(2, f"not ended: processes {children()}\n".encode())
+        os.write(2, f"could not end these processes: {children()}\n".encode())
 
 
 def children() -> list[int]:
-    """Return the ids of this process's children. Some kernels lack /proc/PID/task/TID/children."""
+    """Return the ids of this process's children. This function searches /proc, because some kernels
+    lack /proc/PID/task/TID/children."""
     found = []
     for name in filter(str.isdecimal, os.listdir("/proc")):
         with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:

@@ -40,8 +40,9 @@ def interrupts_later() -> Iterator[None]:
 
 
 def watch_parent() -> None:
-    """End this process when its parent ends; otherwise it would wait for work for ever. Interrupts
-    from a terminal reach the whole group, but only the parent reacts to them."""
+    """End this process when its parent ends; otherwise it would wait for work for ever. Ignore
+    interrupts from a terminal: they reach the whole process group, but only the parent should
+    react."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     Thread(target=end_with_parent, daemon=True).start()
@@ -59,7 +60,8 @@ def killed_by(number: int) -> str:
 
 
 def signal_name(number: int) -> str:
-    """Return a name such as SIGABRT. Real-time signals have none: their number stands for it."""
+    """Return a name such as SIGABRT. Real-time signals have no name, so return their number as
+    text."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -1,8 +1,9 @@
 """Starts the next process of an engine while the current one still works.
 
 An engine gets a new process for each probe model. A Python engine first loads Python, numpy and the
-user's module, which takes most of a second, or several with torch. After the second process, the
-next one is always loaded before it is needed. It has seen no model, and answers only one session.
+user's module, which takes most of a second, or several seconds with torch. From the third process
+on, Lockstep starts each process before it is needed. Such a process has seen no model, and answers
+only one session.
 """
 
 import os
@@ -18,9 +19,9 @@ P = TypeVar("P", bound=EngineProcess)
 
 
 class Spare:
-    """A process started in advance, at most one for each process and thread. A fork gets none. A
-    process that another thread had started would die with that thread. `kept` counts the open
-    contexts in which processes are started in advance."""
+    """A process started in advance. Each process has at most one spare, which its main thread
+    starts, because a spare dies with the thread that started it. A fork does not inherit the spare.
+    `kept` is the number of open contexts in which processes are started in advance."""
 
     def __init__(self) -> None:
         self.kept = 0
@@ -46,8 +47,8 @@ class Spare:
         return found
 
     def start_next(self, start: Callable[[], EngineProcess]) -> None:
-        """Start the next process after the last one has loaded, so that they do not slow each other
-        down. This happens only for an engine that was opened twice."""
+        """Start the next process after the previous process has loaded, so that the two do not slow
+        each other down. Start it only for an engine that was opened at least twice."""
         if self.is_ours() and self.is_second and self.waiting is None:
             with suppress(OSError):  # no more processes: it is started when it is wanted
                 self.waiting = start()

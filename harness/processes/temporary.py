@@ -15,9 +15,10 @@ LOCK = ".lock"  # in a folder: locked as long as a process of its command lives
 
 @contextmanager
 def one_temporary_folder() -> Iterator[None]:
-    """Put all temporary folders of this context and of its child processes into one folder. Each
-    creator removes its own folder, unless it is killed or cannot open more files. This folder is
-    removed last. If the command is killed, the next command removes it."""
+    """Put all temporary folders of this context and of its child processes into one folder. Code
+    that creates a temporary folder removes it, unless its process is killed or cannot open more
+    files. The common folder is removed last. If the command is killed, the next command removes the
+    common folder."""
     before = os.environ.get(TEMPORARY), tempfile.tempdir
     try:
         remove_abandoned(tempfile.gettempdir())
@@ -65,7 +66,7 @@ def remove_abandoned(parent: str) -> None:
 
 def remove_tree(folder: str) -> None:
     """Remove as much of the folder as possible, with one open file at a time. shutil.rmtree needs
-    two per level."""
+    two open files for each level."""
     for parent, folders, files in os.walk(folder, topdown=False):
         for name in (*files, *folders):
             path = os.path.join(parent, name)

@@ -1,4 +1,5 @@
-"""Messages between the harness and a worker: a JSON head and raw arrays, nothing executable.
+"""Messages between the harness and a worker. A message is a JSON head with raw arrays, and nothing
+in it is executable.
 
 A malicious model may control the worker, so its messages are untrusted. Every size is checked
 before memory is allocated, every type must be on a closed list, and every field of a record is
@@ -114,7 +115,8 @@ class Channel:
         self.limits = limits or MessageLimits()
 
     def send(self, value: Any, deadline: float | None = None) -> None:
-        """Send a message. Raises WireError before anything is written, Closed, or TimeoutError."""
+        """Send a message. Raises Closed or TimeoutError. Raises WireError before anything is
+        written."""
         self.write(pack(value), deadline)
 
     def write(self, frame: Sequence[bytes | memoryview], deadline: float | None = None) -> None:
@@ -127,8 +129,8 @@ class Channel:
                 raise Closed("the other side closed the connection") from error
 
     def receive(self, deadline: float | None = None) -> Any:
-        """Receive a message. Raises WireError for bytes that are not a message, Closed, or
-        TimeoutError."""
+        """Receive a message. Raises Closed or TimeoutError, and WireError for bytes that are not a
+        message."""
         prefix = bytearray(PREFIX.size)
         self._fill(memoryview(prefix), deadline)
         magic, head_bytes, payload_bytes = PREFIX.unpack(prefix)
@@ -217,8 +219,8 @@ def open_head(
 
 
 def checked_shape(shape: Any) -> tuple[int, ...]:
-    """Return the shape as a tuple. Raises ValueError for an invalid shape, and if a zero hides a
-    dimension that numpy cannot hold."""
+    """Return the shape as a tuple. Raises ValueError for an invalid shape. This includes a shape of
+    size zero with another dimension that is too large for numpy."""
     if type(shape) is not list or len(shape) > MAX_DIMENSIONS:
         raise ValueError(f"no shape: {shape!r:.80}")
     if not all(type(n) is int and 0 <= n < 1 << 48 for n in shape):

@@ -1,4 +1,4 @@
-"""A message: one line of JSON that announces arrays, and then their bytes.
+"""A message: one line of JSON that announces arrays, followed by the bytes of the arrays.
 
     {"id":7,"ask":"dequantize","type":"Q8_0","arrays":[["raw","u8",[34]]],"bytes":34}\\n<34 bytes>
 
@@ -142,7 +142,7 @@ def wait_for(
 
 
 class NoJson(WireError):
-    """Error: a line is not a message. Another program may have written it to the same
+    """Error: a line is not a message. Another program may have written this line to the same
     descriptor."""
 
 
@@ -192,13 +192,13 @@ def shapes_of(rows: Any, n_bytes: Any) -> list[tuple[str, np.dtype[Any], tuple[i
     if declared > MOST_BYTES:
         raise WireError(f"the arrays have {declared} bytes, and at most {MOST_BYTES} are allowed")
     if n_bytes is not None and n_bytes != declared:
-        raise WireError(f'"bytes" is {n_bytes!r:.40}, and the arrays have {declared}')
+        raise WireError(f'"bytes" is {n_bytes!r:.40}, but the arrays have {declared} bytes')
     return found
 
 
 def name_of(name: Any) -> str:
     if type(name) is not str or not 0 < len(name) <= LONGEST_NAME:
-        raise ValueError(f"no name: {name!r:.80}")
+        raise ValueError(f"not a name: {name!r:.80}")
     return name
 
 

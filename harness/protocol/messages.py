@@ -1,7 +1,8 @@
-"""The questions of the protocol: the content of each, and the required content of its answer.
+"""The questions of the protocol, with the content of each question and the required content of its
+answer.
 
-This module turns an answer into the harness's own records. Then harness.answers checks its numbers,
-as for every engine. A missing name, list or array raises MalformedAnswer.
+This module converts an answer to the harness's own records. Then harness.answers checks the
+answer's numbers, as for every engine. A missing name, list or array raises MalformedAnswer.
 """
 
 import base64
@@ -128,16 +129,16 @@ def introduction(name: str, asked: Settings, answer: Message) -> Introduction:
 
 
 def unicode_of(said: Mapping[str, Any]) -> bool:
-    """Return True if the engine says that its texts are always UTF-8, because its language has no
-    other texts. Raises MalformedAnswer for another value."""
+    """Return True if the engine says that its texts are always UTF-8, because its language can
+    express no other texts. Raises MalformedAnswer for another value."""
     if said.get("text", "bytes") not in ("bytes", "utf8"):
         raise MalformedAnswer('"text"', '"bytes" or "utf8"', said["text"])
     return said.get("text") == "utf8"
 
 
 def settings_of(asked: Settings, said: Any) -> Settings:
-    """Return the settings that the engine really uses, because it may not support every setting.
-    Raises MalformedAnswer for wrong values."""
+    """Return the settings that the engine really uses. They may differ from `asked`, because an
+    engine need not support every setting. Raises MalformedAnswer for wrong values."""
     if type(said) is not dict or not said.keys() <= set(SETTINGS):
         raise MalformedAnswer('"settings"', f"an object with some of {', '.join(SETTINGS)}", said)
     for name, value in said.items():
@@ -189,8 +190,8 @@ def printable(text: str) -> str:
 
 
 def read_parse(answer: Message) -> FileSummary:
-    """Read a file summary. Fields that the reader does not show are listed as unknown. Either all
-    types are shown, or none."""
+    """Read a file summary. Fields that the engine's reader does not show are listed as unknown. The
+    reader must show either all types or none."""
     said = answer.head["answer"]
     unknown = [
         name for name in ("version", "alignment", "data_offset", "tensors") if name not in said
@@ -211,9 +212,9 @@ def read_parse(answer: Message) -> FileSummary:
 
 
 def value_of(kind: str, said: Any) -> Any:
-    """Return a metadata value from JSON, where NaN and infinities are texts. Infinities become
-    numbers only if `kind` is a float, because "inf" may also be a token. NaN stays a text, as in
-    our records."""
+    """Return a metadata value from JSON, where NaN and infinities are texts. "inf" and "-inf"
+    become numbers only if `kind` is a float type, because "inf" may also be a token's text. NaN
+    stays a text, as in our records."""
     if not kind.removeprefix("ARR[").startswith(("F32", "F64")):
         return said
     if type(said) is list:
@@ -222,7 +223,7 @@ def value_of(kind: str, said: Any) -> Any:
 
 
 def tensor_of(row: Mapping[str, Any]) -> TensorSummary:
-    """Return the summary of a tensor. If the size in bytes is missing, it follows from type and
+    """Return the summary of a tensor. If the size in bytes is missing, compute it from type and
     shape."""
     ne = shape(row["ne"])
     return TensorSummary(
@@ -365,8 +366,8 @@ EMBEDDINGS = Question("embed", send_embeddings, partial(read_run, rows="rows"))
 
 
 def question_of(question: str, args: Sequence[Any], can: Collection[str]) -> Question:
-    """Return the form of a question, for an engine with these levels. A run of a model without
-    logits becomes `embed`."""
+    """Return the form of a question, for an engine with these levels. For a run of a model without
+    logits, the question is `embed`."""
     if question == "evaluate" and args[0].embeddings and EMBEDDINGS.level in can:
         return EMBEDDINGS
     return QUESTIONS[question]

@@ -72,7 +72,7 @@ class EngineProgram(EngineProcess):
         self.n_printed, self.printed = 0, ""  # lines before the first message, and the last
 
     def strange(self) -> str:
-        """Describe the text that a program wrote instead of a message; "" if it wrote nothing."""
+        """Describe the text that the program wrote instead of a message; "" if it wrote nothing."""
         if not self.printed:
             return ""
         text = f"the engine wrote {self.printed[:SHOWN]!r}, expected a line of JSON"
@@ -102,14 +102,15 @@ class EngineProgram(EngineProcess):
         return answer
 
     def left_over(self) -> str:
-        """Return a note that a line without JSON may be the end of the previous answer."""
+        """Return a note that the unreadable line may be the end of the previous answer's arrays; ""
+        if this is impossible."""
         if self.announced is None:
             return ""
         return f"; did the previous answer send more than its {self.announced} bytes of arrays?"
 
     def who_else(self) -> str:
-        """Return a note that a library may have printed the text, if answers go to standard
-        output."""
+        """Return a note that a library may have printed the text, if answers go to standard output;
+        else ""."""
         if self.pipe is None or self.pipe.from_engine != self.output.fileno():
             return ""
         return (
@@ -117,8 +118,8 @@ class EngineProgram(EngineProcess):
         )
 
     def first(self, deadline: float) -> Message:
-        """Return the first message, from the dedicated descriptor or from standard output. On
-        standard output a banner or a library's log may precede it."""
+        """Return the first message, which comes from the dedicated descriptor or from standard
+        output. On standard output, a banner or a library's log may precede the message."""
         offered, output = (self.pipe_of(end.fileno()) for end in (self.answers, self.output))
         waiting = {pipe.from_engine: pipe for pipe in (offered, output)}
         while waiting:
@@ -151,8 +152,7 @@ class EngineProgram(EngineProcess):
         return line[at:]
 
     def banner(self) -> str:
-        """Return the text that came before the first message on the message channel; "" if there is
-        none."""
+        """Return the text that preceded the first message; "" if there was none."""
         if not self.n_printed:
             return ""
         more = f", the last of {self.n_printed} lines" if self.n_printed > 1 else ""

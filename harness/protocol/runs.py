@@ -77,7 +77,8 @@ def send_embeddings(request: Request) -> Message:
 
 
 def read_run(answer: Message, rows: str) -> Evaluation:
-    """Read `logits0`, `logits1`, ... in the order of the batches. Other arrays are the trace."""
+    """Read `logits0`, `logits1`, ... in the order of the batches. All other arrays form the
+    trace."""
     arrays = dict(answer.arrays)
     logits: list[NDArray[Any]] = []
     while (name := f"{rows}{len(logits)}") in arrays:

@@ -1,4 +1,5 @@
-"""The protocol's question about samplers: a chain and rows of logits, answered by lists."""
+"""The protocol's question about samplers. It contains a chain and rows of logits, and the answer
+contains lists of candidates."""
 
 import base64
 import math
@@ -22,8 +23,8 @@ def send_sample(request: SampleRequest) -> Message:
 
 
 def describe_stage(stage: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the stage as a dict, with its sampler's name first for programs without a JSON
-    library."""
+    """Return the stage as a dict, in which the sampler's name comes first. This order helps
+    programs without a JSON library.."""
     named = {"sampler": stage["sampler"], **stage}
     return {name: plain_value(value) for name, value in named.items()}
 

@@ -55,7 +55,7 @@ def command_of(engine: str) -> list[str] | None:
     """Return the words of a command; None if the engine is not a command. A command is a path, a
     program with arguments, or an engine of harness.foreign.
 
-    Raises Unsupported if there is no such program. No shell interprets it.
+    Raises Unsupported if there is no such program. No shell interprets the command.
     """
     if command := building.command_of(engine):
         return command
@@ -76,7 +76,8 @@ def is_file_with_spaces(engine: str) -> bool:
     """Return True if the text is a program's path with spaces, whose quotes the user's shell has
     removed.
 
-    If the first word alone is a program, the other words are its arguments.
+    If the first word alone names a program, return False, because the other words are its
+    arguments.
     """
     first = engine.split(" ")[0]
     return (
@@ -100,7 +101,7 @@ def name_of(command: Sequence[str]) -> str:
 
 
 class NotStarted(Exception):
-    """Error: the engine sent an error message instead of its introduction."""
+    """Error: at its start, the engine sent an error message instead of its introduction."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(outcome)
@@ -164,7 +165,7 @@ class ProgramSession(Session):
             asked = question_of(question, args, self.said.can)
             outcome = self.exchange(program, asked, args, kwargs, limit)
             if question == "evaluate" and self.ignores(program, args[0], outcome, limit):
-                text = f"{self.name} offers replace, and ignores the values that are put in"
+                text = f"{self.name} offers replace, but ignores the values that are put in"
                 return Unanswerable(message=text, declared=True)
             return outcome
         except TimeoutError:
@@ -188,7 +189,8 @@ class ProgramSession(Session):
             raise
 
     def lacks(self, question: str, args: tuple[Any, ...]) -> str:
-        """Return the level that a question needs and the engine lacks; "" if it lacks none."""
+        """Return the level that the question needs but the engine does not offer; "" if the engine
+        can be asked."""
         assert self.said is not None
         if question not in QUESTIONS:
             return f"{UNASKED.get(question, question)}, for which the protocol has no question"
@@ -202,9 +204,9 @@ class ProgramSession(Session):
     def ignores(
         self, program: EngineProgram, request: Request, found: Outcome, limit: float
     ) -> bool:
-        """Return True if the engine's answer ignores the replaced values, which would accuse an
-        honest engine. The same question without replacement is asked for comparison, until the
-        engine has once used replaced values."""
+        """Return True if the engine's answer ignores the replaced values. Without this test, a
+        suite would accuse a correct engine. For comparison, the same question is asked without
+        replacement, until an answer shows that the engine uses replaced values."""
         assert self.said is not None
         if self.heeds or not (request.replace and isinstance(found, Answered)):
             return False

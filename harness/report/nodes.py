@@ -1,5 +1,5 @@
-"""Nodes of a graph with their errors as shares of their limits, stored in columns: tens of bytes
-for each node."""
+"""Nodes of a graph, with errors as shares of limits. They are stored in columns, which takes tens
+of bytes for each node."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

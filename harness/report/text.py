@@ -40,8 +40,8 @@ CI_COMMAND = re.compile(r"##(?=\w*\[)")
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Return the text with everything escaped that could control a terminal, or a CI system that
-    reads commands in a log: `##[error]` (GitHub), `##vso[` (Azure)."""
+    """Escape everything in the text that could control a terminal. Also escape commands that CI
+    systems read from a log: `##[error]` (GitHub), `##vso[` (Azure)."""
     shown = "".join(
         c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
     )
@@ -49,7 +49,8 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """Return the beginning of a line, cut between words, so that no number is cut."""
+    """Return the beginning of a line. The line is cut between words, so that no number is
+    truncated."""
     if len(text) <= most:
         return text
     head = text[: most - 1]
@@ -127,8 +128,9 @@ MESSAGE = re.compile(
 
 
 def last_words(log: Sequence[str]) -> Sequence[str]:
-    """Return the last lines of an engine's log, without Python's report on its threads. If a
-    language prints a stack after its error message, return the message and the last line."""
+    """Return the last lines of an engine's log, without Python's report on its threads. Some
+    languages print a stack after the error message. For these, return the message and the last
+    line."""
     fatal = next((i for i, line in enumerate(log) if line.startswith("Fatal Python error")), None)
     log = log[:fatal] if fatal else log
     said = next((i for i in reversed(range(len(log))) if MESSAGE.match(log[i])), len(log))
@@ -140,8 +142,8 @@ def last_words(log: Sequence[str]) -> Sequence[str]:
 
 
 def where_to_look(others: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
-    """Return advice on where to look if no op is wrong. `others` holds the suite and the detail of
-    each verdict of `check`."""
+    """Return advice on where to look for a fault if no op is wrong. `others` holds the suite and
+    the detail of each verdict of `check`."""
     every = list(others)
     suites = {suite for suite, _ in every}
     if suites and suites <= BEFORE_RUNS.keys():

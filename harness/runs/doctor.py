@@ -54,7 +54,8 @@ def examine() -> list[Row]:
 
 
 def library_row() -> Row:
-    """Return a row on the oracle's library: its folder, and whether it is the pinned version."""
+    """Return a row on the oracle's library. It gives the library's folder, and says if the library
+    is the pinned version."""
     folder = named_folder() or installed_folder()
     if folder is None:
         return ("oracle", "llama.cpp is not installed", False)
@@ -81,8 +82,8 @@ def oracle_rows() -> list[Row]:
 
 
 def amx_rows() -> list[Row]:
-    """Return a row that says if products with AMX work, for a build that uses AMX ("gcc-amx-tiles"
-    of the known divergences)."""
+    """Return a row that says if products with AMX work; no row for a build that does not use AMX.
+    The fault is "gcc-amx-tiles" of the known divergences."""
     if not has_amx():
         return []
     with tempfile.TemporaryDirectory() as folder:
@@ -95,20 +96,20 @@ def amx_rows() -> list[Row]:
                 return []  # not built for it, or the system does not permit it
             outcome = session.ask("evaluate", asked)
     if isinstance(outcome, Answered):
-        return [("AMX products", "of several tokens are computed", True)]
-    why = "dies" if isinstance(outcome, Crashed) else "does not compute"
-    says = f"llama.cpp {why} at those of several tokens (--settings default, servers): {REBUILD}"
+        return [("AMX products", "products of several tokens are computed", True)]
+    why = "dies" if isinstance(outcome, Crashed) else "returns no result"
+    says = f"llama.cpp {why} in products of several tokens (--settings default, servers): {REBUILD}"
     return [("AMX products", says, False)]
 
 
 def rounding_rows() -> list[Row]:
-    """Return rows on how the library rounds activations. Our products follow it
+    """Return rows on how the library rounds activations. Our products round in the same way
     (engine/activations)."""
     with Runner(time_limit=60).open("llama.cpp activations", None, EXACT) as session:
         outcome = session.ask("describe")
     if not isinstance(outcome, Answered):
         why = line_that_says_why(str(no_answer("llama.cpp", "describe", outcome)))
-        return [("activations", f"cannot be asked for: {why}", False)]
+        return [("activations", f"llama.cpp does not report its rounding: {why}", False)]
     rows = []
     for part in outcome.value.build.split(" | "):
         name, _, variants = part.partition(": ")

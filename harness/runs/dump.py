@@ -72,12 +72,13 @@ def dump_trace(plan: Plan, folder: Path, prompt: str | None, say: Say) -> None:
 
 def check_folder(folder: Path) -> None:
     """Check the output folder before a long run. Raises BadInput if the path is not a folder, or if
-    it holds another program's dump with the same file names."""
+    it contains another program's files with the same names."""
     if folder.exists() and not folder.is_dir():
         raise BadInput(f"{folder} is not a folder: name one for the tensors")
     there = [name for name in (INDEX, TENSORS) if (folder / name).exists()]
     if there and not is_ours(folder / INDEX):
-        text = f"{folder} holds {' and '.join(there)}, not from {COMMAND}, and would lose it"
+        files = " and ".join(there)
+        text = f"{folder} holds {files}, which {COMMAND} did not write and would overwrite"
         raise BadInput(f"{text}: name another folder")
 
 
@@ -91,8 +92,8 @@ def is_ours(index: Path) -> bool:
 
 
 def trace_run(session: Session, batches: Sequence[Batch]) -> Trace:
-    """Trace a run. For a model without logits, trace a run for embeddings. If harness.sites does
-    not know this model's nodes, trace every node of llama.cpp's graph."""
+    """Trace a run: a run for embeddings if the model has no logits. If harness.sites does not know
+    this model's nodes, trace every node of llama.cpp's graph."""
     request = Request(batches=tuple(batches), capture=True)
     outcome = session.ask("evaluate", request)
     if lacks(outcome):

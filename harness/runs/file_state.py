@@ -25,7 +25,8 @@ class FileState:
         return cls(found.st_size, found.st_mtime_ns, (found.st_dev, found.st_ino))
 
     def with_hash(self, path: Path) -> "FileState":
-        """Return this state with the hash, unless the file has changed by the time it was read."""
+        """Return this state with the file's hash. Omit the hash if the file changed before it was
+        read completely."""
         try:
             sha256 = sha256_of(path)
             return replace(self, sha256=sha256) if FileState.of(path) == self else self
@@ -37,7 +38,7 @@ class FileState:
         return {"sha256": self.sha256, "bytes": self.size}
 
     def change(self, path: Path) -> str:
-        """Return a sentence on how the file changed; "" if its bytes are the same."""
+        """Return a sentence that says how the file has changed; "" if its bytes are the same."""
         try:
             now = FileState.of(path)
             if now == replace(self, sha256=""):

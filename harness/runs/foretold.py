@@ -1,6 +1,6 @@
-"""A lower limit for the time that a check will take, estimated from an engine's first timed
-answer. It counts only runs that will surely follow: the other runs of the same suite on the
-model itself."""
+"""A lower limit for the time that a check will take, estimated from an engine's first timed answer.
+The estimate includes only runs that will certainly follow: the remaining runs of the same suite on
+the model itself."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,8 +21,8 @@ SUITES = {"evaluate": "logits", "greedy": "decode"}  # that ask it first
 
 @dataclass(kw_only=True)
 class Foretold:
-    """Prints an estimate once, if the check will take long. `suites` are the suites that run; empty
-    means all."""
+    """Prints an estimate once, if the check will take long. `suites` are the suites that run; an
+    empty tuple means all."""
 
     context: Context
     suites: Sequence[str]
@@ -40,9 +40,9 @@ class Foretold:
         if each * left > LONG:
             self.remark(
                 f"{self.context.subject.name} took {outcome.seconds:.3g} s for {n} "
-                f"tokens; suite {suite} asks this model for at least {left} more, which "
-                f"takes about {each * left / 60:.0f} minutes. Other suites and probe "
-                f"models come on top. {what_takes_less(self.context)}"
+                f"tokens; suite {suite} asks this model for at least {left} more tokens, which "
+                f"take about {each * left / 60:.0f} minutes. Other suites and probe "
+                f"models take additional time. {what_takes_less(self.context)}"
             )
 
 
@@ -54,7 +54,7 @@ def what_takes_less(context: Context) -> str:
 
 
 def still_to_come(context: Context, question: str) -> int:
-    """Return the number of tokens in the runs of the model itself that still follow if nothing
+    """Return the number of tokens in the remaining runs of the model itself, if no comparison
     differs. On a large model, most runs of `logits` use only its first layers, if the engine
     accepts such a model."""
     if question == "greedy":

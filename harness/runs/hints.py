@@ -1,4 +1,4 @@
-"""Suggests the next command after a run that diverged, or that could compare only little."""
+"""Suggests the next command after a run that diverged, or that compared only little."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,9 @@ OF_RUNS = (
 )
 OF_FILES = ("metadata", "tokens")  # what diagnose looks for mistakes of as well
 PLACE, MISTAKE = "find the place, with a proof", "name the mistake, if it is a known one"
-MISTAKE_OF_A_SLICE = "name the mistake on the first layers, as the whole model does not show it"
+MISTAKE_OF_A_SLICE = (
+    "name the mistake on the first layers, because the whole model does not show it"
+)
 EXACTLY = "compare far more closely, if the server has an F32 cache and no flash attention"
 LAYER = "find the layer and the part"
 SMALL = "builtin:f32"
@@ -36,8 +38,8 @@ def next_step(plans: "Sequence[Plan]", result: "RunResult") -> str:
 
 
 def what_is_quicker(model: Path | None, large: int = LARGE) -> str:
-    """Return a quicker command for a model of at least `large` bytes, on which this command takes
-    minutes. Return "" if the model has no more layers than `slice` keeps."""
+    """Return a quicker command for a model of at least `large` bytes, because on such a model the
+    present command takes minutes. Return "" if the model has no more layers than `slice` keeps."""
     from lockstep.engine.errors import EngineError
 
     try:
@@ -50,16 +52,16 @@ def what_is_quicker(model: Path | None, large: int = LARGE) -> str:
         return ""
     cut = shlex.join(["lockstep", "slice", str(model), "-o", slice_name(model)])
     return (
-        f"{model.name} has {size / 1e9:.1f} GB, which takes minutes; to check only its first "
-        f"layers: {cut}"
+        f"{model.name} has {size / 1e9:.1f} GB, so this command takes minutes; "
+        f"to check only its first layers: {cut}"
     )
 
 
 def diagnose_of_a_slice(plan: "Plan", wrong: Sequence[int], n: int) -> str:
     """Return the commands that diagnose a slice with the first layers, up to the first wrong layer.
     After many layers a mistake may be smaller than the difference between honest engines. `wrong`
-    are the wrong layers of `n`. Return "" if the slice would keep all layers, or if the engines run
-    different files."""
+    are the wrong layers, and `n` is the number of layers. Return "" if the slice would keep all
+    layers, or if the engines run different files."""
     keep = max(LAYERS, min(wrong, default=n) + 1)
     first, *options = shlex.split(without(plan.command, "--oracle"))
     if keep >= n or first != str(plan.model) or plan.subject_model != plan.model:
@@ -88,8 +90,8 @@ def slice_name(model: Path) -> str:
 
 
 def size_and_layers(model: Path, large: int) -> tuple[int, int]:
-    """Return the size of all the model's files in bytes, and the number of its layers; (0, 0) for
-    small files, which are not opened."""
+    """Return the size of all the model's files in bytes, and the number of its layers; (0, 0) for a
+    small file, which is not opened."""
     from lockstep.engine.gguf.split_files import NAME, open_model
     from lockstep.harness.blackbox.slices import n_layers
 
@@ -100,8 +102,8 @@ def size_and_layers(model: Path, large: int) -> tuple[int, int]:
 
 
 def what_sees_more(plans: "Sequence[Plan]", result: "RunResult") -> str:
-    """Return commands that compare a conforming engine more closely. They are for a server that
-    was compared under the default preset, and for an engine that opens any file and shows no
+    """Return commands that compare a conforming engine more closely. They apply to a server that
+    was compared under the default preset, and to an engine that opens any file but shows no
     tensors."""
     from lockstep.harness.adapters.parts.users import is_users
     from lockstep.harness.http.session import is_address, is_served
@@ -154,8 +156,8 @@ def is_of_a_made_model(verdict: "Verdict") -> bool:
 
 def without_tensors(plan: "Plan", *, sliced: bool, ordinary: bool = True) -> Iterator[str]:
     """Yield commands that locate the fault and name the mistake without tensors. `sliced` is True
-    if the engine runs probe models. `ordinary` is True if it is also wrong on the plan's own model,
-    the only one that `diagnose` uses."""
+    if the engine runs probe models. `ordinary` is True if the engine is also wrong on the plan's
+    own model, because `diagnose` uses only this model."""
     if sliced:
         yield f"{LAYER}: {black_box_command(plan)}"
     if ordinary:

@@ -1,15 +1,15 @@
-"""Known differences of an engine in a user's list: excused by name, and an error once they are
-resolved.
+"""Known differences of an engine, from a user's list. They are excused by name. A listed difference
+that no longer occurs is an error.
 
     {"known": [{"case": "model.gguf", "suite": "trace", "key": "trace/subject/ROPE/Qcur_rope",
                 "reason": "pairs are turned otherwise, issue 12",
                 "at": {"Qcur_rope, layer 2, step 0": [{"kind": "value", "size": 41.5}]}}]}
 
 The key of a divergence is in the report; it contains no layer and no number. A divergence at
-another place, of another kind or of another size is another fault, or has become worse, so it is
-not excused. Therefore a list is valid only for the options with which it was written. Instead of
-places, an entry may have a kind and a size, or neither. Then it excuses all divergences with its
-key that are less than ten times as large.
+another place, of another kind or of another size is not excused, because it is another fault or has
+become worse. Therefore a list is valid only for the options with which it was written. An entry may
+also have a kind and a size instead of places, or none of these. Such an entry excuses all
+divergences with its key, up to ten times its size.
 """
 
 import json
@@ -54,18 +54,18 @@ class Extent:
     def exceeded_by(self, other: "Extent") -> str:
         """Return why this listed extent does not cover the other extent; "" if it does."""
         if self.kind and other.kind != self.kind:
-            return f"its kind is {other.kind!r}, and {self.kind!r} is listed"
+            return f"its kind is {other.kind!r}, but {self.kind!r} is listed"
         if self.size is not None and other.size is None:
-            return "its size is unknown, and a size is listed"
+            return "its size is unknown, but a size is listed"
         if self.size is not None and other.size is not None and other.size > LARGER * self.size:
-            return f"its size is {other.size:.3g}, and {self.size:.3g} is listed"
+            return f"its size is {other.size:.3g}, but {self.size:.3g} is listed"
         return ""
 
     def differs_from(self, other: "Extent") -> str:
         """Return why the other extent differs at the same place; "" if they are equal."""
         if other.kind != self.kind:
             listed = repr(self.kind) if self.kind else "none"
-            return f"its kind is {other.kind!r}, and {listed} is listed"
+            return f"its kind is {other.kind!r}, but {listed} is listed"
         if self.size is None or other.size is None:
             same = self.size is other.size
         elif type(self.size) is int and type(other.size) is int:
@@ -74,7 +74,7 @@ class Extent:
             room = LIMITS + SHARE * max(self.size, other.size)
             same = abs(self.size - other.size) <= room
         a, b = (f"{x:.3g}" if x is not None else "none" for x in (other.size, self.size))
-        return "" if same else f"its size is {a}, and {b} is listed"
+        return "" if same else f"its size is {a}, but {b} is listed"
 
 
 @dataclass(kw_only=True)
@@ -113,7 +113,8 @@ class KnownFailures:
         )
 
     def why_not(self, name: Name, verdict: Verdict) -> str:
-        """Return why a divergence with this key differs from the listed one; "" if it does not."""
+        """Return why a divergence with this key differs from the listed divergence; "" if it does
+        not differ."""
         found = extent_of(verdict)
         if name not in self.places:
             return self.extents.get(name, Extent()).exceeded_by(found)
@@ -125,14 +126,14 @@ class KnownFailures:
 
     def is_gone(self, name: Name, own: Sequence[Verdict]) -> bool:
         """Return True if a listed divergence is gone. `own` are the verdicts of its case and suite.
-        The suite must have run to its end without an unlisted divergence, which may end a suite
-        early."""
+        The suite must have run to its end. It must not have an unlisted divergence, because a
+        divergence may end a suite early."""
         sure = bool(own) and all(v.status in CONCLUSIVE for v in own)
         sure = sure and not any(v.status == "diverged" for v in own)
         return sure and name not in self.met
 
     def gone(self, verdicts: Sequence[Verdict], again: str) -> Iterator[Verdict]:
-        """Yield an error for each listed failure of the suites that ran which no longer occurs.
+        """Yield an error for each listed failure that no longer occurs, among the suites that ran.
         `again` is the command of the run."""
         for name, reason in self.reasons.items():
             case, suite, key = name
@@ -142,7 +143,7 @@ class KnownFailures:
                     suite=suite,
                     case=case,
                     status="diverged",
-                    summary=f"{key} is listed as known ({reason}), and no longer differs: "
+                    summary=f"{key} is listed as known ({reason}), but no longer differs: "
                     "remove it from the list",
                     detail={"known": reason},
                     key=f"{GONE}{key}",
@@ -192,7 +193,7 @@ def size_of(detail: Mapping[str, Any]) -> float | int | None:
 
 
 def read_known(path: Path) -> KnownFailures:
-    """Read a file of known failures. Raises InvalidModel with the wrong entry."""
+    """Read a file of known failures. Raises InvalidModel, which names the wrong entry."""
     try:
         document = json.loads(read_regular(path, LARGEST))
     except OSError as error:
@@ -247,9 +248,9 @@ def check_size(row: Mapping[str, Any], where: str) -> None:
 
 
 def listed_in(path: Path) -> KnownFailures:
-    """Read the list in a file that will be rewritten after a long run, because it contains the
-    user's reasons. Raises InvalidModel if it cannot be read or written, and BadInput for a
-    model."""
+    """Read the old list from a file that will be rewritten after a long run. The new list keeps the
+    user's reasons. Raises InvalidModel if the file cannot be read or written, and BadInput if it is
+    a model."""
     if path.is_dir() or not path.absolute().parent.is_dir():
         why = "is a folder" if path.is_dir() else f"{path.absolute().parent} is not a folder"
         raise InvalidModel(f"{path}: cannot be written: {why}")
@@ -258,8 +259,8 @@ def listed_in(path: Path) -> KnownFailures:
 
 
 def write_known(path: Path, verdicts: Sequence[Verdict], old: KnownFailures) -> int:
-    """Write the current differences with the earlier reasons, and return their number. Entries of
-    models and suites that did not run stay in the list."""
+    """Write the current differences with the earlier reasons, and return their number. Keep the
+    entries of models and suites that did not run."""
     of = [v for v in verdicts if not is_gone_entry(v)]
     differ = [v for v in of if v.status == "diverged"]
     stay = (
@@ -283,7 +284,7 @@ def write_known(path: Path, verdicts: Sequence[Verdict], old: KnownFailures) -> 
 def extents_of(
     name: Name, verdicts: Sequence[Verdict] | None, old: KnownFailures
 ) -> dict[str, Any]:
-    """Return the current places and sizes. A listed size stays if the current size agrees with
+    """Return the current places and sizes. Keep a listed size if the current size agrees with
     it."""
     if verdicts is None:
         if name not in old.places:

@@ -1,4 +1,5 @@
-"""A matrix of engines: which suites each engine answers, and its results on the same cases."""
+"""A matrix of engines. It shows which suites each engine answers, and its results on the same
+cases."""
 
 import json
 from collections import Counter
@@ -55,8 +56,8 @@ class Cell:
 
     @property
     def text(self) -> str:
-        """Return a text such as `5/7, 2 diverged`: the agreeing cases out of those asked, and the
-        statuses of the others."""
+        """Return a text such as `5/7, 2 diverged`: the number of agreeing cases, the number of
+        asked cases, and the statuses of the cases that do not agree."""
         counts, partly = self.counts, len(self.partly)
         asked = len(self.cases) - counts["not-applicable"]
         if not asked:
@@ -76,8 +77,8 @@ def run_matrix(
     jobs: int,
     progress: Callable[[str, str], None],
 ) -> Iterator[MatrixRow]:
-    """Yield a row for each engine, with its own report. `plans` holds each engine's plans by its
-    name."""
+    """Yield a row for each engine, with its own report. `plans` holds each engine's plans by the
+    engine's name."""
     for engine, same in plans.items():
         try:
             result = run_plans(same, reports, command, Forks(jobs), listener_of(engine, progress))
@@ -142,8 +143,8 @@ def write_matrix(
     *,
     html: bool = False,
 ) -> list[Path]:
-    """Write matrix.json and matrix.md into a new folder, and matrix.html if `html`. `plans` are the
-    plans of any one engine."""
+    """Write matrix.json and matrix.md into a new folder, and matrix.html too if `html` is True.
+    `plans` are the plans of any one engine."""
     folder = run_folder(reports, "matrix")
     document = document_of(rows, plans, command)
     as_json, as_text = folder / "matrix.json", folder / "matrix.md"
@@ -171,8 +172,8 @@ def document_of(rows: Sequence[MatrixRow], plans: Sequence[Plan], command: str) 
 
 
 def page_of_document(document: dict[str, Any], rows: Sequence[MatrixRow], folder: Path) -> str:
-    """Return the page of a matrix, which will be written into this folder. It links to the reports
-    of the rows."""
+    """Return the page of a matrix, which will be written into this folder. The page links to the
+    reports of the rows."""
     suites = columns(rows)
     texts = [dict(zip(suites, texts_of(row, suites), strict=True)) for row in rows]
     reports = [

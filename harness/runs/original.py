@@ -76,7 +76,8 @@ def run_original(
     embeddings: Path | None = None,
 ) -> OriginalRun:
     """Compare the files, and write a report into a new folder. `options` are the options of the
-    runs; None compares only the files. `embeddings` is a file with a user's embeddings to explain.
+    runs. If it is None, only the files are compared. `embeddings` is a file with a user's
+    embeddings to explain.
 
     Raises EngineError or OSError if a file cannot be read.
     """
@@ -134,8 +135,8 @@ def describe_place(found: OriginalDifference) -> dict[str, Any]:
 
 
 def conclude(found: OriginalComparison) -> str:
-    """Return the last line of the output: that the files are the same, or the first place that
-    differs."""
+    """Return the last line of the output. It says that the files are the same, or names the first
+    place that differs."""
     wrong = next((part for part in found.parts if part.differences), None)
     if wrong is None:
         incomplete = ", except for what was not compared" if found.exit_code else ""

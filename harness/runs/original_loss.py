@@ -1,4 +1,4 @@
-"""The loss by quantisation: how far the file's probabilities are from the checkpoint's."""
+"""The loss by quantisation: how much the file's probabilities differ from the checkpoint's."""
 
 from dataclasses import replace
 
@@ -47,9 +47,9 @@ def measure_loss(context: Context) -> QuantisationLoss:
 def divergences(
     original: Evaluation, file: Evaluation
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return the Kullback-Leibler divergence of each position in nats, and True for each
-    position with the same most likely token. Padding tokens, which only one of the models has,
-    are left out."""
+    """Return the Kullback-Leibler divergence of each position in nats, and True for each position
+    with the same most likely token. Padding tokens are omitted, because only one of the models has
+    them."""
     runs = [np.concatenate(each.logits) for each in (original, file)]
     n_tokens = min(rows.shape[-1] for rows in runs)
     p, q = (log_softmax(rows[:, :n_tokens]) for rows in runs)

@@ -1,9 +1,9 @@
 """Runs the checkpoint with transformers and a GGUF file with an engine, and compares outputs and
 layers.
 
-The checkpoint is an engine like others (harness.foreign, `originals:FOLDER`). Its tensors are
-judged along llama.cpp's graph, from its own inputs. Its outputs may differ by the noise of honest
-runs.
+The checkpoint is an engine like others (harness.foreign, `originals:FOLDER`). Each of its tensors
+is computed again from its own inputs, according to llama.cpp's graph, and compared. Its outputs may
+differ from the file's by the noise of honest runs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -62,8 +62,8 @@ class RunOptions:
 
 @dataclass(kw_only=True)
 class RunOfOriginal:
-    """The result of a run: the number of tensors judged, the wrong tensors in graph order, the
-    outputs.
+    """The result of a run: the number of judged tensors, the wrong tensors in graph order, and the
+    comparison of the outputs.
 
     n_ctx: the number of cells in the cache.
     """
@@ -153,7 +153,7 @@ def judge_runs(context: Context) -> RunOfOriginal:
 
 
 def with_seed(context: Context, number: int) -> Context:
-    """Return the same context with other tokens."""
+    """Return the same context with other prompt tokens."""
     return replace(context, seed=context.seed + number, begun={})
 
 
@@ -166,7 +166,8 @@ def wrong_places(guilty: Sequence[SiteFinding]) -> list[SiteFinding]:
 
 
 def compare_outputs(context: Context, prompt: Context) -> Verdict:
-    """Compare the logits or embeddings of a prompt. The noise of `context` is already measured."""
+    """Compare the logits or embeddings of a prompt. `context` holds the noise that was measured
+    before."""
     batches = prompt.batches
     context.progress(f"outputs of both, {len(batches[0])} tokens, seed {prompt.seed}")
     if context.embeddings:

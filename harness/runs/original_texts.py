@@ -1,4 +1,5 @@
-"""Explains the embeddings of a user's own pipeline by its deviations.
+"""Explains a user's embeddings by the steps in which the user's pipeline deviates from the
+checkpoint's.
 
 Each embedding is compared with the checkpoint's hidden states under every combination of prompt,
 length, pooling and normalisation. The limit is twice the difference between the engine and the
@@ -54,7 +55,7 @@ CELLS = 256
 @dataclass(frozen=True, kw_only=True)
 class ExplainedText:
     """The explanation of a text's embedding. `other` are the deviating traits of the pipeline.
-    `found` is None if no combination of traits gives the embedding."""
+    `found` is None if no combination of traits yields the embedding."""
 
     right: Pipeline
     found: Pipeline | None
@@ -65,7 +66,7 @@ class ExplainedText:
 
 @dataclass(kw_only=True)
 class TextJudge:
-    """The two engines, which explain the embedding of a text."""
+    """The two engines with which a text's embedding is explained."""
 
     original: Session
     engine: Session
@@ -91,7 +92,8 @@ class TextJudge:
         return found
 
     def apart(self, ids: Sequence[int], pipeline: Pipeline, hidden: F32) -> float:
-        """Return the difference between engine and checkpoint on the same tokens."""
+        """Return the difference between the engine's embedding and the checkpoint's, for the same
+        tokens."""
         row = np.asarray(ask(self.engine, "embed", (Batch.of(ids),))[0], np.float64).reshape(-1)
         if row.size != hidden.shape[1]:
             raise Unsupported("the file names no pooling")

@@ -134,7 +134,7 @@ def folder_of_session(config: pytest.Config) -> Path:
 def pytest_collection_modifyitems(
     session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Add our tests to the collected tests. They belong to no file."""
+    """Add our tests to the collected tests. Our tests belong to no file."""
     for path in config.getoption("--lockstep-model"):
         for suite in config.getoption("--lockstep-suite") or SUITES:
             name = f"lockstep[{Path(path).name}-{suite}]"

@@ -60,7 +60,7 @@ def facts_to_run(path: Path) -> ModelFacts:
 
 
 def who_runs(engine: str | None, facts: ModelFacts) -> tuple[str, str]:
-    """Return the engine to use, and a reason if it is not the usual one; else ""."""
+    """Return the engine to use, and the reason if it is not the usual engine ("" if it is)."""
     if not facts.not_ours:
         return engine or USUAL, ""
     if engine is None:
@@ -134,8 +134,8 @@ def generate_texts(
 
 
 def ids_in(session: Session, path: Path, text: bytes, by_us: list[str]) -> list[int]:
-    """Return the ids of a text. `by_us` gets a sentence if our own tokenizer replaces one that the
-    engine lacks."""
+    """Return the ids of a text. `by_us` gets a sentence if the engine has no tokenizer and our own
+    tokenizer is used."""
     said = session.ask("tokenize", [text])
     if isinstance(said, Unanswerable) and (ours := tokenizer_in(path)):
         by_us.append(f"{session.name} offers no tokenizer, so our tokenizer made the prompt's ids")
@@ -145,8 +145,9 @@ def ids_in(session: Session, path: Path, text: bytes, by_us: list[str]) -> list[
 
 
 def tokens_behind(session: Session, ids: list[int], n: int, by_us: list[str]) -> list[int]:
-    """Return n greedy tokens. An engine that shows only logits gets each prefix again, so n tokens
-    take as long as n prompts. `by_us` gets a sentence if the largest logit decides."""
+    """Return n greedy tokens. An engine that shows only logits must process the whole prefix again
+    for each token, so n tokens take as long as n prompts. For such an engine, `by_us` gets a
+    sentence."""
     said = session.ask("greedy", ids, n)
     if not isinstance(said, Unanswerable):
         found: list[int] = value_of(session, "greedy", said)
@@ -186,8 +187,8 @@ def tokenizer_in(path: Path) -> Tokenizer | None:
 
 
 def check_vocabulary(path: Path) -> None:
-    """Refuse a file without a vocabulary. Raises BadInput. A file that our reader refuses is passed
-    on to the engine."""
+    """Raise BadInput for a file without a vocabulary. Accept a file that our reader refuses,
+    because the engine may be able to read it."""
     try:
         with GgufFile.open(check_file(path)) as file:
             if not vocabulary_of(file):

@@ -112,7 +112,7 @@ def run_plans(
     known: KnownFailures | None = None,
 ) -> RunResult:
     """Check every plan, each in its own process. Each verdict is written to disk before the next
-    one comes.
+    verdict arrives.
 
     `known` lists divergences to excuse. A listed divergence that no longer occurs is an error.
 
@@ -142,8 +142,9 @@ def check_suites(known: KnownFailures) -> None:
 
 
 def provide_engines(plans: Sequence[Plan], progress: Callable[[str, str], None]) -> None:
-    """Build other versions of an engine before child processes start. An interrupt kills child
-    processes, but a build would continue. Raises BadInput."""
+    """Build other versions of an engine before child processes start. The build must not run in a
+    child process: an interrupt kills child processes, but a build would continue. Raises
+    BadInput."""
     for plan in plans:
         for name in (plan.oracle, plan.engine):
             try:
@@ -153,8 +154,8 @@ def provide_engines(plans: Sequence[Plan], progress: Callable[[str, str], None])
 
 
 def load_what_checks_need(plans: Sequence[Plan]) -> None:
-    """Load the modules of checks once, for all forks. Unknown names are ignored here, and refused
-    when they are opened."""
+    """Load the modules of checks once, for all forks. Unknown names are ignored here; opening the
+    engine or model refuses them."""
     suites_named(())
     for package in OF_CHECKS:
         import_members(package)
@@ -221,8 +222,8 @@ class CheckRun:
         return ReportWriter(folder, head)
 
     def says_of_changes(self, plan: Plan) -> bool:
-        """Return True if a file of the plan has changed, so that its findings do not count. Also
-        write a verdict on the change."""
+        """Return True if a file of the plan has changed, which makes the plan's findings invalid.
+        Also write a verdict on the change."""
         for path in dict.fromkeys((plan.model, plan.subject_model)):
             if path in self.changed:
                 return True
@@ -294,8 +295,8 @@ def check_one(plan: Plan, say: Say) -> None:
 
 
 def not_taken(plan: Plan, why: str) -> Verdict:
-    """Return the verdict on a model that an engine may refuse. It is reported, but does not change
-    the exit code."""
+    """Return the verdict on a model that an engine may refuse. The verdict is reported, but does
+    not change the exit code."""
     return Verdict(
         suite=plan.suites[0],
         case=plan.case,

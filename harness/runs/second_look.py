@@ -1,9 +1,10 @@
-"""A second comparison for engines whose run matches another configuration of llama.cpp.
+"""A second comparison, for engines whose run agrees with another configuration of llama.cpp.
 
 An engine may add LoRA files to the weights when it loads the model, so that weights and pairs are
-rounded together once. It may also store heads in a quantised cache as they are, where llama.cpp
-rotates them. No design of single ops explains these differences. llama.cpp in the other
-configuration does, and all designs apply to it too.
+rounded together once. It may also store heads in a quantised cache without the rotation that
+llama.cpp applies. No design of single ops explains these differences, but llama.cpp in another
+configuration computes the same. The suites also allow all designs relative to this
+configuration.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,7 +24,7 @@ SUITES = ("logits", "long-context", "logprobs", "embeddings", "decode", "text", 
 FORM = "oracle_form"  # of a verdict's detail, if it is not the usual one
 WORDS = {
     OracleForm.MERGED: "compared with llama.cpp on a file that holds the LoRA files",
-    OracleForm.UNTURNED: "compared with llama.cpp whose cache holds heads as they are",
+    OracleForm.UNTURNED: "compared with llama.cpp whose cache holds heads without rotation",
 }
 FINE = ("agreed", "not-applicable", "excused")
 
@@ -55,15 +56,16 @@ def look_again(
 
 
 def verdicts_on(plan: Plan, opened: Callable[[Plan], Opened]) -> list[Verdict]:
-    """Return the verdicts with the other configuration. Return none if an engine cannot be asked;
-    then the first verdicts stay."""
+    """Return the verdicts with the other configuration. Return an empty list if an engine cannot be
+    asked, so that the first verdicts remain."""
     with suppress(BadInput, NoAnswer), closing(opened(plan)) as other:
         return list(run_suites(other.context, plan.suites))
     return []
 
 
 def is_explained(found: Sequence[Verdict]) -> bool:
-    """Return True if something agrees and nothing differs. Unanswered questions explain nothing."""
+    """Return True if at least one comparison agrees and none differs. Unanswered questions explain
+    nothing."""
     statuses = {each.status for each in found}
     return "agreed" in statuses and statuses <= {*FINE}
 

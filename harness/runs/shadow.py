@@ -129,8 +129,8 @@ def settings_for(
     cache_type_k: str | None = None,
     cache_type_v: str | None = None,
 ) -> Settings:
-    """Return the preset with a cache that fits the work. The ubatches fit it too, unless `ubatch`
-    is given."""
+    """Return the preset with a cache that is large enough for the work. The ubatch size is large
+    enough too, unless `ubatch` is given."""
     return replace(
         preset,
         n_ctx=max(preset.n_ctx, -(-work.cells // CELLS) * CELLS),
@@ -158,7 +158,7 @@ def verdicts_for(plan: ShadowPlan, path: Path, session: Session, build: Build) -
             yield verdict_of(plan, "not-applicable", reason)
             return
         if reason := too_long(size_of_positions(file), sum(plan.work.lengths)):
-            yield verdict_of(plan, "not-compared", f"{reason}; take fewer --tokens")
+            yield verdict_of(plan, "not-compared", f"{reason}; use fewer --tokens")
             return
         judge = ShadowJudge(file, build)
         outcome = capture(session, judge, batches_of(plan.work, plan.seed, file))
@@ -178,7 +178,8 @@ def verdicts_for(plan: ShadowPlan, path: Path, session: Session, build: Build) -
 
 
 def faults_found(plan: ShadowPlan, path: Path, session: Session, build: Build) -> Iterator[Verdict]:
-    """Yield a verdict for each fault. A fault must be found, and only at its node."""
+    """Yield a verdict for each fault. The judge must find the fault at its node, and nowhere
+    else."""
     with open_model(path) as file:
         trials = Trials(
             session=session,
@@ -220,8 +221,8 @@ def run_shadow(
     executor: Executor | None,
     listener: Listener,
 ) -> RunResult:
-    """Run the plans. Each model's verdicts are written to disk before the next model's. Raises
-    Unsupported if the libraries are not the pinned llama.cpp."""
+    """Run the plans. Each model's verdicts are written to disk before the verdicts of the next
+    model. Raises Unsupported if the libraries are not the pinned llama.cpp."""
     started = time.perf_counter()
     refuse_broken(plans)
     adapter_class(ENGINE).check_libraries()

@@ -1,7 +1,7 @@
 """A static site of a matrix: an index, a page for each engine and a page for each finding.
 
 An interrupted run keeps the rows of finished engines. The next run with the same setup continues
-with the other engines.
+with the remaining engines.
 """
 
 import json
@@ -39,7 +39,7 @@ def open_site(folder: Path, plans: Mapping[str, Sequence[Plan]]) -> dict[str, Ma
     """Return the rows that an interrupted run with the same setup has stored, by engine. Raises
     BadInput for a folder with other content."""
     if folder.exists() and any(folder.iterdir()) and not is_site(folder):
-        what = f"{folder} is not empty, and is not a site that lockstep matrix wrote"
+        what = f"{folder} is not empty, and lockstep matrix did not write its files"
         raise BadInput(f"{what}: name a new folder")
     folder.mkdir(parents=True, exist_ok=True)
     kept = read_rows(folder / UNFINISHED, lambda held: (held["setup"], row_from(held)))
@@ -52,8 +52,8 @@ def ask_rest(
     plans: Mapping[str, Sequence[Plan]],
     ask: Callable[[Mapping[str, Sequence[Plan]]], Iterator[MatrixRow]],
 ) -> Iterator[MatrixRow]:
-    """Yield the rows of an interrupted run, then the rows of the other engines, which are stored
-    too. `folder` is None if no site is wanted."""
+    """Yield the rows of an interrupted run, then the rows of the remaining engines. Store each new
+    row. `folder` is None if no site is wanted."""
     known = open_site(folder, plans) if folder else {}
     yield from known.values()
     for row in ask({engine: each for engine, each in plans.items() if engine not in known}):
@@ -67,7 +67,7 @@ def is_site(folder: Path) -> bool:
 
 
 def setup_of(plans: Sequence[Plan]) -> str:
-    """Return a digest of the setup that determines an engine's row, without the engine's own
+    """Return a digest of everything that determines an engine's row, except for the engine's own
     version."""
     asked = [
         (p.case, digest(p.model), p.oracle, p.settings.name, p.n_tokens, p.n_steps, p.seed)

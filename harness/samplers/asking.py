@@ -1,4 +1,4 @@
-"""Asks engines for their samplers: which samplers they have, and the list after every stage."""
+"""Asks engines which samplers they have, and for the list of candidates after every stage."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,8 +10,8 @@ Ask = Callable[[SampleRequest], SampleAnswer]
 
 
 def ask_every_stage(ask: Ask, request: SampleRequest) -> SampleAnswer:
-    """Return an answer with the lists of all stages. An engine that shows only the last list is
-    asked for each prefix of the chain, with the same draws and accepted tokens."""
+    """Return an answer with the lists of all stages. If an engine shows only the last list, ask it
+    for each prefix of the chain, with the same draws and accepted tokens."""
     whole = ask(request)
     if whole.sizes.shape[1] == len(request.chain):
         return whole

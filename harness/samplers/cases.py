@@ -165,7 +165,7 @@ def stage_for(name: str, rng: Generator, n: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class CaseLimits:
-    """Limits of a case: the samplers that an engine has, and the vocabulary that some samplers
+    """Limits of a case: the samplers that the engine has, and the vocabulary that some of them
     need."""
 
     samplers: frozenset[str] = frozenset((*CUTTING, *CHOOSING))
@@ -178,8 +178,8 @@ ANY = CaseLimits()
 
 
 def random_stages(rng: Generator, n: int, limits: CaseLimits) -> list[dict[str, Any]]:
-    """Return random stages in any order. With a vocabulary they may include the stages that read
-    it."""
+    """Return random stages in any order. If there is a vocabulary, they may include the stages that
+    read it."""
     cutting, choosing = (
         [name for name in table if name in limits.samplers] for table in (CUTTING, CHOOSING)
     )
@@ -204,8 +204,8 @@ def make_case(
     limits: CaseLimits = ANY,
     stages: Sequence[Mapping[str, Any]] = (),
 ) -> SampleCase:
-    """Return a question. Its draws are those of llama.cpp's seeds, and its accepted tokens include
-    the chosen ones.
+    """Return a question. Its draws are those that llama.cpp derives from seeds, and its accepted
+    tokens include the chosen tokens.
 
     `stages` is the chain; if it is empty, the chain is random.
     """

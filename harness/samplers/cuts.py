@@ -1,4 +1,5 @@
-"""The criteria of samplers that cut, and the number of candidates that each may keep."""
+"""The criteria by which samplers cut the list, and the number of candidates that each sampler may
+keep."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,8 +36,8 @@ FARTHEST = 1e4  # nats from the mean surprise: no float64 that is not zero is as
 
 @dataclass(frozen=True, kw_only=True)
 class RankedCut:
-    """A ranking of which a sampler keeps the highest candidates, and the smallest and largest
-    number that it may keep."""
+    """A ranking of the candidates, of which a sampler keeps the highest, and the smallest and the
+    largest number of candidates that it may keep."""
 
     score: F64  # (candidates,)
     radius: F64  # (candidates,)
@@ -45,8 +46,8 @@ class RankedCut:
 
 
 def cut_for(sampler: Sampler, before: CandidateList, learnt_off: float) -> RankedCut | None:
-    """Return how the sampler cuts the list. Return None if it cuts nothing, or if its result is
-    compared directly."""
+    """Return how the sampler cuts the list. Return None if the sampler does not cut, or if its
+    result is compared directly."""
     if type(sampler) in LEARNT:
         return LEARNT[type(sampler)](sampler, before, learnt_off)
     make = CUTS.get(type(sampler))
@@ -63,8 +64,8 @@ def by_logits(before: CandidateList, sizes: Sizes, *, lowest: bool = False) -> R
 
 
 def cut_top_k(sampler: TopK, c: CandidateList) -> RankedCut:
-    """Allow any number of candidates that are equal to the last one, because transformers keeps
-    them all."""
+    """Allow the sampler to keep any number of the candidates that are equal to the k-th, because
+    transformers keeps all of them."""
     n = len(c) if sampler.k <= 0 else min(sampler.k, len(c))
     last = np.sort(c.logits)[-n]
     return by_logits(c, size_between(n, int(np.count_nonzero(c.logits >= last))))
@@ -72,8 +73,8 @@ def cut_top_k(sampler: TopK, c: CandidateList) -> RankedCut:
 
 def reaches(p: F64, radius: float, goal: float, min_keep: int, slack: Kept | None) -> Sizes:
     """Return a function that gives the allowed sizes of a set whose sum just reaches a goal.
-    `slack` are the candidates any of which may be the last of the set. All of them may be kept if
-    they are equal, as in transformers."""
+    `slack` are the candidates of which any may be the last of the set. If these are equal, the
+    sampler may keep all of them, as transformers does."""
 
     def sizes(kept: Kept) -> tuple[int, int]:
         n = int(np.count_nonzero(kept))
@@ -186,7 +187,7 @@ def zipf_sizes(sampler: Mirostat, p: F64, relative: float, off_mu: float) -> lis
     """Return the extreme values of k. `p` are the sorted probabilities from which k is estimated.
 
     The exponent s of Zipf's law has the error of its sums of products. mu has the error of the
-    learnt state. k has the roundings of its own formula.
+    learnt state. The formula for k adds its own roundings.
     """
     i = np.arange(len(p) - 1)
     t, b = np.log((i + 2) / (i + 1)), np.log(p[:-1] / p[1:])
@@ -205,9 +206,9 @@ def zipf_sizes(sampler: Mirostat, p: F64, relative: float, off_mu: float) -> lis
 def zipf_size(n_vocab: int, s: float, mu: float) -> tuple[float, float]:
     """Return k = (eps * 2^mu / (1 - N^-eps)) ^ (1 / s), where eps = s - 1, and its relative error.
 
-    The error of N^-eps is one unit in the last place plus eps * ln N roundings. The difference from
-    1 enlarges it. The power divides the error of its base by s. A rounding of 1 / s counts in
-    proportion to the logarithm.
+    The error of N^-eps is one unit in the last place plus eps * ln N roundings. Subtraction from 1
+    enlarges this relative error. The power divides the relative error of its base by s. A rounding
+    error of 1 / s is multiplied by the logarithm of the base.
     """
     eps = s - 1
     if s <= 0:  # flat: a power of infinity, which may be anything where its base may be 1
@@ -226,7 +227,8 @@ def zipf_size(n_vocab: int, s: float, mu: float) -> tuple[float, float]:
 
 def cut_grammar(sampler: Grammar, c: CandidateList) -> RankedCut:
     """Allow an engine to drop a candidate at minus infinity, which is never drawn. It may also drop
-    a control token that is allowed by its spelling, because many engines read it as no text."""
+    a control token that is allowed by its spelling, because for many engines a control token has no
+    text."""
     n = len(c)
     if sampler.is_open:
         return by_logits(c, size_between(n, n))

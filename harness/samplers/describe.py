@@ -24,7 +24,8 @@ def describe_stage(stage: Stage) -> str:
 
 
 def describe_stages(chain: Sequence[Stage]) -> str:
-    """Return the stages before the draw as text, or a text for a chain that is only a draw."""
+    """Return the stages before the draw as text. If the chain has no other stage, return a text
+    that says so."""
     return ", ".join(map(describe_stage, chain[:-1])) or "the draw alone"
 
 
@@ -32,7 +33,7 @@ def describe_drawn(found: DrawnDifference) -> str:
     tokens = f"token {', '.join(map(str, found.tokens[:4]))}"
     if found.kind is Unlikely.KEPT:
         how = f"in {found.actual:.1%} of {found.draws} draws" if found.draws else "in the list"
-        return f"{tokens} is {how}, and a right sampler removes it"
+        return f"{tokens} is {how}, but a right sampler removes it"
     if not found.draws and found.kind is Unlikely.DROPPED:
         return f"{tokens} is missing, expected {found.low:.6g} to {found.high:.6g}"
     numbers = f"{found.actual:.6g}, expected {found.low:.6g} to {found.high:.6g}"
@@ -51,13 +52,13 @@ def describe_difference(found: StageDifference) -> str:
     numbers = f"{found.actual:.9g}, expected {found.expected:.9g}{limit}"
     match found.wrong:
         case Wrong.FOREIGN:
-            return f"{token} is in the list, and was not there before"
+            return f"{token} is in the list, but was not in the list before the stage"
         case Wrong.DROPPED:
             return f"{found.actual:.0f} candidates are left, {token} is missing"
         case Wrong.KEPT:
             return f"{found.actual:.0f} candidates are left, {token} should not be there"
         case Wrong.RANK:
-            return f"{token} is missing, and less likely ones are kept"
+            return f"{token} is missing, but less likely candidates are kept"
         case Wrong.LOGIT:
             return f"the logit of {token} is {numbers}"
         case Wrong.P:

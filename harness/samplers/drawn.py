@@ -1,10 +1,11 @@
-"""The expected distribution of the next token that a server draws, and exact tests of lists and
-counts.
+"""Computes the expected distribution of the next token that a server draws, and tests lists and
+counts of draws exactly.
 
 The expected distribution comes from our samplers on the oracle's logits. The server's logits may
-differ from these by the noise of honest runs. Therefore each chain runs many times with logits that
-are changed by this noise: up or down by rank, where cuts are decided, and at random. Candidates
-that differ between these runs are not judged.
+differ from these by the noise of honest runs. Therefore each chain runs many times on logits that
+are changed by this noise. Some runs move the logits above a rank up and all others down, because
+cuts depend on ranks. Other runs move logits at random. Candidates that differ between these runs
+are not judged.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,7 +44,7 @@ SUSPICION = log(1e-4)  # of a test: what asks for more draws
 
 
 class Unlikely(Enum):
-    """Faults that a right sampler never shows, or almost never."""
+    """Faults that a right sampler never shows, or shows only with a tiny probability."""
 
     KEPT = "a candidate that the chain forbids"
     DROPPED = "a candidate is missing"
@@ -66,7 +67,7 @@ class DrawnDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class Labels:
-    """Tokens as a server shows them: by id, or by a text that several tokens may share."""
+    """Labels by which a server shows tokens: ids, or texts that several tokens may share."""
 
     of: NDArray[np.int64]  # (vocabulary,)
     names: Mapping[int | bytes, int]
@@ -79,8 +80,8 @@ class Labels:
 
     @classmethod
     def by_text(cls, pieces: Sequence[bytes], unseen: Sequence[int]) -> "Labels":
-        """Label tokens by their text without surrounding spaces, which some servers lose. `pieces`
-        are the bytes of all tokens."""
+        """Label tokens by their text without surrounding spaces, because some servers drop such
+        spaces. `pieces` are the bytes of all tokens."""
         names: dict[int | bytes, int] = {b"": UNSEEN}
         of = np.zeros(len(pieces), np.int64)
         for token, piece in enumerate(pieces):
@@ -95,7 +96,7 @@ class Labels:
 
 
 def plain_text(piece: bytes) -> bytes:
-    """Return a text without surrounding spaces; b"" if it contains incomplete characters."""
+    """Return a text without surrounding spaces; b"" if the text contains incomplete characters."""
     try:
         return piece.decode().strip().replace("\ufffd", "").encode()
     except UnicodeDecodeError:
@@ -151,8 +152,8 @@ class NextToken:
         return np.argsort(-self.row, kind="stable")
 
     def turn(self, order: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """Return arrays of signs. In each, the first logits by rank go up, and all others go
-        down."""
+        """Return arrays of signs. In each array, the signs of the first logits by rank are up, and
+        all other signs are down."""
         n, rank = len(order), np.argsort(order, kind="stable")
         return [np.where(rank < turn, 1, -1) for turn in TURNS if turn < n]
 
@@ -172,8 +173,8 @@ class NextToken:
 
 
 def is_clear(runs: F64) -> bool:
-    """Return True if all runs keep the same candidates. Otherwise a server may keep a set that no
-    run keeps. Then only candidates that all runs or no runs keep are judged."""
+    """Return True if all runs keep the same candidates. If not, a server may keep a set that no run
+    keeps, so only candidates that all runs or no runs keep are judged."""
     return bool(((runs > 0) == (runs[0] > 0)).all())
 
 
@@ -204,8 +205,8 @@ def share_out(left: CandidateList, n: int) -> F64:
 def judge_listed(
     listed: Sequence[tuple[int | bytes, float]], runs: F64, asked: int
 ) -> DrawnDifference | None:
-    """Return the worst difference of a list with ids; None if there is none. `asked` is the largest
-    number of candidates."""
+    """Return the worst difference of a list with ids; None if nothing differs. `asked` is the
+    requested number of candidates."""
     low, high = runs.min(axis=0), runs.max(axis=0)
     shown = {token: p for token, p in listed if isinstance(token, int) and p > 0}
     at = np.array([*shown], np.int64)
@@ -247,7 +248,7 @@ def difference(
 
 
 def judge_draws(drawn: Sequence[int], runs: F64, labels: Labels) -> DrawnDifference | None:
-    """Return the least likely difference over all sums of labels; None if there is none. `drawn`
+    """Return the least likely difference over all sums of labels; None if nothing differs. `drawn`
     are the labels of the draws."""
     n_labels = int(labels.of.max()) + 1
     sums = [np.bincount(labels.of, run, n_labels).astype(np.float64) for run in runs]
@@ -299,8 +300,8 @@ def sums_of_labels(p: F64) -> list[NDArray[np.int64]]:
 
 
 def log_tail(n: int, count: int, low: float, high: float) -> float:
-    """Return the logarithm of the binomial probability of a count at least as far off; 0 if the
-    count is not off."""
+    """Return the logarithm of the binomial probability of a count that deviates at least as much.
+    Return 0 if the count does not deviate."""
     if count > n * high:
         return log_sum([log_binomial(n, k, high) for k in range(count, n + 1)])
     if count < n * low:
@@ -325,7 +326,8 @@ def total_variation(p: F64, q: F64) -> float:
 
 
 def largest_change(p: F64, q: F64, least: float = 1e-6) -> float:
-    """Return the largest relative change of a probability, among those that a list shows."""
+    """Return the largest relative change of a probability, among the probabilities that a list
+    shows."""
     larger = np.maximum(p, q)
     shown = larger > least
     return float((np.abs(p - q)[shown] / larger[shown]).max(initial=0.0))

@@ -36,7 +36,7 @@ ORDERED = (("temp", "top_p"), ("temp", "min_p"), ("temp", "typical"))
 
 
 def stages_for(token: NextToken) -> dict[str, list[Stage]]:
-    """Return, for each sampler, stages whose parameters have an effect on these logits."""
+    """Return stages whose parameters have an effect on these logits, in a dict by sampler."""
     row, p = token.row.astype(np.float64), np.sort(token.probabilities(()))[::-1]
     found: dict[str, list[dict[str, Any]]] = {"top_k": [{"k": n} for n in (*RANKS, 0)]}
     found |= {"top_p": shares(p), "typical": shares(p[typical_order(p)])}
@@ -84,8 +84,8 @@ def stages_for(token: NextToken) -> dict[str, list[Stage]]:
 
 
 def penalty_rows() -> Iterator[tuple[int, float, float, float]]:
-    """Yield parameters of penalties. Negative ones make tokens of the prompt more likely, which
-    draws show best."""
+    """Yield parameters of penalties. Negative parameters make tokens of the prompt more likely,
+    which is easiest to see in draws."""
     for repeat in (0.2, 0.5, 1.5, 4.0):
         yield 64, repeat, 0.0, 0.0
     for number in (-2.0, 2.0, -4.0):
@@ -109,7 +109,8 @@ def biases_for(row: F32) -> Iterator[tuple[tuple[int, float], ...]]:
 
 
 def shares(p: F64) -> list[dict[str, Any]]:
-    """Return shares halfway between successive sums of `p`, which is in the order of addition."""
+    """Return parameters halfway between successive cumulative sums of `p`. The sums are taken in
+    the order of `p`."""
     sums = np.concatenate([[0.0], np.cumsum(p)])
     middles = [single((sums[n - 1] + sums[n]) / 2) for n in RANKS if n < len(p)]
     found = [{"p": share, "min_keep": 0} for share in middles if 0 < share < 1]
@@ -167,8 +168,11 @@ def neighbours(token: NextToken, chain: Sequence[Stage], right: F64) -> Iterator
 def miscounts(stage: Stage) -> Iterator[tuple[str, dict[str, float]]]:
     """Yield penalties that count a repeated token in a wrong way."""
     repeat, each, once = (stage[name] for name in PENALTIES[1:])
-    yield "each time counted once", {"penalty_freq": 0.0, "penalty_present": each + once}
-    yield "once counted each time", {"penalty_freq": each + once, "penalty_present": 0.0}
+    yield "a repeated token counted once", {"penalty_freq": 0.0, "penalty_present": each + once}
+    yield (
+        "presence counted at each repetition",
+        {"penalty_freq": each + once, "penalty_present": 0.0},
+    )
     yield "repeat twice", {"penalty_repeat": repeat**2}
 
 
@@ -183,7 +187,7 @@ def other_values(value: Any) -> Iterator[tuple[str, Any]]:
         if 0 <= value < 1:
             yield "complement", 1 - value
     elif isinstance(value, int):
-        yield "more" if value else "taken for one", value + 1
+        yield "more" if value else "zero taken for one", value + 1
         yield "less", max(value - 1, 0)
         yield "none", 0
 
@@ -194,8 +198,8 @@ def other_values(value: Any) -> Iterator[tuple[str, Any]]:
 def choose_chains(
     token: NextToken, labels: Labels, chains: Sequence[tuple[Stage, ...]], *, by_list: bool
 ) -> tuple[list[tuple[Stage, ...]], bool]:
-    """Return the chains that distinguish most neighbours, and True if one of them tests the stage
-    itself."""
+    """Return the chains that distinguish most neighbours, and True if one of the chains tests the
+    stage itself."""
     far = BY_LIST if by_list else BY_DRAWS
     told = [shown_by(token, labels, chain, far, by_list=by_list) for chain in chains]
     names = sorted({name for each in told for name in each})
@@ -227,8 +231,8 @@ def choose_chains(
 def shown_by(
     token: NextToken, labels: Labels, chain: Sequence[Stage], far: float, *, by_list: bool
 ) -> dict[str, float]:
-    """Return the distance of each neighbour, as a share of the distance that is certain to be
-    found."""
+    """Return the distance of each neighbour from the right chain, as a share of the distance that a
+    test certainly detects."""
     right = token.probabilities(chain)
     if by_list:  # all chains are asked for
         without = token.probabilities(chain[1:])

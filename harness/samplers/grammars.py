@@ -43,7 +43,7 @@ GRAMMARS: tuple[str, ...] = (
 BAD_GRAMMARS: Mapping[str, str] = {  # no engine may take these for no grammar at all
     "a text without an end": 'root ::= "a',
     "a class without an end": "root ::= [a-z",
-    "a rule that is not there": "root ::= [a-z] other",
+    "an undefined rule": "root ::= [a-z] other",
     "no root": "other ::= [a-z]",
     "left recursion": 'root ::= root [a-z] | "a"',
     "nothing to repeat": "root ::= * [a-z]",
@@ -62,8 +62,8 @@ Parameters = Callable[[Generator, int], Mapping[str, Any]]
 
 
 def waiting(word: str, at: int) -> Parameters:
-    """Return a function that makes the parameters of a grammar which waits for words, patterns or
-    tokens."""
+    """Return a function that makes the parameters of a lazy grammar, which waits for trigger words,
+    patterns or tokens."""
 
     def parameters(rng: Generator, n: int) -> Mapping[str, Any]:
         row = WAITING[int(rng.integers(len(WAITING)))]

@@ -74,8 +74,9 @@ def judge_answer(
 
 
 class StageJudge:
-    """Judges one stage from row to row. It keeps our definition in the engine's state, and a copy
-    of llama.cpp's sampler, whose earlier mistakes may have led to another state."""
+    """Judges one stage from row to row. It keeps our definition of the sampler in the state of the
+    engine. It also keeps a copy of llama.cpp's sampler, because earlier mistakes of llama.cpp may
+    have led to another state."""
 
     def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler
@@ -132,8 +133,8 @@ def is_defined(c: CandidateList) -> bool:
 
 
 def find_accident(sampler: Sampler, before: CandidateList, shown: SampledList) -> Accident | None:
-    """Return the mistake of llama.cpp that is needed for this answer, if llama.cpp answers so; else
-    None."""
+    """Return the mistake of llama.cpp that causes this answer; None if llama.cpp would answer
+    differently."""
     says = (False, True) if shown.sorted is None else (before.sorted,)
     for claim in says:
         start = before.change(sorted=claim)
@@ -145,8 +146,8 @@ def find_accident(sampler: Sampler, before: CandidateList, shown: SampledList) -
 def needed_accidents(
     sampler: Sampler, start: CandidateList, shown: SampledList
 ) -> Iterator[Accident]:
-    """Yield mistakes without which llama.cpp would answer differently: first single ones, then
-    pairs of which either is enough."""
+    """Yield mistakes without which llama.cpp would answer differently: first single mistakes, then
+    pairs in which either mistake alone causes the answer."""
     for n in (1, 2):
         for left_out in combinations(Accident, n):
             if not is_same(run_mirror(sampler, start, EVERY - {*left_out}), shown):
@@ -182,8 +183,8 @@ def is_descending(logits: np.ndarray) -> bool:
 def count_mirror_differences(
     request: SampleRequest, answer: SampleAnswer, words: SamplerVocabulary | None = None
 ) -> dict[str, int]:
-    """Return how many lists differ bit for bit from llama.cpp's, computed by our copy of its
-    samplers, for each property."""
+    """Count the lists that are not equal to llama.cpp's bit for bit, for each property. Our copy of
+    llama.cpp's samplers computes llama.cpp's lists."""
     chain = make_chain(request.chain, request.logits.shape[1], words, LLAMA_CPP)
     found = dict.fromkeys(("ids", "logits", "p", "selected", "sorted"), 0)
     for row, lists in enumerate(split_lists(answer)):

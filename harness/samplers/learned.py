@@ -1,6 +1,7 @@
 """Bounds of the difference between an engine's learnt state and ours.
 
-Each choice adds the error of its probability, and the roundings of the update in both engines.
+Each choice of a token adds the error of its probability, and the roundings of the update in both
+engines.
 """
 
 from typing import Any

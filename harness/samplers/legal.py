@@ -8,8 +8,8 @@
 - Logits and probabilities within their bounds. Probabilities may differ by a factor for the whole
   list.
 
-Everything is judged on the engine's own list before the stage, so a mistake is found only at its
-own stage. Bounds: `probabilities`, `limits`.
+Each stage is judged on the engine's own list before the stage, so a mistake is found only at the
+stage that makes it. Bounds: `probabilities`, `limits`.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from lockstep.harness.samplers.probabilities import F64, UNIT, probabilities_of
 class Wrong(Enum):
     """The kind of fault in the list after a stage."""
 
-    FOREIGN = "a candidate that was not there"
+    FOREIGN = "a candidate that was not in the list before the stage"
     DROPPED = "too few candidates"
     KEPT = "too many candidates"
     RANK = "a less likely candidate was kept before a likelier one"
@@ -53,10 +53,10 @@ class StageDifference:
 def judge_stage(
     sampler: Sampler, before: CandidateList, after: CandidateList, learnt_off: float = 0.0
 ) -> StageDifference | None:
-    """Return the fault of a stage; None if it is right.
+    """Return the fault of a stage; None if the stage is right.
 
-    `sampler` is our definition in the engine's state, and `learnt_off` is the error of its learnt
-    state.
+    `sampler` is our definition in the engine's state, and `learnt_off` is the error bound of its
+    learnt state.
     """
     with np.errstate(all="ignore"):
         expected = sampler.clone().apply(before)
@@ -85,7 +85,7 @@ class JudgedStage:
 
 
 def show_impossible(expected: CandidateList, after: CandidateList) -> CandidateList:
-    """Return the engine's list with as many candidates at minus infinity as ours has. Which
+    """Return the engine's list, with as many candidates at minus infinity as our list has. Which
     candidates these are does not matter."""
     gone = np.flatnonzero((expected.logits == -np.inf) & ~np.isin(expected.ids, after.ids))
     both = (np.count_nonzero(each.logits == -np.inf) for each in (expected, after))
@@ -216,8 +216,8 @@ def places_of(ids: NDArray[np.int32], source: NDArray[np.int32]) -> NDArray[np.i
 
 
 def check_p(stage: JudgedStage) -> StageDifference | None:
-    """Compare the probabilities p. A list may be normalised or not. NaN stands for undefined and is
-    not compared."""
+    """Compare the probabilities p. A list need not be normalised. NaN means that p is undefined,
+    and is not compared."""
     after = stage.after
     if np.isnan(after.p).all() or not len(after):
         return None

@@ -1,7 +1,7 @@
 """Logits after each stage, with the limits for an honest engine.
 
-Limits count roundings of 2^-24 of the rounded values. They are doubled, because our values are
-rounded too.
+Limits are multiples of a rounding, 2^-24 of the rounded value. They are doubled, because our values
+are rounded too.
 """
 
 from collections.abc import Callable
@@ -102,8 +102,8 @@ def wide(values: NDArray[Any]) -> F64:
 
 
 def temp(sampler: Temp, c: CandidateList, e: CandidateList, places: NDArray[Any]) -> Found:
-    """Return limits that allow a division, or a product with a rounded reciprocal. At temperature 0
-    any of several equal candidates may remain."""
+    """Return limits that allow both a division and a product with a rounded reciprocal. At
+    temperature 0 any of several equal candidates may remain."""
     return divide(float(F(sampler.t)), c, e, 0.0)
 
 
@@ -120,8 +120,8 @@ def divide(t: float, c: CandidateList, e: CandidateList, off: float) -> Found:
 
 
 def temp_ext(sampler: TempExt, c: CandidateList, e: CandidateList, places: NDArray[Any]) -> Found:
-    """Return limits in which the error of the entropy becomes an error of the temperature, and so
-    of each logit."""
+    """Return limits that include the error of the entropy, which is an error of the temperature and
+    so of each logit."""
     if F(sampler.delta) <= 0:
         return divide(float(F(sampler.t)), c, e, 0.0)
     if len(c) <= 1:
@@ -157,8 +157,8 @@ def penalties(
 
 
 def dry(sampler: Dry, c: CandidateList, e: CandidateList, places: NDArray[Any]) -> Found:
-    """Return limits for a power. Engines may compute it as a product with as many factors as its
-    exponent."""
+    """Return limits for a power. Engines may compute the power as a product, with as many factors
+    as the exponent."""
     change = np.abs(wide(e.logits) - wide(c.logits[places]))
     factors = 6 + len(sampler.tokens)
     radius = UNIT * (factors * change + 2 * np.abs(wide(e.logits)))
@@ -199,8 +199,8 @@ def adapt(
     places: NDArray[Any],
     learnt_off: float,
 ) -> Found:
-    """Return limits from the slope of 5 - 10 d^2 / (1 + d), which is at most 10, where d = |p -
-    target| / 0.3."""
+    """Return limits from the slope of 5 - 10 d^2 / (1 + d), where d = |p - target| / 0.3. The slope
+    is at most 10."""
     if F(sampler.target) < 0:
         return np.zeros(len(e)), None
     held = probabilities_of(c.logits)
@@ -211,8 +211,8 @@ def adapt(
 
 
 def forbid(sampler: Grammar, c: CandidateList, e: CandidateList, places: NDArray[Any]) -> Found:
-    """Return limits: minus infinity or the earlier logit. For control tokens that are allowed by
-    their spelling, both are right."""
+    """Return limits that allow minus infinity for a forbidden token, and the earlier logit for a
+    permitted token. A control token that is allowed by its spelling may have either value."""
     if sampler.is_open:
         return np.zeros(len(e)), None
     spelled = sampler.find_spelled()[e.ids]

@@ -2,9 +2,9 @@
 
 The limits are derived in units of 2^-24 (half a unit in the last place of 1). The argument of exp
 is a rounded difference. expf is within one unit in the last place. A sum of positive terms is off
-by at most a unit of each running sum, and these are largest in descending order. Engines that keep
-logarithms also round the logarithms of sums. Engines that compute in float64 lie within the same
-limits, and show rounded logits.
+by at most one unit of each running sum. Running sums are largest if the terms are in descending
+order. Engines that keep logarithms also round the logarithms of sums. Engines that compute in
+float64 lie within the same limits, and show rounded logits.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Probabilities:
 
     @property
     def sum_radius(self) -> float:
-        """Return the largest error of any partial sum of the probabilities, if it is added in
+        """Return the largest error of any partial sum of the probabilities that is added in
         float32."""
         return float(self.radius.sum() + UNIT * running_total(self.p))
 

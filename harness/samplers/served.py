@@ -1,5 +1,5 @@
-"""Tests the samplers of a server: one next token, drawn many times, and lists if the server shows
-them."""
+"""Tests the samplers of a server by a next token that is drawn many times, and by lists of
+candidates if the server shows them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -56,8 +56,8 @@ class NotSaid:
 class Result(Enum):
     RIGHT = "as the definition says"
     WRONG = "otherwise"
-    IGNORED = "as if it were not there, and the interface does not promise it"
-    UNTOLD = "no chain shows on these logits whether it is there"
+    IGNORED = "as without the sampler, which the interface does not promise"
+    UNTOLD = "on these logits, no chain shows if the sampler has an effect"
     UNSAID = "the interface has no parameters for it"
     UNASKED = "not asked"
 
@@ -82,8 +82,8 @@ class ServedPart:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedChain:
-    """The result for one chain. `accident` is a known mistake of llama.cpp that explains all
-    differences."""
+    """The result for one chain. `accident` is the known mistake of llama.cpp that explains all
+    differences, or None."""
 
     chain: tuple[Stage, ...]
     result: Result
@@ -107,8 +107,8 @@ class ServedRun:
     has_lists: bool = False
 
     def results(self) -> Iterator[ServedPart]:
-        """Yield the results, first for the plain draw. If the plain draw is wrong, counts prove
-        nothing, and the other parts are not tested."""
+        """Yield the results, first for the plain draw. If the plain draw is wrong, the other parts
+        are not tested, because counts of draws would prove nothing."""
         self.has_lists = self.find_lists()
         plain = self.judge_part("dist", [(DRAW,)])
         yield plain
@@ -305,15 +305,15 @@ class ServedRun:
         return found, promised
 
     def is_ignored(self, chain: Sequence[Stage], drawn: Sequence[int]) -> bool:
-        """Return True if the draws look like draws without the chain's first stage."""
+        """Return True if the draws agree with the chain without its first stage."""
         runs: F64 = self.token.runs(chain[1:])
         if len(drawn) < MORE_DRAWS:
             drawn, _ = self.draw_many(chain, MORE_DRAWS)
         return self.far_off(drawn, runs) is None
 
     def judge_seeds(self) -> ServedPart:
-        """Ask twice for some seeds. The same seed must give the same token, except near a boundary
-        between tokens."""
+        """Draw twice with each of some seeds. The same seed must give the same token, except near a
+        boundary between tokens."""
         p = np.bincount(self.labels.of, self.token.probabilities(()))
         if (p**2).sum() > LEAST_SPREAD:
             return ServedPart(part=SEED, result=Result.UNTOLD)
@@ -335,8 +335,8 @@ def permits_all(forbidden: Callable[[Ways], int | None], ways: Ways) -> bool:
 
 
 def find_accident(holds: Callable[[Ways], bool]) -> Accident | None:
-    """Return a mistake that llama.cpp needs for this answer; None if the answer is not
-    llama.cpp's."""
+    """Return the mistake of llama.cpp that causes this answer; None if llama.cpp would answer
+    differently."""
     every = frozenset(Accident)
     if not holds(replace(LLAMA_CPP, accidents=every)):
         return None

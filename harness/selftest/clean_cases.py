@@ -78,8 +78,8 @@ def random_recipe(seed: int) -> LlamaRecipe:
 
 
 def random_shape(quant: str, pick: Pick) -> LlamaRecipe:
-    """Return random sizes in whole blocks. They are odd if a block is a single weight, and few
-    blocks if blocks are long."""
+    """Return random sizes that are whole blocks. If a block is a single weight, the sizes are odd
+    numbers. If blocks are long, the sizes are few blocks."""
     block = type_by_name(quant).block
     counts: tuple[int, ...] = (1, 2, 3, 4)  # of heads
     if block == 1:
@@ -135,7 +135,8 @@ def own_architectures() -> list[str]:
 
 
 def write_model(seed: int, path: Path) -> str:
-    """Write a model, and return its architecture. Successive seeds go through all architectures."""
+    """Write a model, and return its architecture. Successive seeds cycle through all
+    architectures."""
     known = own_architectures()
     arch = known[seed % len(known)]
     if arch == "llama":
@@ -198,8 +199,8 @@ def try_clean(seed: int) -> TriedCase:
 def clean_results(
     seeds: range, executor: Executor | None = None, file: Path | None = None
 ) -> Iterator[TriedCase]:
-    """Run the cases, and yield the results. `file` has a JSON line for each case, and cases in it
-    are not run again."""
+    """Run the cases, and yield the results. `file` stores a JSON line for each case. Cases in this
+    file are not run again."""
     rows = read_rows(file, make_row(TriedCase))
     before = {tried.seed: tried for tried in rows if tried.seed in seeds}
     yield from before.values()

@@ -42,8 +42,8 @@ def write_case(finding: Finding, path: Path) -> None:
 def write_any(
     arch: str, path: Path, *, sizes: Mapping[str, int], changed: Mapping[str, int]
 ) -> None:
-    """Write a model with changed keys. `changed` maps keys, which begin with a dot, to other
-    numbers."""
+    """Write a model with changed keys. `changed` maps keys, each of which begins with a dot, to
+    their new numbers."""
     found = replace(variant_named(arch), sizes=tuple(sizes.items()), changed=tuple(changed.items()))
     with open_for_variants() as session:
         make_variant(with_vocabulary(found, N_VOCAB), path, session=session)

@@ -1,4 +1,4 @@
-"""`lockstep selftest`: proves that the harness finds mistakes, and raises no false alarm."""
+"""`lockstep selftest`: tests that the harness finds mistakes and raises no false alarms."""
 
 from functools import partial
 from pathlib import Path
@@ -26,8 +26,8 @@ def mutants() -> list[type[Mutant]]:
 
 
 def is_confirmed(trial: Trial) -> bool:
-    """Return True if patching the wrong ops heals the run, for an engine whose mistake changes
-    logits. For other engines, return True if patching confirms nothing."""
+    """Return True if patching the wrong ops heals the run. This is for an engine whose mistake
+    changes logits. For any other engine, return True if patching confirms nothing."""
     cls: Any = Adapter.member(trial.engine)
     return trial.confirmed is bool(cls.moves_logits)
 
@@ -81,8 +81,8 @@ def run_selftest(
 
 
 def mutant_trials(out: Output, executor: Executor | None) -> list[Trial]:
-    """Return a trial for each wrong engine, sorted by name. Each runs on the model that shows its
-    mistake."""
+    """Return a trial for each wrong engine, sorted by name. Each engine runs on the model that
+    shows its mistake."""
     trials: list[Trial] = []
     for some in as_done(
         partial(try_part, through=(ALL,)), list(parts_of(mutants(), AT_ONCE)), executor
@@ -93,8 +93,8 @@ def mutant_trials(out: Output, executor: Executor | None) -> list[Trial]:
 
 
 def tokenizers_are_caught(out: Output, executor: Executor | None) -> bool:
-    """Return True if `fuzz tokens` catches every wrong tokenizer with a small text. The engines of
-    these tokenizers compute like the reference."""
+    """Return True if `fuzz tokens` catches every wrong tokenizer with a small text. Apart from the
+    tokenizer, these engines compute like the reference."""
     results = []
     for result in as_done(try_wrong_tokenizer, wrong_tokenizers(), executor):
         out.progress("selftest", f"fuzz tokens {result.name}")

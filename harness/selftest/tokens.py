@@ -1,5 +1,5 @@
 """The tokenizer part of `lockstep selftest`: a campaign of `fuzz tokens` must catch each wrong
-tokenizer, and shrink the text that shows it."""
+tokenizer, and shrink the text that shows its mistake."""
 
 from dataclasses import dataclass
 

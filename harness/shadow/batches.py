@@ -24,7 +24,7 @@ class Work:
 
     @property
     def lengths(self) -> list[int]:
-        """Return the number of tokens that a sequence has in each batch."""
+        """Return the number of tokens of a sequence in each batch."""
         return [self.tokens, SECOND, *[1] * self.batches][: 1 + self.batches]
 
     @property
@@ -34,7 +34,7 @@ class Work:
 
 def batches_of(work: Work, seed: int, file: GgufFile) -> tuple[Batch, ...]:
     """Return batches of seeded ids from the whole vocabulary. Each batch holds one sequence after
-    the other. If the model has an encoder, it reads the prompt first."""
+    the other. If the model has an encoder, the encoder reads the prompt first."""
     embeddings = file.tensors.get("token_embd.weight")
     if embeddings is None:
         raise EngineError("the model has no token_embd.weight, so its vocabulary is unknown")

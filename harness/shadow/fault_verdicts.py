@@ -60,8 +60,8 @@ class Count:
 
 
 def count_faults(verdicts: Iterable[Verdict]) -> dict[str, Count]:
-    """Count the faults by family, ALL last. A draw that gave no fault counts for the family of its
-    op."""
+    """Count the faults by family, with ALL as the last key. A draw that yielded no fault counts for
+    the family of its op."""
     details = [v.detail for v in verdicts if "trial" in v.detail]
     families = {f["family"] for d in details for f in (d, *d["again"]) if "family" in f}
     return {

@@ -44,7 +44,7 @@ class FaultPlace:
 
     @classmethod
     def of(cls, node: Any) -> "FaultPlace":
-        """Return the place of a node, or of a finding about one."""
+        """Return the place of a node, or of a finding about a node."""
         return cls(
             step=node.step,
             ubatch=node.ubatch,
@@ -75,7 +75,7 @@ class Injected:
 
 @dataclass(kw_only=True)
 class FaultTrial:
-    """One fault, and the earlier draws that gave none."""
+    """One fault, and the earlier draws that yielded no fault."""
 
     number: int
     kind: str
@@ -161,8 +161,8 @@ def draw_fault(
 
 
 def size_of(judge: ShadowJudge, struck: Node, honest: NDArray[Any]) -> float:
-    """Return the largest change of compared values, as a multiple of the bound; infinite if every
-    bit is determined."""
+    """Return the largest change of compared values, as a multiple of the bound; infinity if the
+    value must be exact."""
     expected, after = judge.expect(struck)
     _, before = judge.expect(replace(struck, value=honest))
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):

@@ -1,5 +1,5 @@
-"""Judges one node after the other: computes it again from its sources, and compares it within its
-bound."""
+"""Judges nodes one after the other. It computes each node again from its sources, and compares the
+values within the node's bound."""
 
 import re
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ class NodeFinding:
 
 @dataclass(kw_only=True)
 class Tally:
-    """The results for one kind of op, in one layer or in all layers."""
+    """The counts for one kind of op, in one layer or in all layers."""
 
     nodes: int = 0
     elements: int = 0  # really compared; these are not, see Incomparable:
@@ -109,8 +109,8 @@ class ShadowJudge:
         self.compare(node, expected, actual, tally)
 
     def expect(self, node: Node) -> tuple[Expected, NDArray[Any]]:
-        """Return the expected result of a node, and the actual one. Raises EngineError or an error
-        in SENSELESS."""
+        """Return the expected result and the actual result of a node. Raises EngineError or an
+        error in SENSELESS."""
         sources = tuple(s if s is None else self.resolve(s) for s in node.sources)
         expected = expect(replace(node, sources=sources), self.build)
         return expected, node.value if expected.actual is None else expected.actual
@@ -199,8 +199,8 @@ def row_of(
 
 
 def view_of(raw: NDArray[np.uint8], source: Operand) -> NDArray[Any]:
-    """Return a view of a weight's bytes, with the strides of the operand. Raises EngineError if it
-    reaches outside the weight."""
+    """Return a view of a weight's bytes, with the strides of the operand. Raises EngineError if the
+    view reaches outside the weight."""
     dtype, shape, strides, reach = lying(source.type, source.ne, source.nb)
     if reach is None:
         return np.empty(shape, dtype)  # a batch of which no output is asked for ends in no rows
@@ -214,8 +214,8 @@ def lying(
     kind: str, ne: tuple[int, ...], nb: tuple[int, ...]
 ) -> tuple[np.dtype[Any], tuple[int, ...], tuple[int, ...], int | None]:
     """Return the dtype, the shape, the strides, and the number of bytes from the first element to
-    the end of the last. The number is None for an empty tensor, and 0 if elements would lie before
-    the first."""
+    the end of the last. The number of bytes is None for an empty tensor, and 0 if an element would
+    lie before the first element."""
     dtype, shape, strides = layout(kind, ne, nb)
     assert strides is not None
     ends = sum((n - 1) * b for n, b in zip(shape, strides, strict=True))
@@ -224,7 +224,7 @@ def lying(
 
 
 def rounded_to(value: NDArray[Any], actual: NDArray[Any]) -> NDArray[Any]:
-    """Return the truth rounded to the result's type. The bounds include this rounding."""
+    """Return the exact value, rounded to the result's type. The bounds include this rounding."""
     if actual.dtype.kind != "f" or value.dtype == actual.dtype:
         return value
     with np.errstate(over="ignore"):
@@ -258,13 +258,14 @@ def closeness(
 def reach_of(
     value: NDArray[Any], actual: NDArray[Any], allowed: NDArray[np.float64] | float, u: float
 ) -> tuple[int, float]:
-    """Return the number of elements with roundings besides u, the rounding of the result itself,
-    and the size of their errors.
+    """Return the number of elements with further roundings than u, the rounding of the result
+    itself, and a measure of their errors.
 
-    The rounding u counts twice, because the truth is rounded too. Roundings have random signs, so k
-    roundings add up to about sqrt(k) of one. The errors are compared with the geometric mean of one
-    rounding (u times the size) and of all k (the bound). The second value is the largest ratio to
-    this mean. If everything in an element cancels, the usual size of the other elements counts.
+    The rounding u counts twice, because the exact value is rounded too. Roundings have random
+    signs, so k roundings add up to about sqrt(k) times one rounding. This is the geometric mean of
+    one rounding (u times the element's size) and of all k roundings (the bound). The measure is the
+    largest ratio of an error to this mean. If an element is small because its terms cancel, the
+    usual size of the elements is used instead of its own size.
     """
     if value.shape != actual.shape or not np.any(allowed):
         return 0, 0.0

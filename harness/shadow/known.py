@@ -12,8 +12,8 @@ def known_crash(
     variant: str, preset: str, types: Collection[str] = ("F32",), generic: Collection[str] = ()
 ) -> str:
     """Return the known crash of a generated variant as text; "" if there is none. `types` are the
-    types of its weights. `generic` are the differences of the build, as in Build. A known crash is
-    still a crash, because nothing was compared."""
+    types of its weights. `generic` are the differences of the build, as in Build. The verdict on a
+    known crash is still a crash, because nothing was compared."""
     for entry in entries("shadow"):
         changed = entry["keys"] or entry["complete"] or "tokens" in entry
         same = variant in (entry["variant"], *entry.get("also", ()))

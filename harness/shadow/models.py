@@ -40,8 +40,8 @@ def make_variant(
 def make_variants(
     names: Sequence[str], folder: Path, *, seed: int = 0, quant: str = "F32", vocabulary: int = 0
 ) -> list[Path]:
-    """Write the variants, and return their paths. One engine names the tensors of all variants,
-    because starting it takes longer than asking it. `vocabulary` is used as in
+    """Write the variants, and return their paths. The same engine process names the tensors of all
+    variants, because starting a process takes longer than asking it. `vocabulary` is used as in
     `with_vocabulary`."""
     paths = [folder / f"{name}.gguf" for name in names]
     with open_for_variants() as session:

@@ -108,7 +108,7 @@ def operand_of(piece: Nodes, row: int) -> Operand:
 
 
 def value_of(piece: Nodes, row: int) -> NDArray[Any] | None:
-    """Return a view of the piece's bytes. numpy refuses a view that reaches outside."""
+    """Return a view of the piece's bytes. numpy refuses a view that reaches outside these bytes."""
     if piece.at[row] < 0:
         return None
     dtype, shape, _ = layout(piece.types[piece.type[row]], tuple(piece.ne[row].tolist()))
@@ -123,8 +123,8 @@ def text(name: NDArray[np.uint8]) -> str:
 
 @lru_cache(maxsize=4096)
 def layer_of(names: tuple[str, ...]) -> int | None:
-    """Return the layer of a node: the first that these names contain. They are the node's own name,
-    then those of its sources."""
+    """Return the layer of a node: the first layer number in `names`, which are the node's own name
+    and then the names of its sources."""
     for name in names:
         if found := LAYER.search(name):
             return int(next(filter(None, found.groups())))

@@ -1,5 +1,5 @@
-"""The judge's findings on one model as verdicts: one for each kind of op, and one for each kind
-that was not compared."""
+"""Converts the judge's findings on one model to verdicts: one for each kind of op that was
+compared, and one for each kind that was not compared."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -91,9 +91,9 @@ def places(found: list[NodeFinding]) -> dict[str, Any]:
 
 
 def all_seen(judge: ShadowJudge, captured: Outcome) -> str:
-    """Return the error in the stream of nodes as a whole; "" if there is none."""
+    """Return a message if the number of nodes that arrived is wrong; "" if it is right."""
     value = getattr(captured, "value", None)
     seen = sum(tally.nodes for tally in judge.tallies.values())
     if isinstance(value, Captured) and value.nodes != seen:
-        return f"the engine showed {value.nodes} nodes and {seen} arrived"
+        return f"the engine showed {value.nodes} nodes, but {seen} arrived"
     return ""

@@ -1,1 +1,1 @@
-"""Small seeded models. A recipe gives the same bytes on every machine."""
+"""Small seeded models. The same recipe gives the same bytes on every machine."""

@@ -29,7 +29,7 @@ PLAIN = {"F32": np.float32, "F16": np.float16}
 
 @dataclass(frozen=True, kw_only=True)
 class LoraRecipe:
-    """The recipe of a LoRA file with a pair for each matrix of a model."""
+    """The recipe of a LoRA file, which has a pair for each matrix of a model."""
 
     seed: int = 0
     rank: int = 4
@@ -90,7 +90,9 @@ def write_control_vector(seed: int, model: Path, path: Path) -> None:
         keys = Keys(file.metadata, arch)
         n_layer, width = keys.positive("block_count"), keys.positive("embedding_length")
     if n_layer < 2:
-        raise InvalidModel(f"{model}: it has one layer, and a control vector changes the others")
+        raise InvalidModel(
+            f"{model}: it has one layer, but a control vector changes only later layers"
+        )
     names = [f"{NAME}{layer}" for layer in range(1, n_layer)]
     write_gguf(
         path,

@@ -49,7 +49,7 @@ MOE = "-moe"  # ends the name of the form with experts, where there are both
 IMPOSSIBLE: Mapping[str, str] = MappingProxyType(
     {
         "clip": "llama.cpp loads it only as a companion of another model",
-        "gptj": "llama.cpp knows the name, and has no graph for it",
+        "gptj": "llama.cpp knows the name, but has no graph for it",
         "gemma4-assistant": "it decodes on the cache of another model",
         "eagle3": "it decodes on the layers of another model",
         "dflash": "it decodes on the layers of another model",
@@ -104,8 +104,8 @@ def variant_named(name: str) -> Variant:
 
 
 def with_vocabulary(variant: Variant, n_vocab: int) -> Variant:
-    """Return the variant with the kind of vocabulary that published models have, if it is known.
-    `n_vocab` is its size; 0 means no vocabulary."""
+    """Return the variant with the kind of vocabulary that published models of its architecture
+    have, if this kind is known. `n_vocab` is the vocabulary's size; 0 means no vocabulary."""
     if not n_vocab or variant.arch not in USUAL:
         return variant
     kind, pre = USUAL[variant.arch]
@@ -144,7 +144,8 @@ def check(variant: Variant, sizes: Sizes) -> None:
 
 
 def metadata_bytes(variant: Variant) -> bytes:
-    """Return the metadata as a GGUF file without tensors, which is the question to llama.cpp."""
+    """Return the metadata as a GGUF file without tensors. This file is sent to llama.cpp, which
+    lists the tensors."""
     return gguf_bytes(metadata(variant))
 
 
@@ -157,11 +158,11 @@ def write_variant(
     quant: str = "F32",
     insist: bool = False,
 ) -> list[str]:
-    """Write a variant of an architecture. `tensors` are those that llama.cpp names for
-    `metadata_bytes`. `quant` is the type of its matrices.
+    """Write a variant of an architecture. `tensors` are the tensors that llama.cpp lists for
+    `metadata_bytes`. `quant` is the type of the variant's matrices.
 
-    Return the names of matrices that stay F32, because their rows are not whole blocks. With
-    `insist`, raise InvalidModel if all matrices stay F32.
+    Return the names of matrices that stay F32, because their rows are not whole blocks. If `insist`
+    is True, raise InvalidModel if all matrices stay F32.
     """
     keys: Keys = {
         **metadata(variant),
@@ -182,7 +183,7 @@ def write_variant(
     chosen = [tensor for tensor in kept if has_choice(tensor)]
     left = [tensor.name for tensor in chosen if type_of(tensor, quant) != quant]
     if insist and len(left) == len(chosen):
-        text = f"{quant} needs rows of a multiple of {type_by_name(quant).block} weights"
+        text = f"{quant} needs rows whose length is a multiple of {type_by_name(quant).block}"
         lengths = ", ".join(map(str, sorted({tensor.ne[0] for tensor in chosen})))
         raise InvalidModel(f"{text}; the matrices of {variant.arch} have rows of {lengths}")
     writes = f"{variant.arch}.pooling_type" not in keys  # others have no logits
@@ -206,7 +207,8 @@ def fuse_matrices(tensors: Sequence[TensorSummary]) -> Iterator[TensorSummary]:
 
 
 def halves(tensor: TensorSummary) -> Iterator[TensorSummary]:
-    """Yield separate tensors for gates and ups where llama.cpp would use one tensor."""
+    """Yield separate tensors for the experts' gates and ups, which llama.cpp lists as one
+    tensor."""
     if "gate_up_exps" not in tensor.name:
         yield tensor
         return
@@ -218,7 +220,7 @@ def halves(tensor: TensorSummary) -> Iterator[TensorSummary]:
 
 def embedding_size(arch: str, tensors: Sequence[TensorSummary]) -> float:
     """Return the standard deviation of embeddings. If tied embeddings were as large as the output
-    of layers, each token would be followed by itself, and text would show no fault."""
+    of layers, the model would repeat each token, and text would show no fault."""
     by_name = {tensor.name: tensor for tensor in tensors}
     if "output.weight" in by_name or "token_embd.weight" not in by_name:
         return 1.0
@@ -234,13 +236,15 @@ def row(tensor: TensorSummary, arch: str, seed: int, quant: str, embedded: float
 
 
 def has_choice(tensor: TensorSummary) -> bool:
-    """Return True if the tensor is a matrix that may have any type which llama.cpp multiplies."""
+    """Return True if the tensor is a matrix that may have any type with which llama.cpp
+    multiplies."""
     matrix = len(tensor.ne) > 1 and tensor.name.endswith(".weight")
     return matrix and tensor.type == "F32" and not FLOATS.search(tensor.name)
 
 
 def type_of(tensor: TensorSummary, quant: str) -> str:
-    """Return the type of a tensor: `quant` for a matrix whose rows are whole blocks of it."""
+    """Return the type of a tensor: `quant` for a matrix whose rows are whole blocks of this
+    type."""
     if not has_choice(tensor):
         return tensor.type
     return quant if tensor.ne[0] % type_by_name(quant).block == 0 else "F32"

@@ -63,8 +63,8 @@ def ternary(name: str, bits: Philox, n: int, sigma: float) -> bytes:
 
 
 def iq1_m(bits: Philox, n: int, sigma: float) -> bytes:
-    """Draw blocks of IQ1_M. The four nibbles of the scale are the upper bits of four 16-bit words
-    of sub-scales."""
+    """Draw blocks of IQ1_M. The four nibbles of the scale are stored in the upper bits of four
+    16-bit words of sub-scales."""
     blocks = draw_weights("IQ1_M", bits, n)
     d = scales(bits, n, sigma / IQ1_M).view("<u2")
     nibbles = (d[:, None] >> np.array([0, 4, 8, 12], np.uint16)) & 15
@@ -73,8 +73,8 @@ def iq1_m(bits: Philox, n: int, sigma: float) -> bytes:
 
 
 def mxfp4(bits: Philox, n: int, sigma: float) -> bytes:
-    """Draw blocks of MXFP4. Their scales are two neighbouring powers of two, mixed to give the
-    right size."""
+    """Draw blocks of MXFP4. Each scale is one of two neighbouring powers of two. The proportion of
+    the two gives the right standard deviation."""
     blocks = draw_weights("MXFP4", bits, n)
     mantissa, exponent = math.frexp(sigma / MXFP4)  # mantissa: 0.5 to 1
     upper = ((2 * mantissa) ** 2 - 1) / 3

@@ -1,5 +1,5 @@
-"""Random numbers from the raw integers of a counter-based generator, which are the same with any
-version of numpy."""
+"""Random numbers, made from the raw integers of a counter-based generator. They are the same with
+any version of numpy."""
 
 import threading
 import zlib
@@ -29,7 +29,7 @@ def raw(seed: int, name: str, n: int) -> NDArray[np.uint64]:
 
 def begin_stream(seed: int, name: str) -> Philox:
     """Return this thread's stream, valid until the thread begins another stream. A new generator
-    would ask the system for random numbers that it does not need, which takes longer than drawing a
+    would ask the system for random numbers that it does not need. This takes longer than drawing a
     thousand numbers. Therefore one generator is reused."""
     if not hasattr(AGAIN, "bits"):
         AGAIN.bits = Philox(key=0)
@@ -67,6 +67,6 @@ def scales(bits: Philox, n: int, largest: float) -> NDArray[np.float16]:
 
 
 def between(bits: Philox, n: int, largest: float) -> NDArray[np.float32]:
-    """Return uniform float32 numbers, whose root mean square is 0.764 of the largest."""
+    """Return uniform float32 numbers whose root mean square is 0.764 times the largest."""
     grid = (bits.random_raw(n) >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
     return (grid + 1) * np.float32(largest / 2)

@@ -1,5 +1,5 @@
-"""Random weights of any type, with legal codes and a given size: the same bytes on every
-machine."""
+"""Random weights of any type, with legal codes and a given standard deviation. The bytes are the
+same on every machine."""
 
 from collections.abc import Callable, Iterator
 

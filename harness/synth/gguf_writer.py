@@ -1,4 +1,5 @@
-"""Writes GGUF files: typed metadata and streamed tensor data, with the same bytes every time.
+"""Writes GGUF files, with typed metadata and streamed tensor data. The same input always gives the
+same bytes.
 
     write_gguf(
         path,
@@ -73,9 +74,9 @@ def write_gguf(
     """Write the file under a temporary name next to `path`, then rename it.
 
     Chunks are drawn only when their tensor is written, so a large model is never held in memory. An
-    alignment other than 32 adds `general.alignment` after the other keys, unless it is among them.
-    Raises ValueError, which names a value that does not fit its type, or a tensor with a wrong
-    number of bytes.
+    alignment other than 32 adds `general.alignment` after the other keys, unless the other keys
+    include it. Raises ValueError, which names the value that does not fit its type, or the tensor
+    with a wrong number of bytes.
     """
     check_output(path)
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
@@ -92,8 +93,9 @@ def write_gguf(
 
 
 def check_output(path: Path, model: Path | None = None) -> None:
-    """Check that a file can be written at the path. Raises OSError if it cannot, and InvalidModel
-    if it would replace one of the model's own files, of which a split model has several."""
+    """Check that a file can be written at the path. Raises OSError if it cannot. Raises
+    InvalidModel if the file would replace one of the model's own files; a split model has several
+    files."""
     if path.exists():
         check_regular(path)  # renamed over, a device would be gone
     if not path.absolute().parent.is_dir():
@@ -259,10 +261,12 @@ def _row(name: str, ne: Sequence[int], type_name: str, source: Source) -> _Row:
     kind = type_by_name(type_name)
     dims = tuple(int(extent) for extent in ne)
     if len(dims) > 4 or min(dims, default=0) < 0:
-        raise ValueError(f"{name!r} has the shape {dims}, expected at most 4 dimensions from 0 up")
+        raise ValueError(
+            f"{name!r} has the shape {dims}, expected at most 4 dimensions of at least 0"
+        )
     if (dims[0] if dims else 1) % kind.block:
         raise ValueError(
-            f"rows of {name!r} are not a multiple of {kind.block}, as {type_name} needs"
+            f"the rows of {name!r} are not a multiple of {kind.block} long, as {type_name} needs"
         )
     return _Row(name, dims, kind, prod(dims) // kind.block * kind.bytes, source)
 
@@ -292,8 +296,8 @@ def _chunks(row: _Row) -> Iterator[bytes | memoryview]:
 
 
 def _check_array(row: _Row, source: NDArray[Any]) -> None:
-    """Raise ValueError unless an array of numbers has the tensor's type and its shape in numpy's
-    order."""
+    """Raise ValueError unless an array of numbers has the tensor's type and shape. The shape is in
+    numpy's order of axes."""
     wanted = _PLAIN.get(row.type.name)
     if wanted is None or source.dtype != wanted or source.shape != row.ne[::-1]:
         text = f"{row.name!r} is {row.type.name} of numpy shape {row.ne[::-1]}"

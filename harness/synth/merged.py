@@ -1,4 +1,4 @@
-"""Writes a model with LoRA files added to its weights, which become F32."""
+"""Writes a model with LoRA files added to its weights. The changed weights become F32."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,8 +1,8 @@
-"""Tensors that are not used in products, drawn from the initial ranges of their architectures.
+"""Draws the tensors that are not used in products from the initial ranges of their architectures.
 
 A factor near zero, where real files have values near one, would hide everything before it. The
-layer would add almost nothing to the residual stream, and a fault in it would be smaller than the
-noise of the rest.
+layer would add almost nothing to the residual stream, and a fault in the layer would be smaller
+than the noise of all other parts.
 """
 
 import re
@@ -21,7 +21,8 @@ Draw = Callable[[Philox, int, int], Values]  # how many, in rows of so many
 
 
 def beyond_one(bits: Philox, n: int, row: int) -> Values:
-    """Draw divisors of frequencies that are at least one, so that no angle becomes larger."""
+    """Draw divisors of frequencies. The divisors are at least one, so that no angle becomes
+    larger."""
     return np.float32(1) + np.abs(uniform(bits, n, 1.0))
 
 
@@ -39,9 +40,9 @@ def decay(bits: Philox, n: int, row: int) -> Values:
 
 
 def step(bits: Philox, n: int, row: int) -> Values:
-    """Return values whose softplus is a time step from 0.001 to 0.1, uniform in the logarithm: -6.9
-    to -2.3. Such small numbers are nearly their own softplus, so the bytes do not depend on a
-    machine's exp."""
+    """Return values from -6.9 to -2.3, so that their softplus is a time step from 0.001 to 0.1,
+    uniform in the logarithm. The values are the logarithms of the time steps, which nearly equal
+    the inverse softplus, so the bytes do not depend on a machine's exp."""
     return np.float32(-4.6) + between_ends(bits, n) * np.float32(2.3)
 
 
@@ -69,7 +70,7 @@ OTHERWISE: Mapping[str, tuple[tuple[str, Draw | None], ...]] = MappingProxyType(
 
 
 def published_draw(name: str, arch: str) -> Draw | None:
-    """Return the function that draws a tensor with its own range; None if the tensor is drawn like
-    a matrix."""
+    """Return the function that draws a tensor with its own range; None if the tensor is drawn in
+    the same way as a matrix."""
     rules = (*OTHERWISE.get(arch, ()), *PUBLISHED)
     return next((draw for pattern, draw in rules if re.search(pattern, name)), None)

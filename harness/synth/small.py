@@ -23,8 +23,8 @@ Keys = dict[str, tuple[str, Any]]
 
 @dataclass(frozen=True)
 class Drawn:
-    """A tensor with weights from a seeded stream: a given distribution, or weights of a norm around
-    one."""
+    """A tensor with weights from a seeded stream. The weights have a given distribution, or are the
+    weights of a norm, which are near one."""
 
     name: str
     ne: tuple[int, ...]
@@ -208,8 +208,7 @@ def write_attention(path: Path, seed: int = 1, yarn_factor: float = 0.0) -> None
 
 
 def write_yarn(path: Path, seed: int = 1) -> None:
-    """Write the model of `write_attention`, stretched by YaRN, which enlarges rotated keys by a
-    factor."""
+    """Write the model of `write_attention` with YaRN, which multiplies rotated keys by a factor."""
     write_attention(path, seed, yarn_factor=4.0)
 
 

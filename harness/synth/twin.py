@@ -1,10 +1,10 @@
 """`lockstep twin`: the same model with every matrix decoded to F32, streamed from file to file.
 
 llama.cpp converts the activations in quantised products. An engine that does not convert them is
-right too, and this difference hides small faults in logits. The twin needs no conversions, so it
-hides none. Its values equal those of the source bit for bit (a NaN stays NaN). Its metadata are
-equal too, except `general.file_type`. llama.cpp's own quantize also rewrites this key, and keeps
-`general.quantization_version` in an F32 file.
+right too, so logits may differ by this conversion, which hides small faults. The twin needs no
+conversion, so it hides no faults. The twin's values equal the source's values bit for bit (a NaN
+stays NaN). Its metadata are equal too, except for `general.file_type`. llama.cpp's own quantize
+also rewrites this key, and keeps `general.quantization_version` in an F32 file.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -28,8 +28,8 @@ Progress = Callable[[str], None]
 def write_twin(model: Path, output: Path, progress: Progress = lambda _: None) -> int:
     """Write the twin, and return the number of tensors that were decoded.
 
-    Raises EngineError or OSError, and leaves no file then. It holds only a chunk of a tensor and
-    the header in memory.
+    Raises EngineError or OSError, and then leaves no file. Only the header and one chunk of a
+    tensor are in memory at a time.
     """
     with open_model(model) as file:
         check_output(output, model)
@@ -76,7 +76,7 @@ def chunks(
     format: type[WeightFormat] | None,
     started: Callable[[], None],
 ) -> Iterator[bytes]:
-    """Yield the bytes of a tensor in the twin. Pages of the source that were read are released,
+    """Yield the bytes of a tensor in the twin. Release the pages of the source after reading,
     because they would fill the memory."""
     started()
     raw = file.raw(info.name)

@@ -1,4 +1,4 @@
-"""Keys of single architectures in addition to `variants.common`, and their layouts.
+"""Keys of single architectures in addition to `variants.common`, with their layouts.
 
 Source: `load_arch_hparams` and `load_arch_tensors` of each file in src/models of llama.cpp, as in
 llama-cpp-python 0.3.36.
@@ -57,7 +57,7 @@ SIZES: Mapping[str, Sizes] = MappingProxyType(
 
 
 def mla(s: Sizes) -> Keys:
-    """Return keys of latent attention: 32 + 8 in the cache, heads of size 24, values of size 16."""
+    """Return keys of latent attention: 32 + 8 elements in the cache, heads of 24, values of 16."""
     return {
         ".attention.key_length": u32(40),
         ".attention.value_length": u32(32),
@@ -118,7 +118,7 @@ def bert(s: Sizes) -> Keys:
 
 
 def heads(s: Sizes) -> Keys:
-    """Return keys of real files; if absent, engines assume head size 128 or 256 and no base."""
+    """Return keys of real files. Without them engines assume head size 128 or 256, and no base."""
     return {
         ".attention.key_length": u32(s.head),
         ".attention.value_length": u32(s.head),

@@ -1,4 +1,4 @@
-"""A table of metadata with which llama.cpp builds a tiny model of every architecture.
+"""A table of metadata from which llama.cpp builds a tiny model of every architecture.
 
 One set of keys serves nearly all architectures, because llama.cpp ignores the keys that an
 architecture does not read. Special requirements of an architecture are in `variant_extras.py`. The
@@ -65,7 +65,7 @@ def alternating(s: Sizes, first: int = 0) -> Typed:
 
 
 def common(s: Sizes) -> Keys:
-    """Return keys that most architectures read, and the others ignore."""
+    """Return keys that most architectures read. All other architectures ignore these keys."""
     return {
         ".vocab_size": u32(s.n_vocab),
         ".context_length": u32(N_CTX_TRAIN),

@@ -216,9 +216,9 @@ def test_pip_gets_the_pinned_version_and_its_hash(
     ("code", "stderr", "files", "says"),
     [
         (1, "WARNING: x\nERROR: No matching distribution found\n", {}, "No matching distribution"),
-        (1, "", {}, "it said nothing"),
+        (1, "", {}, "pip printed no reason"),
         (1, "ERROR: see https://example.org/simple/x now", {}, r"see \(address\) now"),
-        (0, "", {}, "it said nothing"),
+        (0, "", {}, "pip printed no reason"),
         (0, "", {"llama_cpp_python-a.tar.gz": b"", "llama_cpp_python-b.tar.gz": b""}, "could not"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The public names of the package: they are complete, importing them is fast, and `check` works in
+"""The public names of the package: they are complete, their import is fast, and `check` works in
 scripts."""
 
 import subprocess

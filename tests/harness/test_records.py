@@ -43,7 +43,7 @@ def test_a_trace_keeps_the_order_of_execution() -> None:
         (Site(step=2, layer=None, name="result_output"), "result_output"),
     ],
 )
-def test_a_site_reads_like_ggmls_name(site: Site, text: str) -> None:
+def test_site_as_text_looks_like_ggmls_name(site: Site, text: str) -> None:
     assert site.name in SITES
     assert str(site) == text
 

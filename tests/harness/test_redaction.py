@@ -1,4 +1,4 @@
-"""Secrets are never shown, written or logged, in any spelling, whole or in part."""
+"""Secrets are never shown, written or logged, in whatever spelling, neither whole nor in part."""
 
 import json
 import sys

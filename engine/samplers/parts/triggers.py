@@ -78,7 +78,7 @@ def search(pattern: bytes, text: bytes) -> "regex.Match[bytes] | None":
     try:
         return regex.search(pattern, text, timeout=MAX_SECONDS)
     except regex.error as error:
-        text = f"trigger {pattern!r} is not a valid regular expression: {error}"
-        raise InvalidGrammar(text) from None
+        said = f"trigger {pattern!r} is not a valid regular expression: {error}"
+        raise InvalidGrammar(said) from None
     except TimeoutError:
         raise InvalidGrammar(f"trigger {pattern!r} searches {MAX_SECONDS} s: simplify it") from None

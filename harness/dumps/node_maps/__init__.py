@@ -9,9 +9,9 @@
 without a matching pattern are not compared. A node has llama.cpp's name. Write "Qcur ADD-{layer}"
 if llama.cpp gives several nodes one name, and "inp_norm-0" if only one layer has the node. rows =
 "halves" is for engines that rotate element i of a head with element i + n/2 (as Hugging Face does),
-while llama.cpp rotates neighbours. `axes` is the order of the tensor's axes that gives llama.cpp's
-order; leading axes of size 1 do not count. `architectures = ["llama"]` above the table limits the
-map to files of these architectures.
+while llama.cpp rotates neighbours. `axes` is the permutation of the tensor's axes that gives
+llama.cpp's order, without leading axes of size 1. `architectures = ["llama"]` above the table
+limits the map to files of these architectures.
 """
 
 import re
@@ -148,7 +148,7 @@ def rule_of(name: str, pattern: str, said: Any) -> Rule:
     check_node(where, pattern, node)
     if row.get("rows", "halves") != "halves" or ("rows" in row and base_of(node) not in HEADS):
         known = ", ".join(HEADS)
-        raise InvalidModel(f'{where}: rows may be "halves", of {known}')
+        raise InvalidModel(f'{where}: rows may be "halves", for nodes {known}')
     if type(axes) is not list or sorted(map(str, axes)) != [str(i) for i in range(len(axes))]:
         raise InvalidModel(f"{where}: axes must be an order such as [1, 0, 2], got {axes!r:.60}")
     return Rule(pattern=regex(where, pattern), node=node, halves="rows" in row, axes=tuple(axes))
@@ -183,7 +183,7 @@ def not_found(names: Sequence[str]) -> str:
 
 
 def fits_none(names: Sequence[str]) -> str:
-    """Return a sentence on the names that no pattern matches. Names that differ only in batch or
-    layer are listed once."""
+    """Return a sentence that lists the names without a matching pattern. Names that differ only in
+    batch or layer are listed once."""
     alike = dict.fromkeys(NUMBER.sub("*", STEP.sub("", name)) for name in names)
     return f"no pattern of the map matches {not_found([*alike])}"

@@ -1,8 +1,8 @@
-"""Parts shared by the Python programs: frames of PROTOCOL.md, and the rules for one sequence.
+"""Common parts of the Python programs: frames of PROTOCOL.md, and the rules for one sequence.
 
-This module runs in the engine's own environment, which has the standard library and numpy, but
-nothing of Lockstep. Answers go to the descriptor that Lockstep offers, because the engines'
-libraries print to standard output.
+This module runs in the engine's own environment, which has the standard library and numpy but not
+Lockstep. Answers go to the descriptor that Lockstep offers, because the engines' libraries print to
+standard output.
 """
 
 import base64
@@ -18,11 +18,12 @@ NAMES = {np.dtype(code): name for name, code in TYPES.items()}
 
 
 class Unsupported(Exception):
-    """Error: the engine lacks a level, so the question is not compared."""
+    """Error: the engine does not support this question, so Lockstep does not compare it."""
 
 
 class Refused(Exception):
-    """Error: the engine does not accept the input. Lockstep compares this with the other engine."""
+    """Error: the engine does not accept the input. Lockstep compares this refusal with the oracle's
+    answer."""
 
 
 def serve(start):
@@ -57,8 +58,8 @@ def serve(start):
 
 
 def later(load, *names):
-    """Return a function for each named method of a model. The first question loads the model. If
-    loading fails, the error is the answer."""
+    """Return a function for each named method of a model. The first call loads the model. If
+    loading fails, the answer is the error."""
     loaded = []
 
     def answer(name):
@@ -90,7 +91,7 @@ def write(out, head, arrays):
 
 
 def steps(batches):
-    """Yield (ids, position of the first, wanted rows) for each step of a single sequence. Raises
+    """Yield (ids, position of the first id, wanted rows) for each step of a single sequence. Raises
     Unsupported for other batches."""
     done = 0
     for batch in batches:
@@ -110,7 +111,8 @@ def rows_of(decode, question):
 
 
 def greedy_ids(decode, question):
-    """Answer `greedy`: the argmax of each row of logits, and the lowest id if several are equal."""
+    """Answer `greedy`: the argmax of each row of logits, and the lowest id if several logits are
+    equal."""
     row = decode(question["prompt"], 0)[-1]
     ids, at = [int(np.argmax(row))], len(question["prompt"])
     while len(ids) < question["n"]:
@@ -121,7 +123,8 @@ def greedy_ids(decode, question):
 
 
 def wanted_rows(node, value, wanted, last_layer):
-    """Drop the rows that llama.cpp drops: rows without output, after the last layer's attention."""
+    """Drop the rows that llama.cpp drops after the last layer's attention: the rows of tokens
+    without output."""
     name, _, layer = node.rpartition("-")
     behind = name.startswith(("ffn_", "l_out")) and layer == str(last_layer)
     return value[wanted] if behind or node.startswith("result_") else value

@@ -1,7 +1,7 @@
 """A Hugging Face checkpoint, read by transformers: checkpoint_torch.py FOLDER.
 
-Nothing in FOLDER is executed: its own code is ignored, and weights are read only from safetensors
-files.
+This program executes nothing in FOLDER. It ignores the checkpoint's own code, and reads weights
+only from safetensors files.
 """
 
 import importlib.metadata
@@ -60,8 +60,8 @@ class Checkpoint(TorchModel):
         found.setdefault(node, []).append((places, value))
 
     def rows(self, ids, positions):
-        """Return hidden states: (tokens, width), or (1, width) for the sequence if the model
-        pools."""
+        """Return hidden states: (tokens, width), or one row (1, width) for the whole sequence if
+        the model pools."""
         ids, positions = torch.tensor(ids)[None], torch.tensor(positions)[None]
         hidden = self.model(ids, position_ids=positions, use_cache=False).last_hidden_state
         if self.behind is None:
@@ -74,7 +74,7 @@ class Checkpoint(TorchModel):
 
 
 def join_parts(parts):
-    """Join the rows of tokens in the order of the batch. If the model pools, join one row per
+    """Join the rows in the order of the batch's tokens. If the model pools, join one row for each
     sequence, in the order of the sequences."""
     if any(len(value) != len(places) for places, value in parts):
         return np.concatenate([value for _, value in parts])
@@ -84,8 +84,8 @@ def join_parts(parts):
 
 
 def modules_behind(folder):
-    """Return the sentence-transformers modules after the model, without normalisation; None if the
-    folder has none."""
+    """Return the sentence-transformers modules after the model, except for normalisation. Return
+    None if the folder has none."""
     path = Path(folder) / MODULES
     if not path.is_file():
         return None

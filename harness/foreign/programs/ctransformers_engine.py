@@ -1,4 +1,5 @@
-"""ctransformers: a binding of a ggml from 2023, for llama models only: ids, text, logits."""
+"""ctransformers: a binding of a ggml version from 2023, for llama models only. It returns ids, text
+and logits."""
 
 import importlib.metadata
 

@@ -1,4 +1,4 @@
-"""gpt4all: a binding of a llama.cpp from 2024 that takes text and returns text."""
+"""gpt4all: a binding of a llama.cpp version from 2024. It accepts text and returns text."""
 
 import base64
 import importlib.metadata

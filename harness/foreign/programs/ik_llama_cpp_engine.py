@@ -26,7 +26,7 @@ class Model:
         params.flash_attn = False
         self.context = api.llama_init_from_model(self.model.model, params)
         if not self.context:
-            raise RuntimeError("llama_init_from_model gave no context")
+            raise RuntimeError("llama_init_from_model returned no context")
 
     def decode(self, ids, start):
         if start == 0:
@@ -35,7 +35,7 @@ class Model:
         for i in range(len(ids)):
             batch.logits[i] = 1
         if failed := api.llama_decode(self.context, batch):
-            raise RuntimeError(f"llama_decode gave {failed}")
+            raise RuntimeError(f"llama_decode returned {failed}")
         shape = (self.model.n_vocab,)
         rows = (api.llama_get_logits_ith(self.context, i) for i in range(len(ids)))
         found = np.stack([np.ctypeslib.as_array(row, shape).copy() for row in rows])

@@ -1,8 +1,9 @@
 """Samplers of ik_llama.cpp: functions on an array of candidates, which the caller applies in any
 order.
 
-A draw is written into the library's generator (std::mt19937 of libstdc++), at the beginning of its
-struct llama_sampling. Therefore most samplers need no model. grammars and dry need its vocabulary.
+This program writes a draw into the library's generator (std::mt19937 of libstdc++), at the
+beginning of the library's struct llama_sampling. Therefore most samplers need no model; only
+grammars and dry need the model's vocabulary.
 """
 
 import base64
@@ -30,7 +31,8 @@ def call(name, *arguments, result=None):
 
 
 def call_inner(name, rest, *arguments, result=None):
-    """Call a function on struct llama_sampling, whose name only the C++ library exports."""
+    """Call a function on struct llama_sampling. The library exports this function only under its
+    C++ name."""
     plain = f"llama_sample_{name}_impl"
     function = api._lib[f"_Z{len(plain)}{plain}P14llama_samplingP22llama_token_data_array{rest}"]
     function.restype = result
@@ -38,7 +40,7 @@ def call_inner(name, rest, *arguments, result=None):
 
 
 def generator_word(share):
-    """Return the word of the generator's state from which the generator makes this share of its
+    """Return the word of the generator's state that makes the generator return this share of its
     largest number."""
     y = 0 if np.isnan(share) else min(round(share * LARGEST), LARGEST)
     y ^= y >> 18
@@ -71,8 +73,8 @@ class Stage:
             make(n_vocab, vocabulary, **self.numbers)
 
     def hold(self, made, taker, ending):
-        """Keep an object of the library, the function that accepts a token for it, and the function
-        that frees it."""
+        """Store an object of the library, the function with which the object accepts a token, and
+        the function that frees the object."""
         self.held, self.taker, self.ending = POINTER(made), taker, ending
         if not made:
             raise Refused("the library refuses these numbers or texts")
@@ -167,8 +169,8 @@ class Stage:
         return call_inner("token_mirostat_v2", "ffPf", self.own, array, *numbers, result=I32)
 
     def make_adaptive_p(self, n_vocab, vocabulary, target, decay, seed):
-        """Make a sampler that remembers the probability in its input list, as llama.cpp's sampler
-        does. The library has no C function that frees it."""
+        """Make a sampler that remembers the chosen token's probability in the sampler's input list,
+        as llama.cpp's sampler does. The library has no C function that frees this sampler."""
         numbers = I32(n_vocab), FLOAT(target), FLOAT(decay), ctypes.c_bool(True), I32(seed)
         self.hold(call("init_adaptive_p", *numbers, result=POINTER), None, None)
         self.shows_old_p = True

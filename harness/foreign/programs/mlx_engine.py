@@ -1,5 +1,5 @@
-"""mlx: its GGUF reader, and the llama and qwen models of mlx-lm with the weights from this
-reader."""
+"""mlx: its GGUF reader, and the llama and qwen models of mlx-lm with the weights that this reader
+returns."""
 
 import importlib
 import importlib.metadata
@@ -125,7 +125,7 @@ def scaling(key):
 
 def module_of(name):
     """Return the parameter of mlx-lm for a tensor. Raises Unsupported for a tensor without a
-    parameter, because dropping it would be a fault of this program."""
+    parameter, because ignoring the tensor would be a fault of this program."""
     parts = name.split(".")
     layer, (stem, kind) = (
         (f"model.layers.{parts[1]}.", parts[2:]) if len(parts) > 2 else ("", parts)
@@ -136,11 +136,11 @@ def module_of(name):
 
 
 def weights_of(tensors):
-    """Return all weights in float32. mx.dequantize decodes the weights that mx.load keeps in
-    blocks.
+    """Return all weights in float32. mx.load returns some weights in quantised blocks, which
+    mx.dequantize decodes.
 
-    The scales come in half precision, and are widened first, because the decoded values have their
-    precision.
+    The scales are in half precision. This function converts them to float32 first, because the
+    decoded values have the precision of the scales.
     """
     found = {}
     for name, value in tensors.items():
@@ -169,8 +169,8 @@ def load(path):
 
 
 def parse(path):
-    """Return what mlx's reader keeps of a file: values without types, and tensors as it decoded
-    them."""
+    """Return the part of a file that mlx's reader shows: values without types, and decoded
+    tensors."""
     _, keys = load(path)
     return {"metadata": {key: [None, plain(value)] for key, value in keys.items()}}, {}
 
@@ -184,7 +184,8 @@ def plain(value):
 
 
 def dequantize(question, arrays):
-    """Decode a file that holds this single tensor, because mx.load reads only files."""
+    """Decode a tensor. Write a file that holds only this tensor, because mx.load reads only
+    files."""
     if question["type"] not in TYPES:
         raise Unsupported(f"a file with {question['type']}, which was not tested")
     kind, weights, size = TYPES[question["type"]]

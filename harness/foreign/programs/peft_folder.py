@@ -49,8 +49,8 @@ def write_peft_folder(model, adapter, folder):
 
 
 def config(ranks, alpha, scale):
-    """Return PEFT's configuration. PEFT divides alpha by the rank; if the file has no alpha, only
-    the scale counts."""
+    """Return PEFT's configuration. PEFT divides alpha by the rank. If the file has no alpha, the
+    factor is the scale alone."""
     most = max(ranks.values())
     others = {module: rank for module, rank in ranks.items() if rank != most}
     if others and not alpha:

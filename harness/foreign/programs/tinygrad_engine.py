@@ -110,15 +110,15 @@ def load(work, *given, **options):
 
 
 def parse(path):
-    """Return the values of a file. This reader keeps no types, and shows tensors only as it decoded
-    them."""
+    """Return the values of a file. tinygrad's reader keeps no types, and shows only decoded
+    tensors."""
     keys, _ = load(gguf_load, path)
     return {"metadata": {key: [None, plain(value)] for key, value in keys.items()}}, {}
 
 
 def plain(value):
-    """Convert a value to JSON. A value that JSON lacks becomes the text that Python prints for
-    it."""
+    """Convert a value to JSON. A value that JSON cannot express becomes the text that Python prints
+    for it."""
     if isinstance(value, list):
         return [plain(each) for each in value]
     if isinstance(value, float) and not math.isfinite(value):

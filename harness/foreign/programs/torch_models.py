@@ -178,8 +178,8 @@ def within(module):
 
 
 def add_biases_last(model):
-    """Add each bias after its product, as llama.cpp does. torch begins the sum with the bias. If
-    the bias is large, torch therefore rounds every term more coarsely."""
+    """Make the model add each bias after the product, as llama.cpp does. torch begins the sum with
+    the bias. If the bias is large, torch therefore rounds every term of the sum more coarsely."""
     for module in model.modules():
         if isinstance(module, torch.nn.Linear | Conv1D) and module.bias is not None:
             turned = isinstance(module, Conv1D)

@@ -1,7 +1,7 @@
 """Logits processors of transformers, one for each sampler. Removed candidates get minus infinity.
 
-A stage is constructed as `generate` constructs it. torch does the random choice, and accepts no
-draw from outside.
+A stage is constructed as transformers' `generate` constructs it. torch makes the random choice, and
+accepts no draw from outside.
 """
 
 import numpy as np

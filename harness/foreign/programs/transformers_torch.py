@@ -44,8 +44,8 @@ def load_tokenizer(path):
 
 
 def dequantize(question, arrays):
-    """Decode with the loader that version 5.23 has for some architectures. gguf-py decodes for the
-    other architectures."""
+    """Decode with transformers' own loader, which version 5.23 uses for some architectures. For all
+    other architectures transformers calls gguf-py."""
     ids = {name: number for number, name in dequant.GGML_NAME.items()}
     if question["type"] not in ids:
         raise Unsupported(f"transformers has no decoder of its own for {question['type']}")

@@ -30,8 +30,8 @@ class Model:
         self.server = xllamacpp.Server(p)
 
     def ask(self, path, body):
-        """Ask the server's own endpoints on this machine, because its Python interface offers only
-        OpenAI's endpoints."""
+        """Send a request to the server's own endpoints on this machine. The library's Python
+        interface offers only OpenAI's endpoints."""
         asked = urllib.request.Request(
             self.server.listening_address + path,
             json.dumps(body).encode(),

@@ -1,8 +1,8 @@
-"""Grammars matched without a table: after each character, the remaining rules are computed.
+"""Grammars matched without a table. After each character, the matcher computes the remaining rules.
 
-A remainder is a tuple of parts that must follow; the counts of repetitions decrease. Python decodes
-the text of each token separately. If a token ends inside a character, the bytes of the incomplete
-character are kept.
+A remainder is a tuple of the parts that must still match. A repetition's count decreases with each
+match. Python decodes the text of each token separately. If a token ends inside a character, the
+bytes of the incomplete character are kept.
 """
 
 import codecs
@@ -95,7 +95,7 @@ class Derivatives:
 
 
 def may_go_on(remainder: Remainder, half: bytes) -> bool:
-    """Return True if the rules allow a character that begins with these bytes."""
+    """Return True if the remainder allows a character whose UTF-8 form begins with these bytes."""
     if not half:
         return True
     head = remainder[0] if remainder else None
@@ -106,7 +106,7 @@ def may_go_on(remainder: Remainder, half: bytes) -> bool:
 
 
 def ends_of(half: bytes) -> tuple[int, int]:
-    """Return the first and the last character that begin with these bytes."""
+    """Return the lowest and the highest character whose UTF-8 forms begin with these bytes."""
     lead = half[0]
     n = 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
     ends = []

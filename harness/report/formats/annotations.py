@@ -1,7 +1,7 @@
 """GitHub's annotations: lines that GitHub's runner reads from a job's log and shows above it.
 
-There is one for each cause. GitHub shows ten errors and ten warnings of a step and drops the
-others.
+Each cause gets one annotation. For each step of a job, GitHub shows ten errors and ten warnings,
+and drops all further annotations.
 """
 
 from collections.abc import Iterator
@@ -34,8 +34,8 @@ def level(result: TestResult) -> str:
 
 
 def command(name: str, title: str, text: str) -> str:
-    """Return an escaped command, as actions/toolkit does it: a text can neither end its line nor
-    begin a command."""
+    """Return a command, escaped in the same way as by actions/toolkit. A text can then neither end
+    its line nor begin a command."""
     escaped = escape_command(title).replace(":", "%3A").replace(",", "%2C")
     return f"::{name} title={escaped}::{escape_command(text)}"
 

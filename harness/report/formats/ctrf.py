@@ -1,4 +1,4 @@
-"""CTRF, the Common Test Report Format: JSON, the same for every test framework.
+"""CTRF, the Common Test Report Format: a JSON format for all test frameworks.
 
 `diverged`, `crashed` and similar statuses are `failed`. `not-compared` is `other`, because it is
 neither failed, passed nor skipped on purpose. `excused` and `not-applicable` are `skipped`.

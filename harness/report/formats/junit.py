@@ -1,4 +1,4 @@
-"""JUnit XML, in the form of Jenkins' xunit plugin, which Surefire and pytest write too.
+"""JUnit XML, in the form that Jenkins' xunit plugin reads and that Surefire and pytest write.
 
 There is a suite for each model. `diverged` is a failure. A comparison that was impossible is an
 error, because it changes the exit code. `excused` and `not-applicable` are skipped, with the

@@ -63,8 +63,8 @@ def table(results: Sequence[TestResult]) -> Iterator[str]:
 
 
 def causes(red: Sequence[TestResult]) -> list[list[TestResult]]:
-    """Return the failures in groups: divergences with the same key have the same cause. Differences
-    come before unanswered questions."""
+    """Return the failures in groups. Divergences with the same key form one group, because they
+    have the same cause. Differences come before unanswered questions."""
     found: dict[str, list[TestResult]] = {}
     for result in sorted(red, key=lambda each: [*MARKS].index(each.status)):
         key = result.key or f"{result.suite}/{result.summary}"
@@ -84,8 +84,7 @@ def cause(same: Sequence[TestResult]) -> Iterator[str]:
 
 
 def reasons(results: Sequence[TestResult]) -> Iterator[str]:
-    """Yield the reasons of results that were excused, or were not compared and still do not fail
-    the run."""
+    """Yield the reasons of excused results, and of uncompared results that do not fail the run."""
     lines = dict.fromkeys(
         f"- {MARKS[r.status]}: {as_cell(r.model)}, {as_cell(r.suite)}: "
         f"{as_code(cut(r.summary, LONGEST_TEXT))}"

@@ -7,15 +7,15 @@ MARKUP = set(punctuation) - set("-,.()")  # of GitHub's Markdown, inside a line
 
 
 def as_cell(text: str) -> str:
-    """Return the text escaped for a table cell or a line. The entities cannot become markup, a
-    link, a mention or the end of a cell."""
+    """Return the text escaped for a table cell or a line. The entities prevent markup, links,
+    mentions, and the end of a cell."""
     shown = "".join(f"&#{ord(c)};" if c in MARKUP else c for c in text)
     return shown.replace("www.", "www&#46;")
 
 
 def as_code(text: str) -> str:
-    """Return the text as inline code, without markup inside. It is not for tables, whose cells end
-    at any `|`."""
+    """Return the text as inline code, without markup inside. Do not use it in tables, because a
+    cell ends at any `|`."""
     fence = "`" * (longest_run(text) + 1)
     apart = " " if text[:1] in ("`", " ") or text[-1:] in ("`", " ") else ""
     return f"{fence}{apart}{text}{apart}{fence}"

@@ -1,4 +1,4 @@
-"""The verdicts of a report as test results, the common form of all CI formats.
+"""The verdicts of a report as test results, from which all CI formats are written.
 
 In each format, results that change the exit code are failures, and uncompared results never look
 like a success.
@@ -69,8 +69,8 @@ class RunResults:
 
 
 def read_results(folder: Path) -> RunResults:
-    """Read the results in a run's folder. Raises BrokenReport if they are damaged, but not if the
-    footer is missing."""
+    """Read the results in a run's folder. Raises BrokenReport if the report is damaged. A missing
+    footer is not an error."""
     path = folder / "report.jsonl"
     rows = read_unfinished(path)
     finished = rows[-1]["kind"] == "footer"
@@ -126,7 +126,8 @@ def results_of(verdicts: Sequence[Verdict]) -> Iterator[TestResult]:
 
 
 def name_of(verdict: Verdict) -> str:
-    """Return a name that is the same in the next run: the place or the part, never a number."""
+    """Return a name that is the same in the next run. It contains the place or the part, never a
+    measured number."""
     detail = verdict.detail
     if all(part in detail for part in ("site", "step", "layer")):
         site = Site(step=detail["step"], layer=detail["layer"], name=detail["site"])
@@ -137,7 +138,8 @@ def name_of(verdict: Verdict) -> str:
 
 
 def ending(exit_code: int | None, results: Sequence[TestResult]) -> list[TestResult]:
-    """Return a result for an exit code that no verdict explains; none if a verdict does."""
+    """Return one result for an exit code that no verdict explains; an empty list if a verdict
+    explains it."""
     if exit_code is None:
         return [of_run("finished", "the run did not finish: its findings are incomplete")]
     if exit_code and not any(result.is_red for result in results):

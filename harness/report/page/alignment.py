@@ -43,7 +43,7 @@ def alignment_of(detail: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def runs_of_ids(detail: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Align the ids of a `fuzz tokens` finding, which has no pieces."""
+    """Align the ids of a `fuzz tokens` finding, which contains no token texts."""
     want, got = detail.get("expected"), detail.get("actual")
     if "sides" in detail or "way" not in detail or not isinstance(want, list):
         return None
@@ -88,8 +88,8 @@ def texts_of(expected: SideOfText, actual: SideOfText) -> dict[str, str] | None:
 def steps(
     expected: SideOfText, actual: SideOfText, *, in_step: bool
 ) -> list[tuple[str, int, int, int, int]]:
-    """Return steps like difflib's opcodes. `in_step` is for texts that have nothing in common after
-    the first difference."""
+    """Return steps like difflib's opcodes. If `in_step` is True, everything after the first
+    difference is one replacement, because the texts have nothing in common there."""
     a, b = list(expected.ids), list(actual.ids)
     if not in_step:
         return list(SequenceMatcher(None, a, b, autojunk=False).get_opcodes())

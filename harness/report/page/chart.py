@@ -1,8 +1,8 @@
-"""Logits by position as plain SVG: the error of each position, the limit, and the greedy token's
-margin.
+"""Logits by position as plain SVG: the error of each position, the limit, and the margin of the
+greedy token.
 
-The scale is logarithmic. Each line is a single path, so that 512 positions need only some
-kilobytes.
+The scale is logarithmic. Each line is a single path, so that a chart of 512 positions takes only a
+few kilobytes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -72,8 +72,8 @@ def bars(tops: Any, width: float, base: float) -> str:
 
 
 def as_float(value: Any) -> float:
-    """Return a float. Strings such as "inf", which stand for numbers that JSON lacks, are converted
-    too."""
+    """Return the value as a float. Strings such as "inf", which replace numbers that JSON lacks,
+    are converted too."""
     return float(value)
 
 

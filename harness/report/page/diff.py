@@ -1,5 +1,5 @@
-"""The page of two runs: differences that are new, gone, larger, smaller or changed, and figures
-nearer to their limit."""
+"""The page of two runs: differences that are new, gone, larger, smaller or changed, and errors that
+moved towards their limit."""
 
 from lockstep.harness.report.changes import ABSENT, Change, Changes, sizes_of, title_of
 from lockstep.harness.report.page.page import render_page
@@ -29,8 +29,8 @@ def sentence_of(changes: Changes) -> str:
 
 
 def words(change: Change) -> tuple[str, str]:
-    """Return the verdict before and after. If only comparisons are missing, return their
-    numbers."""
+    """Return the verdicts before and after. If only comparisons are missing, return the numbers of
+    comparisons."""
     if change.lacks:
         return count_words(change.n_before, "comparison"), str(change.n_after)
     before, after = (

@@ -37,7 +37,7 @@ def how_far(d: Detail) -> Iterator[Fact]:
         yield "Elements off", f"{d['mismatched']:,} of {d['total']:,}"
     if "worst_relative_to_largest_logit" in d:
         share = number(d["worst_relative_to_largest_logit"])
-        yield f"Worst {d.get('what', 'logit')}", f"{share} of the largest off"
+        yield f"Worst {d.get('what', 'logit')}", f"off by {share} of the largest"
     if "worst_share" in d:
         yield "Worst share", of_limit(d["worst_share"], "the bound")
     if "err_local" in d:
@@ -62,7 +62,7 @@ def of_the_run(d: Detail) -> Iterator[Fact]:
         gain = f", gain {number(d['gain'])}" if "gain" in d else ""
         yield "In its own run", f"{text}{gain} (of the largest value)"
     if d.get("rest"):
-        yield "What still agrees", str(d["rest"])
+        yield "Parts that agree", str(d["rest"])
 
 
 def whose(d: Detail) -> Iterator[Fact]:

@@ -45,7 +45,7 @@ def log_of(d: Detail) -> Any:
 
 
 def answers_of(d: Detail) -> Any:
-    """Return the answers of the ways to read a file; None if there are none."""
+    """Return the answer of each way to read the file; None if the detail has no such answers."""
     answers = d.get("answers")
     return [*answers.items()] if isinstance(answers, Mapping) and answers else None
 
@@ -58,8 +58,8 @@ def differences_of(d: Detail) -> Any:
 
 
 def bisection_of(d: Detail) -> Any:
-    """Return the layers in graph order, each with the error that it passes on and its wrong ops;
-    None if there is no bisection."""
+    """Return the layers in graph order, each with its output error and its wrong ops; None if the
+    detail has no bisection."""
     given = d.get("bisection")
     if given is None:
         return None

@@ -1,4 +1,4 @@
-"""Bytes as text: a block of weights with its fields named, and a file as a hex dump."""
+"""Bytes as text: blocks of weights with named fields, and files as hex dumps."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ NEAR = 4  # values on either side of the one that differs: no more can be seen a
 
 
 def blocks_of(detail: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the block of a wrong weight, drawn for each engine if the bytes differ."""
+    """Return the block of a wrong weight, drawn separately for each engine if the bytes differ."""
     if (given := detail.get("decoded")) is not None:
         sides = {name: given[name] for name in ("oracle", "subject")}
         same = sides["oracle"]["hex"] == sides["subject"]["hex"]
@@ -43,7 +43,8 @@ def unlike_bytes(a: bytes, b: bytes) -> frozenset[int]:
 def block(
     who: str, kind: str, raw_hex: str, unlike: frozenset[int] = frozenset()
 ) -> dict[str, Any]:
-    """Draw a block. `unlike` are the positions of bytes that differ in the other engine's block."""
+    """Draw a block. `unlike` holds the positions of bytes that differ from the other engine's
+    block."""
     raw = bytes.fromhex(raw_hex)
     return {"who": who, "type": kind, "bytes": len(raw), "fields": fields_of(kind, raw, unlike)}
 
@@ -87,7 +88,8 @@ def values_of(sides: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def dump_of(detail: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the dump of a minimal file of `fuzz gguf`, or of the input of `fuzz tokens`."""
+    """Return a dump of the minimal file that `fuzz gguf` found, or of the text that `fuzz tokens`
+    found."""
     given = detail.get("file")
     name = "The smallest file"
     if not given and detail.get("way") == "encode" and is_hex(detail.get("input")):

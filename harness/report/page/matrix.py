@@ -19,7 +19,8 @@ def page_of_matrix(
     folder: Path,
 ) -> str:
     """Draw the page of a matrix. `document` is the content of matrix.json. `names` are the engines'
-    names, and `texts` their cells by suite. `folder` is the page's future folder."""
+    names. `texts` holds the text of each engine's cells, by suite. `folder` is the folder in which
+    the page will be written."""
     suites = list(dict.fromkeys(suite for cells in texts for suite in cells))
     rows = [
         {
@@ -56,7 +57,7 @@ def sentence_of(engines: Sequence[Mapping[str, Any]], oracle: str) -> str:
 def cell_of(
     cases: Mapping[str, Mapping[str, Any]], texts: Mapping[str, str], suite: str
 ) -> dict[str, str]:
-    """Return the text of a cell, and the worst status in it."""
+    """Return the text of a cell, and the worst status of its verdicts."""
     statuses = {case["status"] for case in cases.values()}
     worst = next((status for status in BEST_LAST if status in statuses), "not-applicable")
     return {"text": texts.get(suite, "-"), "status": worst}
@@ -74,7 +75,7 @@ def told_of(suites: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[dict[
 
 def link_to(report: str, folder: Path) -> str:
     """Return a relative link, so that a folder of reports can be moved; "" without a report.
-    `report` is a page, or a report.jsonl in the same folder as its page."""
+    `report` is the path of a page, or of the report.jsonl in the same folder."""
     if not report:
         return ""
     page = Path(report) if report.endswith(".html") else Path(report).with_name(NAME)

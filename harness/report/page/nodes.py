@@ -90,7 +90,8 @@ def columns(nodes: Sequence[Node], texts: Texts) -> dict[str, Any]:
 
 
 def found_at(suite: str, case: str, verdicts: Sequence[Row]) -> dict[str, Any]:
-    """Return the values at the worst element of each divergence, by step, layer and name."""
+    """Return the values at the worst element of each divergence, in a dict by step, layer and
+    name."""
     found = {}
     for row in verdicts:
         d = row["detail"]

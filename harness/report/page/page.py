@@ -1,4 +1,4 @@
-"""Draws the page: one file, whose security policy allows only its own script to run."""
+"""Draws the page of a run: a single file. Its security policy allows only its own script to run."""
 
 from base64 import b64encode
 from functools import cache
@@ -95,7 +95,7 @@ def page_of(run: RowsOfRun) -> str:
 
 
 def undrawn(error: Exception) -> str:
-    """Return a page that says why a page could not be drawn."""
+    """Return a page that says why the page of the run could not be drawn."""
     return render_page("undrawn.html", title="Lockstep", error=f"{type(error).__name__}: {error}")
 
 

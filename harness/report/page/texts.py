@@ -31,8 +31,8 @@ def cut(text: str, longest: int) -> str:
 
 
 def finalize(value: Any) -> Any:
-    """Convert the value of every template expression before it is escaped. Markup from macros stays
-    unchanged."""
+    """Convert the value of a template expression before the value is escaped. Markup from macros
+    stays unchanged."""
     if value is None:
         return ""
     return value if isinstance(value, Markup) else show_value(value)
@@ -45,7 +45,7 @@ def short_name(value: Any) -> str:
 def paths(text: str) -> Markup:
     """Mark a drawn SVG path as safe. It may be long, but it holds only numbers and letters."""
     if not PATH.fullmatch(text):
-        raise ValueError(f"no path: {text[:40]!r}")
+        raise ValueError(f"not a path: {text[:40]!r}")
     return Markup(text)
 
 
@@ -60,7 +60,7 @@ def whole(text: str) -> Markup:
 
 
 def number(value: Any) -> str:
-    """Format a number with three digits; "inf" and "nan" stay as in the report."""
+    """Format a number with three significant digits. "inf" and "nan" remain as in the report."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return show_value(value, NAME)
     return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
@@ -79,7 +79,8 @@ def of_limit(share: Any, limit: str = "its limit") -> str:
 
 
 def data_block(value: Any) -> Markup:
-    """Return JSON for a script element. Nothing in it can end the element or open a comment."""
+    """Return JSON for a script element, escaped so that no text can end the element or open a
+    comment."""
     text = json.dumps(plain(value), separators=(",", ":"), ensure_ascii=True)
     for sign in "<>&":
         text = text.replace(sign, f"\\u{ord(sign):04x}")

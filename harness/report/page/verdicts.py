@@ -49,7 +49,7 @@ class RowsOfRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """Verdicts with the same key. The first is shown in full."""
+    """Verdicts with the same key. The page shows the first verdict in full."""
 
     rows: Sequence[Row]
     number: int = 0
@@ -85,7 +85,7 @@ class Cause:
 
     @property
     def places(self) -> list[str]:
-        """Return the places of the cause's other verdicts."""
+        """Return the places of all verdicts of the cause except the first."""
         here = self.first["case"]
         named = (place_of(row) for row in self.rows[1:])
         cases = (row["case"] for row in self.rows[1:])
@@ -110,8 +110,8 @@ def mistake_of(d: Mapping[str, Any]) -> str:
 
 
 def key_of(row: Row) -> str:
-    """Return the key by which verdicts are grouped: a part that is wrong in many layers is one
-    cause."""
+    """Return the key by which verdicts are grouped. A part that is wrong in many layers has the
+    same key in all of them."""
     if row["detail"].get("parts"):
         return f"{row['suite']}/{parts_of(row['detail'])}"
     return str(row["key"] or f"{row['suite']}/{row['summary']}")
@@ -125,8 +125,8 @@ def place_of(row: Row) -> str:
 
 
 def causes_of(verdicts: Sequence[Row], statuses: Sequence[str]) -> list[Cause]:
-    """Return the causes with one of these statuses, grouped by key. The worst status comes first;
-    within a status the order is that of the run."""
+    """Return the causes with one of these statuses, grouped by key. Causes with the worst status
+    come first. Causes with the same status are in the order of the run."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in verdicts:
         if row["status"] in statuses:
@@ -142,7 +142,7 @@ def sentence(run: RowsOfRun, causes: Sequence[Cause]) -> str:
     """Return a sentence that sums up the run."""
     if run.footer is None:
         n = len(run.verdicts)
-        return f"Not finished: the run was stopped. Its {n} verdicts are valid and incomplete."
+        return f"Not finished: the run was stopped. Its {n} verdicts are valid, but incomplete."
     return SENTENCES[run.footer["exit_code"]](run, causes)
 
 
@@ -161,7 +161,7 @@ def conform(run: RowsOfRun, causes: Sequence[Cause]) -> str:
 
 
 def is_of_one(row: Row) -> bool:
-    """Return True for an agreement that is about a single engine."""
+    """Return True for an agreement that concerns only one of the engines."""
     return bool(row["status"] == "agreed" and row.get("about", BOTH) != BOTH)
 
 
@@ -200,7 +200,7 @@ def incomplete(run: RowsOfRun, causes: Sequence[Cause]) -> str:
     why = ", ".join(names) or "nothing was compared"
     if not run.counts.keys() & {"agreed", "excused"}:
         return f"Incomplete: nothing was compared ({why})."
-    return f"Incomplete: all comparisons agree, and some were not possible ({why})."
+    return f"Incomplete: all comparisons agree, but some were not possible ({why})."
 
 
 def no_op(run: RowsOfRun, causes: Sequence[Cause]) -> str:

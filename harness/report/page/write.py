@@ -1,4 +1,4 @@
-"""Writes report.html beside report.jsonl."""
+"""Writes report.html into the folder of report.jsonl."""
 
 import json
 from collections.abc import Sequence

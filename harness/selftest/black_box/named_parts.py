@@ -1,7 +1,7 @@
 """The nodes of llama.cpp's graph that belong to each named part, to check the names.
 
-A name is right if one of its nodes is wrong. Some nodes do several things; for these, a second
-table tells by the engine's name which of them is wrong. A name that lists several parts means that
+A name is right if one of its nodes is wrong. Some nodes compute several things. For these nodes, a
+second table gives the wrong part by the engine's name. A name that lists several parts means that
 the black box cannot distinguish them.
 """
 
@@ -83,8 +83,8 @@ WEIGHTS = re.compile(
 
 
 def is_right(part: str, engine: str, family: str, places: Collection[WrongPlace]) -> bool:
-    """Return True if the black box named the right part. `places` are the wrong places of the
-    part's layer."""
+    """Return True if the black box named a part that is really wrong. `places` are the wrong places
+    in the part's layer."""
     nodes = {place.node for place in places}
     part = part.removesuffix(f", {BY_NUMBER}")
     if OR_A_TENSOR in part:
@@ -105,7 +105,7 @@ def is_right(part: str, engine: str, family: str, places: Collection[WrongPlace]
 
 
 def of_the_softmax(engine: str) -> str:
-    """Return the part for the softmax node, which scales, masks, adds sinks and normalises."""
+    """Return the wrong part of the softmax node, which scales, masks, adds sinks and normalises."""
     if "sinks" in engine:
         return "attention: sinks"
     return "attention: scores" if SCALE.fullmatch(engine) else "attention: mask"

@@ -1,9 +1,10 @@
 """Engines with a mistake in a single layer. Mistakes in the catalogue's ops affect all layers.
 
-There are three kinds. The engine reads a tensor of one layer wrongly in any model that contains it
-(with changed bytes, as in a damaged file). Or it reads it wrongly only in the model whose layer has
-this number (a wrongly repacked copy, which a slice lacks). Or the layer with this number computes
-something else.
+There are three kinds. First, the engine reads one tensor of a layer wrongly in every model that
+contains the tensor, as if the tensor were damaged in the file. Second, the engine reads this tensor
+wrongly only where the layer has its original number, as if it repacked the tensor wrongly; a slice,
+which numbers its layers anew, lacks the fault. Third, the layer with this number computes something
+else.
 """
 
 import shutil
@@ -61,7 +62,7 @@ def fault_named(engine: str) -> OneLayerFault:
 
 
 def scale_rows(rows: Rows, format: type[WeightFormat], head: int) -> None:
-    """Enlarge all rows by a thousandth. Half-precision scales are rounded."""
+    """Enlarge all rows by a thousandth. If the scales have half precision, they are rounded."""
     blocks = rows.reshape(-1).view(format.layout)
     for name in {"x", "d", "m", "dmin"} & set(format.layout.names or ()):
         wide = blocks[name].astype(np.float32) * np.float32(1.001)
@@ -102,7 +103,8 @@ CHANGES: Mapping[str, Callable[[Rows, type[WeightFormat], int], None]] = Mapping
 
 
 def wrong_bytes(fault: OneLayerFault, weight: Weight, heads: int) -> NDArray[np.uint8]:
-    """Return the weight's bytes with the fault. `heads` is the number of heads in its rows."""
+    """Return the weight's bytes with the fault. `heads` is the number of heads in the weight's
+    rows."""
     found = weight.raw.copy()
     n = 1 if len(weight.shape) == 1 else weight.shape[-2]
     CHANGES[fault.change](found.reshape(n, -1), weight.format, n // heads)
@@ -120,7 +122,7 @@ def heads_in(file: GgufFile, where: str) -> int:
 
 
 class Spoilt:
-    """A probe that changes the results of one layer from a node on."""
+    """A probe that changes one node of a layer, and so all later results."""
 
     def __init__(self, inner: Probe, fault: OneLayerFault) -> None:
         self.inner, self.fault = inner, fault
@@ -149,7 +151,7 @@ def last_head_lost(value: F32, before: Mapping[str, F32]) -> F32:
 
 
 def all_alike(value: F32, before: Mapping[str, F32]) -> F32:
-    """Return equal weights for all visible cells."""
+    """Return equal attention weights for all visible cells."""
     seen = value > 0
     shares: F32 = (seen / np.maximum(seen.sum(axis=-1, keepdims=True), 1)).astype(np.float32)
     return shares
@@ -178,7 +180,7 @@ RESULTS: Mapping[str, Callable[[F32, Mapping[str, F32]], F32]] = MappingProxyTyp
 
 
 class WrongInOneLayer(Reference):
-    """A wrong engine without a registered name. It is made from a fault."""
+    """A wrong engine that is made from a fault. It has no registered name."""
 
     fault: OneLayerFault
 

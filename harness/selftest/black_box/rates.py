@@ -1,4 +1,5 @@
-"""Counts of engines that were bisected by their logits alone, and the promised rates."""
+"""Counts of engines that were bisected by their logits alone, and the rates that the project
+promises."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,7 +12,7 @@ SHOWN = 3  # parts of an answer
 
 
 def counts(row: BlackBoxRow) -> bool:
-    """Return True if the engine diverged; otherwise there is nothing to explain."""
+    """Return True if the engine diverged, because only then the black box must name a fault."""
     return row.status == "diverged"
 
 
@@ -31,8 +32,8 @@ def lines(rows: Sequence[BlackBoxRow]) -> Iterator[str]:
     yield line_of("all", rows)
     hidden = [row for row in rows if row.status == "agreed" and row.wrong]
     seen, layer = (sum(bool(getattr(row, what)) for row in hidden) for what in ("seen", "layer"))
-    yield f"wrong in one layer, and the logits of the whole model agree: {len(hidden)}"
-    yield f"  of these are seen {seen}, with the right layer {layer}"
+    yield f"engines wrong in one layer whose logits agree on the whole model: {len(hidden)}"
+    yield f"  of these engines, {seen} are noticed, and {layer} with the right layer"
     for row in rows:
         if counts(row) and not (row.layers and row.part):
             yield describe_miss(row)

@@ -47,8 +47,8 @@ def run_black_box(
     file: Path | None,
     executor: Executor | None,
 ) -> int:
-    """Run the self-test of bisections by logits. Return 0 if the promised shares of layers and
-    parts are named, for engines whose logits change.
+    """Run the self-test of bisections by logits. Return 0 if the black box names the promised
+    shares of layers and parts, for engines whose logits change.
 
     `only` is a family of mistakes, or a model. The real model, on which each engine takes half a
     minute, is tested only if it is named. `file` is used as in `try_all`.
@@ -68,8 +68,8 @@ def run_black_box(
 
 def every_pair(seed: int, only: str) -> list[Pair]:
     """Return all pairs of a model and an engine. Faults in single layers are omitted if `only`
-    names another family, because their models must be written first. Pairs of the real model need
-    `only`."""
+    names another family, because their models must be written first. Pairs of the real model are
+    included only if `only` names them."""
     mistakes = [cls for cls in wrong_engines() if issubclass(cls, Mutant)]
     mistakes = [cls for cls in mistakes if cls.group not in NOT_OF_LOGITS]
     found = [(cls.shows_on, cls.name) for cls in mistakes if cls.shows_on not in WITHOUT_LOGITS]

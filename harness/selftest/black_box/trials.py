@@ -45,8 +45,9 @@ class BlackBoxRow:
     """A row of the table of trials.
 
     wrong: the wrong places, as node-layer. said: the layer and the name of each named part, in
-    order. layer: True if the first named place is the first wrong place. layers: True if the answer
-    is also right on all other tested layers. part: True if every part named there is wrong.
+    order. layer: True if the first named layer is the first wrong layer. layers: True if the answer
+    is also right on all other tested layers. part: True if every part that is named in this layer
+    is wrong.
     """
 
     engine: str
@@ -146,7 +147,7 @@ def one(bench: BlackBoxBench, name: str) -> BlackBoxRow:
 
 
 def engine_of(bench: BlackBoxBench, name: str) -> tuple[type[Reference], str, Path]:
-    """Return the engine's class, its family, and its file."""
+    """Return the engine's class, its family, and the model file that it runs."""
     if not name.startswith(PREFIX):
         cls: Any = Adapter.member(name)
         return cls, cls.group, bench.model
@@ -157,8 +158,8 @@ def engine_of(bench: BlackBoxBench, name: str) -> tuple[type[Reference], str, Pa
 
 
 def said_of(asker: SliceAsker, *, always: bool) -> tuple[str, BlackBoxBisection | None]:
-    """Return the status and the bisection of the black box. `always` bisects even if the whole
-    model's logits do not differ."""
+    """Return the status and the bisection of the black box. If `always` is True, bisect even if the
+    whole model's logits do not differ."""
     if not always:
         whole = asker.answer_to(asker.plan)
         if not whole.differs:
@@ -180,7 +181,7 @@ def truth_of(
 
 def is_another(bench: BlackBoxBench, cls: Any, wrong: Sequence[WrongPlace]) -> bool:
     """Return True if the mistake has another effect on this architecture. For example, in llama's
-    graph every fifth norm is the last one, but in other graphs it is not."""
+    graph every fifth norm is the last norm, but not in other graphs."""
     if not issubclass(cls, Mutant) or cls.shows_on == bench.name or not wrong:
         return False
     context = bench.models.whole(bench.plan(bench.model))
@@ -197,7 +198,7 @@ def declared_places(cls: Any) -> list[WrongPlace]:
 
 
 def claims_of(found: BlackBoxBisection) -> list[Claim]:
-    """Return the claims of a bisection: parts of layers in order, then tensors."""
+    """Return the claims of a bisection: first parts of layers, in order, then tensors."""
     rows = [Claim(layer=row.layer, part=part.name) for row in found.guilty for part in row.parts]
     looked = [name for each in found.lenses for name in each.tensors]
     if not rows:  # what is asked at its place says more

@@ -1,4 +1,5 @@
-"""The true places of a fault, from tensors: each node is computed on the inputs of an honest run.
+"""The true places of a fault, found from tensors. Each node is computed on the inputs of an honest
+run.
 
 A right node has exactly the same bits, because both engines share its code. All other nodes are
 wrong. The findings of the black box, which sees no tensors, are compared with these places.
@@ -30,7 +31,8 @@ class WrongPlace:
 def wrong_places(
     honest: Session, engine: Session, batches: Sequence[Batch]
 ) -> tuple[WrongPlace, ...]:
-    """Return the wrong places in the order of computation; none if the engine does not answer."""
+    """Return the wrong places in the order of computation; an empty tuple if the engine does not
+    answer."""
     right = values_of(honest, Request(batches=tuple(batches), capture=True))
     floats = {site: v for site, v in right.items() if v.dtype.kind == "f"}
     put_in = Request(batches=tuple(batches), capture=True, replace=floats)
@@ -57,8 +59,8 @@ def values_of(session: Session, request: Request) -> dict[Site, NDArray[Any]]:
 def differing(
     right: dict[Site, NDArray[Any]], shown: dict[Site, NDArray[Any]]
 ) -> Iterator[WrongPlace]:
-    """Yield the wrong places. If nodes are missing, only these are wrong, because the nodes after
-    them cannot be judged."""
+    """Yield the wrong places. If nodes are missing, yield only the missing nodes, because the nodes
+    after them cannot be judged."""
     missing = [site for site in right if site not in shown]
     off = (site for site, value in right.items() if is_off(value, shown.get(site)))
     for site in missing or off:

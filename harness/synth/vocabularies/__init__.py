@@ -1,7 +1,7 @@
 """Small seeded vocabularies for every tokenizer model of llama.cpp.
 
-Source of their requirements: llama_vocab::impl::load in src/llama-vocab.cpp of llama-cpp-python
-0.3.36.
+Source of the tokenizers' requirements: llama_vocab::impl::load in src/llama-vocab.cpp of
+llama-cpp-python 0.3.36.
 """
 
 from collections.abc import Callable, Mapping
@@ -74,7 +74,7 @@ def check_kind(kind: str, n_vocab: int) -> None:
 
 
 def vocabulary_keys(kind: str, n_vocab: int, seed: int, pre: str = "", last: str = "") -> Keys:
-    """Return the `tokenizer.ggml.*` keys of a vocabulary. `pre` names another pre-tokenizer than
+    """Return the `tokenizer.ggml.*` keys of a vocabulary. `pre` names a pre-tokenizer other than
     the kind's own. `last` is a control token that replaces the last token."""
     check_kind(kind, n_vocab)
     made = dict(KINDS[kind][1](n_vocab, seed))

@@ -15,8 +15,8 @@ SMALLEST = len(SPECIAL) + 2 * len(LETTERS) + 8
 
 
 def keys(n_vocab: int, seed: int) -> Mapping[str, tuple[str, Any]]:
-    """Return the keys. In GGUF `▁` marks the beginning of a word, while the original marks
-    continuations with `##`."""
+    """Return the keys. GGUF marks the beginning of a word with `▁`, while original WordPiece
+    vocabularies mark continuations with `##`."""
     letters = [*LETTERS, *(f"▁{letter}" for letter in LETTERS)]
     pieces = glue_letters(letters, n_vocab - len(SPECIAL), seed, one_word)
     types = [CONTROL] * len(SPECIAL) + [NORMAL] * len(pieces)

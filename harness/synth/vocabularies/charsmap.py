@@ -1,10 +1,10 @@
 """A precompiled character map in SentencePiece's format: a trie in a double array, and
 replacements.
 
-A node has 32 bits. The low 8 bits hold the byte that leads to it. Bit 8 is set if a sequence ends
-there. The bits from 10 on hold the distance (by exclusive or) to its children. The leaf below an
-end has bit 31 set, and holds the start of the replacement. Every node is placed at the first
-position where all its children fit.
+A node has 32 bits. The low 8 bits hold the byte that leads to the node. Bit 8 is set if a sequence
+ends there. The bits from 10 on hold the offset of its children, which is combined with the node's
+position by exclusive or. The leaf below the end of a sequence has bit 31 set, and holds the start
+of the replacement. Every node is placed at the first position where all its children fit.
 """
 
 from collections.abc import Mapping
@@ -29,8 +29,8 @@ def charsmap(replacements: Mapping[str, str]) -> bytes:
 
 
 def double_array(values: Mapping[bytes, int]) -> list[int]:
-    """Return the nodes; the root is number 0. The length is a multiple of 256, so that no byte
-    leads outside."""
+    """Return the nodes; the root is node 0. The length is a multiple of 256, so that no byte leads
+    outside the list."""
     trie: dict[bytes, set[int]] = {b"": set()}  # beginning -> bytes that go on
     for key in values:
         for at in range(len(key)):
@@ -57,8 +57,8 @@ def double_array(values: Mapping[bytes, int]) -> list[int]:
 
 
 def free_offset(nodes: Mapping[int, int], place: int, children: list[int]) -> int:
-    """Return the smallest offset that places every child at a free position, and never on the
-    root."""
+    """Return the smallest offset that places every child at a free position. The root's position is
+    never free."""
     offset = 1
     while any((place ^ offset ^ byte) in nodes for byte in children):
         offset += 1

@@ -1,4 +1,5 @@
-"""A seeded byte-level BPE vocabulary: 256 bytes in their visible form, and merges of these."""
+"""A seeded byte-level BPE vocabulary: 256 bytes in their visible form, and merges of these
+bytes."""
 
 import re
 from collections.abc import Mapping

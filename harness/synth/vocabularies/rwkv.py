@@ -1,4 +1,5 @@
-"""A seeded vocabulary for the greedy trie: all bytes, and runs of bytes, written with escapes."""
+"""A seeded vocabulary for RWKV's greedy trie: all bytes, and runs of several bytes, written with
+escapes."""
 
 from collections.abc import Mapping
 from typing import Any

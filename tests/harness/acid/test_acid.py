@@ -1,4 +1,5 @@
-"""Acid models without llama.cpp: bytes, margins, reports of our engines, and their reading."""
+"""Acid models without llama.cpp: their bytes and margins, and the reports that our engines
+write."""
 
 import hashlib
 import json
@@ -137,8 +138,8 @@ def test_known_mistakes_get_their_own_answers(test: Measurement) -> None:
 
 
 def test_complete_report_is_right_at_temperature_one(model: Path) -> None:
-    """The two tokens after the prompt have one possible next token. Then each test has its own
-    tokens. The test sums 1 - p."""
+    """After the prompt, two tokens have only one possible successor. Then each acid test has its
+    own tokens. This test adds up 1 - p over all tokens of the report."""
     engine = Model(model, Mirror(1, 512, ()), n_ctx=512)
     doubt, text = 0.0, []
     ids = engine.tokenizer().encode(PROMPT.encode(), add_special=True, parse_special=False)
@@ -263,7 +264,7 @@ def lockstep_text(lockstep: Lockstep, path: Path) -> str:
     return ending.out + ending.err
 
 
-def test_reading_puts_a_resulting_no_below_its_cause(tmp_path: Path, lockstep: Lockstep) -> None:
+def test_reading_puts_a_dependent_no_below_its_cause(tmp_path: Path, lockstep: Lockstep) -> None:
     path = tmp_path / "said.txt"
     wrong = " rope-pairing NO (pairs of the other kind)\n rope-base NO\n"
     path.write_text(SAID + lines("rope-pairing", "rope-base") + wrong + END)

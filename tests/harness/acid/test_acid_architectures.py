@@ -1,4 +1,5 @@
-"""Acid models of other architectures than llama, without llama.cpp: bytes, margins, our engines."""
+"""Acid models of architectures other than llama, without llama.cpp: their bytes and margins, and
+the reports of our engines."""
 
 import hashlib
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Reports that the catalogue's wrong engines write when they run an acid model.
 
-LOCKSTEP_ACID_ALL=1 with `pytest -s` tries every engine that a test covers. Without it, only some
-engines are tried.
+LOCKSTEP_ACID_ALL=1 with `pytest -s` tries every engine that a test covers. Without this variable,
+the tests try only some engines.
 """
 
 import os
@@ -63,8 +63,8 @@ def tried(kind: str, folder: Path, prefix: str = "", arch: str = "llama") -> lis
 
 
 def check_first_names(wrote: list[SeenReport], arch: str, kind: str) -> None:
-    """Assert that the first named cause is true, for each engine and for the NOs of any two engines
-    together."""
+    """Assert that the first named cause is true for each engine, and for the combined NOs of any
+    two engines."""
     tests = {test.name: test for test in report_for(arch, kind).tests}
     for pair in combinations_with_replacement(wrote, 2):
         for readings in zip(*(each.readings for each in pair), strict=True):

@@ -1,4 +1,4 @@
-"""Acid tests of a SentencePiece tokenizer: each wrong tokenizer is named, and nothing else."""
+"""Acid tests of a SentencePiece tokenizer: each wrong tokenizer is named, and no other mistake."""
 
 from pathlib import Path
 
@@ -74,7 +74,7 @@ def test_engine_that_writes_stored_space_marks_is_named(model: Path) -> None:
 
 @pytest.mark.parametrize("parsed", [True, False])
 def test_control_token_in_the_prompt_is_ok_as_token_and_as_text(model: Path, parsed: bool) -> None:
-    """The engine parses the token in a chat. In a completion it reads the token as text."""
+    """A chat parses the control token. A completion reads it as text."""
     with LocalSession(Adapter.member("fast"), model, EXACT) as session:
         ids = session.ask("tokenize", [PROMPT.encode()], parse_special=parsed)
         assert isinstance(ids, Answered)

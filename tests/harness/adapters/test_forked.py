@@ -1,5 +1,5 @@
-"""Many files for a parser that dies on some of them: every other file is answered, and each death
-is reported."""
+"""Many files for a parser that dies on some of them. Every other file gets an answer, and each
+death is reported."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ LIMITS = CostLimits(seconds=0.2)
 
 
 def read(raw: bytes) -> tuple[str, int, str]:
-    """Behave as the content of the file says."""
+    """Stand in for a parser: behave as the content of the file says."""
     if raw == b"dies":
         os.write(2, b"assertion of the parser\n")
         os.kill(os.getpid(), signal.SIGSEGV)

@@ -119,7 +119,7 @@ HALF, LOST = [0.5, 0.5], [np.nan, np.nan]
         ([*LOST, np.nan, 0.5], True),
     ],
 )
-def test_weights_after_the_last_cell_count_unless_the_row_is_nan(
+def test_weight_after_the_last_cell_is_noticed_unless_all_are_nan(
     row: list[float], does: bool
 ) -> None:
     weights = np.array([[[*HALF, 0.0, 0.0], row]], np.float32)

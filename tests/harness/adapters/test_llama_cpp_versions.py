@@ -1,5 +1,5 @@
-"""Functions of llama.cpp in other versions: a missing function makes a question unanswerable, and
-is never a crash."""
+"""Functions of llama.cpp in other versions: a missing function makes a question unanswerable, but
+never causes a crash."""
 
 import ctypes
 from types import SimpleNamespace

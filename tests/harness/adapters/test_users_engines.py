@@ -92,7 +92,7 @@ def test_module_is_found_in_the_working_directory(
     assert "mine_as_module" not in sys.modules  # the worker alone has imported it
 
 
-def test_file_named_as_our_package_does_not_replace_it(model: Path, tmp_path: Path) -> None:
+def test_file_named_like_our_package_does_not_replace_it(model: Path, tmp_path: Path) -> None:
     for name in ("engine.py", "harness.py"):
         (found,) = checked(model, f"adapter:{written(tmp_path, HONEST, name)}", "logits")
         assert found.status == "agreed"

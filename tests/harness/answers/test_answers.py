@@ -1,5 +1,5 @@
-"""Every question demands a form for its answer, from an engine in this process and from another
-process."""
+"""Checks of answers: every question demands a form, from an engine in this process and from an
+isolated engine."""
 
 import re
 from collections.abc import Iterator

@@ -1,5 +1,5 @@
-"""Other versions of an engine: an environment is built completely or not at all, and a failure has
-a reason."""
+"""Other versions of an engine: an environment is built completely or not at all, and a failed build
+states its reason."""
 
 import io
 import re
@@ -98,7 +98,7 @@ def sdist(tmp_path: Path) -> Sdist:
 def test_builds_avoid_amx_on_processors_that_have_it(
     has_amx: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """GCC 12 omits the setup of AMX, and llama.cpp then dies at its first product."""
+    """Code that GCC 12 compiles does not set up AMX, so llama.cpp dies at its first product."""
     cpu = tmp_path / "cpuinfo"
     cpu.write_text(f"model : 1\nflags\t: fpu {'amx_tile ' * has_amx}sse2\n")
     monkeypatch.setattr(environments, "CPU", cpu)
@@ -120,7 +120,7 @@ def test_version_can_be_built_listed_used_and_removed(sdist: Sdist, cache: Path)
     said: list[str] = []
     folder = provide(NAME, said.append)
     assert folder == folder_of(NAME)
-    assert said[0] == "building llama-cpp-python 0.3.8 from source, once: minutes on two cores"
+    assert said[0] == "building llama-cpp-python 0.3.8 from source (only once; takes minutes)"
     assert list(built_versions("llama.cpp")) == [(NAME, folder)]
     assert left_in(cache) == ["build.lock", folder.name]
     n_said = len(said)
@@ -201,8 +201,8 @@ def test_a_version_is_asked_through_the_same_adapter() -> None:
 
 
 def test_worker_prefers_the_packages_of_its_environment(cache: Path) -> None:
-    """`describe` reports the loaded llama_cpp, which is a stand-in, although the real package is
-    installed too."""
+    """`describe` reports the version of the loaded llama_cpp: the environment's stand-in, although
+    the real package is installed too."""
     folder = folder_of(NAME)
     make = [sys.executable, "-m", "venv", "--without-pip", str(folder)]
     subprocess.run(make, check=True)
@@ -262,7 +262,7 @@ def test_quoted_pip_output_omits_addresses_and_advice() -> None:
     text = "a\nERROR: b https://x.y/z\nc\n\n[notice] a new release of pip"
     assert last_words(text) == "ERROR: b (address)"
     assert last_words(text, 2) == "ERROR: b (address); c"
-    assert last_words("") == "it said nothing"
+    assert last_words("") == "pip printed no reason"
 
 
 def test_users_build_is_not_loaded_by_another_version(

@@ -1,4 +1,4 @@
-"""A model path that is no longer a file is not opened, because a pipe would block an engine beyond
+"""Lockstep does not open a model path that is no longer a file. A pipe would block an engine beyond
 any time limit."""
 
 import os

@@ -1,4 +1,5 @@
-"""The process that forks workers and its loaded modules, and workers that start without it."""
+"""The template process, which loads modules and forks workers, and workers that start without
+it."""
 
 import os
 import re

@@ -79,7 +79,8 @@ def test_other_run_or_run_that_timed_out_once_is_asked_again() -> None:
 def beside(
     seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[tuple[Outcome, Outcome], list[str]]:
-    """Ask an oracle that takes this number of seconds, and a subject that is late once."""
+    """Ask two engines in parallel: an oracle that takes this number of seconds, and a subject that
+    times out once."""
     asked: list[str] = []
 
     def ask(who: str, *outcomes: Outcome) -> Callable[[], Outcome]:

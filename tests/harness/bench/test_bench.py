@@ -1,5 +1,5 @@
-"""Benchmarks: the engines measured, their turns and their results. No test judges the speed
-itself."""
+"""Benchmarks: the measured engines, their turns and their results. No test judges an actual
+speed."""
 
 import json
 import math
@@ -77,7 +77,8 @@ def test_bench_without_our_own_decoder_is_refused() -> None:
 
 
 def rows_of(*rates: tuple[str, float, float, float]) -> list[BenchRow]:
-    """Return (type, ours with one thread, ours with two, ggml's with one) for each row."""
+    """Return rows from tuples: type, our rate with one thread, our rate with two threads, ggml's
+    rate with one thread."""
     return [
         BenchRow(target=name, rates={(OURS, 1): a, (OURS, 2): b, (GGML, 1): c})
         for name, a, b, c in rates
@@ -127,7 +128,7 @@ def test_bench_decodes_ordinary_numbers(kind: type[WeightFormat]) -> None:
 # --- timing ---------------------------------------------------------------------------------
 
 
-def test_first_call_is_not_timed_and_a_later_call_is() -> None:
+def test_first_call_is_not_timed_but_a_later_call_is() -> None:
     pieces = pieces_of(np.zeros(8, np.uint8), (1, 1), 1)
     calls: list[Piece] = []
     assert 0 <= seconds_each(calls.append, pieces, 0.0) < float("inf")
@@ -135,8 +136,8 @@ def test_first_call_is_not_timed_and_a_later_call_is() -> None:
 
 
 def test_rate_counts_the_calls_of_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time of a single call would be wrong, because it is the same with two threads as with
-    one."""
+    """The time of a single call would be a wrong measure, because it is the same with one thread
+    and with two."""
     turns = [(0.0, 1.0, 3), (0.5, 2.0, 5)]
     monkeypatch.setattr(_timing, "repeat_work", lambda work, seconds: turns.pop())
     pieces = pieces_of(np.zeros(8, np.uint8), (1, 1), 2)

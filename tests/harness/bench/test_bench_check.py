@@ -1,4 +1,4 @@
-"""`bench check`: how a check spends its time, with our own engine or another."""
+"""`bench check`: how a check spends its time, with our own engine or another engine."""
 
 from dataclasses import replace
 

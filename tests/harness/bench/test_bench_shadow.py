@@ -40,7 +40,7 @@ def test_capture_is_promised_within_three_decodes_and_a_copy(captured: float, ke
 
 
 @pytest.mark.parametrize("before", [None, "passive"])
-def test_users_setting_of_spinning_threads_stays(
+def test_users_setting_for_spinning_threads_is_kept(
     before: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(WAITING, raising=False)

@@ -64,7 +64,7 @@ def test_bench_promises_half_of_llama_cpps_speed_and_no_quadratic_time(
 
 
 @pytest.mark.parametrize("target", ["nowhere.gguf", "builtin:nothing"])
-def test_a_target_that_is_no_vocabulary_is_refused(target: str, tmp_path: Path) -> None:
+def test_a_target_that_is_not_a_vocabulary_is_refused(target: str, tmp_path: Path) -> None:
     plan = BenchPlan(targets=(target,), size=100, rounds=1)
     with pytest.raises(BadInput, match=r"no such file|no built-in vocabulary"):
         list(TokensBench().run(plan, lambda target, text: None))

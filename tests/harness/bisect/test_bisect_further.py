@@ -18,7 +18,7 @@ import_members("lockstep.harness.mutants")
 
 
 class ReplacesBytes(Reference, name="bisect: replaces bytes"):
-    """An engine that replaces invalid UTF-8 by U+FFFD before it tokenizes."""
+    """An engine that replaces invalid UTF-8 with U+FFFD before it tokenizes."""
 
     def tokenize(self, texts: Sequence[bytes], **flags: bool) -> list[list[int]]:
         whole = [text.decode("utf-8", "replace").encode() for text in texts]
@@ -47,8 +47,8 @@ def test_fault_after_64_cells_is_found_in_a_longer_run_and_confirmed(tmp_path: P
 def test_list_of_layers_shows_an_op_that_is_wrong_after_the_prompt(
     tmp_path: Path,
 ) -> None:
-    """An earlier version called every layer right in the list, although it named a wrong op
-    below."""
+    """An earlier version listed every layer as right, although it named a wrong op below the
+    list."""
     found, words = bisected("mutant:cache-batch-sees-itself-alone", tmp_path)
     assert found.first is not None
     assert found.first.site.step == 1
@@ -83,8 +83,8 @@ def test_bisect_reports_a_wrong_tokenizer(tmp_path: Path) -> None:
     assert "tokens: encode" in words
 
 
-def test_text_beyond_unicode_is_named_with_its_flags(tmp_path: Path) -> None:
-    """An earlier message named no flags, and expected a BOS."""
+def test_text_that_is_not_unicode_is_named_with_its_flags(tmp_path: Path) -> None:
+    """An earlier message did not name the flags, although it expected a BOS."""
     found, words = bisected("mutant:bos-missing", tmp_path)
     assert found.exit_code == NO_OP
     assert "encode_beyond_unicode (add_special): 1 of 1 inputs differ" in words

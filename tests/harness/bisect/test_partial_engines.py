@@ -1,5 +1,5 @@
-"""Engines that show and replace only some tensors. Hidden tensors are not compared, and accuse no
-engine."""
+"""Engines that show and replace only some tensors. Hidden tensors are not compared, and no engine
+is accused because of them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -114,7 +114,7 @@ WRONG_WHERE_IT_IS_HIDDEN = made(
 
 
 class ShowsItWrong(Reference, name="test:shows-it-wrong"):
-    """An engine that is right, but shows one tensor wrongly."""
+    """An engine with right results that shows one tensor wrongly."""
 
     def evaluate(self, request: Request) -> Evaluation:
         run = super().evaluate(request)

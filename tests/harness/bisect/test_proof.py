@@ -1,5 +1,5 @@
-"""The rest of an engine must agree with the oracle, or with an honest engine of another design,
-once the oracle's tensors replace wrong results."""
+"""The proof of a bisection. The oracle's tensors replace the wrong results, and the rest of the run
+must then agree with the oracle, or with an honest engine of another design."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -37,8 +37,8 @@ class Float64AndOneBase(Reference, name="test:float64-and-one-base"):
 
 
 class Float64AndTwoFaults(Reference, name="test:float64-and-two-faults"):
-    """An engine in float64 with two faults. At the place of the second fault no value can be
-    replaced."""
+    """An engine in float64 with two faults. Values cannot be replaced at the place of the second
+    fault."""
 
     def describe(self) -> EngineInfo:
         return replace(super().describe(), fixed=("ffn_geglu",))
@@ -56,8 +56,8 @@ def gemma2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def proof_of(model: Path, engine: str, *, site: str = "Qcur_rope", lucky: bool = False) -> Patched:
-    """Return the proof. With `lucky`, the first honest runs differ by less than the oracle's GELU
-    table and a formula do."""
+    """Return the proof. If `lucky` is True, the first honest runs differ less than the oracle's
+    GELU table differs from the formula."""
     with context_of(model, engine=engine, oracle="llama.cpp", n_tokens=12) as context:
         if lucky:
             small = context.noise.relative / 100
@@ -89,8 +89,8 @@ class Float64AndOtherEps(Reference, name="test:float64-and-other-eps"):
 
 
 def test_fault_smaller_than_conversion_noise_is_confirmed(tmp_path: Path) -> None:
-    """The oracle converts activations, so an engine without conversions differs from it by the same
-    amount with and without the fault."""
+    """The oracle converts activations. An engine that does not convert them differs from the oracle
+    equally with and without the fault."""
     model = written(tmp_path, seed=6, n_layer=1, quant="Q4_0")
     proof = proof_of(model, Float64AndOtherEps.name, site="attn_norm")
     assert proof.confirms
@@ -99,15 +99,16 @@ def test_fault_smaller_than_conversion_noise_is_confirmed(tmp_path: Path) -> Non
 
 
 def test_rest_is_compared_with_honest_runs_of_the_engines_design(gemma2: Path) -> None:
-    """The oracle's GELU is a table of half-precision numbers, from which the rest differs by more
-    than the limit. With the same replacements, an honest run without the table agrees."""
+    """The oracle computes GELU from a half-precision table. So the rest of the subject's run
+    differs from the oracle's by more than the limit. An honest run without the table agrees with
+    the subject if the same values are replaced."""
     proof = proof_of(gemma2, Float64AndOneBase.name, lucky=True)
     assert proof.confirms
     assert proof.otherwise
     assert "the rest agrees with an honest run of another design" in confirmation(proof)
 
 
-def test_unpatched_second_fault_is_not_taken_for_another_design(gemma2: Path) -> None:
+def test_unpatched_second_fault_is_not_mistaken_for_another_design(gemma2: Path) -> None:
     proof = proof_of(gemma2, Float64AndTwoFaults.name)
     assert not proof.agrees
     assert not proof.otherwise
@@ -130,8 +131,8 @@ OF_THE_ORACLE = "are the oracle's own, so errors before them do not show"
 def test_replaced_logits_prove_nothing_about_earlier_ops(
     engine: str, site: str, said: bool, tmp_path: Path
 ) -> None:
-    """An earlier version confirmed a kernel that loses rows by logits that were 0.0e+00 off,
-    because they were the oracle's own."""
+    """An earlier version replaced the logits themselves. They then agreed exactly with the
+    oracle's, and this confirmed a kernel that loses rows."""
     proof = proof_of(written(tmp_path, seed=6, n_layer=1), engine, site=site)
     assert proof.confirms
     assert (OF_THE_ORACLE in confirmation(proof)) is said

@@ -70,7 +70,8 @@ def suite(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def asked(suite: str, tmp_path: Path) -> Asked:
-    """Return all verdicts on a program that starts normally, and is wrong if WHEN is true."""
+    """Return all verdicts on a program that starts normally, and answers wrongly if the condition
+    WHEN holds."""
     model = builtin("f32", tmp_path)
     level, answer, wrong, _ = ANSWERS[suite]
 

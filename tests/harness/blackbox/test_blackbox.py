@@ -104,9 +104,9 @@ def an_eighth(raw: NDArray[np.uint8], _: Any) -> None:
     raw.view(np.float32)[:] /= 8
 
 
-def test_eps_is_not_taken_for_the_embedding_if_embeddings_are_small(tmp_path: Path) -> None:
-    """The model Stories260K has such embeddings. With larger ones, powers of two, eps has no
-    effect."""
+def test_eps_is_not_mistaken_for_the_embedding_if_embeddings_are_small(tmp_path: Path) -> None:
+    """The model Stories260K has such small embeddings. If embeddings are larger powers of two, eps
+    has no effect."""
     path, tensor = builtin("f32", tmp_path), "token_embd.weight"
     small_ones = copy_with(path, tmp_path / "small.gguf", tensor, an_eighth)
     found = bisected(small_ones, tmp_path / "made", engine="mutant:wrong-eps")
@@ -229,9 +229,9 @@ class KnowsNoOtherHead(Reference, name="test:the-head-is-the-table"):
         return model
 
 
-def test_black_box_names_no_head_of_a_tied_model(tmp_path: Path) -> None:
-    """An earlier version gave the engine changed embeddings. This also changed its head, so it
-    differed."""
+def test_black_box_does_not_blame_the_head_of_a_tied_model(tmp_path: Path) -> None:
+    """An earlier version changed the embeddings for the engine. This also changed the tied head, so
+    the engine differed."""
     path = written(tmp_path, n_layer=1, tied=True)
     off = with_changed_weight(path, tmp_path / "off.gguf", "blk.0.ffn_down.weight", 3, 5, 0.5)
     engine = "test:the-head-is-the-table"
@@ -249,7 +249,7 @@ class OtherEachTime(Reference, name="test:other-each-time"):
 
 
 def test_black_box_names_no_part_if_runs_of_an_engine_differ(tmp_path: Path) -> None:
-    """Each bisection of this engine would name another part: eps, the output norm, or the
+    """Each bisection of this engine would name a different part: eps, the output norm, or the
     embedding."""
     path = written(tmp_path, n_layer=1)
     found = bisected(path, tmp_path / "made", engine="test:other-each-time")
@@ -315,7 +315,7 @@ def test_engine_with_lists_is_bisected_by_its_lists(tmp_path: Path) -> None:
 
 
 def test_untested_weights_are_not_reported_as_agreeing(tmp_path: Path) -> None:
-    """An earlier summary on an engine with only tokens claimed that the weights agree."""
+    """An earlier summary claimed that the weights of an engine that shows only tokens agree."""
     path = builtin("f32", tmp_path)
     of_tokens = made("greedy: honest", levels=("greedy",))
     for engine, weights in ((of_tokens, False), ("reference", True)):
@@ -326,8 +326,8 @@ def test_untested_weights_are_not_reported_as_agreeing(tmp_path: Path) -> None:
 
 
 def test_check_locates_a_wrong_eps_that_only_tokens_show(tmp_path: Path) -> None:
-    """The choice of a token shows no eps outside the layers, and an ordinary slice shows no eps
-    within them."""
+    """The choice of a token does not depend on an eps outside the layers, and an ordinary slice
+    does not show an eps within the layers."""
     path = builtin("f32", tmp_path)
     found = bisected(path, tmp_path / "made", engine=GREEDY_WITH_OTHER_EPS)
     assert found.whole.status == "agreed"

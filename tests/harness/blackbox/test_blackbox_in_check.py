@@ -1,4 +1,4 @@
-"""`check` of an engine without tensors: it tests the graph with the F32 twin, and the weights with
+"""`check` of an engine without tensors: it tests the graph on the F32 twin, and the weights through
 lenses."""
 
 from collections.abc import Iterator
@@ -99,10 +99,10 @@ def test_large_model_is_tested_in_slices(model: Path, monkeypatch: pytest.Monkey
     assert len(found) == 5  # twice without layers, and three layers
 
 
-def test_some_of_many_equal_layers_are_tested_and_the_others_named(
+def test_some_of_many_equal_layers_are_tested_and_untested_layers_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Asking all 32 layers of a model with 8 billion weights took four minutes."""
+    """Testing all 32 layers of a model with 8 billion weights took four minutes."""
     monkeypatch.setattr(whole, "LARGEST_TWIN", 0)
     monkeypatch.setattr(in_check, "SLICES", 2)
     path = written(tmp_path, quant="Q8_0", n_layer=5)
@@ -156,8 +156,8 @@ def test_engine_without_f32_models_is_not_accused(
 
 
 def test_listed_divergence_excuses_no_other_of_the_same_question(tmp_path: Path) -> None:
-    """Two wrong graphs differ in the places where activations are small, and in the size of the
-    error."""
+    """The two wrong graphs differ at different small activations, and by errors of different
+    size."""
     path, listed = builtin("f32", tmp_path), tmp_path / "known.json"
     eps, heads, tokens = (
         [v for v in verdicts(plan_of(path, engine=engine), levels) if v.status == "diverged"]
@@ -189,7 +189,7 @@ def test_listed_weight_excuses_no_other_of_the_same_lens(model: Path, tmp_path: 
 
 
 def test_probe_model_that_llama_cpp_refuses_accuses_no_engine() -> None:
-    """Gemma2 has no head of its own, so llama.cpp refuses such a model.
+    """Gemma2 has no separate head, so llama.cpp refuses a probe model that has one.
 
     An earlier message blamed the engine, and its user looked for a fault that did not exist.
     """

@@ -34,7 +34,7 @@ def large(folder: Path, arch: str) -> Path:
     return path
 
 
-def test_few_tokens_are_rows_of_the_model_with_renumbered_special_ones(
+def test_few_tokens_are_the_models_rows_with_renumbered_special_tokens(
     tmp_path: Path,
 ) -> None:
     path, out = large(tmp_path, "llama"), tmp_path / "slice.gguf"
@@ -53,7 +53,7 @@ def test_few_tokens_are_rows_of_the_model_with_renumbered_special_ones(
             assert np.array_equal(ours, rows[[*range(KEPT), LAST]])
 
 
-def test_chosen_rows_of_other_tensors_stay(tmp_path: Path) -> None:
+def test_rows_that_are_already_chosen_are_kept(tmp_path: Path) -> None:
     with GgufFile.open(large(tmp_path, "llama")) as model:
         same = np.zeros(3, np.int64)
         recipe = replace(slice_of(model, 1), rows={"blk.0.ffn_up.weight": same})
@@ -104,7 +104,7 @@ class KnowsItsVocabulary(Reference, name="test:knows-its-vocabulary"):
         return found
 
 
-def test_engine_that_accepts_one_vocabulary_is_tested_with_that_one(tmp_path: Path) -> None:
+def test_engine_that_accepts_only_one_vocabulary_is_tested_with_it(tmp_path: Path) -> None:
     found = bisected(large(tmp_path, "llama"), tmp_path / "made", engine=KnowsItsVocabulary.name)
     assert {row.answer.status for row in found.rows} == {"agreed"}
     # by their slices, and not each at its place in the whole model

@@ -1,4 +1,4 @@
-"""Further runs of a large model use only its first layers, with their own weight types."""
+"""Further runs of a large model use only its first layers. These layers keep their weight types."""
 
 import errno
 from contextlib import closing

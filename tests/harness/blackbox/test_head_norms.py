@@ -1,5 +1,5 @@
-"""Norms of heads read values that a layer's norm has enlarged, so a wrong eps shows only if heads
-are small."""
+"""Norms of heads read values that a layer's norm has enlarged. So the effect of a wrong eps is
+visible only if heads are small."""
 
 from contextlib import closing
 from pathlib import Path

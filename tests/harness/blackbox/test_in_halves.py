@@ -1,5 +1,5 @@
-"""Half-precision engines are not accused on F32 probe models, unless the fault is larger than half
-precision explains."""
+"""Half-precision engines are not accused on F32 probe models, unless the difference is larger than
+half precision can explain."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -217,7 +217,7 @@ def test_half_precision_weights_are_named_on_the_twin(model: Path) -> None:
 
 
 def test_engine_that_rounds_only_its_logits_gets_half_a_step_of_tolerance(model: Path) -> None:
-    """An engine that computes in BF16 may be off by more than a wrong rope base.
+    """An engine that computes in BF16 may have larger errors than an engine with a wrong rope base.
 
     An earlier version therefore excused a wrong rope base in an engine that rounds only its logits.
     """
@@ -237,7 +237,8 @@ def test_weights_are_not_blamed_if_the_engine_is_wrong_elsewhere(engine: str, mo
 
 
 def test_far_off_weights_are_found_in_half_precision(model: Path) -> None:
-    """An earlier version skipped all lenses, as if half precision hid every fault."""
+    """An earlier version skipped all lenses, because it assumed that half precision hides every
+    fault."""
     found = verdicts(model, SwapsCodes.name)
     assert of_twin(found).status == "not-applicable"
     assert through_lenses(found)
@@ -284,7 +285,7 @@ def test_bisect_names_only_the_fault_of_an_engine_in_half_precision(
 
 
 def test_black_box_blames_no_weight_for_half_precision_logits(model: Path, tmp_path: Path) -> None:
-    """An earlier version called each lens wrong, and each matrix in its place."""
+    """An earlier version blamed each lens, and each matrix in its place."""
     found = bisected(model, tmp_path / "made", engine=InF16.name)
     assert (found.exit_code, found.guilty, found.lenses, found.places) == (3, (), (), ())
     assert NOT_WEIGHTS in found.left_out

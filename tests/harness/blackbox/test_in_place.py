@@ -1,5 +1,5 @@
-"""A fault of one tensor that shows only at the tensor's place. Slices, lenses and the F32 twin do
-not show it."""
+"""A fault of one tensor that is visible only at the tensor's place. Slices, lenses and the F32 twin
+do not show such a fault."""
 
 import sys
 from collections.abc import Iterator
@@ -33,8 +33,8 @@ OFF = np.float32(1.001)
 
 
 class OneTensorOff(Mirror):
-    """An engine that reads one stored tensor wrongly by a thousandth. In F32, or under another
-    name, it reads this tensor right."""
+    """An engine that reads the values of one stored tensor a thousandth too large. It reads the
+    tensor right in F32, or under another name."""
 
     tensor = ""
 

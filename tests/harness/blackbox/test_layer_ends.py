@@ -1,7 +1,7 @@
 """Engines that show layer outputs but no tensors within layers, on quantised models.
 
-Honest runs of one such layer differ by a percent, and by more if they choose other experts. The F32
-twin shows faults that this difference hides.
+Honest runs of such a layer differ by a percent, or by more if they choose different experts. The
+F32 twin shows faults that this difference hides.
 """
 
 import errno
@@ -66,7 +66,7 @@ class BothOfThem(HalfAsMuchMoreOfQ8, name="layer ends: wrong in its graph and in
 
 
 class SecondLayerAlone(Ends, name="layer ends: shows those of its second layer alone"):
-    """An engine that declares all layer outputs, and shows only that of the second layer."""
+    """An engine that declares all layer outputs, but shows only the output of the second layer."""
 
     def evaluate(self, request: Request) -> Evaluation:
         found = super().evaluate(request)
@@ -120,7 +120,7 @@ def test_twin_does_not_accuse_an_honest_engine(models: dict[str, Path]) -> None:
 def test_fault_in_a_weight_type_is_reported_besides_the_twins_faults(
     models: dict[str, Path],
 ) -> None:
-    """The twin has no weights of this type, so a proof on the twin does not cover them."""
+    """The twin has no weights of this type, so a proof on the twin does not cover the fault."""
     found, text = bisected(models["Q8_0"], BothOfThem.name)
     assert found.asked == OF_TWIN
     ((left, there),) = found.as_stored
@@ -184,7 +184,7 @@ def test_check_runs_the_twin_if_tensors_show_only_the_logits(
 def test_engine_with_layer_tensors_is_not_asked_for_layer_outputs(
     engine: str, models: dict[str, Path]
 ) -> None:
-    """The same holds for an engine with single ops and without shown tensors."""
+    """The test also covers an engine that offers single ops but shows no tensors."""
     (found,) = with_made_models(plan_of(models["Q8_0"], engine, "black-box"))
     assert (found.status, found.summary) == (
         "not-applicable", f"{engine} shows tensors, which show more",

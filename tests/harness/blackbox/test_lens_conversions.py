@@ -15,7 +15,7 @@ from tests.models import builtin
 def answer_of(
     engine: str, folder: Path, model: str = "q8_0", *, small: bool = False
 ) -> SliceAnswer:
-    """Return the answer to the first lens. With `small`, use the first lens with subnormal
+    """Return the answer to the first lens. If `small` is True, use the first lens with subnormal
     scales."""
     path = builtin(model, folder)
     with closing(asker_of(path, folder / "made", engine=engine, oracle="llama.cpp")) as asker:

@@ -35,7 +35,7 @@ def seen(model: Path, **changes: object) -> list[Looked]:
         return [through(asker, lens) for lens in lenses if lens.type == "Q4_0"]
 
 
-def test_report_says_it_may_be_the_head_if_every_matrix_is_wrong(tmp_path: Path) -> None:
+def test_report_says_the_head_may_be_wrong_if_every_matrix_is_wrong(tmp_path: Path) -> None:
     found = seen(builtin("q4_0", tmp_path), engine="test:wrong-head")
     assert {look.answer.status for look in found} == {"diverged"}
     assert all(look.answer.summary.endswith(AS_A_HEAD) for look in found if len(look.tensors) > 1)

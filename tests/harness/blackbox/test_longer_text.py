@@ -1,4 +1,4 @@
-"""Lengths of generated texts: few tokens from a large model, many from its first layer."""
+"""Lengths of generated texts: few tokens from a large model, many tokens from its first layer."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -74,7 +74,7 @@ class OnePositionOn(Mirror):
 
 
 class LoopOfItsOwn(Reference, name="longer text: a loop with other positions"):
-    """An engine with right logits whose loop chooses tokens by other logits."""
+    """An engine with right logits whose greedy loop chooses tokens by other logits."""
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         assert self.model is not None
@@ -122,8 +122,8 @@ def wrong(found: list[Verdict]) -> set[str]:
     return {verdict.key for verdict in found if verdict.status == "diverged"}
 
 
-def test_greedy_loop_with_other_positions_than_the_logits_is_found(tmp_path: Path) -> None:
-    """The text diverges from the oracle's at a tie, and contradicts its own logits."""
+def test_greedy_loop_with_wrong_positions_is_found(tmp_path: Path) -> None:
+    """The text diverges from the oracle's at a tie, and contradicts the engine's own logits."""
     found = asked(builtin("q8_0", tmp_path), LoopOfItsOwn.name)
     assert wrong(found) == {"decode/own text"}, text(found)
 
@@ -134,7 +134,8 @@ def test_greedy_loop_with_other_positions_than_the_logits_is_found(tmp_path: Pat
 def test_first_layer_in_f32_shows_a_loop_hidden_by_the_models_limit(
     engine: str, keys: set[str], tmp_path: Path
 ) -> None:
-    """The limit of the model allows other conversions of activations, and therefore hides much."""
+    """The limit of the whole model allows other conversions of activations, so it hides such a
+    fault."""
     model = builtin("q8_0", tmp_path)
     plan = plan_for(model, engine=engine, oracle="llama.cpp", n_steps=STEPS)
     with closing(open_plan(plan, lambda _: None)) as whole:
@@ -146,7 +147,7 @@ def test_first_layer_in_f32_shows_a_loop_hidden_by_the_models_limit(
 def test_ties_on_the_first_layer_do_not_make_a_small_model_incomplete(
     tmp_path: Path,
 ) -> None:
-    """Otherwise the report would tell the user of an honest engine that a comparison is missing."""
+    """An incomplete result would tell the user of an honest engine that a comparison is missing."""
     found = asked(with_each_token_twice(builtin("q8_0", tmp_path)), LastOfEqualOnes.name)
     assert {verdict.status for verdict in found} == {"agreed", "excused", "not-applicable"}
     assert f"{WHERE}the 56 tokens after 8 ties were not compared" in text(found)
@@ -154,7 +155,7 @@ def test_ties_on_the_first_layer_do_not_make_a_small_model_incomplete(
 
 @pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("engine", ["reference", "fast", "honest:float64"])
-def test_honest_engine_continues_as_llama_cpp(engine: str, tmp_path: Path) -> None:
+def test_honest_engine_continues_like_llama_cpp(engine: str, tmp_path: Path) -> None:
     found = asked(builtin("q4_0", tmp_path), engine)
     assert not wrong(found)
     (longer,) = (verdict for verdict in found if verdict.key == LONGER)
@@ -172,7 +173,7 @@ def test_fault_after_the_length_of_the_whole_models_run_is_found(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("large")
-def test_engine_that_runs_one_model_is_asked_for_all_tokens_of_it(tmp_path: Path) -> None:
+def test_engine_that_runs_one_model_is_asked_for_all_its_tokens(tmp_path: Path) -> None:
     found = asked(builtin("q4_0", tmp_path), OneModelAlone.name)
     assert not wrong(found)
     assert f"{FEW} greedy tokens are the same" in text(found)
@@ -185,7 +186,7 @@ def test_late_fault_of_an_engine_without_other_models_is_found(tmp_path: Path) -
     assert wrong(asked(builtin("q4_0", tmp_path), OneModelWrongLater.name)) == {"decode/token"}
 
 
-def test_small_model_is_asked_for_all_tokens_itself(tmp_path: Path) -> None:
+def test_small_model_is_asked_for_all_tokens(tmp_path: Path) -> None:
     found = asked(builtin("q4_0", tmp_path), WrongLater.name)
     assert wrong(found) == {"decode/token"}
 
@@ -217,7 +218,7 @@ def test_every_layer_gets_batches_of_all_sizes_and_many_cells(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("reads", "n"), [(1000, STEPS), (40, 40), (20, 20), (3, LEAST)])
-def test_number_of_generated_tokens_follows_from_the_bytes_read(
+def test_number_of_generated_tokens_depends_on_the_bytes_read(
     reads: int, n: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = plan_for(builtin("q4_0", tmp_path), engine="reference", n_steps=STEPS)

@@ -1,5 +1,5 @@
-"""Faults that depend on a layer's number. Each slice of one layer has only the layer number 0, so
-slices may hide such a fault or show it in another layer."""
+"""Faults that depend on a layer's number. The only layer of a slice has the number 0. So slices may
+hide such a fault, or show it in another layer."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -70,14 +70,14 @@ class LastLayer(Reference, name="numbers: the last layer does not turn queries")
 
 @pytest.mark.parametrize("quant", ["F32", "Q8_0"])
 def test_fault_of_the_last_layer_is_not_blamed_on_other_slices(quant: str, tmp_path: Path) -> None:
-    """The engine is wrong in the last layer of each model. In a slice of one layer, this is the
-    only layer."""
+    """The engine is wrong in the last layer of each model. In a slice of one layer, the only layer
+    is the last."""
     path = written(tmp_path, n_layer=3, quant=quant)
     found = bisected(path, tmp_path / "made", engine=LastLayer.name)
     assert faults(found) == {2: ["attention: rotation, by its number"]}
 
 
-def test_miscounted_layers_are_named_without_those_of_other_slices(
+def test_miscounted_layers_are_named_and_no_other_layers(
     tmp_path: Path,
 ) -> None:
     """The engine gives full attention to the first of six layers instead of the last.
@@ -104,7 +104,7 @@ def test_tensor_of_one_layer_is_not_blamed_on_layer_numbers(tmp_path: Path) -> N
 def test_op_of_a_later_layer_is_named_at_its_place(
     tmp_path: Path,
 ) -> None:
-    """The fault also shows at the places of the two matrices that belong to this op."""
+    """The fault is also visible at the places of the two matrices that this op uses."""
     fault = OneLayerFault(way=BY_NUMBER, layer=2, where="ffn_swiglu", change="never-negative")
     found = bisected_with(fault, written(tmp_path, n_layer=3), tmp_path)
     ((layer, (part,)),) = faults(found).items()
@@ -128,8 +128,9 @@ def test_misnamed_tensor_is_found_in_its_layer(tmp_path: Path) -> None:
 
 
 def test_layer_with_another_layers_tensors_is_named(tmp_path: Path) -> None:
-    """A muted layer with the other layer's tensors adds the same values. Each of the two layers
-    would differ by its number."""
+    """The engine reads another layer's tensors in one layer. A muted layer adds the same values
+    with both sets of tensors, so without further tests both layers would seem to differ by their
+    number."""
     path = written(tmp_path, n_layer=3)
     found = bisected(path, tmp_path / "made", engine="mutant:first-layer-twice")
     assert faults(found) == {1: [ANOTHERS.name]}

@@ -1,7 +1,8 @@
 """Faults outside the layers, in models with capped logits and tied embeddings.
 
-Gemma 2 has both. llama.cpp refuses a Gemma 2 model with its own head, so it answers no question
-about such a model. An earlier version took this refusal for agreement, and named the embedding.
+Gemma 2 has both. llama.cpp refuses a Gemma 2 model with a separate head, so it answers no question
+about such a model. An earlier version counted this refusal as agreement, and therefore named the
+embedding.
 """
 
 from pathlib import Path
@@ -81,7 +82,7 @@ class WithWrongForOneRow(Reference, name="test:wrong-for-one-row"):
     ops = WrongForOneRow
 
 
-def test_kernel_for_single_rows_is_not_taken_for_a_wrong_output_matrix(tmp_path: Path) -> None:
+def test_kernel_for_single_rows_is_not_mistaken_for_the_output_matrix(tmp_path: Path) -> None:
     found = bisected(builtin("f32", tmp_path), tmp_path / "made", engine="test:wrong-for-one-row")
     assert faults(found) == {None: [ONE_ROW]}
     assert "all tokens in one batch" in found.guilty[0].parts[0].words
@@ -102,9 +103,9 @@ class WithEpsOff(Reference, name="test:eps-that-is-just-seen"):
 def test_barely_visible_eps_is_not_blamed_on_rows_of_some_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An engine used 1e-6 instead of 1e-5 on a qwen3. An earlier version said that it had wrong
-    embeddings of some tokens. For a single token the effect of eps is within the limit, so the
-    engines agree there."""
+    """An engine used 1e-6 instead of 1e-5 on a qwen3. An earlier version said that the engine had
+    wrong embeddings of some tokens. The engines agree on a single token, because there the effect
+    of eps is within the limit."""
     path = builtin("f32", tmp_path)
     monkeypatch.setitem(OFF, "eps", 1e-3)
     first = bisected(path, tmp_path / "much", engine="test:eps-that-is-just-seen").rows[0].answer
@@ -134,7 +135,7 @@ class WithLastIdLost(Reference, name="test:the-table-loses-its-last-id"):
 def test_head_fault_is_not_blamed_on_the_embedding_table(
     tmp_path: Path,
 ) -> None:
-    """The engine agrees on models with a separate output matrix. This must not count as proof that
+    """The engine agrees on models with a separate output matrix. This agreement does not prove that
     the embedding table is wrong."""
     path = builtin("f16", tmp_path)
     found = bisected(path, tmp_path / "made", engine="test:the-table-loses-its-last-id")

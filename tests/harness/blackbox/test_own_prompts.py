@@ -1,4 +1,5 @@
-"""Several prompts in sequence, on the first layer of a model whose own prompts prove nothing."""
+"""Several prompts in sequence, on the first layer of a model. Prompts on the whole model prove
+nothing."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -83,7 +84,8 @@ def test_suite_gives_no_verdict_if_no_prompt_shows_a_difference(tmp_path: Path) 
 def test_amplified_tensor_is_the_attention_output_after_its_norm(
     arch: str, loud: str, tmp_path: Path
 ) -> None:
-    """gpt-oss gives this name to the norm before its FFN, and has no norm after attention."""
+    """gpt-oss uses the name of this norm for the norm before its FFN, and has no norm after
+    attention."""
     with GgufFile.open(one_layer_of(arch, tmp_path)) as file:
         changed = first_layer(file).changes
     assert {name.split(".")[2] for name in changed if name.startswith("blk.")} == {loud}
@@ -139,8 +141,8 @@ class KeepsThreeQuarters(KeepsHalf, name="own prompts: the last 384 tokens"):
 def test_engine_that_keeps_part_of_a_context_is_found_on_q4_0(
     engine: type[KeepsHalf], tmp_path: Path
 ) -> None:
-    """The long prompts of that model prove nothing, because its noise leaves no next token
-    certain."""
+    """Long prompts on q4_0 itself prove nothing, because the model's noise makes every next token
+    uncertain."""
     model = builtin("q4_0", tmp_path)
     more: dict[str, Any] = {"engine": engine.name, "oracle": "llama.cpp", "n_tokens": 32}
     found = with_made_models(plan_for(model, suites=("decode",), **more))

@@ -21,7 +21,8 @@ VOCABULARY = 2000  # of so many ids few are the likeliest behind some hundreds o
 
 
 def without(first: int, last: int) -> Any:
-    """Return a greedy search that never chooses the first `first` and the last `last` ids."""
+    """Return a greedy search that never chooses the first ids or the last ids. `first` and `last`
+    are the numbers of these ids."""
 
     def greedy(self: Any, prompt: Sequence[int], n: int) -> list[int]:
         ids: list[int] = []
@@ -72,7 +73,7 @@ def by_text(self: Any, prompt: Sequence[int], n: int) -> list[int]:
 def test_greedy_search_on_rounded_logits_is_found_at_two_digits(
     tmp_path: Path,
 ) -> None:
-    """The largest logit is also the last in the order of texts if all logits are below ten."""
+    """While all logits are below ten, the largest logit is also the last in the order of texts."""
     model = written(tmp_path, n_layer=1, n_vocab=VOCABULARY)
     name = made("own token: by text", Quiet, levels=("greedy",), greedy=by_text)
     *fine, wrong = decoded(model, name)

@@ -170,7 +170,8 @@ def slice_of_one(model: GgufFile, change: Change) -> Recipe:
 def test_larger_tensors_give_the_same_logits_except_for_eps(
     arch: str, muted: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Otherwise a fault that large values hide would be reported as a wrong eps."""
+    """Larger tensors must change only the effect of eps. If they changed more, Lockstep would
+    report a wrong eps for every fault that large values hide."""
     with GgufFile.open(one_layer_of(arch, tmp_path)) as model:
         changes, logits = without(model, 0, muted), []
         for number, own in enumerate((Neutral(), larger(model, 0))):

@@ -1,5 +1,5 @@
-"""Engines that decode quantised weights to half precision, as llama.cpp does on CUDA. They keep F32
-weights unrounded, so no F32 probe model shows this."""
+"""Engines that decode quantised weights to half precision, as llama.cpp does on CUDA. They do not
+round F32 weights, so F32 probe models do not show this rounding."""
 
 from collections.abc import Callable
 from dataclasses import replace

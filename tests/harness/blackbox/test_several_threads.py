@@ -68,7 +68,7 @@ def test_right_engine_agrees_with_several_threads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", ['{"n_threads": 1}', '{"n_threads": 2}'])
-def test_report_states_no_thread_count_against_the_engines_own(
+def test_report_does_not_claim_more_threads_than_the_engine_states(
     settings: str, tmp_path: Path
 ) -> None:
     old = '"can": can, "shows": SHOWS}'

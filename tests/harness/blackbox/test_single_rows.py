@@ -1,5 +1,5 @@
-"""A kernel for one row of a quantised matrix, which no F32 slice and no lens uses. The whole model
-differs, and its runs show which batches are wrong."""
+"""A wrong kernel for one row of a quantised matrix. No F32 slice and no lens uses this kernel. Only
+the whole model differs, and its runs show which batches are wrong."""
 
 from pathlib import Path
 

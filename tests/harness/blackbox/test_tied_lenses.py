@@ -66,7 +66,7 @@ def test_engine_that_misreads_blocks_diverges(engine: str, tmp_path: Path) -> No
 
 
 def test_blocks_of_256_in_rows_of_256_are_shown_by_two_models(tmp_path: Path) -> None:
-    """One model is not enough: a lens cannot distinguish as many gates as a row has elements.
+    """One model is not enough, because a lens can distinguish fewer gates than a row has elements.
 
     Each weight is tested once.
     """
@@ -102,7 +102,7 @@ def test_subject_with_equal_rows_is_not_compared(tmp_path: Path) -> None:
     assert through(asker, lens).answer.status == "not-compared"
 
 
-def test_equal_rows_are_not_compared_and_named(tmp_path: Path) -> None:
+def test_equal_rows_are_named_as_not_compared(tmp_path: Path) -> None:
     path = gemma2(tmp_path, "Q4_0")
 
     with GgufFile.open(path) as file:
@@ -117,7 +117,8 @@ def test_equal_rows_are_not_compared_and_named(tmp_path: Path) -> None:
 
 
 def test_weights_hidden_by_a_cap_are_reported_as_not_compared(tmp_path: Path) -> None:
-    """A wrong weight would be invisible there, so the weights do not count as agreeing."""
+    """A wrong weight would be invisible behind the cap, so these weights do not count as
+    agreeing."""
     path = tmp_path / "capped.gguf"
     with_keys(gemma2(tmp_path, "Q4_0"), path, {"gemma2.final_logit_softcapping": ("F32", 1e-3)})
     tensor = "blk.0.attn_k.weight"

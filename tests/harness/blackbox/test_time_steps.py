@@ -18,8 +18,8 @@ from tests.harness.blackbox.test_blackbox_in_check import plan_of, verdicts
 
 
 class StepsEnd(Reference, name="test: steps end at 20"):
-    """An engine whose time steps end at 20 in these layers. For a larger x the step should be x
-    itself."""
+    """An engine that limits time steps to 20 in these layers. For an x above 20, the step should be
+    x itself."""
 
     layers: tuple[int, ...] = (0, 1)
 
@@ -85,6 +85,6 @@ def test_layers_with_the_wrong_branch_are_named(
     assert faults(found) == {layer: ["softplus of the time step"] for layer in layers}
 
 
-def test_model_without_time_steps_is_not_tested_with_large_ones(tmp_path: Path) -> None:
+def test_model_without_time_steps_is_not_tested_with_large_steps(tmp_path: Path) -> None:
     write_window(tmp_path / "m.gguf")
     assert not [v for v in verdicts(plan_of(tmp_path / "m.gguf")) if STEPS in v.summary]

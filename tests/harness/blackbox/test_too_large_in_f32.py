@@ -1,5 +1,5 @@
-"""A model that is too large in F32. Some layers at a time are tested at their places, and the
-report names the untested parts."""
+"""A model that is too large in F32. Groups of layers are tested at their places, one group at a
+time, and the report names the untested parts."""
 
 from contextlib import closing
 from dataclasses import replace

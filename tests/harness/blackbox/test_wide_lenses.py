@@ -1,4 +1,5 @@
-"""Lenses that are wider than their model, which has width 96 and blocks of 256 only in ffn_down."""
+"""Lenses that are wider than their model. The model has width 96, so only ffn_down can have blocks
+of 256."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""Descriptions of a part in addition to its name: its batches, its bias, and untested parts."""
+"""Descriptions of a part in addition to its name: the batches in which it is wrong, its bias, and
+untested parts."""
 
 from collections.abc import Callable
 from math import exp, log
@@ -60,7 +61,7 @@ def test_router_that_is_wrong_in_every_layer_is_tested_once(
     assert all(list(row.asked or ()) == [ALL_ALIKE] for row in others)
 
 
-def test_fault_in_a_layer_is_not_taken_for_the_router_of_earlier_layers(
+def test_fault_in_a_layer_is_not_blamed_on_the_router_of_earlier_layers(
     tmp_path: Path,
 ) -> None:
     path = model_of_arch("qwen3moe", tmp_path, {})
@@ -166,6 +167,6 @@ def test_temperature_is_not_reported_as_a_scale_of_logarithms(tmp_path: Path) ->
     assert OF_LOGARITHMS not in faults(found)[None]
 
 
-def test_constant_added_to_all_logarithms_is_no_fault(tmp_path: Path) -> None:
+def test_constant_added_to_all_logarithms_is_not_a_fault(tmp_path: Path) -> None:
     engine = lists("natural", lambda value: value + 0.5)  # one constant for all is no fault
     assert not bisected(builtin("f32", tmp_path), tmp_path / "made", engine=engine).guilty

@@ -85,8 +85,8 @@ def test_fixed_limits_find_another_token_and_another_direction() -> None:
 
 
 def test_check_nmse_divides_by_the_variance_and_uses_the_last_token() -> None:
-    """Common limits work like this, so that a constant offset of logits does not shrink a
-    difference."""
+    """Limits of this kind are common. Division by the variance prevents a constant offset of logits
+    from shrinking a difference."""
     right = logits([1, 2, 3], [101, 102, 103])
     found = on_short(right, right + logits([9, 0, 0], [0, 0.3, 0]))
     assert not found[WIDE]
@@ -105,7 +105,7 @@ def test_engines_of_one_model_are_tried_together() -> None:
     assert len(names) == len(set(names)) == len(wrong_engines())
 
 
-def test_table_counts_caught_mistakes_and_lists_missed_ones() -> None:
+def test_table_counts_caught_mistakes_and_lists_missed_mistakes() -> None:
     wrong = [trial("one"), trial("two", caught=False, found="nowhere")]
     fine = trial("fine", family=HONEST, caught=False, found="nowhere")
     text = list(lines([*wrong, fine]))
@@ -124,7 +124,7 @@ def test_stored_catalogue_gives_the_same_tables() -> None:
     assert list(lines(read(write_rates(found)))) == list(lines(found))
 
 
-def test_new_tables_replace_the_old_ones() -> None:
+def test_new_tables_replace_old_tables() -> None:
     page = f"before\n{BEGIN}| old |\n{END}after\n"
     made = with_tables("reports/TRUST.md", page, [trial("one")])
     assert made.startswith(f"before\n{BEGIN}| wrong engines |")

@@ -229,7 +229,7 @@ def test_question_without_an_answer_is_a_verdict_and_other_suites_run(
 
 
 class Outgrown(LocalSession):
-    """An engine that accepts every file and computes wrong results."""
+    """An engine that accepts every file but computes wrong results."""
 
     def _ask(self, question: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome:
         outcome = super()._ask(question, args, kwargs)
@@ -262,7 +262,7 @@ def test_suites_run_once_in_fixed_order() -> None:
     assert [suite.name for suite in named] == ["metadata", "trace"]
 
 
-def test_an_unknown_suite_lists_the_known_ones() -> None:
+def test_unknown_suite_is_refused_with_the_known_suites() -> None:
     with pytest.raises(Unsupported, match="'speed'") as refusal:
         suites_named(("speed",))
     assert all(name in str(refusal.value) for name in Suite.family)
@@ -313,7 +313,7 @@ def test_file_of_the_subject_is_checked_too(model: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("role", ["engine", "oracle"])
-def test_an_unknown_engine_lists_the_known_ones(role: str, model: Path) -> None:
+def test_unknown_engine_is_refused_with_the_known_engines(role: str, model: Path) -> None:
     with pytest.raises(BadInput, match=r"no engine named 'rust'.*reference.*llama\.cpp.*\./rust"):
         open_plan(plan_for(model, **{role: "rust"}), lambda _: None)
 

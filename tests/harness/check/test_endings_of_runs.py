@@ -1,4 +1,5 @@
-"""The last lines of a run name the engines that were compared, and those that were not."""
+"""The last lines of a run name the engines that were compared, and the engines that were not
+compared."""
 
 import json
 from dataclasses import replace

@@ -14,7 +14,7 @@ from tests.models import builtin
 
 
 class OfText(Reference, name="test:of-text"):
-    """An engine of text that dies on other bytes, and shows U+FFFD for invalid ones."""
+    """A text engine that dies on bytes that are not UTF-8, and writes U+FFFD for invalid bytes."""
 
     def describe(self) -> EngineInfo:
         return replace(super().describe(), utf8_only=True)

@@ -1,5 +1,5 @@
-"""Refusals of an engine, and models that lack a part: the engine that is blamed, and the exit
-code."""
+"""Refusals by an engine, and models that lack a part. The tests check the blamed engine and the
+exit code."""
 
 from dataclasses import replace
 from pathlib import Path

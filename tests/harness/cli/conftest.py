@@ -1,4 +1,4 @@
-"""Runs the command line in this process, for every test of it."""
+"""Runs the command line in this process, for all tests of the command line."""
 
 from tests.command_line import lockstep
 

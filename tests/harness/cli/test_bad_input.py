@@ -200,7 +200,8 @@ def test_model_without_our_graph_is_checked_in_other_suites(
 def test_process_has_the_exit_code_of_its_command(
     bad: Callable[[Path], Path], tmp_path: Path
 ) -> None:
-    """The tests in this process omit the interpreter's own ending, which a shell sees."""
+    """The other tests run commands in this process. A shell also sees how the interpreter ends, so
+    this test starts a process."""
     ending = in_a_process("check", str(bad(tmp_path)), *OURSELVES, "--quiet")
     assert_refused(ending)
 
@@ -260,7 +261,7 @@ def test_bad_model_for_the_subject_is_refused(lockstep: Lockstep, tmp_path: Path
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_unknown_choice_is_refused_with_the_known_ones(
+def test_unknown_choice_is_refused_with_the_known_choices(
     args: tuple[str, ...],
     says: list[str],
     lockstep: Lockstep,

@@ -31,7 +31,7 @@ def culprit(layer: int, *, step: int = 0, op: str = "one of 22 ops (ROPE ... ADD
     )
 
 
-def test_tensor_with_only_outputs_gets_their_positions() -> None:
+def test_tensor_with_rows_only_for_outputs_gets_their_positions() -> None:
     batch = Batch.of([1, 2, 3, 4, 5], start=10)
     batch.outputs[:] = np.array([False, True, True, True, True])
     found = Findings(

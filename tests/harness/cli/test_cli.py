@@ -175,7 +175,7 @@ def test_selftest_refuses_contradictory_options(
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])  # at the end, and at the first line
-def test_reader_that_closes_the_output_early_is_no_error(unbuffered: str) -> None:
+def test_reader_that_closes_the_output_early_is_not_an_error(unbuffered: str) -> None:
     listing = subprocess.Popen(
         [sys.executable, "-m", "lockstep", "synth", "--list"],
         env={**os.environ, "PYTHONUNBUFFERED": unbuffered},

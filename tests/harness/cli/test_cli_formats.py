@@ -33,7 +33,7 @@ def run_in(tmp_path: Path) -> Path:
     return folder
 
 
-def test_check_writes_every_format_beside_its_report(lockstep: Lockstep, tmp_path: Path) -> None:
+def test_check_writes_every_format_next_to_its_report(lockstep: Lockstep, tmp_path: Path) -> None:
     names = [f"--format={name}" for name in ("junit", "ctrf", "markdown", "badge")]
     assert checked(lockstep, tmp_path, *names).code == 0
     files = {path.name for path in run_in(tmp_path).iterdir()}
@@ -92,7 +92,7 @@ def test_a_model_is_not_overwritten(lockstep: Lockstep, tmp_path: Path) -> None:
     assert mine.read_bytes() == builtin("f32", tmp_path).read_bytes()
 
 
-def test_file_of_an_earlier_run_is_not_taken_for_this_run(
+def test_file_of_an_earlier_run_is_not_reported_for_this_run(
     lockstep: Lockstep, tmp_path: Path
 ) -> None:
     file = tmp_path / "junit.xml"

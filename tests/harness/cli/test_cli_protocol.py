@@ -64,14 +64,14 @@ def test_command_proposed_by_smoke_runs_the_engine(
 
 
 def test_empty_object_is_a_wrong_answer(lockstep: Lockstep) -> None:
-    """The command must not wait for minutes for another line."""
+    """The command must not wait minutes for another line."""
     program = "input(); print('{}', flush=True); input(); input()"
     code, out, _ = lockstep("smoke", "--start-seconds", 60, "--", sys.executable, "-c", program)
     assert code == 1
     assert 'expected "id":1, got None, as answer to start: {}' in out
 
 
-def test_standard_error_of_a_program_is_shown_beside_its_output(
+def test_standard_error_of_a_program_is_shown_with_its_output(
     lockstep: Lockstep,
 ) -> None:
     program = "import os; input(); os.write(2, b'oops\\n'); os.write(1, b'hello\\n'); input()"

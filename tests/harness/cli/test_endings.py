@@ -1,4 +1,4 @@
-"""A command that gets a signal to end removes its temporary files."""
+"""A command that a signal ends removes its temporary files."""
 
 import os
 import shlex
@@ -65,7 +65,8 @@ lockstep.harness.cli.main()
 
 
 def test_process_ended_during_an_import_exits_with_that_code(tmp_path: Path) -> None:
-    """exec() makes dataclasses, and after an interrupt in exec() Python once ended by SIGINT."""
+    """Dataclasses are created by exec(). When an interrupt arrived during exec(), Python once ended
+    by SIGINT."""
     (tmp_path / "asked.py").write_text(ASKED_WHILE_A_CLASS_IS_MADE)
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join((PYTHONPATH, str(tmp_path)))}
     command = [sys.executable, "-m", "asked"]
@@ -119,7 +120,7 @@ def test_workers_start_without_a_template_if_none_can_be_started(tmp_path: Path)
 
 @pytest.mark.parametrize("most", [6, 7, 8, 9, 10, 14])
 def test_command_with_a_low_file_limit_leaves_nothing_behind(most: int, tmp_path: Path) -> None:
-    """Removing a temporary folder needs more open files than the limit leaves."""
+    """The limit leaves fewer open files than the usual removal of a temporary folder needs."""
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     variables = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": PYTHONPATH}

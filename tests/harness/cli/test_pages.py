@@ -1,5 +1,4 @@
-"""Names in README.md and the other pages: the commands, options and files that they mention
-exist."""
+"""README.md and the other pages mention only commands, options and files that exist."""
 
 import re
 from typing import Any
@@ -43,7 +42,7 @@ def commands() -> dict[str, Any]:
 
 
 def problems(text: str) -> list[str]:
-    """Return the wrong statements about commands on a page."""
+    """Return the wrong statements that a page makes about commands."""
     known, found = commands(), []
     code = "\n".join(re.findall(r"`[^`\n]+`|^\$? *lockstep .*$", text, re.MULTILINE))
     for words, rest in COMMAND.findall(code):

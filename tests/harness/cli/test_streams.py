@@ -72,8 +72,8 @@ def test_command_ends_with_its_code_or_2_if_a_stream_fails(
 
 
 def test_check_writes_no_report_into_a_closed_stream(tmp_path: Path) -> None:
-    """Earlier, the first opened file got the number of standard output, and the printed text went
-    into it."""
+    """An earlier version gave the descriptor of standard output to the first file that it opened,
+    so printed text went into this file."""
     assert run_in_shell(f"{CHECK} <&- >&- 2>&-", tmp_path) == (0, "")
     (report,) = tmp_path.rglob("report.jsonl")
     assert all(line.startswith('{"kind":') for line in report.read_text().splitlines())

@@ -102,7 +102,8 @@ def test_closed_pipe_is_not_reported_as_a_divergence() -> None:
 def test_ci_output_has_commands_only_on_request(
     word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Lines are for people, and may contain names of engines. Data are for programs."""
+    """Output in lines is for people, and may contain engines' names. Output as data is for
+    programs."""
     with Terminal(quiet=True) as out:
         out.line(word)
         assert word not in capsys.readouterr().out

@@ -12,7 +12,7 @@ def test_trace_replaces_its_own_dump_and_no_other(lockstep: Lockstep, tmp_path: 
     theirs.mkdir()
     (theirs / "index.json").write_text('{"tensors": []}')
     code, _, err = lockstep(*trace, theirs)
-    assert (code, "holds index.json, not from lockstep trace" in err) == (2, True)
+    assert (code, "holds index.json, which lockstep trace did not write" in err) == (2, True)
     assert (theirs / "index.json").read_text() == '{"tensors": []}'
     (theirs / "index.json").rename(theirs / "tensors.safetensors")
     assert lockstep(*trace, theirs)[0] == 2

@@ -61,7 +61,8 @@ def test_more_runs_are_made_if_a_run_is_neither_near_nor_far(
 def test_run_without_conversions_counts_for_an_engine_without_them(
     by: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run is far from the run with conversions, and still honest. More runs may show that."""
+    """The engine's run is far from the run with conversions, but honest. Further honest runs may
+    show this."""
     judge: Any = Judge(monkeypatch)
     far = 2 * CLEARLY * LIMIT
     runs = (TRUTH, moved(far + by))

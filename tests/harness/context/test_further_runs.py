@@ -36,7 +36,7 @@ ASKED = (LONG, EDGE, JOINED, FIRST, MIDDLE, LAST, ALONE)
 
 
 class RowsBehind64(Mirror):
-    """An engine that computes rows after two tiles of 32 from the last row of these tiles."""
+    """An engine that repeats row 63 in place of all rows after two tiles of 32 rows."""
 
     def linear(self, x: F32, weight: Weight) -> F32:
         rows = np.minimum(np.arange(len(x)), 63)
@@ -44,8 +44,8 @@ class RowsBehind64(Mirror):
 
 
 def last_row_is_another(where: Callable[[int], bool]) -> type[Mirror]:
-    """Return ops in which the last row repeats the row before it, for the numbers of rows that
-    `where` selects."""
+    """Return ops whose last row repeats the row before it, if `where` is True for the number of
+    rows."""
 
     class Ops(Mirror):
         def linear(self, x: F32, weight: Weight) -> F32:
@@ -73,7 +73,7 @@ class LastIdIsUnknown(Mirror):
 
 
 class Changed(LayerView):
-    """A view that shows other cells than the right ones."""
+    """A view that shows wrong cells."""
 
     def __init__(
         self, view: LayerView, batch: Batch, change: Callable[[Bools, Batch], Bools]
@@ -114,7 +114,7 @@ def no_more_than_256_cells(visible: Bools, _: Batch) -> Bools:
 
 
 def causal_by_row(visible: Bools, batch: Batch) -> Bools:
-    """Let a token in a batch of one sequence see as many cells as its row number says."""
+    """Let a token see as many cells as its row number, in a batch of one sequence."""
     alone = len(batch) == 1 or batch.seq_ids.any() != batch.seq_ids.all()
     return visible if alone else visible & np.tri(*visible.shape, dtype=np.bool_)
 
@@ -190,8 +190,8 @@ class SkipsWhatNobodyAsksFor(Reference, name="further: skips"):
 
 
 class Remembers(Reference):
-    """An engine that repeats an earlier answer if it knows the `key` of the first batch's
-    tokens."""
+    """An engine that repeats its answer to an earlier request if the first batch's tokens have the
+    same `key`."""
 
     key: Callable[[list[int]], tuple[int, ...]]
 
@@ -294,7 +294,7 @@ def test_missing_answer_is_named_and_accuses_no_engine(model: Path) -> None:
 
 
 class RefusesWhatIsMore(Reference, name="further: refuses what is more"):
-    """An engine that fails in these runs, although it did not declare this."""
+    """An engine that fails in these runs without declaring that it cannot answer them."""
 
     def evaluate(self, request: Request) -> Evaluation:
         if any(len(b) > 1 for b in request.batches[1:]) or request.batches[0].seq_ids.any():

@@ -1,5 +1,5 @@
-"""An item that breaks an engine costs only its own answer. The other items of the question get
-theirs."""
+"""Questions with an item that breaks the engine. Only this item has no answer, and all other items
+get their answers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +20,8 @@ TEXTS = [b"a" * n for n in (3, 1, 70_000, 2, 9, 4, 5)]
 
 
 class Asked:
-    """A question that fails if any of its items `is_bad`. It counts how often it is asked."""
+    """A question that fails if `is_bad` is True for one of its items. It counts how often it is
+    asked."""
 
     def __init__(self, *bad: bytes, status: Status = "crashed") -> None:
         self.bad, self.status, self.times = bad, status, 0
@@ -61,7 +62,7 @@ def test_question_without_any_answered_item_raises_its_error() -> None:
 
 
 @pytest.mark.parametrize(("status", "most"), [("crashed", MAX_FAILURES), ("timed-out", MAX_WAITS)])
-def test_failures_are_limited_and_the_rest_is_named(status: Status, most: int) -> None:
+def test_failures_are_limited_and_unanswered_items_are_named(status: Status, most: int) -> None:
     texts = [b"%03d" % n for n in range(100)]
     found = ask_apart(Asked(*texts[1:], status=status), texts)
     named = [error for error in found.failures.values() if not error.detail.get(UNASKED)]

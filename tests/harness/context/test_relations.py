@@ -1,4 +1,4 @@
-"""Logits must not depend on how a question is asked. Engines whose logits do are found.
+"""Logits must not depend on how a question is asked. Engines whose logits depend on this are found.
 
 With twice as many tokens, flash attention uses another code path, in honest runs too.
 """
@@ -22,7 +22,7 @@ from tests.models import with_values, written
 
 
 class Right(Reference, name="asked: right"):
-    """A right engine. Each subclass is wrong in one way of asking."""
+    """A right engine. Each subclass is wrong if a question is asked in one particular way."""
 
     def evaluate(self, request: Request) -> Evaluation:
         found = super().evaluate(request)
@@ -126,7 +126,8 @@ def found_beside(engine: str, path: Path) -> Verdict | str:
 
 
 class WrongBeside(Reference, name="paths: wrong beside another sequence"):
-    """An engine that reads another first token if there are two sequences."""
+    """An engine that reads wrong tokens at the beginning of the first sequence if a batch has two
+    sequences."""
 
     def evaluate(self, request: Request) -> Evaluation:
         batches = deepcopy(request.batches)
@@ -136,7 +137,7 @@ class WrongBeside(Reference, name="paths: wrong beside another sequence"):
         return super().evaluate(replace(request, batches=batches))
 
 
-def test_reference_agrees_beside_another_sequence_within_the_noise(
+def test_reference_agrees_within_the_noise_if_a_sequence_is_added(
     tmp_path: Path,
 ) -> None:
     found = found_beside("reference", with_large_scores(tmp_path))
@@ -144,7 +145,7 @@ def test_reference_agrees_beside_another_sequence_within_the_noise(
     assert "; honest runs are" in found
 
 
-def test_wrong_engine_is_found_beside_another_sequence(tmp_path: Path) -> None:
+def test_wrong_engine_is_found_if_a_sequence_is_added(tmp_path: Path) -> None:
     found = found_beside(WrongBeside.name, written(tmp_path, n_layer=4))
     assert isinstance(found, Verdict)
     assert found.status == "diverged"

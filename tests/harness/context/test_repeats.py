@@ -171,7 +171,7 @@ def test_difference_without_a_repeat_has_no_place(model: Path) -> None:
     assert first.status == "diverged"
 
 
-def test_sampled_tokens_are_distinguished_from_wrong_ones(model: Path) -> None:
+def test_sampled_tokens_are_distinguished_from_wrong_tokens(model: Path) -> None:
     _, wrong, shaky = verdicts_of(model, Dice.name, "decode")
     assert wrong.key == "decode/token"
     assert shaky.key == "decode/not-deterministic"
@@ -197,7 +197,7 @@ def test_first_differing_tensor_is_named(
 def test_outputs_of_another_shape_are_a_difference_and_the_run_continues(
     shape: tuple[int, int],
 ) -> None:
-    """One case has a single row, with the numbers of the first answer."""
+    """One case has a single row. Its numbers equal the first row of the first answer."""
     steady = np.zeros((1, 5), np.float32)
     first = Evaluation(logits=(steady, np.zeros((2, 5), np.float32)), trace=None)
     again = Evaluation(logits=(steady, np.zeros(shape, np.float32)), trace=None)
@@ -207,7 +207,7 @@ def test_outputs_of_another_shape_are_a_difference_and_the_run_continues(
 
 def test_nan_with_another_sign_is_the_same_answer() -> None:
     """Compiled code of a JVM gives NaN another sign than its interpreter does. This is not a race.
-    It is a race if any other number of the answer changes too."""
+    If any other number of the answer changes too, the difference is a race."""
     nan = np.array([[0.5, np.nan, 1.0]], np.float32)
     signed = np.array([[0.5, np.nan, 1.0]], np.float32)
     signed.view(np.uint32)[0, 1] |= 1 << 31
@@ -224,7 +224,7 @@ def test_nan_with_another_sign_is_the_same_answer() -> None:
 
 
 def test_runs_with_tensors_are_compared_with_each_other_too() -> None:
-    """A dump is such an engine: it may lack logits."""
+    """A dump is such an engine, because it may lack logits."""
     site = Site(step=0, layer=0, name="norm")
 
     def shown(value: float) -> Evaluation:

@@ -1,4 +1,4 @@
-"""Each behaviour of an engine becomes an outcome, and the next question is answered."""
+"""Each behaviour of an engine becomes an outcome, and the engine answers the next question."""
 
 import os
 import signal
@@ -132,7 +132,7 @@ def test_death_is_a_crash_with_last_words_and_the_next_answer_comes(
 def test_engine_may_decode_a_large_model_within_the_machines_memory(
     tmp_path: Path,
 ) -> None:
-    """A gigabyte of four-bit weights takes eight in F32, and decoding them all is honest."""
+    """A gigabyte of four-bit weights takes eight gigabytes in F32. Decoding all is honest."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limits = []
     for size in (1 << 20, 1 << 30, 1 << 40):

@@ -106,7 +106,8 @@ def test_runner_replaces_a_worker_that_died_early(tmp_path: Path) -> None:
 
 
 def test_worker_that_failed_to_load_in_advance_is_started_again(tmp_path: Path) -> None:
-    """Otherwise the user's module would seem impossible to import."""
+    """The user's module would seem impossible to import if Lockstep did not start the worker
+    again."""
     lock = tmp_path / "lock"
     adapter = engine(tmp_path, f"open({str(lock)!r}, 'x')", f"os.remove({str(lock)!r})")
     assert len(set(pids(adapter, 4))) == 4

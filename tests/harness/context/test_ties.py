@@ -1,4 +1,4 @@
-"""`run` says which greedy choices were ties."""
+"""`lockstep run` reports the greedy choices that were ties."""
 
 import json
 from collections.abc import Sequence

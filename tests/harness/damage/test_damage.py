@@ -1,4 +1,5 @@
-"""Changes of one element: how the seed chooses them, and when a change counts as found."""
+"""Changes of one element: their choice by the seed, and the condition under which a change counts
+as found."""
 
 from pathlib import Path
 from typing import Any

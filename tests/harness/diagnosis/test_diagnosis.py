@@ -1,5 +1,5 @@
-"""Diagnosis by known mistakes, from logits and text. It names the right mistake, and none for a
-right engine or an unknown fault."""
+"""Diagnosis by known mistakes, from logits and text. It names the right mistake. For a right engine
+or an unknown fault, it names no mistake."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -184,7 +184,7 @@ def test_mistake_is_named_by_its_text_alone(mistake: str, tmp_path: Path) -> Non
 def test_mistake_in_choosing_is_distinguished_from_one_in_logits(
     mistake: str, by_text: str, tmp_path: Path
 ) -> None:
-    """Errors of right logits change no token by more than the noise allows."""
+    """Errors within the noise of the logits do not explain the wrong tokens."""
     known = (mistake, *CATALOGUE)
     found = runs(diagnosed(mistake, tmp_path, known=known))
     rows, tokens = (row for row in found.rows if row.unit != "weights")
@@ -252,7 +252,7 @@ def test_summary_states_the_comparison_and_its_result(tmp_path: Path) -> None:
 
 
 def test_diagnosis_names_nothing_if_too_few_answers_differ(tmp_path: Path) -> None:
-    """One token of 144 differs. Any change near a tie could do that."""
+    """One of 144 tokens differs. Any change near a tie could cause this difference."""
     match = Match(engine="mutant:a", mistake="all is a bit off", effect="", source="", left=0.0)
     rows = (Rows(unit="tokens", compared=144, right=143),)
     found = Diagnosis(aspect="runs", status="few", rows=rows, named=(match,), places=1)
@@ -311,7 +311,7 @@ def row(engine: str, status: str, *named: str, view: str = "logits") -> TrialRow
     )
 
 
-def test_wrongly_named_mistake_is_no_success() -> None:
+def test_wrongly_named_mistake_is_not_a_success() -> None:
     rows = [row("a", "named", "a", "b"), row("b", "named", "c"), row("c", "right")]
     assert [is_named(r) for r in rows] == [True, False, False]
     assert [is_wrong(r) for r in rows] == [False, True, False]
@@ -337,7 +337,7 @@ def test_diagnosis_of_an_engine_without_levels_is_incomplete(tmp_path: Path) -> 
 
 
 def test_diagnosis_of_a_foreign_model_does_not_blame_the_engine(tmp_path: Path) -> None:
-    """An earlier version told an engine that shows logits that it offers none."""
+    """An earlier version reported that the engine offers no logits, although it does."""
     found = diagnosed(OffersLogits, tmp_path, not_ours="our engine has no graph of 'olmoe'")
     assert found.exit_code == 3
     (text,) = found.missing

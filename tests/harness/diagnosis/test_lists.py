@@ -1,4 +1,5 @@
-"""Lists of likely tokens: a mistake is named by the distance of its logits, not by their limit."""
+"""Lists of likely tokens: a mistake is named by the distance of its logits, not by the limit of
+logits."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -53,7 +54,7 @@ def test_log_probability_units_do_not_enlarge_the_limit_of_lists() -> None:
     assert left(said, own) > 0.99 > LEFT
 
 
-def test_engine_that_gives_the_same_list_explains_all_of_it() -> None:
+def test_engine_that_gives_the_same_list_explains_the_whole_list() -> None:
     said = listed(wrong_one())
     assert left(said, compared(said, wrong_one())) < 1e-3
 

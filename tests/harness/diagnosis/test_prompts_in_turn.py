@@ -1,5 +1,5 @@
-"""Faults in data that an engine keeps from one prompt to the next. Prompts in sequence show
-them."""
+"""Faults in data that an engine keeps from one prompt to the next. Prompts in sequence show such
+faults."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -38,7 +38,7 @@ def test_mistake_of_a_kept_or_cut_prompt_is_named(mistake: str, view: View, tmp_
 def test_mistakes_with_mostly_equal_choices_are_named_separately(
     mistake: str, tmp_path: Path
 ) -> None:
-    """The prompt that shows one token too many distinguishes the mistakes."""
+    """One of the prompts shows a token too many, and thereby distinguishes the mistakes."""
     found = runs(diagnosed(mistake, tmp_path, view=LOGITS, known=KNOWN))
     assert (found.status, names(found)) == ("named", [mistake])
 

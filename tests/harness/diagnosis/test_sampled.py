@@ -1,4 +1,4 @@
-"""The lists of wrong samplers distinguish them, and all lists of an honest sampler are right."""
+"""Wrong samplers are distinguished by their lists. All lists of an honest sampler are right."""
 
 import sys
 from functools import cache
@@ -40,7 +40,7 @@ def answers_of(cls: type[Reference], stage: str) -> list[Any]:
 
 
 def makes_the_same(subject: type[Reference], other: type[Reference], stage: str) -> bool:
-    """Return True if each pair of lists is equal, or both lists are right."""
+    """Return True if, in each pair of lists, the two lists are equal or both right."""
     rows = zip(
         questions_about(stage), answers_of(subject, stage), answers_of(other, stage), strict=True
     )

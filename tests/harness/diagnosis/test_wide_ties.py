@@ -1,5 +1,5 @@
 """Ties are wider if logits are larger. Therefore an engine with larger logits and the right choices
-matches many wrong texts within its ties, although it did not write them."""
+matches many wrong texts within its ties, although it writes different texts."""
 
 from pathlib import Path
 
@@ -18,8 +18,8 @@ NOISE = 1e-2  # a share of the largest logit: models of Q8_0 have up to twice as
 
 
 def of_single_rows(out: F32) -> F32:
-    """Return the output of a kernel that is wrong for a single row, as in a real engine that was
-    tested."""
+    """Return the output of a kernel that is wrong for a single row. A real engine had this
+    fault."""
     return out if len(out) > 1 else out + np.float32(0.6) * np.roll(out, 5)
 
 

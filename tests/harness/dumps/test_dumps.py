@@ -1,4 +1,4 @@
-"""A stored run is judged like an engine that answers, and is untrusted."""
+"""A stored run is judged like the answers of a running engine, and is untrusted."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def with_context(model: Path, folder: Path, use: Callable[[Context], Any]) -> An
         return use(both.context)
 
 
-def test_output_of_lockstep_trace_is_a_dump_of_the_same_run(model: Path, written: Path) -> None:
+def test_output_of_lockstep_trace_is_a_valid_dump_of_its_run(model: Path, written: Path) -> None:
     def use(context: Context) -> None:
         assert [len(batch) for batch in context.batches] == [7, 1, 1]
         expected, actual = context.ask_both(
@@ -158,7 +158,7 @@ def foreign_token(index: dict[str, Any], tensors: dict[str, Any]) -> None:
     ("change", "words"),
     [
         (odd_cache, "type_k: expected one of F32, F16"),
-        (of_another_model, "the run was of a model with sha256 0000"),
+        (of_another_model, "the run used a model with sha256 0000"),
         (foreign_token, "the run has token 100000, and .* has only 384 tokens"),
     ],
 )
@@ -235,7 +235,8 @@ def test_dump_of_many_batches_is_refused_at_once(written: Path, tmp_path: Path) 
 def test_dump_opens_each_file_once(
     model: Path, written: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Opening a file reads its whole header. With thousands of tensors this took minutes."""
+    """Opening a file reads its whole header. When the file was opened for each tensor, thousands of
+    tensors took minutes."""
     opened: list[Path] = []
 
     def open_file(path: Path, **how: Any) -> Any:

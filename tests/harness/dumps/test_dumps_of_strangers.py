@@ -137,7 +137,7 @@ def test_map_applies_only_to_architectures_that_it_lists(
     folder = changed(written, tmp_path / "d", lambda *_: None)
     (folder / "m.toml").write_text(f'architectures = ["qwen2"]\n{EVERYTHING}')
     say(folder, map="m.toml")
-    with pytest.raises(BadInput, match=r"m.toml is for files of qwen2, and this one is llama"):
+    with pytest.raises(BadInput, match=r"m.toml is for files of qwen2, but this file is llama"):
         with_context(model, folder, lambda _: None)
     assert read_map("transformers").architectures == ("llama",)
     for wrong in ('architectures = "llama"', "architectures = [1]"):

@@ -1,4 +1,4 @@
-"""Dumps with other tensor names, which a map translates. An ambiguous map is refused."""
+"""Dumps with foreign tensor names, which a map translates. An ambiguous map is refused."""
 
 import json
 from collections.abc import Callable
@@ -68,7 +68,7 @@ def checked(model: Path, engine: str, *suites: str, oracle: str = "reference") -
     return verdicts_of(replace(plan_for(model, engine), oracle=oracle), *suites)
 
 
-def test_index_may_contain_its_map_or_name_a_file_beside_it(
+def test_index_may_contain_its_map_or_name_a_file_in_its_folder(
     model: Path, written: Path, tmp_path: Path
 ) -> None:
     folder = renamed(written, tmp_path / "d", as_transformers, map="transformers")
@@ -83,7 +83,7 @@ def test_index_may_contain_its_map_or_name_a_file_beside_it(
     assert exit_code(checked(model, f"dump:{own}", "logits")) == 0
 
 
-def test_axes_follow_llama_cpps_order() -> None:
+def test_axes_are_reordered_to_llama_cpps_order() -> None:
     rule = parsed(
         "m", b'[nodes]\n"q.{layer}" = { node = "Qcur_rope-{layer}", axes = [1, 0, 2] }'
     ).find("q.07")

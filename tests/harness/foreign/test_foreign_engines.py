@@ -1,5 +1,5 @@
-"""Engines from public packages. An environment is built completely or not at all, and the engine's
-name selects it."""
+"""Engines from public packages. An environment is built completely or not at all. The engine's name
+selects its environment."""
 
 import ast
 import base64
@@ -154,7 +154,7 @@ def test_javascript_engine_without_node_gives_the_reason(monkeypatch: pytest.Mon
 # --- names ----------------------------------------------------------------------------------------
 
 
-def test_folder_of_an_engine_follows_its_name(
+def test_argument_of_an_engine_comes_after_its_name(
     wheel: Wheel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wheel("NUMBER = 7")
@@ -183,7 +183,7 @@ def test_missing_engine_says_how_to_add_it() -> None:
     assert said.stderr == "lockstep: fake is not added yet; add it: lockstep engine add fake\n"
 
 
-def test_unknown_name_lists_the_known_ones() -> None:
+def test_unknown_name_lists_the_known_names() -> None:
     with pytest.raises(Unsupported, match=r"no engine named 'hylama' \(.*hyllama"):
         engines.engine_named("hylama")
     assert command_of("hylama") is None

@@ -1,4 +1,4 @@
-"""A user's Python class gets a model's path for each question of a fuzzer."""
+"""A user's Python class gets the path of a model for each question of a fuzzer."""
 
 from pathlib import Path
 

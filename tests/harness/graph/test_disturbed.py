@@ -21,13 +21,13 @@ def test_each_element_is_moved_by_its_own_share(allowed: np.ndarray) -> None:
     assert 0.99 < SHARES.max() < 1
 
 
-def test_integers_stay_unless_all_floats_of_that_size_are_integers() -> None:
+def test_integers_stay_unless_all_floats_of_their_size_are_integers() -> None:
     values = np.array([0.0, 3.0, -7.0, 2.0**24 - 1, 2.0**24, 0.5])
     found = disturb_values(values, np.ones(6), DRAWN[:6])
     assert list(found == values) == [True, True, True, True, False, False]
 
 
-def test_number_without_a_finite_bound_affects_no_other() -> None:
+def test_number_without_a_finite_bound_affects_no_other_number() -> None:
     values, allowed = normal(2, 4).astype(np.float64), np.array([1e-3, np.inf, np.nan, 1e-3])
     found = disturb_values(values, allowed, DRAWN[:4])
     assert np.isinf(found[1])

@@ -78,9 +78,7 @@ class WrongRowOfNumbers(Reference, name="one format: none, a wrong row"):
 
 
 @pytest.mark.parametrize("engine", [WrongRow, WrongRowOfNumbers])
-def test_one_wrong_row_does_not_accuse_the_others_for_their_format(
-    engine: type[Reference], tmp_path: Path
-) -> None:
+def test_one_wrong_row_does_not_accuse_other_rows(engine: type[Reference], tmp_path: Path) -> None:
     """Nearly all elements of this product would be off with llama.cpp's conversions."""
     path = written(tmp_path, n_embd=256, n_ff=256, quant="Q4_K")
     found = [v for v in verdicts_of(plan_for(path, engine=engine.name, suites=("trace",)))]

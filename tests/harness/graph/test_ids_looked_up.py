@@ -101,7 +101,7 @@ def test_invalid_expert_id_is_a_fault_and_later_nodes_are_judged(
 
 
 def test_ids_of_a_hidden_choice_are_reported_as_not_judged(tmp_path: Path) -> None:
-    """The ids are wrong, and all later shown values are right for them."""
+    """The ids are wrong, and all later shown values are right for these ids."""
     (graph,) = program().graphs
     order = replace(view(0), name="order", root=5)
     sort = replace(graph.nodes[0], op="ARGSORT", name="order", result=order)

@@ -1,5 +1,5 @@
 """Noise floors that tests share. A noise floor is reused only if all its inputs are the same.
-Otherwise a test's wrong op would be judged by the noise of the right op."""
+Otherwise a wrong op in one test would be judged by the noise of the right op."""
 
 from collections.abc import Iterator
 from dataclasses import replace

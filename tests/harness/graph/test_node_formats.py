@@ -43,7 +43,7 @@ def shown(given: Node, number: int | None) -> NDArray[Any]:
 
 def accepted(numbers: list[int | None], kinds: list[str] | None = None) -> list[bool]:
     """Return for each product True if it is accepted. The engine computes product i with the format
-    `numbers[i]`, or wrongly if this is None."""
+    `numbers[i]`. If `numbers[i]` is None, it computes the product wrongly."""
     formats = ProductFormats(build=BUILD)
     sites = [Site(step=0, layer=i, name="x") for i in range(len(numbers))]
     for i, (site, number) in enumerate(zip(sites, numbers, strict=True)):
@@ -98,7 +98,7 @@ def test_product_without_a_format_changes_no_other_judgement() -> None:
     assert accepted([ROW, NONE]) == [False, False]
 
 
-def test_honest_product_after_wrong_ones_reveals_the_format() -> None:
+def test_honest_product_after_wrong_products_reveals_the_format() -> None:
     wrong: list[int | None] = [NONE] * TRIED
     assert accepted([ROW, *wrong, *[ROW] * (TRIED + 1)]) == [
         True,

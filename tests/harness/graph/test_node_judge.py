@@ -1,4 +1,4 @@
-"""Two engines, judged on one node after the other: hand-made nodes, without llama.cpp."""
+"""Judgement of two engines, one node at a time, on hand-made nodes without llama.cpp."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -158,7 +158,7 @@ def parameters(eps: float) -> NDArray[np.int32]:
 
 
 def test_parameters_come_from_the_subjects_file(tmp_path: Path) -> None:
-    """Every engine that replays a graph would agree if the parameters were the oracle's."""
+    """Every engine that replays a graph would agree if the parameters came from the oracle."""
     found = judge(tmp_path)
     found(normed(1e-5))
     found.parameters = {(0, 0, 5): parameters(1e-2)}
@@ -303,8 +303,8 @@ def test_operands_without_weights_come_from_the_oracle() -> None:
 
 
 def chain(folder: Path, *, right: bool, limit: int = 1 << 20) -> NodeJudge:
-    """Return the judge of three products in a chain, computed by an engine that is right or
-    wrong."""
+    """Return the judge of three products in a chain. A right or a wrong engine has computed the
+    products."""
     names = [replace(SITE, name=name) for name in ("a", "b", "c")]
     reads: list[tuple[Site, ...]] = [(), (names[0],), (names[1],)]
     made = judge(folder, engine=compute if right else lambda node: compute(node) + 1)

@@ -1,4 +1,4 @@
-"""The error allowed for whole rows of a norm, which is that of a sum of squares in float32."""
+"""The allowed error of whole rows of a norm: the error of a float32 sum of squares."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ def off(x: Rows) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 @pytest.mark.parametrize("width", [64, 1024, 8192])
 @pytest.mark.parametrize("times", [0.5, 300, 1000, 3000, 5000])
-def test_float32_sum_of_squares_is_off_by_less_than_twice_the_estimate(
+def test_error_of_float32_sum_of_squares_is_below_twice_the_estimate(
     width: int, times: float
 ) -> None:
     found, allowed = off(massive(normal(1, ROWS, width), times))
@@ -57,15 +57,14 @@ def test_float32_sum_of_squares_is_off_by_less_than_twice_the_estimate(
 
 
 def test_row_with_one_huge_element_has_a_large_error() -> None:
-    """Runs with the error of a sum in double precision and with random roundings do not show this
-    error."""
+    """Honest runs with sums in double precision and random roundings do not show this error."""
     x = massive(normal(1, ROWS, 4096), 5000)
     found, allowed = off(x)
     assert (found > 5 * U * np.sqrt(4096 / 3) / 2).all()
     assert (allowed < 2 * found).all()
 
 
-def test_ordinary_rows_are_off_by_a_few_last_bits() -> None:
+def test_ordinary_rows_differ_in_a_few_last_bits() -> None:
     _, allowed = off(normal(1, ROWS, 1024))
     assert (allowed < U * np.sqrt(1024 / 3)).all()  # twice what roundings up and down come to
 

@@ -24,8 +24,8 @@ def own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_segments_tried_later_have_at_most_half_of_the_weights(
     n_weights: int,
 ) -> None:
-    """A true format agrees with more than half of the weights, so one of these is among the
-    first."""
+    """A true format agrees with more than half of the weights, so one of these weights is among the
+    first segments."""
     every = [f"blk.{i}.ffn_up.weight" for i in range(n_weights)]
     left: Any = [SimpleNamespace(step=step, weight=w) for step in range(3) for w in every]
     judge: Any = None

@@ -1,4 +1,5 @@
-"""Results of ggml on other processors are honest, and wrong results near them are not."""
+"""Results of ggml on other processors are honest. Wrong results that are close to these results are
+not honest."""
 
 from dataclasses import replace
 from functools import partial
@@ -34,7 +35,7 @@ THERE = replace(HERE, generic=(AMX, HALVES))
 @pytest.mark.parametrize(
     ("add", "honest"), [(in_floats, True), (first_fused, True), (unfused, False), (fused, False)]
 )
-def test_sums_may_follow_another_processors_order(add: Add, honest: bool, here: Build) -> None:
+def test_sums_in_another_processors_order_are_honest(add: Add, honest: bool, here: Build) -> None:
     shown = attended(add).reshape(1, 1, 1, -1)
     node = call(Q, K, V, 1.0, np.ones((1, CELLS), np.bool_), 0.0, None)
     with np.errstate(invalid="ignore"):

@@ -40,7 +40,7 @@ def same_sign(weights: Matrix, x: Matrix) -> tuple[Matrix, Matrix]:
 
 
 def one_is_huge(weights: Matrix, x: Matrix) -> tuple[Matrix, Matrix]:
-    """Make the first term so large that every partial sum is as large as it."""
+    """Make the first term so large that all partial sums are nearly equal to it."""
     return weights, np.concatenate([1000 * x[:, :1], x[:, 1:]], axis=1)
 
 
@@ -169,7 +169,7 @@ def test_infinite_input_changes_no_other_row() -> None:
 @pytest.mark.parametrize("wrong", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("row", [0, 5])  # the first is one of the sample
 def test_infinite_weight_does_not_change_the_error_of_other_rows(wrong: float, row: int) -> None:
-    """The limit of the row with the weight stays zero. Otherwise honest runs would seem to
+    """The limit of the row with the infinite weight stays zero. Otherwise honest runs would seem to
     overflow."""
     weights, x = normal(1, ROWS, 32), normal(2, TOKENS, 32)
     _, error, _ = of(product(weights, x))

@@ -1,4 +1,4 @@
-"""A row is not a fault if honest runs choose its experts, even if only a few of them do."""
+"""A row is not a fault if honest runs choose the same experts, even if only a few runs do."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -93,7 +93,7 @@ def test_row_found_in_no_run_is_a_fault(wrong: float) -> None:
 
 
 def test_row_without_a_limit_may_be_nan_and_spoils_no_other_row() -> None:
-    """The row overflows in honest runs. The segment's own verdict ignores it too."""
+    """The row overflows in honest runs. The segment's own verdict ignores this row too."""
     lost = np.array([[False], [False], [False], [True]])
     noise = {PLACE: Noise(worst=0.02, share=np.inf, lost=lost)}
     for choice, is_right in ((1.0, True), (2.0, False)):

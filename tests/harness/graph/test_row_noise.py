@@ -1,4 +1,4 @@
-"""Noise of honest runs, scaled for each row by the row's own size."""
+"""The noise of honest runs. Each row's noise is relative to the row's own size."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
-"""Concurrent requests: an engine with one buffer for all requests is right only if they come one by
-one."""
+"""Concurrent requests: an engine with one buffer for all requests is right only if requests come
+one by one."""
 
 import sys
 import threading
@@ -105,9 +105,9 @@ def test_server_with_one_token_limit_for_all_diverges(model: Path) -> None:
 
 
 class BeginningsKeptOnce:
-    """A server that mixes two concurrent prompts with the same beginning: each gets the other's
-    end. A request waits for a second one, and gives up soon if no other request is being
-    answered."""
+    """A server that mixes two concurrent prompts with the same beginning: each prompt is answered
+    with the end of the other prompt. A request waits for a second request, but only shortly if no
+    other request is being answered."""
 
     def __init__(self, begin: str) -> None:
         self.begin, self.inside = begin, threading.Condition()
@@ -227,7 +227,7 @@ def test_hanging_server_is_a_timeout(model: Path) -> None:
 
 
 def test_server_that_vanished_is_not_called_busy(model: Path) -> None:
-    """The check notices that the server no longer answers, but not that it died."""
+    """The check sees that the server no longer answers, but cannot see that it died."""
     gone = threading.Event()
 
     def closed(said: Any) -> Any:

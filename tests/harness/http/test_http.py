@@ -1,5 +1,5 @@
-"""A server is asked over HTTP. Any answer is an outcome of that question, and does not affect other
-questions."""
+"""A server is asked over HTTP. Any answer becomes an outcome of its question, and does not affect
+other questions."""
 
 import json
 from collections.abc import Callable
@@ -108,8 +108,8 @@ def test_newer_object_lists_of_llama_server_are_read(model: Path) -> None:
 
 
 def test_server_without_bias_may_end_the_text() -> None:
-    """The server lists nothing at the end, and the model has only one end token. With two such
-    tokens the end would be ambiguous."""
+    """The server sends no list at the end of a text. The model has only one end token; with two,
+    the end would be ambiguous."""
 
     def ask(method: str, path: str, body: Any = None) -> Any:
         if path == "/tokenize":
@@ -156,8 +156,8 @@ def test_a_wrong_server_diverges(suite: str, change: Callable[..., Any], model: 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (spoilt("/completion", "completion_probabilities", value=[]), "a list of more than 0"),
-        (spoilt("/completion", "completion_probabilities", value={}), "a list of more than 0"),
+        (spoilt("/completion", "completion_probabilities", value=[]), "a list with an item 0"),
+        (spoilt("/completion", "completion_probabilities", value={}), "a list with an item 0"),
         (spoilt("/completion", *LISTED, value={"a": 1}), "the candidates: expected a list"),
         (spoilt("/completion", *LISTED, 0, "logprob", value="much"), "expected a number"),
         (spoilt("/completion", *LISTED, 0, "id", value=1 << 40), "expected ids from 0 to 383"),
@@ -211,7 +211,7 @@ def test_small_context_is_not_a_difference(model: Path) -> None:
     with serving(model, change) as url:
         (found,) = checked(model, url, "logprobs")
     assert (found.status, exit_code([found])) == ("not-compared", 3)
-    assert "has 8 cells, and the run needs 10" in found.summary
+    assert "has 8 cells, but the run needs 10" in found.summary
 
 
 def test_server_that_any_question_would_kill_is_asked_nothing(model: Path) -> None:

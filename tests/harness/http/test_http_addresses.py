@@ -117,7 +117,7 @@ def test_busy_server_is_asked_again_after_its_delay(
 
 @pytest.mark.parametrize("status", [408, 429])
 def test_permanently_busy_server_is_a_timeout(status: int, model: Path, waits: list[float]) -> None:
-    """An earlier version called the engine conforming, because it took unanswered questions for
+    """An earlier version called the engine conforming, because it counted unanswered questions as
     missing levels."""
     said = Busy({"error": {"message": "slow down"}}, status)
     with serving(model, hurried("/completion", lambda n: said)) as url:
@@ -155,8 +155,8 @@ def test_wait_beyond_the_time_limit_is_refused(model: Path, waits: list[float]) 
 
 
 def test_busy_answer_at_the_start_is_not_a_missing_level(model: Path, waits: list[float]) -> None:
-    """Lists of candidates are tested last, so an earlier version took them for missing, without a
-    note."""
+    """Lists of candidates are tested last. If the server was busy then, an earlier version assumed
+    without a note that the server has no lists."""
     for status in (408, 429):
         busy = hurried("/v1/completions", lambda n, s=status: Busy(status=s) if n > 2 else None)
         with serving(model, busy, OPENAI) as url, pytest.raises(NoAnswer, match="asked 4") as end:

@@ -1,4 +1,5 @@
-"""LoRA files that a server has loaded: each request says with which scales to add them."""
+"""LoRA files that a server has loaded. Each request states the scales with which the server adds
+them."""
 
 from collections.abc import Sequence
 from dataclasses import replace

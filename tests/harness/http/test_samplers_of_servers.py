@@ -1,4 +1,4 @@
-"""Servers are asked for their samplers over HTTP, and the suite names the wrong one."""
+"""Servers are asked for their samplers over HTTP, and the suite names the wrong sampler."""
 
 from pathlib import Path
 from typing import Any

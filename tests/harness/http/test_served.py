@@ -208,7 +208,8 @@ time.sleep(600)
 
 
 def runs(pid: int) -> bool:
-    """Return True if the process runs. A zombie does not count; a container may never reap it."""
+    """Return True if the process runs. A zombie counts as ended, because a container may never reap
+    it."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):  # it may end while its file is read

@@ -106,7 +106,7 @@ def all_texts(body: Any) -> str:
 
 
 def test_server_that_accepts_only_ids_is_asked_for_no_text(model: Path) -> None:
-    """An earlier version accused the engine of refusing what the other engine accepts."""
+    """An earlier version accused the engine of refusing texts that the oracle accepts."""
     text, lists = (
         checked(model, suite, pages=OPENAI, refuses=all_texts) for suite in ("text", "logprobs")
     )

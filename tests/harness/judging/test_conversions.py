@@ -126,8 +126,8 @@ def test_last_block_may_be_shorter() -> None:
 
 
 def test_only_activations_that_meet_blocks_are_converted() -> None:
-    """Activations beside F32 and half-precision weights are converted as in llama.cpp, or not at
-    all."""
+    """Activations in products with F32 or half-precision weights are converted as in llama.cpp, or
+    not at all."""
     x = normal(3, 256)
     build = next(builds(Build(lanes=16)))
     for quant in ("F32", "F16", "BF16"):

@@ -1,6 +1,6 @@
 """The formulas of honest engines with other designs are known, and wrong formulas are found.
 
-Tests of whole engines with these designs: tests/differential/test_designs.py.
+tests/differential/test_designs.py tests whole engines with these designs.
 """
 
 from functools import partial

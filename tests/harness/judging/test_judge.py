@@ -1,4 +1,5 @@
-"""The judgement of one op: it blames no honest engine, and locates a single wrong element."""
+"""The judgement of one op. It blames no honest engine, and finds the place of a single wrong
+element."""
 
 from typing import Any
 
@@ -71,8 +72,8 @@ def test_nan_input_gives_nan_and_possible_overflow_has_no_limit(compute: Any, sh
 
 
 def test_nan_in_a_hidden_cell_may_reach_the_sum() -> None:
-    """llama.cpp multiplies the NaN by a weight of zero. An engine that skips the cell has a
-    number."""
+    """llama.cpp multiplies the NaN by a weight of zero. An engine that skips the cell gets a number
+    instead."""
     p = np.array([[[0.5, 0.5, 0.0], [0.0, 0.5, 0.5]]], np.float32)
     v = np.array([[[1.0]], [[2.0]], [[np.nan]]], np.float32)
     truth = carry_bound(OPS.kqv(p, v))

@@ -48,7 +48,7 @@ def test_seed_decides_the_noise(folder: Path) -> None:
 
 def test_noise_grows_if_activations_are_converted(folder: Path) -> None:
     """The two models have the same shapes and nearly the same weights. They differ only in the
-    conversion."""
+    conversion of activations."""
     from tests.models import written
 
     shape: dict[str, Any] = {"seed": 3, "n_layer": 2, "n_embd": 64, "n_ff": 96}
@@ -97,7 +97,7 @@ class Float32(Mirror):
 
 class Unlucky(BoundedOps):
     """An engine in which each op is off by a random share of its bound, and each conversion rounds
-    one number the other way."""
+    one number in the wrong direction."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(EXACT.n_threads, EXACT.n_ctx, lanes=LANES)

@@ -1,5 +1,5 @@
-"""Agreement with an engine that computes nothing proves nothing: constants, and NaN for
-everything."""
+"""Agreement proves nothing if an engine that computes nothing would agree too, for example on
+constants or NaN."""
 
 import numpy as np
 

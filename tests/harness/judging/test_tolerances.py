@@ -1,4 +1,4 @@
-"""Limits: each covers every honest float32 computation, and none covers a small fault.
+"""Limits: each limit covers every honest float32 computation, and no limit covers a small fault.
 
 Honest computations are simulated in float32, with several orders of addition. A small fault is a
 relative error of 1e-5. A limit that allows every fault would be useless.
@@ -62,8 +62,8 @@ def scaled(truth: NDArray[np.float64]) -> F32:
 
 
 def near_alone(found: tuple[F32, Bound], honest: F32, *others: F32) -> bool:
-    """Return True if the limit covers an honest result, but neither a small fault nor the other
-    results."""
+    """Return True if the limit covers an honest result, but neither a small fault nor the results
+    in `others`."""
     truth, bound = found[0].astype(np.float64), found[1]
     return covers(bound, truth, honest) and not any(
         covers(bound, truth, wrong) for wrong in (scaled(truth), *others)
@@ -91,8 +91,8 @@ def pairwise(products: F32, lanes: int) -> F32:
 
 
 def in_vectors(products: F32, lanes: int) -> F32:
-    """Add terms like ggml's vector code: in four registers of lanes, then in a tree, then the
-    remaining terms one by one."""
+    """Add terms like ggml's vector code: first in four registers of lanes, then these in a tree,
+    then the remaining terms one by one."""
     step = 4 * lanes
     whole = products.shape[-1] // step * step
     parts = products[..., :whole].reshape(*products.shape[:-1], -1, step)

@@ -1,5 +1,5 @@
-"""Known divergences of foreign engines are well formed, have a file that shows them, and excuse
-only their own engine."""
+"""Known divergences of foreign engines. They are well formed, each has a file that shows it, and
+each excuses only its own engine."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -38,7 +38,7 @@ def same_as_right(name: str, quant: str, folder: Path) -> bool:
 
 
 @pytest.mark.parametrize(("name", "own", "other"), OF)
-def test_mistake_in_one_weight_type_is_not_named_for_others(
+def test_mistake_in_one_weight_type_is_not_named_for_other_types(
     name: str, own: str, other: str, tmp_path: Path
 ) -> None:
     assert not same_as_right(name, own, tmp_path)

@@ -1,5 +1,5 @@
-"""Engines with a mistake in one part: their other methods stay unchanged, and the wrong method is
-called."""
+"""Engines with a mistake in one part: their other methods are unchanged, and the wrong method is
+really called."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,5 +1,6 @@
-"""Engines of languages with signed bytes, in which a shift keeps the sign and `& 15` was forgotten.
-They are compared with loops in the style of such languages."""
+"""Engines with a typical mistake of languages with signed bytes: a shift keeps the sign, because
+the mask after the shift (`& 15`) was forgotten. The tests compare them with loops as written in
+such languages."""
 
 from typing import Any
 
@@ -62,7 +63,7 @@ def q6_k(block: Block) -> list[float]:
 
 
 def blocks(kind: str) -> NDArray[Any]:
-    """Return random bytes with scales that are powers of two, for which float32 is exact."""
+    """Return random blocks whose scales are powers of two, so that float32 is exact."""
     layout = WeightFormat.member(kind).layout
     rng = np.random.default_rng(7)
     made = rng.integers(0, 256, 6 * layout.itemsize, dtype=np.uint8).view(layout)

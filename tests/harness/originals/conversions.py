@@ -1,8 +1,8 @@
 """A separate converter for the tests: it converts checkpoints of `checkpoints.py` into GGUF files,
 and damages them.
 
-It shares nothing with the tables that it tests. `Conversion` is the file before it is written, so a
-wrong conversion changes its keys and arrays.
+It shares no code with the tables that the tests check. `Conversion` holds a file's content before
+it is written, so that a wrong conversion can change keys and arrays.
 """
 
 from collections.abc import Callable

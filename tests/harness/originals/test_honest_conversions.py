@@ -57,7 +57,7 @@ def test_order_of_tensors_and_the_model_name_do_not_matter(tmp_path: Path) -> No
 
 
 def test_conversion_with_padded_rows_passes(tmp_path: Path) -> None:
-    """Some converters cut off the rows after the last token, and others add rows."""
+    """Some converters remove the rows after the last token, and others add rows."""
     values = ck.write_checkpoint(tmp_path, "llama")
     for size in (270, 288):
         made = convert("llama", values)

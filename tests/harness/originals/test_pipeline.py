@@ -1,4 +1,5 @@
-"""Steps from a text to an embedding: the checkpoint's own steps, and deviations from them."""
+"""Steps from a text to an embedding: the checkpoint's own steps, and deviations from these
+steps."""
 
 import json
 from pathlib import Path

@@ -22,7 +22,7 @@ LLAMA3_FACTORS = [1.0, 2.4422595500946045, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return a checkpoint with its honest conversion beside it."""
+    """Return a checkpoint, with its honest conversion in the same folder."""
     values = ck.write_checkpoint(tmp_path, "llama")
     convert("llama", values).write(tmp_path / "made.gguf")
     return tmp_path

@@ -16,7 +16,8 @@ def draw(rows: int = 8, seed: int = 1) -> np.ndarray:
 
 @pytest.mark.parametrize("weighed", [False, True])
 def test_clipped_weights_are_right_if_errors_are_weighed(weighed: bool) -> None:
-    """A quantiser that weighs errors clips the largest weight, to be more exact for the others."""
+    """A quantiser that weighs errors by importance clips the largest weight, so that all other
+    weights become more exact."""
     want = draw()
     want[3, 40] = 40.0
     clipped = np.clip(want, -3, 3)
@@ -33,7 +34,7 @@ def test_codes_of_other_weights_are_wrong(weighed: bool) -> None:
 
 @pytest.mark.parametrize("name", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ2_XXS", "IQ4_XS"])
 def test_random_blocks_are_wrong_in_most_rows(name: str) -> None:
-    """A row with a single block may fit its weights by chance."""
+    """A row with a single random block may fit the weights by chance."""
     kind = WeightFormat.member(name)
     want = np.random.default_rng(3).standard_normal((16, 256)).astype(np.float32)
     bits = np.random.default_rng(4).integers(0, 256, 16 * kind.layout.itemsize, np.uint8)

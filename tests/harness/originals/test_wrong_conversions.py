@@ -1,4 +1,4 @@
-"""Wrong conversions are found, and only their own keys, tensors and tokens are named."""
+"""Wrong conversions are found, and only the wrong keys, tensors and tokens are named."""
 
 import copy
 from functools import cache

@@ -1,4 +1,5 @@
-"""More wrong conversions: tokenizers, Gemma's norms and windows, experts, merged matrices."""
+"""More wrong conversions: of tokenizers, Gemma's norms and windows, experts, and merged
+matrices."""
 
 import numpy as np
 

@@ -1,5 +1,5 @@
-"""Wrong conversions of llama's keys and tensors: an honest file with one mistake, and the places
-that must be named.
+"""Wrong conversions of llama's keys and tensors. Each is an honest file with one mistake, and lists
+the places that must be named.
 
 `test_wrong_conversions.py` requires exactly these places. A row of `W` has a name, the
 architecture, the change, the places, and the kind of difference if it is certain.
@@ -70,8 +70,8 @@ def flip_bit(c: Conversion, name: str) -> None:
 
 
 def change_block(c: Conversion, name: str, block: int, at: int, step: int) -> None:
-    """Add to one byte of a block of a quantised tensor. Byte 0 holds the lowest bits of the
-    scale."""
+    """Add a number to one byte of a block in a quantised tensor. Byte 0 holds the lowest bits of
+    the scale."""
     kind = c.kinds[name]
     raw = bytearray(ENCODERS[kind](c.tensors[name]))
     place = {"Q8_0": 34, "Q4_0": 18}[kind] * block + at

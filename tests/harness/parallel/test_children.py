@@ -97,7 +97,7 @@ def test_unnamed_signal_is_a_death_like_any_other(tmp_path: Path) -> None:
     assert f"was killed by signal {signal.SIGRTMIN + 3}" in result.verdicts[0].summary
 
 
-def test_defect_in_one_suite_is_a_verdict_and_the_others_run(
+def test_defect_in_one_suite_is_a_verdict_and_other_suites_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(self: Dequant, context: Context) -> Iterator[Verdict]:

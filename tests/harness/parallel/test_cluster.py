@@ -1,5 +1,5 @@
-"""A Dask cluster of two workers, one of which is killed: its verdicts equal those of one
-process."""
+"""A Dask cluster of two workers, of which one is killed. The cluster's verdicts equal the verdicts
+of a single process."""
 
 import json
 import os
@@ -126,7 +126,7 @@ def killer_of(note: Path, is_time: Callable[[], bool]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Stumbles:
-    """A run whose worker is killed while it works."""
+    """A run whose worker is killed during the work."""
 
     executor: Executor
     note: Path
@@ -281,7 +281,7 @@ def test_missing_scheduler_gives_one_sentence(monkeypatch: pytest.MonkeyPatch) -
 
 def test_server_with_another_protocol_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scheduler's own web page, on a neighbouring port, is such a server. A client would wait
-    for it for ever."""
+    for this server for ever."""
     pytest.importorskip("distributed", reason="no Dask: no address was tried")
     monkeypatch.setattr("lockstep.harness.parallel.cluster.CONNECT", 0.5)
     with HTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as server:
@@ -311,7 +311,7 @@ def test_address_of_a_worker_is_refused(cluster: DaskCluster) -> None:
 def test_workers_use_the_llama_cpp_build_of_the_run(
     cluster: DaskCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise a run could conform without using the user's own build."""
+    """A run could conform without using the user's own build if workers used another build."""
     monkeypatch.setenv(LIBRARIES, str(tmp_path))
     works = [SaysVariable(LIBRARIES)]
     found = [event.value for _, event in cluster.run(works) if isinstance(event, Said)]
@@ -327,7 +327,7 @@ def test_other_known_divergences_count_as_another_version(
     name: str, is_other: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lists of known divergences excuse differences, so they belong to the version. Files that each
-    machine compiles do not."""
+    machine compiles do not belong to it."""
     here = str(tmp_path / "harness" / "parallel" / "cluster_worker.py")
     monkeypatch.setattr("lockstep.harness.parallel.cluster_worker.__file__", here)
     found = []

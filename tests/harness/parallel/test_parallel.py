@@ -19,7 +19,7 @@ def test_every_work_reports_in_order_and_ends(executor: Any) -> None:
 
 
 @pytest.mark.parametrize("executor", HERE, ids=str)
-def test_death_of_one_work_leaves_the_others(executor: Any) -> None:
+def test_death_of_one_work_does_not_affect_other_works(executor: Any) -> None:
     check_death(executor)
 
 
@@ -29,7 +29,7 @@ def test_executor_that_loses_or_repeats_is_caught(wrong: Any) -> None:
         check_executor(wrong(Forks(1)))
 
 
-def test_unfinished_work_is_a_defect_and_no_success() -> None:
+def test_unfinished_work_is_a_defect_and_not_a_success() -> None:
     (loses, *_) = WRONG
     with pytest.raises(RuntimeError, match=r"1 of 3 works were lost: \[1\]"):
         list(events_of(loses(Forks(1)), [Counting(n) for n in range(3)]))
@@ -66,7 +66,7 @@ def test_death_is_an_error_unless_the_caller_makes_it_a_result() -> None:
         list(as_done(die, [3], Processes(1)))
 
 
-def test_stopping_listener_ends_the_running_works() -> None:
+def test_ending_the_iteration_ends_the_running_works() -> None:
     works = [Counting(n) for n in range(50)]
     for _, event in Processes(2).run(works):
         if isinstance(event, Said):

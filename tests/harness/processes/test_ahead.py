@@ -111,7 +111,7 @@ def test_two_works_run_at_once_and_the_first_error_is_raised() -> None:
 
 @forks
 def test_fork_that_forgets_an_engine_does_not_end_it(tmp_path: Path) -> None:
-    """The parent may still ask an engine that is garbage in the fork."""
+    """The parent may still use an engine that the fork's garbage collector frees."""
     with Runner().open("gguf-py", builtin("f32", tmp_path), EXACT) as session:
         assert isinstance(session, IsolatedSession)
         session.start()

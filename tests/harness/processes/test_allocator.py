@@ -1,4 +1,4 @@
-"""Memory of freed arrays stays with the process, so that the next arrays of this size cause no page
+"""The process keeps the memory of freed arrays, so that the next arrays of this size cause no page
 faults."""
 
 import subprocess

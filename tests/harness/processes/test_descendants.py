@@ -79,8 +79,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def left_in(folder: Path) -> list[str]:
-    """Return the names of processes that still run, after a short wait for those that are about to
-    end."""
+    """Return the names of processes that still run, after a short wait for processes that are about
+    to end."""
     deadline = time.monotonic() + 10
     while True:
         left = [path.read_text() for path in folder.iterdir() if runs(int(path.name))]
@@ -190,10 +190,11 @@ def open_twice(adapter: str, model: Path, *, close: bool, say: Say) -> None:
 
 @pytest.mark.parametrize("close", [True, False])
 @pytest.mark.parametrize("kind", ["class", "program"])
-def test_ending_fork_has_ended_its_engines(
+def test_fork_ends_its_engines_before_it_ends(
     kind: str, folder: Path, tmp_path: Path, *, close: bool
 ) -> None:
-    """Earlier, engines that were started in advance in a check's process continued to run."""
+    """Engines that a check's process had started in advance continued to run in an earlier
+    version."""
     body = ADAPTER if kind == "class" else PROGRAM.format(example=str(EXAMPLE))
     path = tmp_path / "mine.py"
     path.write_text(STARTS.format(folder=str(folder)) + body)

@@ -1,4 +1,4 @@
-"""Processes that run in parallel leave each other a processor."""
+"""Processes that run in parallel do not compete for processors."""
 
 import os
 import signal
@@ -71,7 +71,8 @@ def test_killed_parent_leaves_no_process_behind(tmp_path: Path) -> None:
 
 @pytest.fixture
 def interrupted() -> Iterator[None]:
-    """Handle interrupts as in a terminal, because background processes of a shell ignore them."""
+    """Handle interrupts as a process in a terminal does. Background processes of a shell would
+    ignore them."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

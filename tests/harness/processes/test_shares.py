@@ -27,7 +27,7 @@ def test_every_item_is_in_exactly_one_share(most: int, processes: int) -> None:
     assert sorted(n for share, _ in shares for n in share) == [*range(3, 10)]
 
 
-def test_one_item_needs_no_fork_and_none_give_one_empty_share() -> None:
+def test_one_item_needs_no_fork_and_no_items_give_one_empty_share() -> None:
     assert in_shares(squares, [7], 4) == [([7], [49])]
     assert in_shares(squares, [], 4) == [([], [])]
 

@@ -1,4 +1,4 @@
-"""Text before a program's first message is named in the report, and is not part of an answer."""
+"""Text before a program's first message. The report quotes it, and it is not part of an answer."""
 
 import shlex
 import sys
@@ -51,7 +51,7 @@ def described(folder: Path, banner: str) -> Outcome:
         ("\x1b[31m{} ", "'[31m{}'"),
     ],
 )
-def test_banner_is_named_and_no_answer(banner: str, named: str, tmp_path: Path) -> None:
+def test_banner_is_named_and_is_not_an_answer(banner: str, named: str, tmp_path: Path) -> None:
     outcome = described(tmp_path, banner)
     assert isinstance(outcome, Answered), outcome
     assert outcome.value.version == "example 1"

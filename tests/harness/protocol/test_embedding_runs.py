@@ -1,7 +1,7 @@
 """A program whose model gives embeddings shows and replaces tensors through `embed`.
 
-An earlier version asked it for tensors only through `logits`, which it does not offer, so no tensor
-was compared.
+An earlier version asked for tensors only through `logits`. Such a program does not offer `logits`,
+so no tensor was compared.
 """
 
 import json

@@ -45,7 +45,7 @@ def test_engine_that_ignores_replace_is_reported_and_not_accused(tmp_path: Path)
     }
     assert (
         found["products"].summary
-        == "made.py offers replace, and ignores the values that are put in"
+        == "made.py offers replace, but ignores the values that are put in"
     )
 
 

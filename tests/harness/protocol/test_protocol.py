@@ -1,5 +1,5 @@
-"""Any program can be asked. Its behaviour is an outcome of that question, and does not affect other
-questions."""
+"""Any program can be asked. Whatever it does becomes an outcome of the question, and does not
+affect other questions."""
 
 import json
 import re
@@ -79,7 +79,7 @@ def test_malformed_first_answer_is_reported_at_once_and_not_as_log(way: str, why
     assert why in outcome.message
 
 
-def test_refusal_lack_and_failure_are_distinguished() -> None:
+def test_refusal_missing_level_and_failure_are_distinguished() -> None:
     assert ids("refuses") == Rejected(message="no such words")
     assert ids("does not support") == Unanswerable(message="not yet")
     failed = ids("fails")
@@ -248,7 +248,7 @@ def test_a_runner_opens_programs_by_their_command(tmp_path: Path) -> None:
         assert isinstance(session.ask("greedy", [1], 3), Answered)
 
 
-def test_smoke_asks_every_level_and_names_wrong_ones(tmp_path: Path) -> None:
+def test_smoke_asks_every_level_and_names_wrong_levels(tmp_path: Path) -> None:
     model = builtin_model("f32", tmp_path)
     with ProgramSession(
         [*FAKE, "fails"], model, EXACT, time_limit=60, memory_limit=None

@@ -79,7 +79,8 @@ Pip = Callable[..., list[str]]
 
 @pytest.fixture
 def pip(monkeypatch: pytest.MonkeyPatch) -> Pip:
-    """Make pip return these wheels, by the number of the part. The list records the requests."""
+    """Make pip return the wheels with these part numbers. The returned list records the
+    requests."""
 
     def make(*parts: int) -> list[str]:
         asked: list[str] = []
@@ -172,7 +173,7 @@ def test_folder_of_the_user_is_used_if_its_file_is_right(
     assert model_file("small") == fetch("small") == tmp_path / "small.gguf"
 
 
-def test_unknown_name_lists_the_known_ones() -> None:
+def test_unknown_name_lists_the_known_names() -> None:
     with pytest.raises(Unsupported, match=r"no real model 'gpt5' .*smollm2, gemma3-270m, minilm"):
         model_named("gpt5")
 

@@ -1,5 +1,5 @@
-"""`lockstep report diff` lists new, resolved and changed differences. If any got worse, the exit
-code is 1."""
+"""`lockstep report diff` lists new, resolved and changed differences. If any difference has become
+worse, the exit code is 1."""
 
 import json
 import os
@@ -80,7 +80,7 @@ def test_missing_suite_is_worse() -> None:
 
 
 def test_missing_comparison_is_worse() -> None:
-    """The suite agrees in both runs, but B compared less."""
+    """The suite agrees in both runs, but run B made fewer comparisons."""
     found = changes(run(verdict("trace"), verdict("trace")), run(verdict("trace")))
     assert [(c.n_before, c.n_after, c.worse) for c in found.changed] == [(2, 1, True)]
     assert found.worse
@@ -116,7 +116,7 @@ def test_additional_suite_or_model_is_not_worse() -> None:
     assert not found.worse
 
 
-def test_op_that_comes_nearer_to_its_limit_is_no_failure() -> None:
+def test_op_that_comes_nearer_to_its_limit_is_not_a_failure() -> None:
     found = changes(run(op(0.3), op(0.5, "ADD")), run(op(0.8), op(0.55, "ADD")))
     assert [(m.what, m.before, m.after) for m in found.moved] == [("ROPE", 0.3, 0.8)]
     assert not found.worse
@@ -139,7 +139,7 @@ def test_figures_of_nodes_and_logits_may_move_towards_limits() -> None:
 
 
 def off(times: float | str, count: int = 50, **more: Any) -> dict[str, Any]:
-    """Return a difference of logits that is this multiple of its limit."""
+    """Return a verdict on logits whose error is this multiple of the limit."""
     far = times * 1e-5 if isinstance(times, float) else times
     detail = {"allowed_relative": 1e-5, "worst_relative_to_largest_logit": far}
     return verdict("logits", "diverged", detail=detail | {"mismatched": count}, **more)
@@ -157,7 +157,7 @@ def tokens(margin: float) -> dict[str, Any]:
 
 
 def control_token(said: int) -> dict[str, Any]:
-    """Return a verdict about ids, whose distance has no meaning."""
+    """Return a verdict about ids. The distance between ids has no meaning."""
     return verdict("decode", "diverged", detail={"expected": 3, "actual": said, "allowed": 0.1})
 
 
@@ -217,7 +217,7 @@ def test_variation_of_a_fault_is_not_growth(old: dict[str, Any], new: dict[str, 
 
 
 def test_a_difference_in_more_runs_of_the_suite_is_larger() -> None:
-    """The runs share one key and one place, and each differs as much as the first did."""
+    """All differing runs of the suite share one key and one place, and differ by the same error."""
     found = changes(run(off(9.0)), run(*[off(9.0)] * 5))
     assert [growth.after.count for growth in found.larger] == [250]
 
@@ -340,7 +340,7 @@ def test_report_with_a_wrong_sum_in_its_footer_is_a_usage_error(
 def test_unfinished_run_is_incomplete_if_nothing_got_worse(
     folder: Callable[[str, Rows], str],
 ) -> None:
-    """The killed run may have ended before it reached the fault."""
+    """The unfinished run may have been killed before it reached the fault."""
     whole, part = run(verdict("logits")), run(verdict("logits"), finished=False)
     assert code_of(folder("a", whole), folder("b", part)) == 3
     assert code_of(folder("c", part), folder("d", whole)) == 0

@@ -1,4 +1,5 @@
-"""Figures in reports of suites: shares of limits, logits by position, pieces of tokens, blocks."""
+"""Figures in reports of suites: shares of limits, logits by position, texts of tokens, and
+blocks."""
 
 import math
 from pathlib import Path
@@ -28,8 +29,8 @@ F = np.float32
 
 @pytest.fixture
 def context(tmp_path: Path) -> Any:
-    """Yield the parts of a context that figures need: the oracle's tokenizer, and whether there is
-    one."""
+    """Yield a stand-in for a context with the parts that figures need: the oracle's tokenizer, and
+    a flag for a vocabulary."""
     with GgufFile.open(builtin("f32", tmp_path)) as file:
         own, facts = tokenizer_of(file.metadata), SimpleNamespace(has_vocabulary=True)
         yield SimpleNamespace(tokenizer=own, facts=facts)
@@ -71,7 +72,7 @@ def test_place_is_right_beyond_the_first_piece() -> None:
 # --- logits by position ---
 
 
-def test_each_position_has_its_error_and_the_margin_of_its_token(context: Any) -> None:
+def test_each_position_has_an_error_and_the_margin_of_its_token(context: Any) -> None:
     expected = np.array([[4, 1, 0], [1, 2, 1.5]], F)
     actual = np.array([[4, 1, 0], [1, 1, 1.5]], F)
     found = by_position(context, expected, actual, "logit")["by_position"]
@@ -90,7 +91,7 @@ def test_first_different_token_has_its_text_on_both_sides(context: Any) -> None:
     assert other["expected_text"] != other["actual_text"]
 
 
-def test_worst_of_neighbours_is_kept_for_many_positions(context: Any) -> None:
+def test_worst_of_neighbouring_positions_is_kept_if_they_are_many(context: Any) -> None:
     expected = np.ones((3 * MOST, 2), F)
     actual = expected.copy()
     actual[4, 0] = 1.5
@@ -145,7 +146,7 @@ def test_long_piece_is_cut_and_shows_its_length() -> None:
     assert pieces_of(given, [0]) == ["x" * LONGEST + "... (1000000 characters)"]
 
 
-def test_inserted_id_shifts_the_rest_without_a_difference() -> None:
+def test_ids_after_an_inserted_id_do_not_count_as_different() -> None:
     def side(ids: list[int]) -> dict[str, Any]:
         return {"ids": ids, "pieces": None, "count": len(ids)}
 

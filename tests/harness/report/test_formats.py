@@ -240,7 +240,7 @@ def test_hostile_texts_cannot_add_commands(tmp_path: Path) -> None:
     assert "causes are in the report" in lines[-1]
 
 
-def test_texts_inside_lines_are_no_ci_commands(tmp_path: Path) -> None:
+def test_texts_inside_lines_are_not_ci_commands(tmp_path: Path) -> None:
     folder = hostile_run(tmp_path / "run")
     for name in FORMATS:
         assert not re.search(r"##\w*\[", write_format(folder, name).read_text())

@@ -129,7 +129,7 @@ def test_each_exit_code_has_its_sentence(code: int, word: str) -> None:
     assert heading.startswith(word)
 
 
-def test_malformed_detail_is_named_and_the_page_stands() -> None:
+def test_malformed_detail_is_named_and_the_page_is_drawn() -> None:
     rows = rich_rows()
     for row in rows[1:-1]:
         for key in ("by_position", "sides", "decoded", "schedule", "answers"):
@@ -160,7 +160,7 @@ def test_hostile_text_is_shown_without_control_characters(text: str) -> None:
     assert " ".join(printable(text).split()) in Page(raw).text
 
 
-def test_bidirectional_text_is_written_out() -> None:
+def test_bidirectional_characters_are_written_as_escapes() -> None:
     assert r"\u202egnp.exe" in hostile("\u202egnp.exe").text
 
 
@@ -220,7 +220,7 @@ def test_places_have_unique_names(page: Page) -> None:
 # --- every run has one, and many models are light ------------------------------------------------
 
 
-def test_run_leaves_its_page_beside_its_report(tmp_path: Path) -> None:
+def test_run_writes_its_page_next_to_its_report(tmp_path: Path) -> None:
     writer = ReportWriter(
         tmp_path / "run", {k: v for k, v in rich_rows()[0].items() if k != "kind"}
     )

@@ -1,4 +1,4 @@
-"""report.html in Chromium: its own script runs, no other script does, and the console stays
+"""report.html in Chromium: its own script runs, no other script runs, and the console stays
 empty."""
 
 import json

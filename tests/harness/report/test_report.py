@@ -1,4 +1,5 @@
-"""report.jsonl is valid row by row, is broken if any part is missing, and is never overwritten."""
+"""report.jsonl: every row is valid, a report without one of its parts is broken, and no report is
+overwritten."""
 
 import json
 import math

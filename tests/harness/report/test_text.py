@@ -37,7 +37,7 @@ def is_harmless(text: str) -> bool:
     return all(c.isprintable() or c in "\n\t" for c in text)
 
 
-def test_text_that_could_steer_a_terminal_is_escaped() -> None:
+def test_text_that_could_control_a_terminal_is_escaped() -> None:
     shown = printable(HOSTILE)
     assert is_harmless(shown)
     assert "\\x1b[2J" in shown
@@ -113,7 +113,7 @@ def test_every_status_has_a_mark() -> None:
     assert len(set(MARKS.values())) == len(MARKS)
 
 
-def test_divergences_with_one_key_are_folded_and_the_others_stay() -> None:
+def test_divergences_with_one_key_are_folded_and_others_are_listed() -> None:
     def at(layer: int, key: str) -> Verdict:
         return verdict(key=key, detail={"site": "kq", "layer": layer, "step": 0})
 
@@ -133,7 +133,7 @@ def test_divergences_with_one_key_are_folded_and_the_others_stay() -> None:
         ([], 0),
     ],
 )
-def test_abort_shows_its_message_rather_than_the_python_stack(log: list[str], shown: int) -> None:
+def test_abort_shows_its_message_instead_of_the_python_stack(log: list[str], shown: int) -> None:
     words = last_words(log)
     assert len(words) == shown
     assert words[-1:] == [log[1] if "GGML_ASSERT" in " ".join(log) else log[-1]] if log else True
@@ -193,7 +193,8 @@ def test_long_line_is_cut_after_a_word_with_a_mark(text: str, most: int, said: s
 
 
 def test_node_keeps_its_own_name_as_part_of_a_layer() -> None:
-    """An earlier version named `result_embd_pooled-1`, which no engine can show."""
+    """An earlier version added the layer to a name, as in `result_embd_pooled-1`. No engine can
+    show such a node."""
     pooled = {"site": "result_embd_pooled", "layer": 1, "step": 2, "node": "result_embd_pooled"}
     assert place_in(pooled) == "result_embd_pooled (step 2)"
     assert place_in({"site": "kq", "layer": 1, "step": 0}) == "kq-1"  # of a version before

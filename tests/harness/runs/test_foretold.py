@@ -1,4 +1,5 @@
-"""The estimated time of a check is printed once, for a slow engine, and is never too long."""
+"""The estimated time of a check is printed once, for a slow engine, and never exceeds the real
+time."""
 
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def test_slow_engine_gets_one_forecast_with_quicker_options(opened: Opened) -> N
     (text,) = said_of(opened, Answered(value=None, seconds=68.0), times=2)
     assert "reference took 68 s for 34 tokens" in text
     assert (
-        f"suite logits asks this model for at least {left} more, which takes about {left / 30:.0f} "
+        f"asks this model for at least {left} more tokens, which take about {left / 30:.0f} minutes"
         in text
     )
     assert "--tokens 2 --steps 2" in text

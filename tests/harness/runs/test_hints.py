@@ -78,7 +78,7 @@ def plan_of_mine(folder: Path) -> Plan:
         (("logits",), {"logits": "agreed"}, [f"look closer without tensors: {BY_SLICES}"]),
     ],
 )
-def test_hints_have_whole_commands_and_only_useful_ones(
+def test_hints_are_complete_and_useful_commands(
     levels: tuple[str, ...], suites: dict[str, Status], lines: list[str], tmp_path: Path
 ) -> None:
     path, plan = Path("m.gguf"), plan_of_mine(tmp_path)
@@ -104,8 +104,8 @@ def test_hints_have_whole_commands_and_only_useful_ones(
 def test_conforming_server_may_be_tested_with_exact_settings(
     settings: Settings, status: Status, named: bool
 ) -> None:
-    """An eps of 1e-6 instead of 1e-5 is within the noise of an F16 cache, but an F32 cache shows
-    it."""
+    """The error of an eps of 1e-6 instead of 1e-5 is within the noise of an F16 cache, but visible
+    with an F32 cache."""
     url = "http://localhost:1"
     plan = Plan(
         case="m",
@@ -129,7 +129,7 @@ def test_started_server_may_be_tested_with_exact_settings(
 ) -> None:
     """An engine with an inexact sine conformed, even on probe models.
 
-    An F32 cache showed the fault at once, but only addresses got this hint.
+    An F32 cache would have shown the fault, but Lockstep printed this hint only for addresses.
     """
     engine = "serve:./mine -m {model} --port {port}"
     plan = Plan(
@@ -221,7 +221,7 @@ def test_split_model_is_as_large_as_all_its_parts(tmp_path: Path) -> None:
 def test_hint_proposes_no_diagnosis_on_a_made_model_or_with_more_threads(
     asked: str, more: dict[str, Any], lines: list[str], tmp_path: Path
 ) -> None:
-    """An engine reused the cached cells of the previous prompt, selected by their number.
+    """An engine reused cached cells of the previous prompt, and selected them only by their number.
 
     `decode` found this fault on the first layer of SmolLM2. The hint proposed `diagnose`, which
     found all answers right.
@@ -251,7 +251,7 @@ def of_size(path: Path, size: int) -> None:
         ("builtin:f32", "builtin:f32", [0], ""),
     ],
 )
-def test_mistake_hidden_by_24_layers_is_searched_in_the_first_ones(
+def test_mistake_hidden_by_24_layers_is_searched_in_the_first_layers(
     model: str, subject: str, wrong: list[int], cut: str
 ) -> None:
     """An engine ignored the biases of queries in a Qwen2 with 24 layers in Q5_0. All answers were

@@ -1,5 +1,5 @@
-"""Failures in a user's list are excused. Other failures still count, and resolved entries are
-errors."""
+"""Failures in a user's list are excused. All other failures count as usual, and resolved entries
+are errors."""
 
 import json
 from pathlib import Path
@@ -63,10 +63,10 @@ def test_run_conforms_if_all_divergences_are_listed() -> None:
     [
         (off_by(4.0), ""),
         (off_by(5.9), ""),
-        (off_by(1.1), "its size is 1.1, and 4 is listed"),
-        (off_by(41.0), "its size is 41, and 4 is listed"),
-        (off_by(4.0, "not finite"), "its kind is 'not finite', and 'value' is listed"),
-        (off_by(float("nan")), "its size is none, and 4 is listed"),
+        (off_by(1.1), "its size is 1.1, but 4 is listed"),
+        (off_by(41.0), "its size is 41, but 4 is listed"),
+        (off_by(4.0, "not finite"), "its kind is 'not finite', but 'value' is listed"),
+        (off_by(float("nan")), "its size is none, but 4 is listed"),
     ],
 )
 def test_other_fault_at_the_same_node_is_not_excused(
@@ -159,7 +159,7 @@ def test_other_answer_to_an_acid_test_is_not_excused(
     assert words in seen.summary
 
 
-def test_rewritten_list_adds_new_failures_and_keeps_the_old_ones(
+def test_rewritten_list_adds_new_failures_and_keeps_old_failures(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "known.json"
@@ -182,7 +182,7 @@ def weight(tensor: str, column: int = 0, n: int = 1) -> Verdict:
         (weight("blk.3.ffn_down.weight"), ""),
         (weight("blk.0.attn_v.weight"), "blk.0.attn_v.weight, row 5, column 0 is not listed"),
         (weight("blk.3.ffn_down.weight", column=1), "column 1 is not listed"),
-        (weight("blk.3.ffn_down.weight", n=2), "its size is 2, and 1 is listed"),
+        (weight("blk.3.ffn_down.weight", n=2), "its size is 2, but 1 is listed"),
     ],
 )
 def test_other_weight_is_not_excused(found: Verdict, words: str, tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_resolved_entry_is_an_error() -> None:
     seen = [listed.excuse(verdict("rope")), verdict("", "agreed")]
     (gone,) = listed.gone(seen, "lockstep check m --known k")
     assert gone.status == "diverged"
-    assert "norm is listed as known (issue 12), and no longer differs: remove it" in gone.summary
+    assert "norm is listed as known (issue 12), but no longer differs: remove it" in gone.summary
     assert gone.repro == "lockstep check m --known k"
     assert exit_code([*seen, gone]) == 1
 
@@ -253,7 +253,7 @@ def test_rewritten_list_keeps_its_reasons(tmp_path: Path) -> None:
 
 
 def test_unchecked_failures_stay_in_a_rewritten_list(tmp_path: Path) -> None:
-    """The run had only one suite or one model, or did not finish."""
+    """The run omitted a suite and a model, and one of its suites did not finish."""
     path = tmp_path / "known.json"
     listed = KnownFailures(
         reasons={
@@ -271,7 +271,7 @@ def test_unchecked_failures_stay_in_a_rewritten_list(tmp_path: Path) -> None:
 
 
 def test_entry_of_an_unknown_suite_is_refused(tmp_path: Path) -> None:
-    """An entry of an unknown suite would never be excused, and would never count as gone."""
+    """An entry of an unknown suite would excuse nothing, and would never count as gone."""
     listed = KnownFailures(reasons={("f32", "tarce", "rope"): "issue 12"})
     with pytest.raises(BadInput, match="rope: no suite 'tarce'"):
         run(tmp_path, "reference", listed)

@@ -1,4 +1,4 @@
-"""The matrix: each engine's worst verdict for each suite and case, as a table and as JSON."""
+"""The matrix: the worst verdict of each engine, suite and case, as a table and as JSON."""
 
 import io
 import json
@@ -158,7 +158,7 @@ def test_files_of_one_name_are_separate_cases(tmp_path: Path) -> None:
 
 
 def test_built_in_model_is_selected_by_name(tmp_path: Path) -> None:
-    """The command names the model twice, but runs it once."""
+    """The command line names the model twice, but the model runs only once."""
     [(name, path)] = named_apart([Path("builtin:f16")] * 2, str(tmp_path))
     assert name == "builtin:f16"
     assert path.exists()
@@ -177,7 +177,7 @@ def test_missing_model_is_refused_without_a_verdict(
     assert not list(tmp_path.iterdir())
 
 
-def test_matrix_keeps_findings_before_an_interruption_and_names_the_rest(
+def test_interrupted_matrix_keeps_its_findings_and_names_the_other_engines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(plans: dict[str, object], **_: object) -> Iterator[MatrixRow]:

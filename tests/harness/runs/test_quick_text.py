@@ -1,4 +1,4 @@
-"""`run` shows text of any engine, built from the levels that the engine offers."""
+"""`lockstep run` shows text from any engine, by means of the levels that the engine offers."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def said_by(engine: str, path: Path) -> dict[str, object]:
     return generate(path, engine, "exact", "Once", 5, lambda _: None)
 
 
-def test_logits_alone_are_enough_for_text(tmp_path: Path) -> None:
+def test_logits_are_sufficient_for_text(tmp_path: Path) -> None:
     path = builtin("f32", tmp_path)
     right, found = said_by("reference", path), said_by(LogitsAlone.name, path)
     assert (found["ids"], found["text"]) == (right["ids"], right["text"])

@@ -1,4 +1,4 @@
-"""A second comparison explains a divergence only if it agrees."""
+"""A second comparison explains a divergence only if its verdicts agree."""
 
 import pytest
 

@@ -23,8 +23,8 @@ def judge(
     p: list[float] | None = None,
     draw: float = 0.5,
 ) -> Wrong | None:
-    """Return the error of a list with these ids. Its logits are those before the stage, or
-    `after`."""
+    """Return the error of a list with these ids. Its logits are `after`, or by default the logits
+    before the stage."""
     row = np.array(logits, np.float32)
     chain = make_chain([described], len(row))
     chain.give([draw])

@@ -1,4 +1,4 @@
-"""Servers are tested by lists and draws: a wrong sampler is found, and an honest one is never
+"""Servers are tested by lists and draws: a wrong sampler is found, and an honest sampler is never
 accused."""
 
 from functools import cache

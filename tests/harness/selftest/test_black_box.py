@@ -1,4 +1,4 @@
-"""The success rate of the black box: its counts, and the true places of a fault."""
+"""The success rate of the black box: the counts of successes, and the true places of faults."""
 
 import json
 from dataclasses import asdict

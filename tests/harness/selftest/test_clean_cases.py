@@ -24,8 +24,8 @@ def run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_honest_engine_that_chooses_another_expert_is_not_accused() -> None:
-    """One row in 35 has a near tie in its router, and some honest runs choose the other expert
-    too."""
+    """The router has a near tie in one of 35 rows, and some honest runs also choose the other
+    expert."""
     assert not clean_cases.try_clean(20963).alarm
 
 

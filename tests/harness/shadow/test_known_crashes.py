@@ -34,7 +34,7 @@ def test_crash_with_amx_in_use_points_to_doctor(
     ],
     ids=["with AMX", "without AMX", "of another type"],
 )
-def test_amx_crash_is_known_for_models_with_weights_of_that_type(
+def test_amx_crash_is_known_for_models_with_affected_weight_types(
     types: set[str], generic: tuple[str, ...], expected: str
 ) -> None:
     said = known.known_crash("deepseek2", "default", types, generic)

@@ -17,7 +17,7 @@ def test_view_without_rows_needs_no_bytes() -> None:
 
 
 def test_expert_model_is_compared_if_a_batch_has_no_outputs(tmp_path: Path) -> None:
-    """The ops after the selection of rows divide, and are views."""
+    """After the selection of rows, this model has divisions and views."""
     (path,) = make_variants(["qwen3moe"], tmp_path)
     plan = plan_for(path, oracle="llama.cpp", suites=("logits",), settings=DEFAULT, n_tokens=32)
     (verdict,) = verdicts_of(plan)

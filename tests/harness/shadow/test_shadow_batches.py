@@ -19,7 +19,7 @@ def file_of(path: Path, tensor: str = "token_embd.weight") -> GgufFile:
     return GgufFile.open(path)
 
 
-def test_prompt_is_followed_by_three_tokens_and_single_ones(tmp_path: Path) -> None:
+def test_prompt_is_followed_by_three_tokens_and_single_tokens(tmp_path: Path) -> None:
     with file_of(tmp_path / "m.gguf") as file:
         found = batches_of(Work(tokens=5, batches=3), 1, file)
         assert [len(b) for b in found] == [5, 3, 1, 1]

@@ -1,5 +1,5 @@
-"""Faults injected into a graph: their definition, faults that are drawn again, and failures of the
-judge."""
+"""Faults injected into a graph: what counts as a fault, faults that are drawn again, and failures
+of the judge."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -62,7 +62,7 @@ class Blind(ShadowJudge):
 
 
 class Blaming(ShadowJudge):
-    """A judge that also calls the right result of each SQR node wrong."""
+    """A judge that also rejects the right result of each SQR node."""
 
     def compare(self, node: Node, expected: Expected, actual: Any, tally: Any) -> None:
         wrong = actual + 1 if node.op == "SQR" else actual

@@ -156,7 +156,7 @@ def test_elements_that_are_nan_in_both_are_counted_separately(judge: ShadowJudge
     assert verdict.detail["elements"] == X.size - 5
 
 
-def test_nan_in_one_engine_is_wrong_though_others_are_in_both(judge: ShadowJudge) -> None:
+def test_nan_in_one_engine_is_wrong_though_other_nans_are_in_both(judge: ShadowJudge) -> None:
     wrong = NOTHING.copy()
     wrong[1, 1] = 0.0
     judge(node("SILU", wrong, NOTHING))
@@ -191,7 +191,8 @@ def test_sum_that_may_overflow_in_another_order_is_not_compared(
 def test_infinite_sum_may_be_nan_but_no_finite_number(
     shown: float, status: str, judge: ShadowJudge
 ) -> None:
-    """Finite terms in a sum with an infinite term may overflow to the other sign: inf - inf."""
+    """Finite terms may overflow to infinity, with the sign opposite to that of the infinite term.
+    Their sum, inf - inf, is NaN."""
     row = np.array([[np.inf, -3e38, -3e38, 1.0]], np.float32)
     judge(node("MUL_MAT", np.full((1, 1), shown, np.float32), row, np.ones_like(row)))
     assert status in {verdict.status for verdict in verdicts(judge)}
@@ -199,8 +200,8 @@ def test_infinite_sum_may_be_nan_but_no_finite_number(
 
 @pytest.mark.parametrize("op", ["RMS_NORM", "NORM", "L2_NORM"])
 def test_norm_of_squares_beyond_float32_is_not_compared(op: str, judge: ShadowJudge) -> None:
-    """ggml squares in float32, so its norm of such a row is zero. With clamping or in double
-    precision it is not."""
+    """ggml squares in float32, so its norm of such a row is zero. With clamping, or in double
+    precision, the norm is not zero."""
     x = normal(5, 1, 32) * np.float32(1e22)
     judge(node(op, np.zeros((1, 32), np.float32), x, held=params(1e-5)))
     (verdict,) = verdicts(judge)

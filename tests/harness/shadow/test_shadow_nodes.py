@@ -72,7 +72,7 @@ def test_invalid_node_is_refused(name: str, change: Any) -> None:
 
 
 def test_rows_before_the_first_node_are_refused() -> None:
-    """Otherwise the rows would be dropped silently."""
+    """Rows before the first node would be dropped silently if they were accepted."""
     whole = piece(ADD)
     with pytest.raises(MalformedAnswer, match="the first row: expected a node, got 3"):
         list(nodes_of(replace(whole, place=np.array([3, -1, 0]))))

@@ -1,4 +1,4 @@
-"""Bounds far above the errors get a note, and right bounds get none."""
+"""Bounds far above the errors get a note, and right bounds get no note."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -52,7 +52,7 @@ def tally(judge: ShadowJudge, shown: Node) -> Tally:
 
 
 @pytest.mark.parametrize("op", ["SILU", "MUL_MAT", "RMS_NORM"])
-def test_inflated_bound_gets_a_note_and_an_honest_one_none(op: str, file: GgufFile) -> None:
+def test_inflated_bound_gets_a_note_and_an_honest_bound_does_not(op: str, file: GgufFile) -> None:
     honest = tally(ShadowJudge(file, BUILD), in_float32(op))
     assert honest.free >= ELEMENTS
     assert note_of(op, honest.free, honest.reach, honest.worst) == ""

@@ -86,7 +86,7 @@ def test_report_of_logits_is_read_along_the_oracles_tokens(model: Path) -> None:
 
 
 class BeginningUnseen(Mirror):
-    """An engine whose first cells are hidden. Its mask is wrong, not its tokenizer."""
+    """An engine whose first cells are hidden. The fault is in its mask, not in its tokenizer."""
 
     def soft_max(self, x: Any, scale: float, visible: Any) -> Any:
         visible = visible.copy()
@@ -189,7 +189,8 @@ def test_engine_without_long_prompts_gets_a_short_one(model: Path) -> None:
 def test_line_missing_after_the_long_prompt_stays_missing(
     model: Path,
 ) -> None:
-    """The engine is wrong only in long prompts. It leaves out as many tokens as a NO has."""
+    """The engine is wrong only in long prompts. The omitted line has as many tokens as a line with
+    a NO."""
 
     def generate(self: Any, prompt: bytes, n: int) -> bytes:
         text = Quiet.generate(self, prompt, n)

@@ -1,6 +1,7 @@
 """Close choices between two tokens, which show small errors through text alone.
 
-After a tie two texts may differ, so an engine's own text is compared with its own logits.
+After a tie, two honest texts may differ. Therefore an engine's text is compared with the engine's
+own logits.
 """
 
 from collections.abc import Sequence
@@ -79,7 +80,8 @@ def test_row_with_a_tie_or_nan_has_no_margin(row: list[float]) -> None:
 
 @pytest.mark.parametrize(("behind", "is_near"), [(0.5, False), (0.03, True)])
 def test_row_of_large_logits_does_not_widen_other_limits(behind: float, is_near: bool) -> None:
-    """The limit of the row with the largest logit, 4, would allow any token in the second row."""
+    """The limit of the row with the largest logit is 4. In the second row, this limit would allow
+    any token."""
     run = np.array([[100, 0], [1, 1 - behind]], np.float32)
     allowed = between_two_in_rows(0.01, run)
     assert between_two(0.01, run) > behind
@@ -97,14 +99,15 @@ class Longer(Quiet, name="close: a longer text"):
         return super().generate(prompt, n + (n == 1))
 
 
-def test_text_of_several_tokens_is_not_counted_as_the_same(tmp_path: Path) -> None:
+def test_text_of_several_tokens_does_not_count_as_the_same_choice(tmp_path: Path) -> None:
     *_, last = check_engine(builtin("f32", tmp_path), Longer, "text", n_steps=8)
     assert last.status == "not-applicable"
     assert "prompts the engine's text is longer or shorter than one token" in last.summary
 
 
 class Wavering(Quiet, name="close: the second-likeliest where it is near"):
-    """An engine whose choices another conversion of activations could make."""
+    """An engine that chooses the second most likely token where the most likely token is hardly
+    better. Another conversion of activations could cause this choice."""
 
     levels = ("greedy",)
 
@@ -148,7 +151,8 @@ def test_wrong_choice_despite_right_logits_is_found(coarse: bool, tmp_path: Path
 
 
 def held(model: Path, changed: Sequence[int]) -> Verdict:
-    """Return the verdict on a text of eight tokens in which these choices are changed."""
+    """Return the verdict on a text of eight tokens. The tokens at the steps in `changed` are
+    wrong."""
     with context_of(model, oracle="llama.cpp") as context:
         context.begin_noise()
         prompt = context.tokens[:4]
@@ -163,7 +167,7 @@ def held(model: Path, changed: Sequence[int]) -> Verdict:
 def test_token_against_the_engines_own_logits_is_a_divergence(
     changed: int | None, tmp_path: Path
 ) -> None:
-    """Otherwise any text after a tie would pass."""
+    """Any text after a tie would pass if it were not compared with the engine's own logits."""
     found = held(builtin("q8_0", tmp_path), [] if changed is None else [changed])
     if changed is None:
         assert found.status == "excused"

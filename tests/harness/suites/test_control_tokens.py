@@ -1,4 +1,5 @@
-"""Control tokens that are the most likely. An engine may omit a single one."""
+"""Control tokens that are the most likely next token. An engine may wrongly omit a single control
+token."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ from tests.quiet_engines import made, never_choosing
 
 
 def test_every_token_that_is_likeliest_somewhere_is_asked_for(tmp_path: Path) -> None:
-    """Token 2 comes first and token 0 second with this seed. 311 is the last id."""
+    """Token 2 comes first and token 0 second with this seed. The last id is 311."""
     model = written(tmp_path, n_layer=1, n_vocab=312, seed=6)
     found: list[int] = []
     for never in (0, 2, 311):
@@ -85,7 +86,7 @@ def test_engine_with_fewer_positions_gets_shorter_prompts(
 def test_vocabulary_with_room_for_few_logits_gets_long_prompts_too(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is room for 12 rows, and none of the first 12 prompts had 67 tokens."""
+    """The limit allows 12 rows of logits, and none of the first 12 prompts had 67 tokens."""
     monkeypatch.setattr(control_tokens, "ROWS", 12 * 312)
     model = written(tmp_path, n_layer=1, n_vocab=312, seed=6)
     found = check_engine(model, f"mutant:{engine}", "decode", n_tokens=32, n_steps=6)
@@ -132,8 +133,8 @@ def test_long_prompt_is_asked_if_its_beginning_matters() -> None:
 def test_truncated_prompt_is_found_if_the_token_depends_on_its_beginning(
     tmp_path: Path,
 ) -> None:
-    """The next token after 67 tokens is the same without the first 35. After 68 tokens it is
-    not."""
+    """After 67 tokens, the next token is the same without the first 35 tokens. After 68 tokens, it
+    differs without the first tokens."""
     model, engine = builtin("f32", tmp_path), "mutant:prompt-keeps-last-32"
     *_, found = check_engine(model, engine, "decode", n_tokens=32, n_steps=16)
     assert found.status == "diverged"

@@ -54,7 +54,7 @@ def test_nan_weight_is_named(tmp_path: Path) -> None:
 
 
 def test_zero_or_nan_weights_are_not_compared(tmp_path: Path) -> None:
-    """Zero bytes are zeros in any decoding."""
+    """Zero bytes decode to zeros even if the decoder is wrong."""
     model = written(tmp_path, quant="Q8_0", n_embd=64, n_layer=1)
     with GgufFile.open(model) as file:
         coded = [info for info in file.tensors.values() if info.type.name == "Q8_0"]
@@ -100,8 +100,8 @@ def test_summary_mentions_byte_order_only_for_swapped_numbers(tmp_path: Path) ->
 
 
 def test_signalling_nan_tensors_are_differences_without_warnings(tmp_path: Path) -> None:
-    """Earlier, warnings of numpy with our own paths were printed above the report. In this test
-    warnings are errors."""
+    """An earlier version printed numpy's warnings, with paths of our files, above the report. In
+    this test warnings are errors."""
     found = checked(TurnsBytesRound.name, tmp_path, "trace", "products")
     assert any(v.suite == "trace" for v in found)
 

@@ -1,5 +1,5 @@
-"""Engines with speculative decoding: a draft must not change any token, and `decode` finds a draft
-that does."""
+"""Engines with speculative decoding. A draft must not change any token, and `decode` finds drafts
+that change one."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +18,8 @@ MOST_DRAFTED = 4
 
 
 class Drafted(FastEngine, name="test:drafted"):
-    """An engine that drafts the tokens that followed the newest token the last time it occurred."""
+    """An engine whose draft is the tokens that followed the previous occurrence of the newest
+    token."""
 
     accepted: ClassVar[int] = 0
 

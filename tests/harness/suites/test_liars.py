@@ -38,8 +38,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def gguf_py_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run gguf-py in this process. The suite `metadata` asks it every time, and starting it takes
-    longest."""
+    """Run gguf-py in this process. The suite `metadata` asks gguf-py every time, and most of the
+    time would be spent on starting it."""
     monkeypatch.setattr(GgufPy, "isolated", False)
 
 
@@ -50,9 +50,9 @@ def plan_for(model: Path, **changes: Any) -> Plan:
 
 
 def checked(plan: Plan, folder: Path | None = None) -> tuple[int, list[dict[str, Any]]]:
-    """Return the exit code and the rows of verdicts. With a folder, a whole report is written.
-    Without it there is no fork and no page, but verdicts are still pickled, as from a fork, and
-    converted to rows of a report."""
+    """Return the exit code and the rows of verdicts. If a folder is given, write a whole report.
+    Without a folder, no process is forked and no page is drawn. But verdicts are still pickled, as
+    from a fork, and converted to rows of a report."""
     if folder is not None:
         result = run_plans([plan], folder, ["lockstep", "check"], Forks(1), Listener())
         _, *rows, footer = read_report(result.folder / "report.jsonl")
@@ -118,7 +118,7 @@ def outcome_of(name: str, model: Path) -> Outcome:
 
 
 def test_every_malformed_answer_gets_expected_and_actual_value(model: Path) -> None:
-    """A well-formed wrong answer is compared instead."""
+    """An answer that is wrong but well-formed is compared instead."""
     passed = []
     for name in LIES:
         outcome = outcome_of(name, model)
@@ -183,7 +183,8 @@ def test_unknown_node_is_named_and_a_wrong_one_diverges(name: str, model: Path) 
 def test_bisect_after_a_malformed_answer_ends_with_a_sentence(
     name: str, role: str, culprits: list[str] | None, model: Path
 ) -> None:
-    """After a malformed answer there are no wrong ops. Otherwise the first wrong op is named."""
+    """After a malformed answer, the bisection has no wrong op to name. After any other wrong
+    answer, it names the first wrong op."""
     with context_of(plan_for(model, **{role: f"fake-liar: {name}"})) as context:
         if culprits is not None:
             assert [str(each.site) for each in bisect(context).culprits[:1]] == culprits

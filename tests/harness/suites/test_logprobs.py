@@ -1,4 +1,5 @@
-"""Lists of likely tokens: what may differ in honest engines, and the mistakes of wrong engines."""
+"""Lists of likely tokens: differences that honest engines may have, and the mistakes of wrong
+engines."""
 
 from collections.abc import Sequence
 from math import exp, log
@@ -114,7 +115,7 @@ def test_wrong_row_is_named_with_the_expected_one(
     assert {key: getattr(found, key) for key in expected} == expected
 
 
-def test_text_that_is_no_token_is_unknown() -> None:
+def test_text_that_is_not_a_token_is_unknown() -> None:
     unknown = read_list([(b"?", -1.0), (b"a", -2.0)], NAMES)
     assert (unknown.unknown, len(unknown.candidates)) == (1, 1)
     assert NAMES[b"bytes:\\xff"] == (3,)
@@ -267,8 +268,8 @@ def test_answers_match_only_within_the_noise(first: Row, again: Row, same: bool)
     ("of_end", "ended"), [(1.0, [1]), (0.81, [1]), (0.79, [])], ids=["likeliest", "tie", "not"]
 )
 def test_empty_list_at_the_end_of_a_text_is_explained(of_end: float, ended: list[int]) -> None:
-    """A server that stops at the end of a text has nothing to list. A server that stops elsewhere
-    is not excused."""
+    """A server that stops at the end of a text has no tokens to list. A server that stops at
+    another place is not excused."""
     context: Any = SimpleNamespace(tokenizer=SimpleNamespace(vocabulary=END_IS_2))
     full = Listed(candidates=(Candidate(ids=(0,), value=-1.0),))
     logits = np.array([[0, 0, 5], [1, 0, of_end]], dtype=np.float32)
@@ -278,8 +279,8 @@ def test_empty_list_at_the_end_of_a_text_is_explained(of_end: float, ended: list
     assert left == ("" if ended else "not compared: 1 of 2 lists, which are empty")
 
 
-def test_list_of_texts_that_are_no_tokens_is_not_compared(folder: Path) -> None:
-    """The server writes the space of a token as another vocabulary does."""
+def test_list_of_texts_that_are_not_tokens_is_not_compared(folder: Path) -> None:
+    """The server writes the space of a token with the character that another vocabulary uses."""
 
     def written(engine: Any, row: Row) -> Row:
         named = [(shown(engine, token), value) for token, value in row]

@@ -1,4 +1,4 @@
-"""Texts made of a vocabulary's own tokens. They find engines that no fixed text finds."""
+"""Texts made of a vocabulary's own tokens. They expose wrong engines that no fixed text exposes."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -179,7 +179,7 @@ def test_token_that_llama_cpp_hides_despite_the_file_is_named() -> None:
     assert named_among(CONTEXT, [(b"</s>", [0], [1])]) == text
 
 
-def test_difference_without_hidden_tokens_names_none() -> None:
+def test_difference_without_hidden_tokens_names_no_hidden_tokens() -> None:
     assert named_among(CONTEXT, [([1], b"", b"</s>"), ([2], b"", b"<s>")]) == ""
     assert named_among(CONTEXT, [(b"a", [0], [2])]) == ""
 
@@ -213,8 +213,8 @@ class MergesTheRightOne(LlamaTokenizer):
 
 
 def wrong_tokenizer(kind: str, file: GgufFile) -> Tokenizer:
-    """Return a wrong tokenizer. That of gpt2 splits contractions only in lower case: it's, but not
-    IT'S."""
+    """Return a wrong tokenizer. The wrong tokenizer for gpt2 splits contractions only in lower
+    case: it's, but not IT'S."""
     if kind == "llama":
         return MergesTheRightOne(file.metadata)
     wrong = Gpt2Tokenizer(file.metadata)

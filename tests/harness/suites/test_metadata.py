@@ -164,7 +164,7 @@ def test_difference_is_found_in_either_order_of_readers(other: FileSummary, what
 
 
 def test_report_on_a_tensor_shows_only_the_values_that_differ() -> None:
-    """Authors who use another language do not know Python's notation of our records."""
+    """Authors of engines in other languages do not know how Python prints our records."""
     moved = replace(SUMMARY, tensors=(replace(TENSOR, offset=32), SUMMARY.tensors[1]))
     (found,) = differences(SUMMARY, moved)
     assert found["text"] == "tensor 'a': expected {'offset': 0}, got {'offset': 32}"
@@ -195,8 +195,8 @@ def test_hidden_field_of_a_reader_is_not_a_difference() -> None:
 
 
 def test_token_inf_stays_a_text_for_an_engine_without_types() -> None:
-    """Most vocabularies have the token "inf". In the protocol an infinite float is the same
-    text."""
+    """Most vocabularies have the token "inf". In the protocol, an infinite float is written as the
+    same text."""
     keys = {"tokens": ("ARR[STR]", ["a", "inf"]), "low": ("F32", -inf), "row": ("ARR[F64]", [inf])}
     said = {"tokens": [None, ["a", "inf"]], "low": [None, "-inf"], "row": [None, ["inf"]]}
     bare = read_parse(Message(head={"answer": {"metadata": said}}))

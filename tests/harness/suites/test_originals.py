@@ -1,4 +1,4 @@
-"""Known differences from the original tokenizers: the list, and how a report uses it."""
+"""The list of known differences from the original tokenizers, and its use in reports."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-"""The suite `products`, for engines that show some or no tensors, or have a special kernel for one
-token."""
+"""The suite `products`, for engines that show only some tensors or no tensors, and for engines with
+a special kernel for one token."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -100,7 +100,7 @@ SHOWN = (
 
 
 class Folded(Reference, name="products: no norm is shown"):
-    """An engine without separate norms, because it multiplies their weights into the next
+    """An engine without separate norms. It multiplies the weights of norms into the next
     matrices."""
 
     def describe(self) -> EngineInfo:
@@ -160,7 +160,7 @@ class WeightsAlone(HalfOfEachRow, name="products: weights alone"):
 def test_offered_question_that_is_not_asked_is_reported(
     engine: str, offered: list[list[str]], tmp_path: Path
 ) -> None:
-    """The report must not tell the user of a program with wrong products that all agrees."""
+    """The program has wrong products, so the report must not say that everything agrees."""
     with context_of(builtin("q4_0", tmp_path), engine=engine) as context:
         found = list(run_suites(context, ("dequant", "products")))
     assert exit_code(found) == 0

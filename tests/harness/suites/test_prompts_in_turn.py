@@ -36,15 +36,15 @@ class Reads(Quiet, name="in turn: reads each prompt as it is"):
 
 
 def by_its_last_eight(engine: Reads, prompt: list[int]) -> list[int]:
-    """Find a cached prompt by its last eight tokens alone, like a cache that hashes a block without
-    the earlier tokens."""
+    """Find a cached prompt by its last eight tokens alone, like a cache whose hash of a block
+    ignores earlier tokens."""
     found: dict[tuple[int, ...], list[int]] = engine.__dict__.setdefault("found", {})
     return found.setdefault(tuple(prompt[-8:]), prompt)
 
 
 def by_its_ends(engine: Reads, prompt: list[int]) -> list[int]:
-    """Find cached prompts by their beginning, end and length. A chat template makes the beginnings
-    and ends equal."""
+    """Find cached prompts by their beginning, end and length. With a chat template, all prompts
+    have the same beginning and the same end."""
     kept = [*engine.kept]
     same = (len(kept), kept[:8], kept[-4:]) == (len(prompt), prompt[:8], prompt[-4:])
     return kept if same else prompt
@@ -104,8 +104,8 @@ def test_engine_that_truncates_or_wrongly_reuses_prompts_is_found(
 
 
 class Races(Quiet, name="in turn: is wrong behind every fourth long prompt"):
-    """An engine that is wrong occasionally, whatever it was asked before, like threads with a
-    shared buffer."""
+    """An engine that is wrong occasionally, independently of earlier questions, as if threads
+    shared a buffer."""
 
     levels = ("greedy",)
     n_asked = 0
@@ -123,7 +123,7 @@ class Races(Quiet, name="in turn: is wrong behind every fourth long prompt"):
 def test_threads_are_named_if_the_second_run_is_right(
     engine: str, said: bool, tmp_path: Path
 ) -> None:
-    """The engine caches nothing. A user who looks only at caches would not find the fault."""
+    """The engine `Races` has no cache. A user who examined only caches would not find its fault."""
     with context_of(builtin("f32", tmp_path), engine=engine, suites=("decode",)) as context:
         context.begin_noise()
         (found,) = in_turn(context, context)
@@ -197,7 +197,7 @@ def test_difference_is_reported_though_the_next_question_kills_the_engine(tmp_pa
     assert last.status == "crashed"
 
 
-def test_known_list_of_one_prompt_does_not_excuse_another(tmp_path: Path) -> None:
+def test_known_failure_at_one_prompt_does_not_excuse_another(tmp_path: Path) -> None:
     model = builtin("f32", tmp_path)
     found = [v for e in (BY_ITS_LAST, SAME_AGAIN) for v in decoded(e, model)]
     wrong = [verdict for verdict in found if verdict.key == "decode/other prompt"]

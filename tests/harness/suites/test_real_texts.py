@@ -36,7 +36,7 @@ def rewriting(name: str, change: Change) -> str:
 
 
 def surrogates_as_pairs(text: bytes) -> bytes:
-    """Decode WTF-8, in which half of a surrogate pair is a character."""
+    """Decode WTF-8, in which one half of a surrogate pair is valid as a character."""
     try:
         return text.decode("utf-8", "surrogatepass").encode("utf-16", "surrogatepass").decode(
             "utf-16", "replace"
@@ -81,8 +81,8 @@ def test_tokenizer_that_fails_on_real_texts_is_found(
 
 
 def test_long_text_has_no_merges() -> None:
-    """Simple tokenizers look at every pair again after each merge, which takes minutes for 66,000
-    bytes."""
+    """After each merge, simple tokenizers examine every pair again. For 66,000 bytes this takes
+    minutes."""
     longest = max(tokens.MORE_TEXTS, key=len)
     assert len(longest) > 65535
     assert max(map(len, longest.split())) == 1

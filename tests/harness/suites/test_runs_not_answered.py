@@ -1,5 +1,5 @@
-"""Runs without an answer do not affect later runs, except that a run longer than a timed-out run is
-not asked."""
+"""Runs without an answer do not affect later runs, with one exception. After a timeout, Lockstep
+requests no run with more tokens."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -80,7 +80,7 @@ def test_slow_engines_fault_in_a_shorter_run_is_found(model: Path) -> None:
     assert exit_code(found) == 1
 
 
-def test_silent_engine_is_waited_for_twice_and_skipped_runs_are_named(
+def test_silent_engine_gets_two_runs_and_skipped_runs_are_named(
     model: Path,
 ) -> None:
     usual = iter(range(4))  # the run, the same again, with tensors, with some outputs
@@ -98,8 +98,8 @@ def test_silent_engine_is_waited_for_twice_and_skipped_runs_are_named(
     assert len(asked) == 5 + 2  # in four ways, beside another sequence, and two in vain
 
 
-def test_run_longer_than_a_timed_out_one_is_not_asked(model: Path) -> None:
-    """The run with two sequences has 29 tokens, and those with another token have 34."""
+def test_run_longer_than_a_timed_out_run_is_not_requested(model: Path) -> None:
+    """The run with two sequences has 29 tokens, and the runs with another token have 34 tokens."""
     usual = iter(range(4))
     found, asked = logits_of(
         model, "reference", lambda n: n == 29 or (n == USUAL and next(usual, None) is None)
@@ -114,8 +114,8 @@ def test_run_longer_than_a_timed_out_one_is_not_asked(model: Path) -> None:
 def test_engine_that_dies_on_a_second_sequence_gets_all_other_runs(
     model: Path,
 ) -> None:
-    """A second sequence doubles the usual number of tokens. With two sequences that join later
-    there are 29 tokens."""
+    """A second sequence doubles the usual number of tokens. The run with two sequences that join
+    later has 29 tokens."""
     found, _ = logits_of(model, "reference", lambda n: n in (2 * USUAL, 29), DEAD)
     assert [v.status for v in found] == ["agreed", "crashed", "crashed"]
     assert [v.detail["asked"] for v in found[1:]] == ["beside another sequence", JOINED]

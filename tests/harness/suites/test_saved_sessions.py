@@ -27,7 +27,7 @@ ROWS = ("tokens", "positions", "seq_ids", "outputs")
 
 
 class Compressed(Reference, name="test:session-compressed"):
-    """The reference with files in its own format."""
+    """The reference engine with a file format of its own."""
 
     def save(self, batches: Any, then: Any, path: str, sequence: int | None = None) -> Any:
         found = super().save(batches, then, path, sequence)
@@ -39,7 +39,7 @@ class Compressed(Reference, name="test:session-compressed"):
 
 
 class Recomputed(Reference, name="test:session-recomputed"):
-    """The reference that saves only the tokens, and computes them again."""
+    """The reference engine, which here saves only the tokens and computes their state again."""
 
     def save(
         self,

@@ -51,8 +51,8 @@ def showing(name: str) -> str:
 
 @cache
 def going_on(name: str, *, always: bool) -> str:
-    """Return an engine that continues writing after an incomplete last character, or with `always`
-    after every text."""
+    """Return an engine that continues writing after an incomplete last character, or after every
+    text if `always` is True."""
 
     def generate(self: Any, prompt: bytes, n: int) -> bytes:
         ids = Reference.greedy(self, self.tokenize([prompt])[0], n + 3)

@@ -1,5 +1,5 @@
-"""Engines that show only greedy tokens or text. The first token that differs counts, unless it is a
-tie."""
+"""Engines that show only greedy tokens or text. The first differing token decides, unless the
+choice was a tie."""
 
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Sequence
@@ -41,7 +41,7 @@ def text_engine(
     n: int | None = None,
 ) -> str:
     """Return an engine that changes prompts, or shows texts in another form. `n` is the number of
-    its tokens."""
+    tokens that the engine generates; None means the requested number."""
 
     def generate(self: Any, prompt: bytes, n_asked: int) -> bytes:
         ids = Reference.greedy(self, self.tokenize([read(prompt)])[0], n or n_asked)
@@ -51,7 +51,7 @@ def text_engine(
 
 
 class FirstOfATie(GreedyAlone, name="greedy: the other of a tie"):
-    """An engine that chooses the twin of the token that our engine chooses."""
+    """An engine that chooses the twin of the right token."""
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         ids = list(prompt)
@@ -67,7 +67,8 @@ def third_wrong(self: Any, prompt: Sequence[int], n: int) -> list[int]:
 
 
 def whole_characters(text: bytes) -> bytes:
-    """Cut off an incomplete last character of a text, as a stream does that holds it back."""
+    """Cut off an incomplete last character of a text, like a stream that waits for the rest of the
+    character."""
     decoder = getincrementaldecoder("utf-8")("surrogateescape")
     return decoder.decode(text).encode("utf-8", "surrogateescape")
 
@@ -147,7 +148,7 @@ def test_first_wrong_token_is_named_with_its_margin(folder: Path) -> None:
     assert found.detail["margin"] > 2 * found.detail["allowed"]
 
 
-def test_ties_are_excused_one_by_one_and_the_rest_is_compared(folder: Path) -> None:
+def test_ties_are_excused_one_by_one_and_other_tokens_are_compared(folder: Path) -> None:
     found = verdicts(with_twins(folder), "greedy: the other of a tie", "decode", n_steps=3)
     assert [v.status for v in found] == ["excused"] * 4 + ["not-applicable"] * 2
     assert [v.detail["step"] for v in found[:3]] == [0, 1, 2]
@@ -218,7 +219,8 @@ def text_verdicts(
     pieces: Any = WORDS,
 ) -> list[Verdict]:
     """Return verdicts on a text. `free` is the oracle's text. `rows` are the logits before each
-    token; missing logits are -9. `more` is the noise of more runs, if they may be made."""
+    token; missing logits are -9. `more` is the noise after further runs, or None if no further runs
+    are allowed."""
 
     def noise_on(batches: Any) -> float:
         assert more is not None, "more runs were asked for"
@@ -271,7 +273,7 @@ GIRL, IS = CLEAR
 def test_possible_greedy_text_is_distinguished_from_an_impossible_one(
     said: bytes, rows: Sequence[dict[int, float]], limits: dict[str, Any], expected: list[str]
 ) -> None:
-    """The expected values are statuses, and the step and the token that differ."""
+    """Each expected value is a status, with the step and the token that differ."""
     found = text_verdicts(said, *rows, **limits)
     told = [(v.status, v.detail.get("step", ""), v.detail.get("actual", "")) for v in found]
     assert [" ".join(map(str, each)).rstrip() for each in told] == expected

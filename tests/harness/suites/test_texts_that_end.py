@@ -90,7 +90,7 @@ def test_text_without_its_last_token_is_compared_except_for_its_end(
 def test_extra_byte_of_a_tie_is_not_called_an_early_end(
     said: str, margin: float, expected: list[str]
 ) -> None:
-    """The oracle's text is m, a byte that is not a character, and h6.
+    """The oracle's text consists of m, a byte that is not a character, and h6.
 
     At the third token, the same byte again is the second most likely.
     """
@@ -159,10 +159,11 @@ SEVERAL = [b",", b"are", b"", b"and", b"and"]
         (SEVERAL, b"x", False),  # whatever it writes is held against the oracle instead
     ],
 )
-def test_engine_that_writes_nothing_diverges_from_several_honest_starts(
+def test_engine_without_text_diverges_if_honest_beginnings_differ(
     honest: Sequence[bytes], said: bytes, diverges: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the five prompts, the engine must write the beginnings that honest engines write."""
+    """`honest` holds the beginnings of text that every honest engine writes after the five
+    prompts."""
     each = iter(honest)
     monkeypatch.setattr(no_text, "must_write", lambda context, prompt: next(each))
     context: Any = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""Kinds of differences between two tokenizers, by which known findings are matched."""
+"""Kinds of differences between two tokenizers. Known findings are matched by these kinds."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def kinds(tokenizer: Tokenizer, expected: object, actual: object) -> list[str]:
     return [kind.name for kind, _ in kinds_of(tokenizer, expected, actual)]
 
 
-def test_ids_are_compared_with_bos_apart(tokenizer: Tokenizer) -> None:
+def test_missing_bos_is_separate_from_other_differences(tokenizer: Tokenizer) -> None:
     bos, ids = (
         tokenizer.vocabulary.bos,
         tokenizer.encode(b"aeee", add_special=False, parse_special=True),
@@ -29,7 +29,7 @@ def test_ids_are_compared_with_bos_apart(tokenizer: Tokenizer) -> None:
     assert kinds(tokenizer, [bos, bos], [bos]) == ["BOS"]
 
 
-def test_other_tokens_of_the_same_text_are_told_from_another_text(tokenizer: Tokenizer) -> None:
+def test_other_tokens_of_one_text_are_distinguished_from_another_text(tokenizer: Tokenizer) -> None:
     space, *letters = tokenizer.encode(b"aeee", add_special=False, parse_special=True)
     byte = tokenizer.pieces.index(b"e")  # the token of the byte, and not of the letter
     assert kinds(tokenizer, [space, *letters], [space, *letters[:-1], byte]) == ["TOKENS"]
@@ -47,7 +47,7 @@ def test_other_tokens_of_the_same_text_are_told_from_another_text(tokenizer: Tok
         (b"upon", b"open", "TEXT"),
     ],
 )
-def test_bytes_that_lack_spaces_or_an_end_are_told_apart(
+def test_missing_spaces_and_a_missing_end_are_distinguished(
     expected: bytes, actual: bytes, kind: str, tokenizer: Tokenizer
 ) -> None:
     assert kinds(tokenizer, expected, actual) == [kind]

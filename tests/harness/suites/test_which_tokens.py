@@ -183,8 +183,8 @@ def test_model_without_experts_has_no_choices() -> None:
 
 
 def test_oracle_that_is_wrong_in_a_usual_run_is_at_fault(tmp_path: Path) -> None:
-    """Compared with the oracle's own logits no row would be wrong, and no honest run would explain
-    a wrong row."""
+    """Relative to the oracle's own logits, no row of the oracle would be wrong, so no honest run
+    would have to explain a wrong row."""
     with context_of(builtin("moe", tmp_path)) as context:
         run = Run(words="again", batches=context.batches, usual=True, known=True)
         right = context.answer(

@@ -1,5 +1,5 @@
-"""`logits` and `decode` find a wrong oracle as well as a wrong subject. Nothing counts as agreeing
-without a comparison."""
+"""`logits` and `decode` find a wrong oracle as well as a wrong subject. Without a comparison,
+nothing counts as agreeing."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -83,7 +83,8 @@ def test_fault_in_second_recurrent_batch_is_not_called_a_mask(tmp_path: Path) ->
 
 
 class WrongInRowsOf(Reference, name="test:wrong in so many rows"):
-    """An engine that omits the last row of matrices for this number of activations."""
+    """An engine that omits the last row of a matrix if the number of activation rows has this
+    value."""
 
     n_rows = 1
 
@@ -109,7 +110,7 @@ class WrongInRowsOf(Reference, name="test:wrong in so many rows"):
 def test_wrong_kernel_for_few_rows_is_not_blamed_on_the_prefix(
     n: int, said: str, model: Path
 ) -> None:
-    """A single batch has more rows, and there the engine is right too."""
+    """The number of rows is larger in a single batch, and there the engine is right too."""
     WrongInRowsOf.n_rows = n
     found = verdicts_of(model, "logits", engine=WrongInRowsOf.name, n_tokens=8)
     texts = [v.summary for v in found if v.detail.get("in_one_batch")]
@@ -227,8 +228,9 @@ class NoNumbers(Reference, name="test:no-numbers"):
         return replace(run, logits=tuple(np.full_like(each, np.nan) for each in run.logits))
 
 
-def test_honest_engine_is_not_accused_beside_an_oracle_of_nan(model: Path) -> None:
-    """The limit was once a share of the oracle's largest logit, which is NaN here."""
+def test_honest_engine_is_not_accused_if_the_oracle_shows_only_nan(model: Path) -> None:
+    """The limit was a share of the oracle's largest logit in an earlier version. Here this logit is
+    NaN."""
     found = verdicts_of(model, "logits", "decode", oracle=NoNumbers.name, engine="fast")
     wrong = [v.detail["at_fault"] for v in found if v.status == "diverged"]
     assert wrong == ["oracle", "oracle"]
@@ -245,8 +247,9 @@ class SaysThatThereAreNone(Reference, name="test:says-that-there-are-none"):
 
 
 @pytest.mark.parametrize("role", ["oracle", "engine"])
-def test_engine_may_not_declare_parts_that_a_model_lacks(role: str, model: Path) -> None:
-    """The engine once passed, because logits, decode, trace and products were not applicable."""
+def test_engine_that_declares_missing_parts_does_not_pass(role: str, model: Path) -> None:
+    """An earlier version let the engine pass, because logits, decode, trace and products were not
+    applicable."""
     found = verdicts_of(model, **{role: SaysThatThereAreNone.name})
     asked = {"logits", "decode"} | ({"trace", "products"} if role == "engine" else set())
     assert {v.suite for v in found if v.status == "not-compared"} == asked
@@ -262,8 +265,8 @@ def test_bisect_does_not_conform_if_both_are_wrong_in_hidden_tensors(model: Path
 
 
 class KeepsPrompts(Reference):
-    """An engine that caches prompts. `read` returns the tokens that it uses for a first batch, and
-    `known` holds the tokens of earlier calls."""
+    """An engine that caches prompts. `read` returns the tokens that the engine uses for the first
+    batch. Its argument `known` holds the tokens of earlier calls."""
 
     read: Callable[[dict[Any, Any], Request], NDArray[np.int32]]
 
@@ -317,7 +320,8 @@ def test_answer_for_earlier_tokens_is_recognised(model: Path) -> None:
 
 
 def test_answer_for_other_tokens_than_usual_is_recognised(model: Path) -> None:
-    """The engine caches only the last prompt, which differs in one token."""
+    """The engine caches only the last prompt, which differs from the present prompt in one
+    token."""
     found = verdicts_of(model, "logits", engine=BY_ITS_FIRST_TOKEN)
     (wrong,) = diverged(found)
     assert wrong.summary.startswith("with another last token: ")
@@ -328,7 +332,8 @@ def test_answer_for_other_tokens_than_usual_is_recognised(model: Path) -> None:
 def test_state_of_earlier_calls_is_not_blamed_on_token_counts(
     name: str, more: bool, tmp_path: Path
 ) -> None:
-    """A batch with all tokens has a new length, so the engine reads these tokens."""
+    """A single batch with all tokens has a new length, so the engine reads its tokens from the
+    request."""
     found = verdicts_of(builtin(name, tmp_path), "logits", engine=BY_ITS_SIZES)
     wrong = [v for v in found if v.detail.get("in_one_batch")]
     assert wrong
@@ -338,7 +343,8 @@ def test_state_of_earlier_calls_is_not_blamed_on_token_counts(
 
 
 def test_bisect_blames_no_op_for_an_answer_for_earlier_tokens(model: Path) -> None:
-    """Otherwise the first op that differs, the look-up of embeddings, would be blamed."""
+    """The first op that differs is the look-up of embeddings. It is not at fault, because the
+    engine answers for earlier tokens."""
     with context_of(model, engine=BY_ITS_BEGINNING) as context:
         found = bisect(context)
     assert not found.culprits

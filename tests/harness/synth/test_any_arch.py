@@ -107,7 +107,7 @@ def test_state_decays_and_norms_are_around_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("arch", "size"), [("plm", 0.24), ("gemma2", 0.03), ("bert", 1)])
-def test_tied_embeddings_are_small_beside_layer_outputs(
+def test_tied_embeddings_are_smaller_than_layer_outputs(
     arch: str, size: float, tmp_path: Path
 ) -> None:
     embeddings = drawn(tmp_path, "token_embd.weight", 64, 128, arch=arch)
@@ -123,8 +123,8 @@ def test_untied_embeddings_are_as_large_as_layer_outputs(
 
 
 def test_large_scan_matrices_have_the_requested_type(tmp_path: Path) -> None:
-    """Published files have such types. Earlier our matrices stayed F32, so engines never multiplied
-    by other types."""
+    """Published files have such types. In an earlier version these matrices stayed F32, so engines
+    never multiplied by other types."""
     path = tmp_path / "m.gguf"
     names = ("ssm_in.weight", "ssm_out.weight", "ssm_x.weight", "ssm_conv1d.weight", "ssm_a")
     rows = [tensor(f"blk.0.{name}", 64, 32) for name in names]

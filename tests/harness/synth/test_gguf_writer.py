@@ -214,7 +214,7 @@ def test_key_that_readers_refuse_is_not_written(key: str) -> None:
         (("", (1,), "F32", bytes(4)), "is not a name of 1 to 63 bytes"),
         (("n" * 64, (1,), "F32", bytes(4)), "is not a name of 1 to 63 bytes"),
         (("t", (1, 1, 1, 1, 1), "F32", bytes(4)), "at most 4 dimensions"),
-        (("t", (-1,), "F32", b""), "at most 4 dimensions from 0 up"),
+        (("t", (-1,), "F32", b""), "at most 4 dimensions of at least 0"),
         (("t", (33,), "Q4_0", b""), "not a multiple of 32"),
         (("t", (2,), "F32", bytes(7)), "takes 8 bytes, got 7"),
         (("t", (2,), "F32", [bytes(4), bytes(5)]), "takes 8 bytes, got more than 8"),

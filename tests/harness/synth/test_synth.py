@@ -1,5 +1,5 @@
-"""Small models from recipes have the same bytes everywhere and are written in a stream. Impossible
-recipes are refused."""
+"""Small models from recipes have the same bytes everywhere, and are written piece by piece.
+Impossible recipes are refused."""
 
 import tracemalloc
 from dataclasses import replace
@@ -51,7 +51,9 @@ def test_every_pinned_hash_is_of_a_built_in_model() -> None:
 
 
 @pytest.mark.parametrize("quant", MAKERS)
-def test_recipe_determines_the_bytes_and_each_seed_gives_others(quant: str, tmp_path: Path) -> None:
+def test_recipe_determines_the_bytes_and_each_seed_gives_other_bytes(
+    quant: str, tmp_path: Path
+) -> None:
     def made(seed: int) -> bytes:
         recipe = {"quant": quant, "n_layer": 1, "n_embd": 256, "n_ff": 256}
         return written(tmp_path, f"{seed}.gguf", seed=seed, **recipe).read_bytes()
@@ -186,13 +188,13 @@ def test_a_large_model_is_written_in_small_pieces(tmp_path: Path) -> None:
 
 
 def test_chunk_size_does_not_change_the_bytes() -> None:
-    """Drawing 64 weights gives the same numbers as drawing 32 and then 32 more."""
+    """Drawing 64 weights at once gives the same numbers as drawing 32 weights twice."""
     whole, bits = uniform(stream(1, "x"), 64, 1.0), stream(1, "x")
     assert np.array_equal(whole, np.concatenate([uniform(bits, 32, 1.0) for _ in range(2)]))
 
 
 def test_every_tensor_has_its_own_stream(tmp_path: Path) -> None:
-    """An additional layer changes no weight of the others."""
+    """An additional layer changes no weight of the other layers."""
     from lockstep.engine.gguf.file import GgufFile
 
     recipe = LlamaRecipe(seed=9)

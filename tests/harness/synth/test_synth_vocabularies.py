@@ -87,7 +87,8 @@ def test_an_unknown_kind_is_refused_with_the_choices() -> None:
 def test_tokenizer_reads_the_vocabulary_and_every_token_can_occur(
     kind: str, tmp_path: Path
 ) -> None:
-    """Each piece is found alone, after a letter, or as a separate word."""
+    """The tokenizer finds each piece in one of three texts: alone, after a letter, or as a separate
+    word."""
     tokenizer = opened(BUILTIN_VOCABULARIES[kind], tmp_path)
     assert tokenizer.name == ("llama" if kind == "llama-ties" else kind)
     attrs = tokenizer.vocabulary.attrs
@@ -131,7 +132,7 @@ def test_too_few_letters_for_the_pieces_are_refused() -> None:
 
 def test_vocabularies_beyond_two_byte_ids_are_made() -> None:
     """Engines with sixteen-bit ids fail on such a vocabulary. Its first tokens are those of a small
-    one."""
+    vocabulary."""
     many = merges_of(ALPHABET, 66_000, seed=0)
     assert len({left + right for left, right in many}) == 66_000
     assert many[:300] == merges_of(ALPHABET, 300, seed=0)

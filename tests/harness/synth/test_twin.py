@@ -67,7 +67,7 @@ def test_twin_changes_no_metadata_except_the_file_type(tmp_path: Path) -> None:
     assert before[:end].replace(b"\x77\0\0\0", bytes(4)) == after[:end]
 
 
-def test_tensor_of_many_chunks_is_whole_and_never_held_at_once(
+def test_tensor_of_many_chunks_is_complete_but_never_whole_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(twin, "CHUNK", 1 << 12)

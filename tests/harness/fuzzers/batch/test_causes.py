@@ -1,4 +1,5 @@
-"""Causes of known differences: a schedule that only nearly has a cause is not excused."""
+"""Causes of known differences. A schedule that almost fulfils the conditions of a cause is not
+excused."""
 
 import json
 from typing import Any
@@ -110,7 +111,7 @@ def test_most_schedules_have_no_known_cause(kind: str) -> None:
 
 
 @pytest.mark.parametrize(("second", "part"), [([0], True), ([0, 1], False), ([2], False)])
-def test_sequences_that_diverge_at_a_shared_token_count_as_diverged(
+def test_sequences_that_differ_only_at_a_shared_token_have_diverged(
     second: list[int], part: bool
 ) -> None:
     """The token sees all cells of its own position, including those that come later in the

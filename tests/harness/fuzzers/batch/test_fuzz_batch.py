@@ -160,7 +160,8 @@ def test_a_schedule_survives_its_json() -> None:
 
 
 def alone(change: Any, symptom: str, tmp_path: Path) -> bool:
-    """Return True if an engine in both roles contradicts itself with this symptom."""
+    """Return True if an engine that is compared with itself contradicts itself with this
+    symptom."""
     path = tmp_path / "small.gguf"
     SMALL["attention"](path)
     cls = engine(change)

@@ -98,7 +98,7 @@ def test_kind_is_named_only_if_applicable() -> None:
         fuzzer.check(FuzzPlan(targets=("window",), oracle="llama.cpp@0.3.8"))
 
 
-def test_field_that_only_one_engine_shows_is_no_difference() -> None:
+def test_field_that_only_one_engine_shows_is_not_a_difference() -> None:
     seen, shown = [None, 1, [[7, None, None, True]]], [True, 1, [[7, 3, [0], True]]]
     assert same([seen], [shown])
     assert same(None, shown)

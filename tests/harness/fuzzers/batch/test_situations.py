@@ -58,7 +58,7 @@ def test_situation_is_reported_if_reached(name: str) -> None:
     assert name not in found(shape, *almost)
 
 
-def test_a_recurrent_memory_has_no_cells_to_run_out_of() -> None:
+def test_a_recurrent_memory_cannot_run_out_of_cells() -> None:
     assert found(UNIFIED, BATCH, kind="recurrent") == set()
 
 

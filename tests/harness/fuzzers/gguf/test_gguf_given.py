@@ -1,4 +1,4 @@
-"""The user's own files: each gets verdicts that name it, whatever the results of other files
+"""The user's own files: each file gets verdicts that name it, whatever the results of other files
 are."""
 
 from collections.abc import Sequence
@@ -116,7 +116,8 @@ def test_long_file_is_not_tried_in_large_batches() -> None:
 
 
 def test_gguf_py_may_keep_one_view_per_element() -> None:
-    """One file is honest and needs most memory, and the header of another file claims much."""
+    """One file is honest, and needs the most memory. The header of another file only claims to need
+    much."""
     n = 40_000
     numbers = gguf([pair(b"k", ARR, array(U8, n, bytes(n)))])
     with Runner().open("gguf-py", None, EXACT) as session:

@@ -103,7 +103,7 @@ def test_mutated_files_are_neither_all_refused_nor_all_accepted() -> None:
     assert len(set(verdicts)) > 15
 
 
-def test_corpus_files_are_tried_unchanged_first_and_long_ones_skipped() -> None:
+def test_corpus_files_are_tried_unchanged_first_and_long_files_skipped() -> None:
     files = [*CORPUS, bytes(LARGEST + 1)]
     found = cases(1, "corpus", 0, 50, files)
     assert [case.raw for case in found[:2]] == CORPUS

@@ -1,4 +1,4 @@
-"""Shrinking of GGUF files: the cause stays, and everything else is removed."""
+"""Shrinking of GGUF files: the cause remains, and everything else is removed."""
 
 import pytest
 

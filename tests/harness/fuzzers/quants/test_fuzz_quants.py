@@ -35,7 +35,7 @@ INF, NAN = np.inf, np.nan
 
 
 class Other(Reference):
-    """A decoder that is not registered, and decodes in the way that a test sets."""
+    """An unregistered decoder that decodes in the way that a test chooses."""
 
     name = "other"
     decode: Decode
@@ -144,7 +144,7 @@ def test_each_kind_of_mistake_has_its_name(change: Callable[[F32], F32], symptom
     assert symptom in {verdict.detail["symptom"] for verdict in found}
 
 
-def test_nan_with_another_sign_is_counted_and_no_difference() -> None:
+def test_nan_with_another_sign_is_counted_but_not_a_difference() -> None:
     def flipped(kind: type[WeightFormat], raw: Bytes) -> F32:
         values = kind.dequantize(raw)
         return np.where(np.isnan(values), -values, values)
@@ -220,7 +220,7 @@ def test_plain_numbers_that_the_oracle_cannot_decode_follow_the_standard() -> No
 # --- the witness ----------------------------------------------------------------------------
 
 
-def test_witness_that_differs_alone_is_excused_by_name() -> None:
+def test_witness_that_alone_differs_is_excused_by_name() -> None:
     def negative(kind: type[WeightFormat], raw: Bytes) -> F32:
         return -kind.dequantize(raw)
 
@@ -241,7 +241,7 @@ def test_report_says_if_the_witness_agrees_with_the_subject() -> None:
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("boom"), EngineError("boom")])
-def test_failing_witness_is_no_fault_of_the_subject(error: Exception) -> None:
+def test_failing_witness_is_not_blamed_on_the_subject(error: Exception) -> None:
     witness = failing(error, lambda blocks: len(blocks) > 10)
     found = campaign(WeightFormat.member("Q4_0"), right, witness=witness)
     assert statuses(found) == ["excused", "agreed"]

@@ -56,7 +56,7 @@ class Forgets(Reference):
 
 
 class Lossy(Reference):
-    """An engine in a language whose texts are only UTF-8."""
+    """An engine in a language whose strings are always valid UTF-8."""
 
     name = "lossy"
     says_so = True
@@ -325,7 +325,7 @@ def test_a_campaign_writes_a_report_that_can_be_read(tmp_path: Path) -> None:
     assert [row["case"] for row in rows[1:-1]] == ["builtin:llama", "builtin:bert"]
 
 
-def test_a_target_that_is_no_vocabulary_is_refused_with_the_choices(tmp_path: Path) -> None:
+def test_target_that_is_not_a_vocabulary_is_refused_with_the_choices(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"nothing.gguf: no such file.*builtin:rwkv"):
         fuzzed(str(tmp_path / "nothing.gguf"))
 
