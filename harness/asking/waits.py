@@ -16,8 +16,8 @@ Run = tuple[bytes, ...]
 
 
 def n_tokens(question: str, args: Sequence[Any]) -> int:
-    """Return the number of tokens that an engine computes for the answer. Return 0 if the number is
-    unknown."""
+    """Return the number of tokens that an engine computes for the answer. Return 0 if it computes
+    none, or if the number is unknown."""
     if question == "evaluate":
         return sum(map(len, args[0].batches))
     if question == "greedy":

@@ -1,4 +1,4 @@
-"""Honest engines that compute rope angles differently."""
+"""Honest engines that compute rope angles differently, and everything else in float32."""
 
 import numpy as np
 

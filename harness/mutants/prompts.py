@@ -162,7 +162,7 @@ class OneTooMany(KeptPrompt, name="mutant:prompt-one-kept-too-many"):
 
 KeptPrompt.add_fault(
     "prompt-found-by-its-first-four",
-    "a prompt that begins with four tokens of the last one is taken to begin with all of it",
+    "a prompt with the first four tokens of the last one is taken to begin with all of it",
     "with the same system prompt, the second question is answered like the first",
     taken=lambda self, ids, alike: len(self.held) if alike >= 4 else alike,
 )

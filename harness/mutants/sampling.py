@@ -61,7 +61,7 @@ WrongChoice.add_fault(
 )
 WrongChoice.add_fault(
     "greedy-last-of-prompt-lost",
-    "the last token of the prompt is fed again as the first generated token",
+    "the first token of the prompt is fed again in place of the last",
     FIRST,
     read=lambda self, prompt: [*prompt[:-1], prompt[0]],
 )

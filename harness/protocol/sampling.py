@@ -24,7 +24,7 @@ def send_sample(request: SampleRequest) -> Message:
 
 def describe_stage(stage: Mapping[str, Any]) -> dict[str, Any]:
     """Return the stage as a dict, in which the sampler's name comes first. This order helps
-    programs without a JSON library.."""
+    programs without a JSON library."""
     named = {"sampler": stage["sampler"], **stage}
     return {name: plain_value(value) for name, value in named.items()}
 

@@ -78,8 +78,8 @@ def random_recipe(seed: int) -> LlamaRecipe:
 
 
 def random_shape(quant: str, pick: Pick) -> LlamaRecipe:
-    """Return random sizes that are whole blocks. If a block is a single weight, the sizes are odd
-    numbers. If blocks are long, the sizes are few blocks."""
+    """Return random sizes that are whole blocks. If a block is a single weight, the sizes include
+    unusual numbers, such as 7 and 129. If blocks are long, the sizes are few blocks."""
     block = type_by_name(quant).block
     counts: tuple[int, ...] = (1, 2, 3, 4)  # of heads
     if block == 1:

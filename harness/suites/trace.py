@@ -70,8 +70,8 @@ def closest(findings: Sequence[SiteFinding]) -> str:
 
 
 def unused_patterns(context: Context) -> Iterator[Verdict]:
-    """Yield a verdict on the map's patterns that match no name. No other verdict reveals a misspelt
-    pattern."""
+    """Yield a verdict on the tensors whose names no pattern of the map matches. No other verdict
+    reveals a misspelt pattern."""
     names = context.subject_info.unmapped
     if names:
         text = f"{fits_none(names)}: {len(names)} tensors not compared"

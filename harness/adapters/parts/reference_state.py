@@ -38,7 +38,7 @@ def tree_in(file: BinaryIO, path: Path) -> Any:
             arrays = {name: held[name] for name in held.files}
         return from_tree(json.loads(str(arrays.pop(TREE))), arrays)
     except (ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
-        raise InvalidModel(f"{path}is not a state file of our engine: {error}") from error
+        raise InvalidModel(f"{path} is not a state file of our engine: {error}") from error
 
 
 def as_tree(value: Any, arrays: Arrays) -> Any:

@@ -115,7 +115,7 @@ def texts_of(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
 
 
 def together(tokens: list[str]) -> Iterator[str]:
-    """Yield texts of several tokens. Yield each text also after a letter."""
+    """Yield texts of several tokens. Each token occurs once, after a letter."""
     for start in range(0, min(len(tokens), MAX_TOGETHER), TOKENS_PER_TEXT):
         yield "".join(f"a{token}" for token in tokens[start : start + TOKENS_PER_TEXT])
 

@@ -302,9 +302,9 @@ def candidates(
 def those_that_tell(
     context: Context, run: Sequence[TellingPrompt], before: Sequence[TellingPrompt]
 ) -> Iterator[TellingPrompt]:
-    """Yield the prompts of a run with a clear next token that is another one after every cut
-    prompt, and after the previous prompt. The oracle reads a cut of the whole run at once, so a
-    prompt is cut by itself only if it passes."""
+    """Yield the prompts of a run with a clear next token that differs after every cut of the
+    prompt, and after the previous prompt. The oracle reads each cut of the whole run at once. A
+    prompt is cut separately only if its token differs in all these cuts."""
     wanted = [last.wanted for last in before]
     left = [one for one in run if is_clear(context, one) and one.wanted not in wanted]
     whole = run[-1].ids
@@ -332,8 +332,9 @@ def is_clear(context: Context, one: TellingPrompt) -> bool:
 
 
 def cuts_of(context: Context, ids: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the prompt with fewer tokens. Shorter prompts show the cuts that leave fewer tokens,
-    and few prompts show all cuts."""
+    """Yield the prompt as engines may cut it: its last tokens, or its first tokens and its end. Of
+    the numbers of last tokens only the largest is used, because shorter prompts show the smaller
+    numbers, and few prompts show all cuts."""
     yield from [[*ids[-n:]] for n in KEPT if n + CUT <= len(ids)][-1:]
     half = n_cells(context) // 2
     if half + CUT <= len(ids):

@@ -1,5 +1,5 @@
-"""Several prompts in sequence, on the first layer of a model. Prompts on the whole model prove
-nothing."""
+"""Several prompts in sequence, on the first layer of a model. On the whole of such a model, prompts
+prove nothing."""
 
 from collections.abc import Sequence
 from contextlib import closing
