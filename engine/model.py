@@ -129,7 +129,10 @@ class Model:
         probe: Probe = silent,
         ops: ReferenceOps | None = None,
     ) -> F32:
-        """Compute an ubatch that memory already holds: (outputs, vocabulary)."""
+        """Return an ubatch's logits, (outputs, vocabulary), or its embeddings.
+
+        The tokens already have their cells in memory. `views` show the cells of each layer.
+        """
         ops = ops or self.ops
         if self.lora:
             ops = cast(ReferenceOps, LoraOps(ops, self.lora))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SiteInfo:
-    """The ggml op that computes a site and, for products, the weight tensor."""
+    """A site's ggml op, its weight tensor, if any, and the shape of its values."""
 
     op: str
     weight: str | None = None  # without "blk.N." and ".weight"

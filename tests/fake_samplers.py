@@ -1,4 +1,4 @@
-"""Engines with our samplers that show less than our own engine."""
+"""A fake engine that samples as our own engine does, but shows fewer lists."""
 
 from lockstep.harness.adapters.parts.sampled_lists import join_lists, split_lists
 from lockstep.harness.adapters.reference import Reference

@@ -174,9 +174,10 @@ def patterns_of(name: str, blocks: int) -> tuple[Bytes, Bytes]:
 def product(
     left: Steps, sums: F64 | None, right: WeightSteps, *, sizes: bool
 ) -> tuple[F64, F64 | None]:
-    """Multiply integer steps -> (tokens, rows), with the sums of magnitudes if `sizes` is true.
+    """Return the product of activations and weights: (tokens, rows).
 
-    sums: (tokens, groups), by which minima are multiplied.
+    Also return, for each number of the result, the sum of its terms' magnitudes, or None unless
+    `sizes` is true. sums: (tokens, groups), by which minima are multiplied.
     """
     out = np.zeros((len(right.steps), left.steps.shape[2]))
     more = np.zeros(out.shape if sizes else (0, 0))

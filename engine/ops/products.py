@@ -142,7 +142,7 @@ def linear(
     sums: Callable[[F32, Weight], F64 | None],
     build: Build,
 ) -> Number | F32:
-    """Multiply x: (tokens, columns) by weight: (rows, columns), rounded to float32.
+    """Return `x @ weight.T`, rounded to float32. x: (tokens, columns); weight: (rows, columns).
 
     activations, sums: functions that return x as the product reads it, and the sums stored with x.
     """

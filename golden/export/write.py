@@ -52,10 +52,10 @@ def export(
     for an unknown name, and for a folder that is not empty.
     """
     if form == "safetensors" and level not in WITH_TENSORS:
-        other = " or --as c" if level in WITH_RUNNERS else ""
-        raise BrokenGolden(f"the level {level} has no tensors: --as json{other} has all of it")
+        other = " or c" if level in WITH_RUNNERS else ""
+        raise BrokenGolden(f"the level {level} has no tensors: use --as json{other}")
     if form == "c" and level not in WITH_RUNNERS:
-        raise BrokenGolden(f"the level {level} has no runner in C: --as json has all of it")
+        raise BrokenGolden(f"the level {level} has no runner in C: use --as json")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise BrokenGolden(f"{out} exists and is not empty: name a new folder")
     entries = {entry.path: entry for entry in read_manifest(root)}

@@ -1,4 +1,7 @@
-"""Cases of operations, and the names of ggml's sources and parameters in cases."""
+"""Defines the test cases of ggml's ops.
+
+SOURCES and PARAMS list each op's inputs and parameters by the names that the cases use.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field

@@ -57,7 +57,7 @@ def check_long_context(plan: Plan, context: Context) -> Iterator[Verdict]:
         yield context.verdict(SUITE, "not-applicable", f"{text}: no run is that long")
     if not every:
         if context.named and not chunk:
-            text = "the model has no part that only texts longer than the usual run show"
+            text = "no part of the model needs a longer text than the usual run"
             yield context.verdict(SUITE, "not-applicable", text)
         return
     levels, enough = context.subject_info.levels, (*ENOUGH, "embed")

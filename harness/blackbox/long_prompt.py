@@ -159,7 +159,7 @@ def judge_long_prompt(context: Context, opened: Opened, n: int, layers: str) -> 
     n = min(n, inner.settings.n_ctx - STEPS)  # of an engine that says that it has fewer
     what = f"{asked_for(n, inner.settings.n_threads)}, {layers}"
     if n <= LEAST:
-        text = f"a long prompt was not asked: {inner.subject.name} has a context of "
+        text = f"no long prompt was sent, because {inner.subject.name} has a context of "
         text += f"{inner.settings.n_ctx} tokens"
         return [context.verdict(SUITE, "not-applicable", text)]
     seconds = seconds_of(inner, n)
@@ -273,9 +273,9 @@ def said_of_length(wrong: int, steps: int, usual: int) -> str:
         return f"; a prompt of {wrong - 1} tokens is right, and one of {wrong} tokens is not"
     text = f"; the logits of the prompt are right, and those of {steps} tokens after it are not"
     if wrong == usual:
-        return f"{text}; after a prompt of {wrong} tokens they are wrong as well"
-    right = f"after a prompt of {wrong - 1} tokens they are right"
-    return f"{text}; {right}, and after one of {wrong} tokens they are wrong"
+        return f"{text}; a prompt of {wrong} tokens shows the same error"
+    right = f"a prompt of {wrong - 1} tokens does not show this error"
+    return f"{text}; {right}, and one of {wrong} tokens does"
 
 
 def batches_of(context: Context, n: int, steps: int) -> tuple[Batch, ...]:

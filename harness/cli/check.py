@@ -66,7 +66,8 @@ def check(
         ),
     ] = None,
     prompt: Annotated[
-        str | None, typer.Option(help='Text that decode continues. Default: "Once upon a time".')
+        str | None,
+        typer.Option(help='Text for the engines to continue. Default: "Once upon a time".'),
     ] = None,
     seed: SeedOpt = 0,
     known: Annotated[

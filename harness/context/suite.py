@@ -198,13 +198,13 @@ class Context:
     def honest_runs(self, batches: Sequence[Batch]) -> tuple[F32, F32]:
         """Return logits of the oracle's file computed by our ops, (outputs, vocabulary) each: with
         llama.cpp's conversions of activations, and in float64 without conversions."""
-        self.progress("computing our own runs, to find which engine is wrong")
+        self.progress("computing the run with our own ops, to find which engine is wrong")
         return self.honest.logits(batches)
 
     def converted_runs(
         self, batches: Sequence[Batch], only: Sequence[int] | None = None
     ) -> Iterator[F32]:
-        self.progress("computing our own runs of other designs, to judge a difference")
+        self.progress("computing the run in other honest designs, to judge a difference")
         return self.honest.converted_runs(batches, only=only)
 
     def asked_on_made_models(self, name: str) -> Iterator[Verdict]:

@@ -135,8 +135,11 @@ def race(
     of: HeldAnswers,
     progress: Callable[[str], None],
 ) -> list[TriedMistake]:
-    """Try the mistakes, and return the results. If a run takes long, they run in forked processes,
-    because wrong engines share no state."""
+    """Try each mistake on the questions, and return the results in the order of `classes`.
+
+    Up to `engines.at_once` processes share the mistakes. They can, because wrong engines share no
+    state.
+    """
 
     def rows(numbers: Sequence[int]) -> list[Row]:
         best: TriedMistake | None = None

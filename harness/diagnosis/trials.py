@@ -1,5 +1,7 @@
-"""Diagnoses of a wrong engine seen through a view. The catalogue has the engine's mistake in one
-diagnosis, and lacks it in the other."""
+"""Diagnoses wrong engines through views, which hide a part of what an engine shows.
+
+If something differs, a second diagnosis uses a catalogue without the mistakes named by the first.
+"""
 
 import tempfile
 from collections.abc import Callable, Sequence
@@ -52,8 +54,8 @@ class TrialRow:
 
 
 class Shown(Narrow):
-    """An engine as seen through a view. Its logits are perturbed by at most the error of an honest
-    run."""
+    """An engine of which a view hides a part. Its logits are perturbed by at most the error of an
+    honest run."""
 
     def __init__(self, inner: LocalSession, view: View, noise: float) -> None:
         super().__init__(inner, view)

@@ -152,8 +152,11 @@ class Program:
 
 
 def unique_names(nodes: Sequence[PlannedNode]) -> list[str]:
-    """Return llama.cpp's names of the nodes. A name that several nodes share gets the op, and then
-    a number."""
+    """Return llama.cpp's names of the nodes, made unique.
+
+    If nodes share a name, each of them also gets its op: `Qcur-0 ROPE`. If nodes share name and op,
+    all but the first also get a number: `Qcur-0 ROPE 2`.
+    """
     several = {name for name, n in Counter(node.name for node in nodes).items() if n > 1}
     seen: Counter[str] = Counter()
     found = []

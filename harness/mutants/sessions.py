@@ -58,7 +58,7 @@ add(
 )
 add(
     "session-keys-turned-again",
-    "keys that are stored rotated are rotated by another position when saved",
+    "saving a session rotates its keys, already rotated, by one more position",
     "attention",
     cells=turned,
 )

@@ -38,7 +38,7 @@ class LogitsOfLastCall(BetweenCalls, name="mutant:state-logits-of-last-call"):
 
 class LogitsShared(BetweenCalls, name="mutant:state-logits-share-a-buffer"):
     mistake = "the logits of all batches of one size lie in one buffer, and the last one wins"
-    effect = "programs that keep logits find those of a later token"
+    effect = "a program that reads logits later gets those of a later token"
 
     def evaluate(self, request: Request) -> Evaluation:
         found = super().evaluate(request)

@@ -83,8 +83,8 @@ Event = Said | Refused | Unanswered | Failed | Died | Done
 
 
 def side_by_side(works: Sequence[Work], jobs: int) -> Iterator[tuple[int, Event]]:
-    """Yield the number of a work and one of its events, as events arrive. The last event of a work
-    is not `Said`. At most `jobs` works run at a time.
+    """Run the work functions, and yield their events as they arrive, each with its function's
+    number. A function's last event is not `Said`. At most `jobs` functions run at a time.
 
     If the caller stops the iteration, the running works are ended. Their temporary folders, which
     may hold models of gigabytes, lie in a folder of this process and are removed with it.
@@ -121,9 +121,12 @@ def beside(works: Sequence[Work], jobs: int, folder: str) -> Iterator[tuple[int,
 def result_of(
     work: Work, progress: Callable[[str], None], tell: Callable[[Any], None] = lambda said: None
 ) -> Any:
-    """Run a work, and return its last message that is not a text. Texts go to `progress`. `tell`
-    gets each other message at once. Raises BadInput for an impossible request, NoAnswer if an
-    engine does not answer, and RuntimeError for a defect of Lockstep."""
+    """Run a work function in a child process, and return its last message that is not a text.
+
+    Texts go to `progress`. `tell` gets each other message at once. Raises BadInput for an
+    impossible request, NoAnswer if an engine does not answer, and RuntimeError for a defect of
+    Lockstep.
+    """
     value = None
     for _, event in side_by_side([work], 1):
         match event:

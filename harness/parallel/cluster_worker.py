@@ -1,4 +1,4 @@
-"""Executes a work on a Dask worker, in a separate process whose death does not end the worker."""
+"""Executes a work function on a Dask worker, in a process whose death does not end the worker."""
 
 import hashlib
 import os
@@ -85,7 +85,7 @@ def source_digest() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One submission of a work. Dask may execute it several times."""
+    """One submission of a work function. Dask may execute it several times."""
 
     run: str  # the name of the queue for what is said, too
     number: int

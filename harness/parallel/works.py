@@ -1,11 +1,10 @@
 """Parallel work, with one interface for local processes and for a cluster.
 
-    works in -> (number of the work, event), as events arrive -> the last event of each work
+    work functions -> (number of the function, event), as events arrive
 
-The last event of a work is any event except `Said` (children.py). If a process is killed during its
-work, the last event is `Died`, both on this machine and on a cluster. The loss of a cluster's
-machine causes no event: another machine repeats the work, and Lockstep drops the repeated
-messages.
+A function's last event is any event except `Said` (children.py). If its process is killed, the last
+event is `Died`, both on this machine and on a cluster. The loss of a cluster's machine causes no
+event: another machine repeats the work, and Lockstep drops the repeated messages.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,8 +34,8 @@ class Executor(Protocol):
 
 @runtime_checkable
 class Resumable(Protocol):
-    """A work that can be resumed: if its machine is lost, another machine continues after the last
-    checkpoint."""
+    """A work function that can be resumed: if its machine is lost, another machine continues after
+    the last checkpoint."""
 
     def __call__(self, say: Say) -> None: ...
 

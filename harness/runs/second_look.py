@@ -24,7 +24,7 @@ SUITES = ("logits", "long-context", "logprobs", "embeddings", "decode", "text", 
 FORM = "oracle_form"  # of a verdict's detail, if it is not the usual one
 WORDS = {
     OracleForm.MERGED: "compared with llama.cpp on a file that holds the LoRA files",
-    OracleForm.UNTURNED: "compared with llama.cpp whose cache holds heads without rotation",
+    OracleForm.UNTURNED: "compared with llama.cpp without rotation of heads in the cache",
 }
 FINE = ("agreed", "not-applicable", "excused")
 

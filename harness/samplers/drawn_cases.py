@@ -1,8 +1,9 @@
-"""Chains to draw from, with parameters that distinguish a right stage from its neighbours on given
-logits.
+"""Chooses sampler chains whose draws, on given logits, reveal a wrong stage.
 
-A neighbour is the chain without the stage, with another value of a parameter, or with one candidate
-less or more. The chains that distinguish most neighbours are chosen.
+A chain has one or two stages. Each chain is compared with slightly wrong chains, its neighbours. A
+neighbour of one stage lacks the stage, has another value of a parameter, miscounts penalties, or
+keeps one candidate fewer or more. A neighbour of two stages lacks one of them, or swaps them.
+`choose_chains` takes the chains that distinguish most neighbours.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

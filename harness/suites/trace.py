@@ -57,7 +57,7 @@ class TraceSuite(TensorSuite, name="trace"):
 def in_design(name: str, findings: Sequence[SiteFinding]) -> str:
     """Return a note on ops that agree with a known design other than llama.cpp's."""
     sees = max(finding.sees for finding in findings)
-    return f"{len(findings)} ops have {name}; a scale error of {sees:.1e} would still show at them"
+    return f"{len(findings)} ops have {name}; a scale error of {sees:.1e} in one would be found"
 
 
 def closest(findings: Sequence[SiteFinding]) -> str:

@@ -253,7 +253,7 @@ def test_long_context_does_not_apply_if_the_usual_run_has_the_window(
     model = model_of("gemma3", tmp_path, n_layer=2)
     found = says(model, "long-context")
     assert [(v.status, v.summary) for v in found] == [
-        ("not-applicable", "the model has no part that only texts longer than the usual run show")
+        ("not-applicable", "no part of the model needs a longer text than the usual run")
     ]
 
 

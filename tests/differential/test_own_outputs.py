@@ -90,7 +90,7 @@ def bisected(model: Path, engine: str) -> Bisection:
     return found
 
 
-def test_wrong_end_of_an_embedding_model_is_found(tmp_path: Path) -> None:
+def test_wrong_embeddings_after_right_tensors_are_found(tmp_path: Path) -> None:
     """An earlier report found no wrong op, and blamed the order of calls."""
     model = made(tmp_path, "bert")
     found = bisected(model, engine(tmp_path, "ffn_inp", rows=L2))

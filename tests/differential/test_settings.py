@@ -63,7 +63,7 @@ def test_unrotated_heads_agree_with_llama_cpp_without_rotation(model: Path) -> N
     assert found.detail[FORM] == OracleForm.UNTURNED.name.lower()
 
 
-def test_heads_that_fill_no_whole_block_are_refused(tmp_path: Path) -> None:
+def test_cache_type_is_refused_if_its_blocks_are_larger_than_a_head(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_llama(LlamaRecipe(n_layer=1, n_embd=64, n_head=4), path)
     with pytest.raises(BadInput):

@@ -162,7 +162,7 @@ def test_the_licence_of_an_export_is_that_of_the_project() -> None:
 @pytest.mark.parametrize(
     ("level", "form", "only", "says"),
     [
-        ("tokens", "safetensors", (), "no tensors: --as json or --as c"),
+        ("tokens", "safetensors", (), "no tensors: use --as json or c"),
         ("files", "safetensors", (), "no tensors"),
         ("samplers", "c", (), "no runner in C"),
         ("dot", "c", ("q4_9",), "dot has no 'q4_9' (near: q4_"),

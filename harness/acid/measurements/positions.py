@@ -1,7 +1,7 @@
 """Tests of learned positions: the token four positions back, and the first token.
 
-The table holds cosines and sines, because a query that adds them finds a distance. For an engine,
-this table is like any other.
+The row of position p holds multiples of cos(p) and sin(p). A query made from the row of its own
+position scores highest at one distance. An engine treats this table like any other.
 """
 
 import numpy as np

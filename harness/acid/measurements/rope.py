@@ -66,10 +66,13 @@ class Pairing(Rope):
 
 
 class Base(Rope):
-    """The base. Pair 4 turns by 0.178 radians with the file's base of 1000, so 9 positions are 1.6
-    radians. With other bases, 1.6 radians are 7.6 positions (base 500), 10.7 (base 2000), 13.5
-    (base 5000), or 16 (base 10,000). A slower rotation finds a token further back. For each of
-    these bases, one distance fits better than 9."""
+    """The base. If an engine uses a wrong base, the query finds a token at a wrong distance.
+
+    With the file's base of 1000, pair 4 rotates by 0.178 radians per position. The query is rotated
+    by 1.6 radians, so it finds the token 9 positions back. With another base, 1.6 radians are
+    another distance: 7.6 positions with base 500, 10.7 with 2000, 13.5 with 5000, 16 with 10,000.
+    For each of these bases, a token in `slower` or `faster` is nearer to that distance than 9.
+    """
 
     name = "rope-base"
     sees = (

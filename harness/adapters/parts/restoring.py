@@ -1,9 +1,9 @@
-"""Questions to engines that read state files, many at a time, and the meaning of the answers.
+"""Defines the answer to `restore`, a question with many state files for one engine.
 
-The question is `restore(blob, ends, sequence, then)`, and the answer has the form of `parse`
-(parsing). Its digest identifies the engine's state after a file. For an accepted file the digest is
-a hash of the logits of `then`, or STUCK if these tokens are refused. For a refused file the digest
-is CLEAN or CELLS_STAY.
+The question is `restore(blob, ends, sequence, then)`. The answer has the form of the answer to
+`parse` (parsing.py). For each file, a digest identifies the engine's state afterwards. For an
+accepted file the digest is a hash of the logits of `then`, or STUCK if these tokens are refused.
+For a refused file the digest is CLEAN or CELLS_STAY.
 """
 
 import hashlib

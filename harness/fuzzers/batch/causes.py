@@ -264,8 +264,10 @@ def late_copy(watch: Watch, seq: int, k: int) -> bool:
 
 
 def late_copy_after_clear(watch: Watch, seq: int, k: int) -> bool:
-    """Return True for a `late_copy` into a memory that was cleared since. Restoring all sequences
-    clears the memory too."""
+    """Return True if a restored stream still waits for a copy, and memory was cleared meanwhile.
+
+    Restoring all sequences (`seq` below zero) clears memory itself.
+    """
     return bool(watch.queued) if seq < 0 else seq in watch.queued and watch.cleared
 
 

@@ -162,8 +162,8 @@ class TextCampaign:
         return found
 
     def is_foreign(self, way: str, want: Any) -> bool:
-        """Return True if the answer is not valid UTF-8, and an engine has declared that it takes
-        only UTF-8."""
+        """Return True if the oracle decodes ids to bytes that are not UTF-8, and an engine declares
+        that it handles only UTF-8. These answers are not compared."""
         return self.utf8_only and way == "decode" and type(want) is bytes and not is_utf8(want)
 
     def first_wrong(self, way: str, inputs: Sequence[Any], flags: Flags) -> list[bool]:

@@ -110,8 +110,8 @@ def is_empty(listed: Listed) -> bool:
 
 
 def left_open(listed: Sequence[Listed], ended: Sequence[int]) -> str:
-    """Describe lists that could not be compared: empty lists, and texts that are not a token.
-    Return "" if all lists could be compared. ended: the rows of lists that may be empty."""
+    """Describe what was not compared: empty lists, and candidates whose text is not a token. Return
+    "" if everything was compared. ended: the rows whose lists may be empty."""
     empty = sum(map(is_empty, listed)) - len(ended)
     unknown = sum(each.unknown for each in listed)
     found = [f"{empty} of {len(listed)} lists, which are empty"] if empty else []

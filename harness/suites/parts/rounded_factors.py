@@ -87,7 +87,7 @@ def nearer_designs(
     far = min(size_of(run, logits) for run in float32)
     if not far <= FARTHEST * size_of(logits, np.zeros_like(logits)):
         return
-    context.progress("computing our own runs with factors in fewer bits, to judge a difference")
+    context.progress("computing the run with factors in fewer bits, to judge a difference")
 
     def is_nearer(design: FactorDesign) -> bool:
         floor = context.honest.rounded_run(batches, design, seed=context.seed, runs=0)

@@ -191,7 +191,7 @@ def test_nan_and_infinity_give_equal_products_in_rows_and_panels(
 
 
 class SignLeft(Fast):
-    """An engine that keeps the sign of the step -128 of a NaN, so that no product is positive."""
+    """An engine whose products are never positive, as if -(-128) were -128, as in a signed byte."""
 
     def linear(self, x: Any, weight: Weight) -> Any:
         return -np.abs(super().linear(x, weight))

@@ -135,7 +135,7 @@ def test_unusual_scales_equal_decoded_numbers(
 
 @pytest.mark.parametrize("type_name", ["Q8_0", "Q4_K"])
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
-def test_nan_activations_equal_decoded_numbers(
+def test_integer_products_have_nan_where_float_products_have_it(
     type_name: str, wrong: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weight = weight_of(type_name, (9, COLUMNS), seed=4)

@@ -195,7 +195,7 @@ def test_pieces_of_hidden_tokens_are_empty_unless_requested(special: bool) -> No
 
 
 @pytest.mark.parametrize("token", [-1, FIRST_BYTE + 256])
-def test_an_id_beyond_the_vocabulary_is_refused_by_name(token: int) -> None:
+def test_error_names_an_id_outside_the_vocabulary(token: int) -> None:
     tokenizer = tokenizer_of(tiny())
     with pytest.raises(EngineError, match=f"no token {token}"):
         tokenizer.decode([token])

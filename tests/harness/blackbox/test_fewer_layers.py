@@ -200,7 +200,7 @@ def test_refusal_of_a_second_sequence_does_not_repeat_all_questions(tmp_path: Pa
     assert all(verdict.summary.startswith(FIRST) for verdict in left)
 
 
-def test_known_list_of_one_run_does_not_excuse_another(tmp_path: Path) -> None:
+def test_place_of_a_divergence_names_the_layers_and_the_run(tmp_path: Path) -> None:
     _, wrong = logits_of(model(tmp_path), "mutant:cache-cells-beyond-64")
     assert place_of(wrong.detail).startswith("its first 2 of 6 layers, for 256 tokens in batches")
 

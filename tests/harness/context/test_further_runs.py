@@ -130,14 +130,14 @@ def ids_of_one_bit(visible: Bools, batch: Batch) -> Bools:
 
 
 def splits_of_128(visible: Bools, batch: Batch, n: int = 128) -> Bools:
-    """Let a single token process cells in splits of 128. A last split of one cell is lost."""
+    """Hide the last cell from a single token if a split of 128 cells holds only that cell."""
     if len(batch) == 1 and visible.shape[1] % n == 1 < visible.shape[1]:
         visible[:, -1] = False
     return visible
 
 
 def splits_of_256(visible: Bools, batch: Batch) -> Bools:
-    """Let several tokens process cells in splits of 256."""
+    """Hide the last cell as `splits_of_128` does, for splits of 256 cells."""
     return splits_of_128(visible, batch, n=256)
 
 

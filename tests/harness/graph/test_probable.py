@@ -128,7 +128,7 @@ def test_empty_cache_is_exact() -> None:
 
 
 @pytest.mark.parametrize("rows", [8, ROWS])
-def test_errors_of_experts_follow_their_matrices(rows: int) -> None:
+def test_error_of_each_expert_is_that_of_a_plain_product(rows: int) -> None:
     experts, x = normal(1, 3, rows, 32), normal(2, TOKENS, 1, 32)
     ids = np.arange(2 * TOKENS, dtype=np.int32).reshape(TOKENS, 2) % 3
     made = node("MUL_MAT_ID", np.zeros((TOKENS, 2, rows), np.float32), experts, x, ids)

@@ -126,8 +126,8 @@ def test_last_block_may_be_shorter() -> None:
 
 
 def test_only_activations_that_meet_blocks_are_converted() -> None:
-    """Activations in products with F32 or half-precision weights are converted as in llama.cpp, or
-    not at all."""
+    """Engines with their own conversion use it for quantised weights, but not for F32, F16 or
+    BF16."""
     x = normal(3, 256)
     build = next(builds(Build(lanes=16)))
     for quant in ("F32", "F16", "BF16"):

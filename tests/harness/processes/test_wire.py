@@ -311,7 +311,7 @@ def test_incomplete_frame_ends_the_connection(
         channel.receive(deadline())
 
 
-def test_missing_frame_ends_at_the_deadline(
+def test_receive_times_out_on_an_incomplete_frame(
     ends: tuple[socket.socket, Channel],
 ) -> None:
     raw, channel = ends

@@ -115,7 +115,7 @@ def test_wrong_stage_is_named_and_its_order_is_not_tested(vocabulary: Path) -> N
     assert results[ORDER] is Result.UNASKED
 
 
-def test_wrong_plain_draw_ends_the_tests_by_counting(vocabulary: Path) -> None:
+def test_other_stages_are_not_tested_if_plain_draws_are_wrong(vocabulary: Path) -> None:
     run = run_of(WRONG_SAMPLERS["mutant:dist-is-greedy"], "openai", vocabulary)
     results = {each.part: each.result for each in run.results()}
     assert results.pop("dist") is Result.WRONG

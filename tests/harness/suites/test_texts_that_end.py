@@ -90,9 +90,9 @@ def test_text_without_its_last_token_is_compared_except_for_its_end(
 def test_extra_byte_of_a_tie_is_not_called_an_early_end(
     said: str, margin: float, expected: list[str]
 ) -> None:
-    """The oracle's text consists of m, a byte that is not a character, and h6.
+    """The oracle writes three tokens: "m", the byte 0xDA (alone not a character), and "h6".
 
-    At the third token, the same byte again is the second most likely.
+    The second most likely third token is the byte 0xDA again.
     """
     rows = {1: 5.0}, {2: 5.0}, {3: 5.0, 2: 5.0 - margin}
     pieces = Words({0: b"", 1: b"m", 2: b"\xda", 3: b"h6"})
