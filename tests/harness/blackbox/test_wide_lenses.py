@@ -84,7 +84,7 @@ class WithWidthInItsCode(Reference, name="test:width-in-its-code"):
 
 def test_engine_that_supports_one_width_is_not_accused(model: Path) -> None:
     answer, _ = seen(model, engine="test:width-in-its-code")
-    assert (answer.status, "takes no model of width 256" in answer.summary) == (
+    assert (answer.status, "accepts no model of width 256" in answer.summary) == (
         "not-compared",
         True,
     )

@@ -123,7 +123,7 @@ def test_interleaved_halves_become_neighbours() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[", "no TOML"),
+        ("[", "not TOML"),
         ("[nodes]\n", "expected one table"),
         ("[other]\na = 1\n", "expected one table"),
         ('[nodes]\na = "attn norm"\n', "expected a node such as attn_norm-"),

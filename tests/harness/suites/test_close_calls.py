@@ -116,7 +116,7 @@ class Wavering(Quiet, name="close: the second-likeliest where it is near"):
             return super().greedy(prompt, n)
         row = self.evaluate(Request(batches=(Batch.of(prompt),))).logits[0][-1]
         first, second = np.argsort(-row, kind="stable")[:2]
-        near = row[first] - row[second] < 2e-3 * np.abs(row).max()
+        near = row[first] - row[second] < 1e-3 * np.abs(row).max()
         return [int(second if near else first)]
 
 

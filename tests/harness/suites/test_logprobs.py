@@ -218,7 +218,7 @@ def test_list_of_another_position_is_named(folder: Path) -> None:
     made("lists: early", logprobs=early)
     for engine, words, right in (
         ("lists: cut", "of 9 tokens; prefixes of 1 to 8 tokens agree, token ", 8),
-        ("lists: early", "of 2 tokens; that of 1 agrees, token ", 1),
+        ("lists: early", "of 2 tokens; the prefix of length 1 agrees, token ", 1),
     ):
         found = listed(folder, engine)
         assert words in found.summary

@@ -94,7 +94,7 @@ def test_wrong_decoder_is_caught_with_a_small_reproducing_block(
     assert set(statuses(found)) == {"diverged"}
     assert exit_code(found) == 1
     for verdict in found:
-        assert ("witness agrees with reference" in verdict.summary) or "beside" in verdict.summary
+        assert ("witness agrees with reference" in verdict.summary) or "next to" in verdict.summary
         assert verdict.key == f"fuzz-quants/{kind.name}/{verdict.detail['field']}/" + str(
             verdict.detail["symptom"]
         )
