@@ -26,7 +26,7 @@ NAMES = {A: "embd", B: "inp_scaled"}
 
 def test_nearest_node_is_named_if_much_nearer() -> None:
     said = other_name(SMALL, A, {A: OFF, B: RIGHT}, NAMES)
-    assert said.startswith("the engine shows llama.cpp's inp_scaled (1.4e-05 of")
+    assert said.startswith("the engine shows llama.cpp's inp_scaled (error: 1.4e-05 of")
     assert other_name(SMALL + 0.5, A, {A: OFF, B: RIGHT}, NAMES) == ""  # as far from each
     assert other_name(SMALL, A, {A: OFF, C: RIGHT}, NAMES) == ""  # it cannot be shown by a name
     assert other_name(SMALL, A, {B: RIGHT}, NAMES) == ""  # of the node nothing is known
