@@ -16,14 +16,18 @@ class TokenDifference(Enum):
 
     BOS = "BOS is missing"
     TOKENS = "the same text in other tokens"
-    LEADING_SPACE = "a leading space is missing"
-    SPACES = "only spaces differ"
+    LEADING_SPACE = "a space is missing in front of the text, or after a special token"
     CUT = "the end of the text is missing"
+    SPACES = "only spaces differ"
     TEXT = "another text"
 
 
-Found = tuple[TokenDifference, str]  # and the attribute of the first expected token that differs
-ATTRS = {Attr.NORMAL: "NORMAL", Attr.CONTROL: "CONTROL", Attr.USER_DEFINED: "USER_DEFINED"}
+Found = tuple[TokenDifference, str]  # and the attribute of a token, see `kinds_of`
+SPECIAL = Attr.SPECIAL | Attr.BYTE
+ATTRS = {
+    getattr(Attr, name): name
+    for name in ("CONTROL", "UNKNOWN", "USER_DEFINED", "BYTE", "UNUSED", "NORMAL")
+}
 
 
 def count_kinds(context: Context, rows: Iterable[tuple[Any, Any, Any]]) -> list[dict[str, Any]]:
@@ -33,16 +37,19 @@ def count_kinds(context: Context, rows: Iterable[tuple[Any, Any, Any]]) -> list[
         tokenizer = context.tokenizer
     except EngineError:
         return []
-    found = Counter(each for _, *pair in rows for each in kinds_of(tokenizer, *pair))
+    found = Counter(each for row in rows for each in kinds_of(tokenizer, *row))
     return [
         {"kind": kind.name, "token_kind": token, "n": n}
         for (kind, token), n in sorted(found.items(), key=lambda item: -item[1])
     ]
 
 
-def kinds_of(tokenizer: Tokenizer, expected: Any, actual: Any) -> Iterator[Found]:
+def kinds_of(tokenizer: Tokenizer, given: Any, expected: Any, actual: Any) -> Iterator[Found]:
+    """Yield the kinds of differences between two answers. The attribute is that of the first
+    expected id that differs; for the bytes of given ids, that of the first id that is special."""
     if isinstance(expected, bytes):
-        yield kind_of_text(expected, actual), ""
+        special = (token for token in given if tokenizer.vocabulary.attrs[token] & SPECIAL)
+        yield kind_of_text(expected, actual), attribute_of(tokenizer, next(special, None))
     else:
         yield from kinds_of_ids(tokenizer, [*map(int, expected)], [*map(int, actual)])
 
@@ -57,30 +64,47 @@ def kinds_of_ids(
         yield TokenDifference.BOS, ATTRS[Attr.CONTROL]
         expected = rest
     if expected != actual:
-        yield kind_of_ids(tokenizer, expected, actual), attribute(tokenizer, expected, actual)
+        pairs = zip(expected, [*actual, None], strict=False)
+        first = next((want for want, got in pairs if want != got), None)
+        yield kind_of_ids(tokenizer, expected, actual), attribute_of(tokenizer, first)
 
 
 def kind_of_ids(
     tokenizer: Tokenizer, expected: Sequence[int], actual: Sequence[int]
 ) -> TokenDifference:
     try:
-        texts = [b"".join(tokenizer.pieces_of(ids, special=True)) for ids in (expected, actual)]
+        parts = [[*split_at_special(tokenizer, ids)] for ids in (expected, actual)]
     except EngineError:  # there is no such token
         return TokenDifference.TEXT
+    pairs = [*zip(*parts, strict=False)]
+    if len(parts[0]) == len(parts[1]) and all(a in (b, b" " + b) for a, b in pairs):
+        same = all(a == b for a, b in pairs)
+        return TokenDifference.TOKENS if same else TokenDifference.LEADING_SPACE
+    texts = [b"".join(each) for each in parts]
     return TokenDifference.TOKENS if texts[0] == texts[1] else kind_of_text(*texts)
+
+
+def split_at_special(tokenizer: Tokenizer, ids: Sequence[int]) -> Iterator[bytes]:
+    """Yield in turn the text of ordinary tokens, which may be empty, and a special token."""
+    text, pieces = b"", tokenizer.pieces_of(ids, special=True)
+    for token, piece in zip(ids, pieces, strict=True):
+        if tokenizer.vocabulary.attrs[token] & Attr.SPECIAL:
+            yield from (text, piece)
+            text = b""
+        else:
+            text += piece
+    yield text
 
 
 def kind_of_text(expected: bytes, actual: bytes) -> TokenDifference:
     if expected == b" " + actual:
         return TokenDifference.LEADING_SPACE
-    if expected.replace(b" ", b"") == actual.replace(b" ", b""):
-        return TokenDifference.SPACES
-    return TokenDifference.CUT if expected.startswith(actual) else TokenDifference.TEXT
+    if expected.startswith(actual):
+        return TokenDifference.CUT
+    same = expected.replace(b" ", b"") == actual.replace(b" ", b"")
+    return TokenDifference.SPACES if same else TokenDifference.TEXT
 
 
-def attribute(tokenizer: Tokenizer, expected: Sequence[int], actual: Sequence[int]) -> str:
-    """Return the attribute of the first expected token that differs; "" if there is none."""
-    pairs = zip(expected, [*actual, None], strict=False)
-    first = next((want for want, got in pairs if want != got), None)
-    attrs = 0 if first is None else tokenizer.vocabulary.attrs[first]
+def attribute_of(tokenizer: Tokenizer, token: int | None) -> str:
+    attrs = 0 if token is None else tokenizer.vocabulary.attrs[token]
     return next((name for attr, name in ATTRS.items() if attrs & attr), "")

@@ -15,7 +15,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def kinds(tokenizer: Tokenizer, expected: object, actual: object) -> list[str]:
-    return [kind.name for kind, _ in kinds_of(tokenizer, expected, actual)]
+    return [kind.name for kind, _ in kinds_of(tokenizer, (), expected, actual)]
 
 
 def test_missing_bos_is_separate_from_other_differences(tokenizer: Tokenizer) -> None:
