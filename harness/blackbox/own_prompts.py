@@ -56,11 +56,15 @@ def check_long_prompts(plan: Plan, context: Context) -> Iterator[Verdict]:
 
 
 def judge_texts(outer: Context, context: Context) -> Iterator[Verdict]:
+    """Yield the verdicts on the texts after long prompts. A text that cannot be compared counts as
+    not applicable: an untrained model may end it anywhere."""
     for prompt in filter(None, (prompt_that_fills(context, i) for i in range(LONG_TEXTS))):
         for verdict in behind(context, prompt, N_OTHERS):
             text = f"{WHERE}after a prompt of {len(prompt)} bytes: {verdict.summary}"
             detail, key = {**verdict.detail, MADE_MODEL: True}, verdict.key.split("/")
-            yield outer.verdict(TEXTS, verdict.status, text, detail, key)
+            besides = verdict.status == "not-compared"
+            status = "not-applicable" if besides else verdict.status
+            yield outer.verdict(TEXTS, status, text, detail, key)
             if verdict.status == "diverged":
                 return
 

@@ -177,3 +177,16 @@ def test_text_without_the_middle_of_a_prompt_is_found_on_the_first_layer(
     assert {verdict.status for verdict in found} >= statuses
     assert ("diverged" in statuses) is any(v.status == "diverged" for v in found)
     assert all(verdict.suite == "text" for verdict in found)
+
+
+class EndsEarly(TextAlone, name="text: ends after two tokens"):
+    def generate(self, prompt: bytes, n: int) -> bytes:
+        return super().generate(prompt, min(n, 2))
+
+
+def test_text_that_ends_early_on_the_first_layer_is_not_counted_as_missing(tmp_path: Path) -> None:
+    plan = plan_for(builtin("q4_0", tmp_path), engine=EndsEarly.name, oracle="llama.cpp")
+    with closing(open_plan(plan, lambda _: None)) as opened:
+        found = list(check_long_prompts(plan, opened.context))
+    assert found
+    assert {verdict.status for verdict in found} <= {"agreed", "not-applicable"}
