@@ -1,5 +1,7 @@
 """Differences between two answers to a question about a tokenizer, as facts."""
 
+import itertools
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
@@ -17,6 +19,8 @@ class TokenDifference(Enum):
     BOS = "BOS is missing"
     TOKENS = "the same text in other tokens"
     LEADING_SPACE = "a space is missing in front of the text, or after a special token"
+    EXTRA_SPACE = "there is one space more in front of the text, or after a special token"
+    BYTE_NAME = "the name of a byte token in the text, such as <0x0A>, is read as the byte"
     CUT = "the end of the text is missing"
     SPACES = "only spaces differ"
     TEXT = "another text"
@@ -24,6 +28,7 @@ class TokenDifference(Enum):
 
 Found = tuple[TokenDifference, str]  # and the attribute of a token, see `kinds_of`
 SPECIAL = Attr.SPECIAL | Attr.BYTE
+BYTE_NAME = re.compile(rb"<0x([0-9A-F]{2})>")
 ATTRS = {
     getattr(Attr, name): name
     for name in ("CONTROL", "UNKNOWN", "USER_DEFINED", "BYTE", "UNUSED", "NORMAL")
@@ -59,29 +64,49 @@ def kinds_of_ids(
 ) -> Iterator[Found]:
     """Yield a missing BOS as a separate kind, and then the kind of any other difference."""
     bos = tokenizer.vocabulary.bos
-    rest = expected[1:]
-    if expected[:1] == [bos] and (actual[:1] != [bos] or actual == rest):
+    leading = [len([*itertools.takewhile(bos.__eq__, ids)]) for ids in (expected, actual)]
+    if leading[0] == leading[1] + 1:
         yield TokenDifference.BOS, ATTRS[Attr.CONTROL]
-        expected = rest
+        expected = expected[1:]
     if expected != actual:
         pairs = zip(expected, [*actual, None], strict=False)
         first = next((want for want, got in pairs if want != got), None)
-        yield kind_of_ids(tokenizer, expected, actual), attribute_of(tokenizer, first)
+        attribute = attribute_of(tokenizer, first)
+        yield from ((kind, attribute) for kind in kinds_of_texts(tokenizer, expected, actual))
 
 
-def kind_of_ids(
+def kinds_of_texts(
     tokenizer: Tokenizer, expected: Sequence[int], actual: Sequence[int]
-) -> TokenDifference:
+) -> Iterator[TokenDifference]:
+    """Yield BYTE_NAME as a separate kind if it explains the rest of the text."""
     try:
-        parts = [[*split_at_special(tokenizer, ids)] for ids in (expected, actual)]
+        wanted, got = ([*split_at_special(tokenizer, ids)] for ids in (expected, actual))
     except EngineError:  # there is no such token
-        return TokenDifference.TEXT
-    pairs = [*zip(*parts, strict=False)]
-    if len(parts[0]) == len(parts[1]) and all(a in (b, b" " + b) for a, b in pairs):
-        same = all(a == b for a, b in pairs)
-        return TokenDifference.TOKENS if same else TokenDifference.LEADING_SPACE
-    texts = [b"".join(each) for each in parts]
-    return TokenDifference.TOKENS if texts[0] == texts[1] else kind_of_text(*texts)
+        yield TokenDifference.TEXT
+        return
+    named = [BYTE_NAME.sub(lambda found: bytes([int(found[1], 16)]), part) for part in wanted]
+    if kind := kind_of_parts(wanted, got):
+        yield kind
+    elif kind := kind_of_parts(named, got):
+        yield TokenDifference.BYTE_NAME
+        if kind is not TokenDifference.TOKENS:
+            yield kind
+    else:
+        texts = b"".join(wanted), b"".join(got)
+        yield TokenDifference.TOKENS if texts[0] == texts[1] else kind_of_text(*texts)
+
+
+def kind_of_parts(expected: Sequence[bytes], actual: Sequence[bytes]) -> TokenDifference | None:
+    """Return the kind of difference between parts that differ at most by a space in front of
+    each; None for other parts."""
+    if len(expected) != len(actual):
+        return None
+    pairs = [*zip(expected, actual, strict=True)]
+    if all(a == b for a, b in pairs):
+        return TokenDifference.TOKENS
+    if all(a in (b, b" " + b) for a, b in pairs):
+        return TokenDifference.LEADING_SPACE
+    return TokenDifference.EXTRA_SPACE if all(b in (a, b" " + a) for a, b in pairs) else None
 
 
 def split_at_special(tokenizer: Tokenizer, ids: Sequence[int]) -> Iterator[bytes]:

@@ -38,6 +38,22 @@ def test_other_tokens_of_one_text_are_distinguished_from_another_text(tokenizer:
     assert kinds(tokenizer, [space, *letters], [10**6]) == ["TEXT"]
 
 
+def test_space_after_a_special_token_and_byte_name_are_kinds_of_their_own(
+    tokenizer: Tokenizer,
+) -> None:
+    def ids(text: bytes) -> list[int]:
+        return tokenizer.encode(text, add_special=False, parse_special=True)
+
+    around = ids(b"a<s>a")
+    at = around.index(tokenizer.vocabulary.bos or 0)
+    assert kinds(tokenizer, around, [*around[: at + 1], *around[at + 2 :]]) == ["LEADING_SPACE"]
+    assert kinds(tokenizer, [*around[: at + 1], *around[at + 2 :]], around) == ["EXTRA_SPACE"]
+    space, letter = ids(b"a")
+    byte = tokenizer.pieces.index(b"\n")
+    assert kinds(tokenizer, ids(b"a<0x0A>"), [space, letter, byte]) == ["BYTE_NAME"]
+    assert kinds(tokenizer, ids(b"a<0x0A>"), [space, letter, byte, letter]) == ["TEXT"]
+
+
 @pytest.mark.parametrize(
     ("expected", "actual", "kind"),
     [
