@@ -64,7 +64,10 @@ def kinds_of_ids(
 ) -> Iterator[Found]:
     """Yield a missing BOS as a separate kind, and then the kind of any other difference."""
     bos = tokenizer.vocabulary.bos
-    leading = [len([*itertools.takewhile(bos.__eq__, ids)]) for ids in (expected, actual)]
+    leading = [
+        sum(1 for _ in itertools.takewhile(lambda each: each == bos, ids))
+        for ids in (expected, actual)
+    ]
     if leading[0] == leading[1] + 1:
         yield TokenDifference.BOS, ATTRS[Attr.CONTROL]
         expected = expected[1:]

@@ -1,5 +1,8 @@
 """Kinds of differences between two tokenizers. Known findings are matched by these kinds."""
 
+from copy import copy
+from dataclasses import replace
+
 import pytest
 
 from lockstep.engine.gguf.file import GgufFile
@@ -27,6 +30,13 @@ def test_missing_bos_is_separate_from_other_differences(tokenizer: Tokenizer) ->
     assert kinds(tokenizer, [bos, *ids], ids[:-1]) == ["BOS", "CUT"]
     assert kinds(tokenizer, [bos], []) == ["BOS"]
     assert kinds(tokenizer, [bos, bos], [bos]) == ["BOS"]
+
+
+def test_vocabulary_without_bos_misses_none(tokenizer: Tokenizer) -> None:
+    other, vocabulary = copy(tokenizer), tokenizer.vocabulary
+    other.vocabulary = replace(vocabulary, roles={**vocabulary.roles, "bos": None})
+    ids = tokenizer.encode(b"aeee", add_special=False, parse_special=True)
+    assert kinds(other, ids, ids[:-1]) == ["CUT"]
 
 
 def test_other_tokens_of_one_text_are_distinguished_from_another_text(tokenizer: Tokenizer) -> None:
