@@ -49,6 +49,7 @@ class Honest:
         loras: Sequence[Path],
     ) -> None:
         self.sampling = Sampling(samplers, model)
+        self.rows: dict[tuple[int, ...], Any] = {}
         self.strict, self.to_long, self.refuses, self.around = strict, to_long, refuses, around
         self.loras, self.model = loras, model
         self.engines: dict[tuple[float, ...], FastEngine] = {}
@@ -125,10 +126,15 @@ class Honest:
 
     def sampled(self, body: Any, ids: list[int]) -> dict[str, Any]:
         """Return one token drawn by the requested samplers, with the remaining candidates."""
-        row = self.engine.evaluate(Request(batches=(Batch.of(ids),))).logits[0][-1]
         stages, seed = llama_stages(body), body["seed"]
-        found = self.sampling.draw(stages, row, ids, seed)
-        more = self.sampling.go_on(stages, row, found.selected, body["n_predict"] - 1, seed)
+        found = self.sampling.draw(stages, self.row_after(tuple(ids)), ids, seed)
+        more = self.sampling.go_on(
+            stages,
+            lambda text: self.row_after((*ids, *text)),
+            found.selected,
+            body["n_predict"] - 1,
+            seed,
+        )
         piece = self.engine.tokenizer.piece(found.selected, special=False)
         said: dict[str, Any] = {"content": piece.decode("utf-8", "replace")}
         said["tokens"] = [found.selected, *more]
@@ -137,6 +143,11 @@ class Honest:
             rows = [{"id": token, "token": "", "prob": p} for token, p in ranked]
             said["completion_probabilities"] = [{"top_probs": rows[:k]}]
         return said
+
+    def row_after(self, ids: tuple[int, ...]) -> Any:
+        if ids not in self.rows:
+            self.rows[ids] = self.engine.evaluate(Request(batches=(Batch.of(ids),))).logits[0][-1]
+        return self.rows[ids]
 
     def listed(self, ids: list[int], k: int) -> list[dict[str, Any]]:
         values = log_softmax(self.engine.evaluate(Request(batches=(Batch.of(ids),))).logits[0][-1])

@@ -127,18 +127,24 @@ class Sampling:
         return split_lists(outcome.value)
 
     def go_on(
-        self, stages: Sequence[Mapping[str, Any]], row: Any, first: int, n: int, seed: int
+        self,
+        stages: Sequence[Mapping[str, Any]],
+        row_after: Callable[[Sequence[int]], Any],
+        first: int,
+        n: int,
+        seed: int,
     ) -> tuple[int, ...]:
-        """Return up to n tokens after the first token, all drawn from the same logits."""
+        """Return up to n tokens after the first token. `row_after` gives the logits after the
+        tokens of the text."""
         found, rng = [first], np.random.default_rng((self.run, seed))
         chain = (*stages, {"sampler": "dist", "seed": 0})
         for _ in range(n):
-            rows = len(found) + 1
+            rows = [row_after(found[:i]) for i in range(len(found) + 1)]
             request = SampleRequest(
                 chain=chain,
-                logits=np.repeat(row[None], rows, axis=0),
+                logits=np.stack(rows),
                 accepted=((), *((token,) for token in found)),
-                draws=np.repeat(rng.random((rows, 1)), len(chain), axis=1),
+                draws=np.repeat(rng.random((len(rows), 1)), len(chain), axis=1),
             )
             outcome = self.session.ask("sample", request)
             assert isinstance(outcome, Answered), outcome
@@ -165,7 +171,7 @@ def ask_of_llama(
         except Unsupported as error:
             return NotSaid(why=str(error))
         shown = listed_of(found) if lists and request.n_listed else None
-        more = sampling.go_on(stages, row, found.selected, request.more, request.seed)
+        more = sampling.go_on(stages, lambda _: row, found.selected, request.more, request.seed)
         return DrawAnswer(token=found.selected, listed=shown, more=more)
 
     return ask

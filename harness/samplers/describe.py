@@ -37,6 +37,8 @@ def describe_drawn(found: DrawnDifference) -> str:
     if not found.draws and found.kind is Unlikely.DROPPED:
         return f"{tokens} is missing, expected {found.low:.6g} to {found.high:.6g}"
     numbers = f"{found.actual:.6g}, expected {found.low:.6g} to {found.high:.6g}"
+    if found.before:
+        tokens += f" after {', '.join(map(str, found.before))}"
     if not found.draws:
         return f"the probability of {tokens} is {numbers}"
     return f"the share of {tokens} in {found.draws} draws is {numbers}"

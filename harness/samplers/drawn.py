@@ -63,6 +63,7 @@ class DrawnDifference:
     actual: float  # the server's; of draws, the share
     draws: int = 0  # 0: a list shows it
     log_p: float = -inf  # logarithm of how likely an honest server differs as far
+    before: tuple[int, ...] = ()  # tokens that the server sampled before
 
 
 @dataclass(frozen=True, kw_only=True)

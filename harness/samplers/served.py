@@ -1,7 +1,7 @@
 """Tests the samplers of a server by a next token that is drawn many times, and by lists of
 candidates if the server shows them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property, partial
@@ -14,6 +14,7 @@ from lockstep.harness.samplers.cases import CHOOSING, CUTTING
 from lockstep.harness.samplers.drawn import (
     LIMIT,
     SUSPICION,
+    UNSEEN,
     DrawnDifference,
     Labels,
     NextToken,
@@ -30,6 +31,16 @@ from lockstep.harness.samplers.drawn_cases import (
     stages_for,
 )
 from lockstep.harness.samplers.grammars import BAD_GRAMMARS, READING, grammar_stage
+from lockstep.harness.samplers.later import (
+    LATER_SUSPICION,
+    LATER_TEXTS,
+    LATER_TRIES,
+    MORE_LATER_TEXTS,
+    N_LATER,
+    FindToken,
+    TextTree,
+    flat_chain,
+)
 from lockstep.harness.samplers.probabilities import F64
 
 DRAWS, MORE_DRAWS = 60, 400  # of a chain; and once more of one that is suspicious
@@ -40,7 +51,8 @@ LIST_TRIES = 4  # seeds: where a text ends there is no list
 SEEDS, LEAST_SAME = 8, 6  # asked for twice; a draw near a boundary may fall beside it
 LEAST_SPREAD = 0.2  # how often two draws are the same by chance, at most
 TEXTS, MORE_TOKENS = 6, 6  # of each grammar
-ORDER, SEED, BAD = "order", "seed", "bad grammars"  # parts beside samplers
+# parts beside samplers
+ORDER, SEED, BAD, LATER = "order", "seed", "bad grammars", "tokens after the first"
 NEVER_ASKED = ("greedy", "infill", *(set(CHOOSING) - {"greedy", "dist"}))
 
 Ask = Callable[[DrawRequest], "DrawAnswer | NotSaid"]
@@ -95,12 +107,14 @@ class JudgedChain:
 
 @dataclass(kw_only=True)
 class ServedRun:
-    """Tests one part after the other. `prompt` is the prompt that the server gets."""
+    """Tests one part after the other. `prompt` is the prompt that the server gets. `find_token`
+    gives the token after further tokens; None if later tokens cannot be tested."""
 
     token: NextToken
     labels: Labels
     prompt: tuple[int, ...] | bytes
     ask: Ask
+    find_token: FindToken | None = None
     progress: Callable[[str], None] = field(default=lambda _: None)
     seed: int = 0
     requests: int = 0
@@ -115,7 +129,7 @@ class ServedRun:
         if plain.result is Result.UNSAID or (plain.result is not Result.RIGHT and self.no_list):
             yield from (
                 ServedPart(part=name, result=Result.UNASKED, why="the draw itself is wrong")
-                for name in (*self.stages, ORDER, SEED)
+                for name in (*self.stages, ORDER, SEED, LATER)
             )
             return
         yield self.judge_seeds()
@@ -128,6 +142,7 @@ class ServedRun:
             if name == "grammar" and found.result is Result.RIGHT:
                 yield self.judge_bad_grammars()
         yield self.judge_stage(ORDER, list(orders_for(right)))
+        yield self.judge_later_tokens(right)
         untold = {*CUTTING, *READING, *NEVER_ASKED} - {*self.stages}
         for name in sorted(untold):
             yield ServedPart(part=name, result=Result.UNASKED)
@@ -272,6 +287,31 @@ class ServedRun:
         ]
         result = Result.WRONG if taken else Result.RIGHT
         return ServedPart(part=BAD, result=result, why=", ".join(taken), draws=len(BAD_GRAMMARS))
+
+    def judge_later_tokens(self, right: Collection[str]) -> ServedPart:
+        """Sample short texts, which a draft must not change. `right` are the samplers of which
+        nothing wrong is known."""
+        chain = (*flat_chain(self.token), DRAW)
+        if self.find_token is None or not {stage["sampler"] for stage in chain[:-1]} <= {*right}:
+            return ServedPart(part=LATER, result=Result.UNASKED)
+        unseen = np.flatnonzero(self.labels.of == UNSEEN)
+        tree = TextTree(chain=chain, find_token=self.find_token, unseen=unseen)
+        for n in (LATER_TEXTS, MORE_LATER_TEXTS):
+            for i in range(n):
+                self.progress(f"samplers of the server: {LATER}, {i} of {n} texts")
+                answer = self.draw(chain, more=N_LATER)
+                if isinstance(answer, DrawAnswer) and isinstance(answer.token, int):
+                    tree.add((answer.token, *answer.more))
+                if i == LATER_TRIES and not tree.counts:  # this interface shows no later ids
+                    return ServedPart(part=LATER, result=Result.UNASKED)
+            if not LATER_SUSPICION < tree.evidence <= -LIMIT:
+                break
+        draws = sum(n.total() for _, n, _ in tree.judged)
+        if not draws:
+            return ServedPart(part=LATER, result=Result.UNTOLD)
+        off = tree.worst if tree.evidence > -LIMIT else None
+        result = Result.RIGHT if off is None else Result.WRONG
+        return ServedPart(part=LATER, result=result, draws=draws, chain=chain, difference=off)
 
     def far_off(self, drawn: Sequence[int], runs: F64) -> DrawnDifference | None:
         off = judge_draws(drawn, runs, self.labels)

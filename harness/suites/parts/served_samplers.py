@@ -1,6 +1,7 @@
 """Samplers of a server, tested by lists after its samplers, and by many draws."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from lockstep.engine.batch import Batch
 from lockstep.engine.errors import EngineError
 from lockstep.engine.quants.base import F32
 from lockstep.engine.samplers.parts.vocabulary import TokenizerWords
-from lockstep.harness.context.suite import Context, NoAnswer
+from lockstep.harness.context.suite import BUSY, Context, NoAnswer
 from lockstep.harness.judging.candidates import off_from, read_list
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
@@ -78,7 +79,7 @@ def count_chains(found: ServedPart) -> str:
     ways = [f"{found.lists} lists"] * bool(found.lists) + [f"{found.draws} draws"] * bool(
         found.draws
     )
-    return f"{' and '.join(ways)} match its definition"
+    return f"{' and '.join(ways)} match the definition"
 
 
 def wrong_verdict(context: Context, suite: str, found: ServedPart) -> Verdict:
@@ -97,6 +98,7 @@ def wrong_verdict(context: Context, suite: str, found: ServedPart) -> Verdict:
     where = describe_stages(found.chain)
     detail |= {"wrong": off.kind.name, "tokens": [*off.tokens], "draws": off.draws}
     detail |= {"low": off.low, "high": off.high, "actual": off.actual, "log_p": off.log_p}
+    detail |= {"before": [*off.before]}
     text = f"{name}: {where}: {describe_drawn(off)}"
     return context.verdict(suite, "diverged", text, detail, [*key, off.kind.name])
 
@@ -107,14 +109,8 @@ def wrong_verdict(context: Context, suite: str, found: ServedPart) -> Verdict:
 def begin_run(context: Context) -> ServedRun:
     """Begin a run. Raises NoAnswer if the samplers cannot be judged."""
     prompt, ids = choose_prompt(context)
-    batches = (Batch.for_next(ids),)
-    row = context.ask(context.oracle, "evaluate", Request(batches=batches)).logits[0][-1]
-    allowed = float(whole_run(context.noise_on(batches), largest(row)).allowed)
-    if not np.isfinite(allowed) or not np.isfinite(row.max()):
-        raise NoAnswer("not-compared", "honest logits of this model have no limit", {})
-    row = row_of_server(context, prompt, batches, row, allowed)
     words = words_of(context)
-    token = NextToken(row=row, noise=allowed, accepted=tuple(ids), words=words)
+    token = next_token(context, prompt, ids, words)
 
     def ask(request: DrawRequest) -> DrawAnswer | NotSaid:
         outcome = context.subject.ask(LEVEL, request)
@@ -128,12 +124,44 @@ def begin_run(context: Context) -> ServedRun:
 
     return ServedRun(
         token=token,
-        labels=labels_for(context, len(row), words),
+        labels=labels_for(context, len(token.row), words),
         prompt=prompt,
         ask=ask,
+        find_token=None if isinstance(prompt, bytes) else partial(find_token, context, prompt),
         progress=context.progress,
         seed=context.seed * 100_000,
     )
+
+
+def next_token(
+    context: Context,
+    prompt: tuple[int, ...] | bytes,
+    ids: Sequence[int],
+    words: TokenizerWords | None,
+) -> NextToken:
+    """Return the logits after a prompt, with what samplers use. Raises NoAnswer if no honest limit
+    or no honest run fits the server's list."""
+    batches = (Batch.for_next(ids),)
+    row = context.ask(context.oracle, "evaluate", Request(batches=batches)).logits[0][-1]
+    allowed = float(whole_run(context.noise_on(batches), largest(row)).allowed)
+    if not np.isfinite(allowed) or not np.isfinite(row.max()):
+        raise NoAnswer("not-compared", "honest logits of this model have no limit", {})
+    row = row_of_server(context, prompt, batches, row, allowed)
+    return NextToken(row=row, noise=allowed, accepted=tuple(ids), words=words)
+
+
+def find_token(
+    context: Context, prompt: tuple[int, ...], before: tuple[int, ...]
+) -> NextToken | None:
+    """Return the logits after a prompt and the tokens that follow it; None if the server's logits
+    differ there, because draws then prove nothing about samplers."""
+    ids = (*prompt, *before)
+    try:
+        return next_token(context, ids, ids, None)
+    except NoAnswer as error:
+        if error.status != "not-compared" or BUSY in error.detail:
+            raise
+        return None
 
 
 def choose_prompt(context: Context) -> tuple[tuple[int, ...] | bytes, list[int]]:
