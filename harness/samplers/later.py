@@ -55,7 +55,7 @@ class TextTree:
         for n in range(1, len(text)):
             self.counts.setdefault(text[:n], Counter())[text[n]] += 1
 
-    def expected(self, before: Text) -> F64 | None:
+    def runs_after(self, before: Text) -> F64 | None:
         """Return the probabilities of the honest runs; None if this node cannot be judged."""
         if before not in self.runs:
             token = self.find_token(before)
@@ -68,7 +68,7 @@ class TextTree:
     def judged(self) -> list[tuple[Text, Counter[int], F64]]:
         """Return the nodes that are judged: the tokens before, the draws, the expected runs."""
         often = {text: n for text, n in self.counts.items() if n.total() >= LEAST_TEXTS}
-        found = ((text, n, self.expected(text)) for text, n in often.items())
+        found = ((text, n, self.runs_after(text)) for text, n in often.items())
         return [(text, n, runs) for text, n, runs in found if runs is not None]
 
     @property
