@@ -40,6 +40,7 @@ class DifferenceKind(StrEnum):
     computed = "computed"  # a tensor is not what its inputs and the file's weights come to
     outputs = "outputs"  # logits or embeddings, though no tensor that is shown is wrong by itself
     # embeddings of a user's texts: what was done otherwise
+    embedding = "embedding"  # no pipeline that was tried gives this embedding
     prompt = "prompt"  # none was put before the text, or another
     truncation = "truncation"  # the text was not cut where the original cuts it
     pooling = "pooling"

@@ -27,6 +27,7 @@ POOL: dict[str, Callable[[F32], NDArray[np.float64]]] = {
     "cls": lambda rows: rows[0].astype(np.float64),
     "lasttoken": lambda rows: rows[-1].astype(np.float64),
 }
+USUAL_LENGTHS = (128, 256, 512)  # tokens to which pipelines cut
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,12 +119,14 @@ def pipeline_of(checkpoint: OriginalCheckpoint, length: int, prompt: str) -> Pip
 def variants(right: Pipeline, length: int) -> Iterator[tuple[list[str], Pipeline]]:
     """Yield every pipeline that differs from `right`, with the list of traits in which it differs.
     Pipelines with few differences come first."""
-    choices: dict[str, tuple[Any, ...]] = {
+    shorter = [each for each in USUAL_LENGTHS if each < length]
+    tried: dict[str, tuple[Any, ...]] = {
         "prompt": (right.prompt, "", *right.prompts),
-        "length": (right.length, length),
+        "length": (right.length, length, *shorter),
         "pooling": (right.pooling, *POOLINGS),
         "normalised": (right.normalised, not right.normalised),
     }
+    choices = {trait: dict.fromkeys(values) for trait, values in tried.items()}
     made = [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
     other = [[t for t in choices if each[t] != getattr(right, t)] for each in made]
     for traits, values in sorted(zip(other, made, strict=True), key=lambda pair: len(pair[0])):

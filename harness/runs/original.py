@@ -42,10 +42,15 @@ WORDS = {
     "allowed {allowed:.1e}",
     DifferenceKind.outputs: "differs by {worst_relative_to_largest_logit:.1e} of the largest, "
     "allowed {allowed_relative:.1e}",
+    DifferenceKind.embedding: "differs by {error:.1e}, allowed {allowed:.1e}; no other prompt, "
+    "length, pooling or normalisation explains it",
     DifferenceKind.prompt: "was embedded with a different prompt",
     DifferenceKind.truncation: "was cut at a different number of tokens",
     DifferenceKind.pooling: "was pooled differently",
-    DifferenceKind.normalisation: "was divided by its norm in only one pipeline",
+}
+NORMALISED = {
+    True: "is normalised, but the checkpoint's pipeline does not normalise",
+    False: "is not normalised, but the checkpoint's pipeline normalises",
 }
 PERMUTED = {  # by how often the rows of each head were put into the order of pairs
     0: "is not permuted for rope: its rows are in the checkpoint's order",
@@ -158,6 +163,8 @@ def describe_difference(found: OriginalDifference) -> str:
         return f"{place} has no original"
     if found.kind is DifferenceKind.experts:
         return f"{place}: expert {detail['expert']} {describe_expert(detail)}"
+    if found.kind is DifferenceKind.normalisation:
+        return f"{place} {NORMALISED[found.got]}"
     words = WORDS.get(found.kind, "is wrong" if "rows" in detail else "differs")
     permuted = PERMUTED.get(detail.get("turns", 0), "").format(**{"heads": "", **detail})
     text = f"{place} {words.format(**detail, permuted=permuted)}"

@@ -34,7 +34,6 @@ from lockstep.harness.originals.findings import (
 )
 from lockstep.harness.originals.hyperparameters import POOLINGS
 from lockstep.harness.originals.pipeline import (
-    POOL,
     TRAITS,
     EmbeddedText,
     Pipeline,
@@ -180,7 +179,7 @@ def explain_all(
         metadata.get(f"{prefix}.pooling_type", 0)
     )
     if pooling is None:
-        raise Unsupported("the file names no pooling of " + ", ".join(POOL))
+        raise Unsupported("the file names no pooling of " + ", ".join(POOLINGS))
     cells = -(-length // CELLS) * CELLS
     settings = replace(EXACT, n_ctx=cells, n_ubatch=cells)
     runner, name = Runner(time_limit=options.time_limit), f"{ENGINE}:{checkpoint.folder.resolve()}"
@@ -194,7 +193,7 @@ def explain_all(
             say(f"text {number} of {len(texts)}")
             right = pipeline_of(checkpoint, length, text.prompt)
             if right is None:
-                raise Unsupported("the checkpoint names no pooling of " + ", ".join(POOL))
+                raise Unsupported("the checkpoint names no pooling of " + ", ".join(POOLINGS))
             found.append(judge.explain(text, right, pooling))
     say(found)
 
@@ -208,4 +207,4 @@ def note_texts(result: PartResult, found: Sequence[ExplainedText]) -> None:
             right, got = (getattr(p, trait) for p in (each.right, each.found))
             result.add(TRAITS[trait], place, right, got, **detail)
         if each.found is None:
-            result.add(DifferenceKind.outputs, place, None, None, **detail)
+            result.add(DifferenceKind.embedding, place, None, None, **detail)

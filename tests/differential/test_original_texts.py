@@ -56,7 +56,7 @@ WAYS: dict[str, tuple[str, Pipe, list[DifferenceKind]]] = {
         lambda rows: first(rows(SHORT)),
         [DifferenceKind.prompt, DifferenceKind.pooling, DifferenceKind.normalisation],
     ),
-    "other": (SHORT, lambda rows: normed(mean(rows("w3 w4"))), [DifferenceKind.outputs]),
+    "other": (SHORT, lambda rows: normed(mean(rows("w3 w4"))), [DifferenceKind.embedding]),
 }
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from lockstep.engine.errors import InvalidModel
 from lockstep.harness.originals.checkpoint import OriginalCheckpoint
+from lockstep.harness.originals.findings import OriginalPart, PartResult
 from lockstep.harness.originals.pipeline import (
     Pipeline,
     cut,
@@ -16,6 +17,8 @@ from lockstep.harness.originals.pipeline import (
     read_embeddings,
     variants,
 )
+from lockstep.harness.runs.original import verdicts_of
+from lockstep.harness.runs.original_texts import ExplainedText, note_texts
 from tests.harness.originals import checkpoints as ck
 
 RIGHT = Pipeline(prompt="q: ", prompts=("q: ",), length=6, pooling="mean", normalised=True)
@@ -44,6 +47,23 @@ def test_variants_begin_with_the_right_pipeline() -> None:
     assert {trait for traits, _ in made for trait in traits} == {
         *("prompt", "length", "pooling", "normalised")
     }
+
+
+def test_every_deviation_has_a_sentence() -> None:
+    ways = [
+        ExplainedText(right=RIGHT, found=found, other=tuple(other), distance=0.5, allowed=1e-6)
+        for other, found in variants(RIGHT, 128)
+        if len(other) == 1
+    ]
+    strange = ExplainedText(right=RIGHT, found=None, other=(), distance=0.5, allowed=1e-6)
+    part = PartResult(part=OriginalPart.embeddings)
+    note_texts(part, [*ways, strange])
+    texts = [verdict.summary for verdict in verdicts_of(part, "made.gguf", "")]
+    assert sum("different prompt" in text for text in texts) == 1
+    assert sum("tokens: expected 6, got 128" in text for text in texts) == 1
+    assert sum("expected 'mean', got 'cls'" in text for text in texts) == 1
+    assert sum("is not normalised" in text for text in texts) == 1
+    assert texts[-1].startswith(f"text {len(ways) + 1} differs by 5.0e-01, allowed 1.0e-06")
 
 
 def test_truncated_text_keeps_the_ids_after_every_text() -> None:
