@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from lockstep.engine.batch import Batch
 from lockstep.harness.redaction import Redacted
 
-# what llama.cpp stores a KV cache in
+# types in which llama.cpp stores a KV cache
 CACHE_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL")
 
 
@@ -32,16 +32,16 @@ class Settings:
     """The numeric settings of a run, which are part of a trace's identity."""
 
     name: str
-    type_k: str = "F32"  # storage of the KV cache, one of CACHE_TYPES
+    type_k: str = "F32"  # type of the KV cache, one of CACHE_TYPES
     type_v: str = "F32"
     flash_attn: bool = False
-    repack: bool = False  # llama.cpp's extra buffer types, which lay weights out anew
+    repack: bool = False  # llama.cpp's extra buffer types, which store weights in another layout
     n_threads: int = 1
     n_ctx: int = 512
     n_ubatch: int = 512
     generic: tuple[str, ...] = ()  # how the oracle rounds activations: see Build.generic
     adapters: tuple[AdapterFile, ...] = ()
-    turned: bool = True  # heads in a quantised cache, by llama.cpp, where their size allows it
+    turned: bool = True  # llama.cpp rotates heads in a quantised cache if their size allows it
 
     def files_of(self, kind: str) -> list[tuple[Path, float]]:
         """Return the adapters of one kind, each with its scale."""
@@ -61,7 +61,7 @@ class Site:
 
     step: int  # index of the batch in the request: 0 is the prompt; 1, 2, ... are later decodes
     layer: int | None  # None outside the layers
-    name: str  # llama.cpp's of a node, or one of harness.sites
+    name: str  # llama.cpp's name of a node, or one of harness.sites
 
     def __str__(self) -> str:
         return self.name if self.layer is None else f"{self.name}-{self.layer}"
@@ -92,9 +92,9 @@ class Request:
 
     batches: tuple[Batch, ...]
     capture: bool = False  # record every site
-    replace: Mapping[Site, NDArray[Any]] = field(default_factory=dict)  # values put in at sites
-    only: tuple[Site, ...] = ()  # if any: record these alone
-    embeddings: bool = False  # the outputs are embeddings: of a model without logits
+    replace: Mapping[Site, NDArray[Any]] = field(default_factory=dict)  # values to put in at sites
+    only: tuple[Site, ...] = ()  # if not empty: only these sites are recorded
+    embeddings: bool = False  # the outputs are embeddings, because the model has no logits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -102,7 +102,7 @@ class Evaluation:
     """The answer of an engine to a request."""
 
     logits: tuple[NDArray[np.float32], ...]  # per batch: (outputs, vocabulary)
-    trace: Trace | None  # the values as computed, before any replacement
+    trace: Trace | None  # computed values, before any replacement
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -115,9 +115,9 @@ class SampleRequest:
 
     chain: tuple[Mapping[str, Any], ...]
     logits: NDArray[np.float32]  # (rows, vocabulary)
-    accepted: tuple[tuple[int, ...], ...]  # tokens that the chain is told before each row
-    draws: NDArray[np.float64]  # (rows, stages), 0 up to 1; NaN: the stage draws nothing
-    prompt: tuple[int, ...] = ()  # came first, and is nothing that the chain was told
+    accepted: tuple[tuple[int, ...], ...]  # tokens that the chain accepts before each row
+    draws: NDArray[np.float64]  # (rows, stages), from 0 to below 1; NaN: the stage draws nothing
+    prompt: tuple[int, ...] = ()  # tokens before the first row, which the chain does not accept
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -129,22 +129,22 @@ class SampleAnswer:
     """
 
     sizes: NDArray[np.int32]  # (rows, stages) or (rows, 1)
-    selected: NDArray[np.int32]  # the same shape: a token's id; -1: none
+    selected: NDArray[np.int32]  # the same shape: the id of a token; -1: no token
     ids: NDArray[np.int32]  # (candidates of all lists,)
     logits: NDArray[np.float32]  # (candidates of all lists,)
     p: NDArray[np.float32]  # (candidates of all lists,); NaN: not shown
-    sorted: NDArray[np.bool_] | None = None  # what the engine says of each list, if it says it
+    sorted: NDArray[np.bool_] | None = None  # the engine's flag of each list
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrawRequest:
     """A request for one token, drawn by a chain that a server gets as its own parameters."""
 
-    chain: tuple[Mapping[str, Any], ...]  # as in SampleRequest; `dist` is its end
+    chain: tuple[Mapping[str, Any], ...]  # as in SampleRequest; `dist` is the last stage
     prompt: tuple[int, ...] | bytes
     seed: int
-    n_listed: int = 0  # candidates behind the chain, to be shown
-    more: int = 0  # tokens behind it
+    n_listed: int = 0  # number of candidates after the chain that the answer should list
+    more: int = 0  # number of tokens to sample after the first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,7 +154,7 @@ class DrawAnswer:
     token: int | bytes | None
     listed: tuple[tuple[int | bytes, float], ...] | None = None  # probabilities; None: not shown
     more: tuple[int, ...] = ()
-    promised: bool = True  # False: a server of this kind need not act on that stage
+    promised: bool = True  # False: the server need not apply the stage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,22 +163,22 @@ class EngineInfo:
 
     engine: str
     version: str
-    build: str = ""  # compile-time CPU features and the like
-    generic: tuple[str, ...] = ()  # how it rounds activations: see Build.generic
+    build: str = ""  # compile-time CPU features and similar facts
+    generic: tuple[str, ...] = ()  # how the engine rounds activations: see Build.generic
     settings: Settings | None = None
-    shows: tuple[str, ...] | None = None  # names of sites in its traces; None: all
-    computes_nodes: bool = False  # what `compute` answers is what its runs compute as well
-    shows_nodes: bool = False  # its traces have llama.cpp's names of nodes
-    fixed: tuple[str, ...] = ()  # names of sites whose value it cannot replace
-    partial: bool = False  # of the sites that it shows any may be missing in a trace
-    # the levels of harness.protocol that it says it has; None: it does not say, and is asked for
-    # all but lists of candidates and text alone, which are for engines that show no logits
+    shows: tuple[str, ...] | None = None  # names of the sites in its traces; None: all
+    computes_nodes: bool = False  # `compute` uses the same code as the engine's runs
+    shows_nodes: bool = False  # its traces use llama.cpp's names of nodes
+    fixed: tuple[str, ...] = ()  # names of sites whose value cannot be replaced
+    partial: bool = False  # a trace may lack any of the sites in `shows`
+    # the levels of harness.protocol that the engine declares. None: it declares none, and is asked
+    # for all levels except lists of candidates and text, which are for engines without logits
     levels: tuple[str, ...] | None = None
-    utf8_only: bool = False  # no other text can be sent to it
-    text_only: bool = False  # a prompt is a text: it takes no ids
-    chat_only: bool = False  # that text is a message, with the model's chat template around it
-    printed: str = ""  # on standard output before its first message, where messages are expected
-    unmapped: tuple[str, ...] = ()  # tensors that it has, under names that the map does not know
+    utf8_only: bool = False  # only valid UTF-8 can be sent to the engine
+    text_only: bool = False  # a prompt is a text, because the engine accepts no ids
+    chat_only: bool = False  # the engine puts prompts into the model's chat template
+    printed: str = ""  # standard output before the first message
+    unmapped: tuple[str, ...] = ()  # tensors under names that the map does not contain
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,9 +186,9 @@ class TensorSummary:
     """A row of the tensor table as read by a parser."""
 
     name: str
-    ne: tuple[int, ...]  # ggml's order, fastest first, without trailing ones
+    ne: tuple[int, ...]  # ggml's order: the fastest dimension first, without trailing ones
     type: str
-    offset: int  # from the start of the data section
+    offset: int  # bytes from the start of the data section
     n_bytes: int
 
 
@@ -201,7 +201,7 @@ class FileSummary:
     data_offset: int
     metadata: Mapping[str, tuple[str, Any]]  # key -> (type such as "U32" or "ARR[STR]", value)
     tensors: tuple[TensorSummary, ...]
-    unknown: tuple[str, ...] = ()  # of version, alignment, data_offset, tensors, types: not shown
+    unknown: tuple[str, ...] = ()  # fields that the engine does not show
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,15 +211,13 @@ class Fault:
     step: int
     ubatch: int
     index: int
-    kind: str  # scale (a row), swap (two elements), nudge (one element), stale (as it was before)
-    draw: int  # decides the row and the element
-    size: float = (
-        0.01  # of a scaled row's change; of a nudge, as a share of the row's largest value
-    )
+    kind: str  # scale (a row), swap (two elements), nudge (one), stale (an earlier value)
+    draw: int  # random number that selects the row and the element
+    size: float = 0.01  # relative change of a scaled row; share of a row's largest value
 
 
-ANY_KIND = -1  # of ops that are not one of several
-KEPT, WEIGHTS, COMPUTE = 0, 1, 2  # memory that lives from graph to graph, of the model, of a graph
+ANY_KIND = -1  # for ops that have no kinds
+KEPT, WEIGHTS, COMPUTE = 0, 1, 2  # memory kept between graphs, of the model, of a graph
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -229,30 +227,30 @@ class Nodes:
     `harness.shadow.nodes` makes Nodes from the rows. Sizes and strides are ggml's, in its order.
     """
 
-    # what (`op`, the first parameter or ANY_KIND) is called: SILU, not UNARY
+    # names of ops by (`op`, first parameter or ANY_KIND), such as SILU instead of UNARY
     ops: Mapping[tuple[int, int], str]
-    types: tuple[str, ...]  # what `type` is called
+    types: tuple[str, ...]  # names of the values of `type`
     step: NDArray[np.int64]  # (rows,)
     ubatch: NDArray[np.int64]  # (rows,)
-    index: NDArray[np.int64]  # (rows,): of the node in its graph
-    place: NDArray[np.int64]  # (rows,): which source it is; -1: the node
-    producer: NDArray[np.int64]  # (rows,): of a source, the node that computed it; -1: a leaf
+    index: NDArray[np.int64]  # (rows,): index of the node in its graph
+    place: NDArray[np.int64]  # (rows,): number of the source; -1: the node itself
+    producer: NDArray[np.int64]  # (rows,): for a source, the node that computed it; -1: a leaf
     op: NDArray[np.int32]  # (rows,)
     type: NDArray[np.int32]  # (rows,)
     ne: NDArray[np.int64]  # (rows, 4)
     nb: NDArray[np.int64]  # (rows, 4)
     params: NDArray[np.int32]  # (rows, 16)
-    name: NDArray[np.uint8]  # (rows, 64), ended by a zero
-    weight: NDArray[np.uint8]  # (rows, 64): the file's tensor that a source lies in, if any
-    offset: NDArray[np.int64]  # (rows,): in what it is a view of, bytes
-    address: NDArray[np.int64]  # (rows,): of the tensor; what lives from graph to graph keeps its
-    root: NDArray[np.int64]  # (rows,): address of whose memory it is a view of, its own if nobody's
+    name: NDArray[np.uint8]  # (rows, 64), zero-terminated
+    weight: NDArray[np.uint8]  # (rows, 64): the tensor of the file in which a source lies, if any
+    offset: NDArray[np.int64]  # (rows,): byte offset in the tensor of which it is a view
+    address: NDArray[np.int64]  # (rows,): of the tensor; kept memory keeps its address
+    root: NDArray[np.int64]  # (rows,): address of the viewed tensor, or its own
     root_size: NDArray[np.int64]  # (rows,): bytes
-    root_home: NDArray[np.int64]  # (rows,): of whose buffer that is: KEPT, WEIGHTS or COMPUTE
-    root_name: NDArray[np.uint8]  # (rows, 64), ended by a zero
+    root_home: NDArray[np.int64]  # (rows,): kind of buffer of that memory: KEPT, WEIGHTS or COMPUTE
+    root_name: NDArray[np.uint8]  # (rows, 64), zero-terminated
     at: NDArray[
         np.int64
-    ]  # (rows,): where in `data` a contiguous copy lies; -1: nowhere, -2: none was made
+    ]  # (rows,): offset of a contiguous copy in `data`; -1: there is none, -2: none was made
     data: NDArray[np.uint8]
 
 
@@ -260,16 +258,16 @@ class Nodes:
 class Captured:
     """A summary of a capture, in addition to the nodes themselves."""
 
-    nodes: int  # that compute something
-    views: int  # that compute nothing
-    honest: NDArray[Any] | None = None  # what a fault replaced; None if it changed no bit
-    # of each step: logits, or embeddings if these were asked for, in the order of the batch,
-    # which is not that of ubatches; None: a model without logits
+    nodes: int  # nodes that compute something
+    views: int  # nodes that compute nothing
+    honest: NDArray[Any] | None = None  # the values that a fault replaced; None if no bit changed
+    # for each step, the logits, or the embeddings if these were requested, in the order of the
+    # batch and not of ubatches; None: a model without logits
     outputs: tuple[NDArray[np.float32] | None, ...] = ()
 
 
 # --- what asking an engine can end in -------------------------------------------------------
-# Here an engine's words come in: none of them shows a secret.
+# Text of an engine enters here. It must not contain secrets.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -290,8 +288,8 @@ class Unanswerable(Redacted):
     """The engine does not offer this question (`Unsupported` in a report)."""
 
     message: str
-    of_model: bool = False  # nobody can answer: the model has no such thing
-    declared: bool = False  # the engine said so when it was started, and was not asked
+    of_model: bool = False  # the model lacks this, so no engine can answer
+    declared: bool = False  # the engine declared this at its start, and was not asked
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -300,16 +298,16 @@ class Crashed(Redacted):
 
     message: str
     log: tuple[str, ...] = ()  # the last lines that it logged
-    said: bool = False  # it said so itself: an exception, and no death
-    signal: str = ""  # that killed it, such as SIGABRT
+    said: bool = False  # the engine reported the error itself, by an exception, and did not die
+    signal: str = ""  # the signal that killed the engine, such as SIGABRT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimedOut(Redacted):
     seconds: float
     log: tuple[str, ...] = ()
-    note: str = ""  # what it did instead, if that is known
-    tokens: int = field(default=0, compare=False)  # that the question was about, if that is known
+    note: str = ""  # what the engine did instead, if known
+    tokens: int = field(default=0, compare=False)  # number of tokens in the question, if known
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -363,8 +361,9 @@ class Mismatch:
     detail: str = ""
 
 
-# not-compared: asked for and expected, but it could not be done; not-applicable: the model has no
-# such thing, or the engine says that it does not offer it; malformed: an answer that is none to the
+# not-compared: requested and expected, but impossible. not-applicable: the model lacks it, or the
+# engine declares that it does not offer it. malformed: the answer does not fit the question.
+# internal: a defect of Lockstep.
 # question; internal: a defect of Lockstep
 Status = Literal[
     "agreed",
@@ -379,11 +378,11 @@ Status = Literal[
 ]
 
 
-ENGINE = "engine"  # in the detail of what an engine did not answer: its name
-PART = "part"  # in the detail: which part of a suite was compared, as a test's name has it
-REFUSED = "refused"  # the kind of a divergence in which nothing was compared
-MADE_MODEL = "made_model"  # in the detail of what was seen on a model made from the user's
-BOTH = "both"  # engines of a run
+ENGINE = "engine"  # key in `detail`: the name of the engine that did not answer
+PART = "part"  # key in `detail`: the part of a suite that was compared, as a test is named
+REFUSED = "refused"  # kind of a divergence in which nothing was compared
+MADE_MODEL = "made_model"  # key in `detail`: the verdict is about a model made from the user's
+BOTH = "both"  # about both engines of a run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -395,6 +394,6 @@ class Verdict:
     status: Status
     summary: str  # one line for people
     detail: Mapping[str, Any] = field(default_factory=dict)  # JSON-like; depends on the suite
-    key: str = ""  # (stage, symptom, op, type): divergences with the same key fold
-    repro: str = ""  # the command that shows it again
-    about: str = BOTH  # the engine's name if it says nothing of the other
+    key: str = ""  # (stage, symptom, op, type): divergences with the same key are reported once
+    repro: str = ""  # the command that reproduces the verdict
+    about: str = BOTH  # the name of the engine if the verdict is about only one

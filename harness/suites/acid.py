@@ -23,8 +23,8 @@ from lockstep.harness.records import Verdict
 from lockstep.harness.suites.parts.acid_text import WrittenText, text_behind
 
 SUITE = "acid"
-ANOTHER = "Hello"  # any prompt gives a report; this one where the acid prompt's is not all ok
-SPARE = 8  # tokens besides those of the tests: a title and an end
+ANOTHER = "Hello"  # any prompt gives a report; used where the acid prompt's report is not all ok
+SPARE = 8  # tokens in addition to those of the tests: a title and an end
 NO_ACID = (
     "this is not an acid model. Omit MODEL, and Lockstep makes a model of each type; a "
     "server with one model must serve a file of lockstep acid write"
@@ -37,7 +37,7 @@ NO_REPORT = (
 
 class Acid(Suite, name=SUITE):
     order = 56
-    expected = False  # of models that are none
+    expected = False  # False: most models are not acid models
 
     def inapplicable(self, facts: ModelFacts) -> str:
         return facts.no_run
@@ -52,7 +52,7 @@ class Acid(Suite, name=SUITE):
             return
         try:
             truth = ask_report(context, context.oracle, report)
-        except NoAnswer as error:  # the subject was not asked
+        except NoAnswer as error:  # then the subject was not asked
             text = f"acid {report.arch} {report.quant}: the oracle: {error.summary}"
             yield context.verdict(SUITE, "not-compared", text, error.detail)
             return
@@ -97,7 +97,7 @@ class Found:
 
     readings: tuple[AcidReading, ...]
     texts: tuple[WrittenText, ...]
-    failed: tuple[NoAnswer, ...]  # behind one prompt, where another was answered
+    failed: tuple[NoAnswer, ...]  # after one prompt, although another prompt was answered
 
     def given_ids(self, test: Measurement) -> bool:
         """Return True if a tokenizer test used another tokenizer's ids."""

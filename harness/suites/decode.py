@@ -43,15 +43,18 @@ from lockstep.harness.suites.parts.which_tokens import part
 from lockstep.harness.suites.parts.whole_runs import compare_runs
 
 PROMPT = b"Once upon a time"
-PROMPTS = "decode: prompts"  # what is asked on a made model where this one tells nothing
-TEXT = "decode: text"  # as PROMPTS, of a text
-LONGER = "decode/longer text"  # of what is said of more tokens than the model itself was asked for
-THREADS = "decode: threads"  # what a program of greedy tokens alone is asked with several
+# name of the questions that a made model gets if this model shows nothing
+PROMPTS = "decode: prompts"
+TEXT = "decode: text"  # the same as PROMPTS, for engines that show only text
+LONGER = "decode/longer text"  # key of verdicts on more tokens than the model itself was asked for
+# name of the question to a program that shows only greedy tokens, with several threads
+THREADS = "decode: threads"
 EXACT_TIE = "an exact tie, where llama.cpp takes the first"
-# more than so many tokens are generated of any model, if they are asked for; at least, so that a
-# text is hardly shared by chance; and bytes that they read, which takes llama.cpp a second or some
+# STEPS: if more tokens are requested, they are generated only for some models. LEAST: so many
+# tokens are rarely equal by chance. READ: bytes of weights that these tokens read; llama.cpp needs
+# about a second for them.
 STEPS, LEAST, READ = 64, 16, 16 << 30
-MOST_TIES = 8  # behind which an engine is asked to go on, each time from the oracle's text
+MOST_TIES = 8  # ties after which an engine is asked to continue, each time from the oracle's text
 
 
 class Decode(Suite, name="decode"):
@@ -74,8 +77,8 @@ class Decode(Suite, name="decode"):
         if shows_no_logits(context):
             yield from tokens_alone(context, prompt, batches, free, subject)
             return
-        # of a large model nothing is computed that the usual run does not, if that is asked for as
-        # well: an honest run besides would cost as much as both engines', until they part
+        # For a large model, an honest run would cost as much as the runs of both engines. So it is
+        # left out unless the suite is named, or until the engines disagree.
         with_honest = context.facts.is_small or context.named
         if with_honest:
             context.honest.begin(in_one(context, every), seed=context.seed, runs=0)
@@ -93,7 +96,7 @@ class Decode(Suite, name="decode"):
         rows = slice(first, first + len(free) or None)
         before, own = (np.concatenate(e.logits)[rows] for e in (expected, actual))
         verdict = judge_tokens(context, batches, before, own, free, subject)
-        if verdict.status == "excused":  # the two go on in texts of their own
+        if verdict.status == "excused":  # from the tie on, each engine continues its own text
             written = steps_of(prompt, subject, context.facts.decoder_start)
             verdict = held_to_its_own(context, verdict, fewer_reads(context, written), subject)
         if verdict.status == "diverged":
@@ -114,7 +117,8 @@ class Decode(Suite, name="decode"):
         if not context.facts.has_vocabulary:
             return context.tokens[:4]
         ids: list[int] = context.ask(context.oracle, "tokenize", [context.prompt])[0]
-        return ids or context.tokens[:4]  # a vocabulary may have no token for any of it
+        # a vocabulary may have no token for any of these characters
+        return ids or context.tokens[:4]
 
 
 def own_tokens(context: Context) -> Iterator[Verdict]:
@@ -128,7 +132,7 @@ def texts(context: Context) -> Iterator[Verdict]:
     known: list[Verdict] = []
     if context.facts.is_small and context.facts.decoder_start is None:
         context.progress("prompts in turn")
-        for verdict in in_turn(context, context):  # it may die behind what it says
+        for verdict in in_turn(context, context):  # the engine may crash after this question
             known.append(verdict)
             yield verdict
     all_of_it = of_the_whole(context) == context.n_steps
@@ -170,7 +174,7 @@ def until_wrong(*questions: Callable[[], Iterator[Verdict]]) -> Iterator[Verdict
     """Ask the questions in order until something differs."""
     wrong = False
     for question in questions:
-        for verdict in () if wrong else question():  # an engine may die behind what it says
+        for verdict in () if wrong else question():  # an engine may crash after this question
             yield verdict
             wrong = wrong or verdict.status == "diverged"
 

@@ -28,7 +28,8 @@ from lockstep.harness.records import FileSummary, TensorSummary, Unanswerable, V
 from lockstep.harness.suites.parts.small_scales import BLOCKS, with_small_scales
 
 BROKEN = ("crashed", "timed-out")
-CHUNK = 1 << 20  # weights compared at a time: whole blocks of every type, which stay in the cache
+# weights that are compared at a time: whole blocks of every type, small enough for the cache
+CHUNK = 1 << 20
 
 
 class Dequant(Suite, name="dequant"):
@@ -42,8 +43,8 @@ class Dequant(Suite, name="dequant"):
         list."""
         pair = FilePair.of(context)
         agreed: dict[str, list[int]] = {}
-        names: dict[str, list[str]] = {}  # of their tensors
-        broken: set[str] = set()  # types that broke an engine, which are asked once
+        names: dict[str, list[str]] = {}  # by type: the names of the tensors
+        broken: set[str] = set()  # types that made an engine crash; each is asked once
         tensors = pair.oracle.held
         for i, tensor in enumerate(tensors.values()):
             context.progress(f"weights {i + 1}/{len(tensors)}: {tensor.name}")
@@ -85,7 +86,8 @@ class Side:
     reader finds."""
 
     session: Session
-    places: Mapping[str, tuple[Path, int]]  # of a tensor: its file, and where that one's data begin
+    # by tensor: its file, and the offset of that file's data section
+    places: Mapping[str, tuple[Path, int]]
     listed: Mapping[str, TensorSummary]
     held: Mapping[str, TensorSummary]
 
@@ -95,7 +97,8 @@ class Side:
         said = context.read.get(session) or read_by(context, session) or first
         if {"tensors", "data_offset"} & {*said.unknown}:
             said = first
-        # engines list the first part of a split model; of the others they are given what we read
+        # engines list the tensors of the first file of a split model; for the other files, the list
+        # is ours
         listed = dict(zip(held, (said, *others), strict=True))
         return cls(
             session=session,
@@ -176,8 +179,10 @@ class FilePair:
     context: Context
     oracle: Side
     subject: Side
-    odd: Counter[str] = field(default_factory=Counter)  # of each tensor weights that are no numbers
-    told: set[str] = field(default_factory=set)  # with a weight that is a number and not zero
+    # by tensor: how many weights are NaN or infinite
+    odd: Counter[str] = field(default_factory=Counter)
+    # tensors with at least one finite weight other than zero
+    told: set[str] = field(default_factory=set)
 
     @classmethod
     def of(cls, context: Context) -> "FilePair":
@@ -274,7 +279,7 @@ def divergence(
     actual: NDArray[np.float32],
 ) -> Verdict:
     differ = np.flatnonzero(bits(expected) != bits(actual))
-    worst = mismatch_between(expected, actual, 0.0)  # None if only the signs of zeros differ
+    worst = mismatch_between(expected, actual, 0.0)  # None if only signs of zeros differ
     at = int(worst.index[0]) if worst else int(differ[0])
     row, column = divmod(first + at, row_length(tensor))
     detail: dict[str, Any] = {

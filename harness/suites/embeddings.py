@@ -16,12 +16,12 @@ from lockstep.harness.records import Evaluation, Unanswerable, Verdict
 from lockstep.harness.suites.logits import left_out
 from lockstep.harness.suites.parts.whole_runs import compare_runs
 
-NORMALISED = "normalised"  # in detail: each row is the oracle's divided by its norm
+NORMALISED = "normalised"  # key in `detail`: each row is the oracle's row divided by its norm
 
 
 class Embeddings(Suite, name="embeddings"):
     order = 45
-    expected = False  # of what has logits
+    expected = False  # False: models with logits have no embeddings to compare
 
     def inapplicable(self, facts: ModelFacts) -> str:
         return facts.no_run
@@ -30,10 +30,11 @@ class Embeddings(Suite, name="embeddings"):
         own = context.for_embeddings()
         try:
             own.progress("embeddings of both engines")
-            oracle = own.oracle.ask("embed", own.batches)  # first: it knows whether there are any
+            # the oracle is asked first, because it knows if the model has embeddings
+            oracle = own.oracle.ask("embed", own.batches)
             if isinstance(oracle, Unanswerable) and oracle.of_model:
                 if not context.named:
-                    return  # what has logits is missed by nobody
+                    return  # a model with logits need not have embeddings
                 raise NoAnswer("not-applicable", oracle.message, {})
             expected, actual = map(as_run, own.ask_both("embed", own.batches))
             truth = np.concatenate(own.noise.logits)
@@ -50,7 +51,8 @@ class Embeddings(Suite, name="embeddings"):
 def further_run(own: Context) -> Run:
     """Return a run with an odd number of tokens, then two more sequences in one batch."""
     ids = many_ids(own, min(PROMPT, n_cells(own)))
-    beside = Batch.of([*ids[-5:], *ids[-4:-1]])  # other first tokens: some models pool these
+    # with another first token, because some models use only that token's row
+    beside = Batch.of([*ids[-5:], *ids[-4:-1]])
     beside.seq_ids[:], beside.positions[:] = [1] * 5 + [2] * 3, [*range(5), *range(3)]
     words = f"of {len(ids)} tokens, then of two sequences in one batch"
     return Run(words=words, batches=(Batch.of(ids), beside))

@@ -23,12 +23,12 @@ from lockstep.harness.suites.parts.offered import not_asked_of_sessions
 NAME = "guidance"
 QUESTION = "guide"
 SCALES = (1.5, 3.0, 0.5, 1.0)
-STEPS = 2  # tokens behind both prompts
+STEPS = 2  # tokens after both prompts
 
 
 class Guidance(Suite, name=NAME):
     order = 48
-    expected = False  # of an engine that says nothing of guidance
+    expected = False  # False: most engines offer no guidance
 
     def inapplicable(self, facts: ModelFacts) -> str:
         return facts.no_run
@@ -85,8 +85,9 @@ class GuidedRun:
     def verdict(self, scale: float) -> Verdict:
         context = self.context
         context.progress(f"guidance with scale {scale:g}")
-        expected = log_softmax(guide(*self.oracle, scale))  # first: it knows what the model lacks
-        # the share of each run, and twice that: the largest error may be in the sum of a row too
+        # the oracle's logits come first: without them there is no limit
+        expected = log_softmax(guide(*self.oracle, scale))
+        # twice the noise of each run, because the sum of a row may be off by the largest error too
         allowed = 2 * (abs(scale) * self.noise[0] + abs(1 - scale) * self.noise[1])
         moved = float(np.abs(expected - log_softmax(self.oracle[0])).max(initial=0.0))
         if not np.isfinite(expected).all() or (scale != 1 and not moved > allowed):

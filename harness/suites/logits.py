@@ -40,7 +40,8 @@ from lockstep.harness.suites.parts.which_tokens import (
 )
 from lockstep.harness.suites.parts.whole_runs import compare_runs
 
-FEWER_LAYERS = "logits: fewer layers"  # what is asked besides of a large model's first layers
+# name of the questions that are asked with only the first layers of a large model
+FEWER_LAYERS = "logits: fewer layers"
 LATER_LAYERS = "longer runs of its later layers"
 
 
@@ -68,9 +69,9 @@ class Logits(Suite, name="logits"):
         context.progress("logits of both engines")
         expected, actual = context.ask_both("evaluate", request)
         info = context.subject_info
-        # llama.cpp's own way of asking, replayed; or a run that is over
+        # these engines replay llama.cpp's run, or a run that is over
         once = (info.shows_nodes and info.computes_nodes) or info.partial
-        # while the noise is measured
+        # the subject computes while the noise is measured
         again = None if once else context.subject.ask("evaluate", request)
         truth = np.concatenate(context.noise.logits)
         verdict = compare_runs(context, "logits", context.batches, expected, actual, truth)
@@ -79,7 +80,7 @@ class Logits(Suite, name="logits"):
             return
         if isinstance(again, Answered) and part(
             context, np.concatenate(expected.logits), again.value
-        ):  # or it is another each time
+        ):  # or the subject's answer differs from time to time
             verdict = with_one_batch(context, context.batches, verdict, expected, actual)
         try:
             more = asked_more(context, request, actual, verdict, again)
@@ -90,7 +91,8 @@ class Logits(Suite, name="logits"):
             raise
         if verdict.status == "agreed":
             more.unanswered += hidden_by_the_table(context)
-            if all(each.status == "timed-out" for each in more.wrong):  # with fewer tokens it isn't
+            # an engine that timed out here does not time out with fewer tokens
+            if all(each.status == "timed-out" for each in more.wrong):
                 ask_several_threads(context, more)
         yield with_ways(verdict, more.same, more.unanswered)
         if most_are_hidden(verdict.detail):
@@ -123,7 +125,7 @@ def asked_more(
     waits = Waits()
     otherwise = [run for run in ways(context) if run.capture or not fewer]
     run_all(context, otherwise, first, waits, found)
-    if not agrees:  # it would be said of every run again
+    if not agrees:  # otherwise every run would report the same difference
         found.unanswered.append("longer runs, because this run differs already")
         return found
     found.unanswered += [LATER_LAYERS] * bool(fewer)
@@ -149,7 +151,8 @@ def of_all_layers(context: Context) -> Iterator[Run]:
     """Yield the further runs that need all layers of a large model. Its first layers suffice for
     the other runs."""
     yield ids_of_narrow_integers(context)
-    if "greedy" not in (context.subject_info.levels or ("greedy",)):  # `decode` does not ask it
+    # because `decode` does not ask this engine
+    if "greedy" not in (context.subject_info.levels or ("greedy",)):
         yield some_at_once(context)
 
 
@@ -176,7 +179,7 @@ def run_all(
             else:
                 found.wrong.append(lacking.verdict(context, "logits"))
             continue
-        own = Waits() if run.capture else waits  # it is slower, and no longer
+        own = Waits() if run.capture else waits  # a traced run is slower, but not longer
         question = f"evaluate {run.words}"
         expected = None if oracle is None else context.answer(context.oracle, question, oracle)
         if failed := own.verdict(context, "logits", run.words, run.batches, subject):
@@ -189,7 +192,7 @@ def run_all(
             assert expected is not None
             said = compare_further(context, run, expected, actual, earlier)
         if isinstance(said, Verdict) and NOTHING_TOLD in said.detail:
-            found.unanswered.append(said.summary)  # the usual run has told engines apart
+            found.unanswered.append(said.summary)  # the usual run already distinguished engines
         elif isinstance(said, Verdict):
             found.wrong.append(said)
         else:
@@ -245,7 +248,8 @@ def with_old_answer(
 def left_out(run: Run, oracle: Outcome | None, subject: Outcome) -> LeftOut | None:
     """Return why a run cannot be compared, or None. A usual run with other tokens is always
     compared, unless the oracle refuses it."""
-    if isinstance(oracle, Unanswerable | Rejected):  # there is nothing to hold against the other
+    # without the oracle's answer nothing can be compared
+    if isinstance(oracle, Unanswerable | Rejected):
         return LeftOut(status="not-applicable", why=f"{run.words}: {oracle.message}")
     if run.usual or not isinstance(subject, Unanswerable | Rejected):
         return None
@@ -275,7 +279,8 @@ def with_ways(verdict: Verdict, same: Sequence[str], unanswered: Sequence[str]) 
     text = verdict.summary
     if verdict.status == "agreed" and same:
         text += f"; the same {', '.join(same)}"
-    left = [each for each in unanswered if each not in text]  # it may be said of fewer layers
+    # the runs with fewer layers may have said the same
+    left = [each for each in unanswered if each not in text]
     if left:
         text += f"; not compared: {'; '.join(left)}"
     detail = {**verdict.detail, "same": list(same), "not_answered": list(unanswered)}

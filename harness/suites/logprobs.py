@@ -44,22 +44,24 @@ from lockstep.harness.suites.parts.prompts_read import counted_otherwise
 from lockstep.harness.suites.parts.threads import several_threads
 from lockstep.harness.suites.parts.whole_runs import is_oracle_wrong
 
-MOST = 1024  # candidates of a list: more say little more, and are megabytes from a server
-ENOUGH = 5  # candidates, with their distances: two rows of logits have not so many in common
+MOST = 1024  # candidates of a list; more would add little, and a server would send megabytes
+ENOUGH = 5  # candidates whose distances identify a row: two different rows hardly share as many
 MOST_LOGITS = 1 << 25  # 128 MB
-LENGTHS = (1, 2, 3, 5, 8, 13, 21)  # of prefixes, besides the whole: each may cost a request
+# lengths of prefixes in addition to the whole prompt; each may cost a request
+LENGTHS = (1, 2, 3, 5, 8, 13, 21)
 TEXT = (
     b"Once upon a time, there was a little girl named Lily. She loved to play outside, and on "
     b"sunny days she took her red ball to the park, where 12 of her friends were waiting."
 )
-THREADS = "logprobs: threads"  # what a program of lists alone is asked with several
-MIDDLE = 2  # tokens that are the same before it, at least
+# name of the question to a program that shows only lists, with several threads
+THREADS = "logprobs: threads"
+MIDDLE = 2  # tokens before the middle that must be equal, at least
 WRONG_ORACLE = "lists are compared with the oracle's logits, and these are wrong"
 
 
 class LogProbs(Suite, name="logprobs"):
     order = 42
-    expected = False  # of an engine that shows logits
+    expected = False  # False: engines that show logits are not asked for lists
 
     def inapplicable(self, facts: ModelFacts) -> str:
         if facts.decoder_start is not None:
@@ -116,7 +118,7 @@ class AskedPrefixes:
 
     prefixes: list[list[int] | bytes]
     batches: tuple[Batch, ...]
-    left_out: LeftOut | None = None  # longer ones
+    left_out: LeftOut | None = None  # prefixes that are too long
 
     @property
     def ends(self) -> list[int]:
@@ -142,7 +144,7 @@ def by_text(context: Context) -> AskedPrefixes:
     flags = {"remove_special": True, "unparse_special": False}
     numbers = range(1, len(ids) + 1)
     found = context.ask(context.oracle, "detokenize", [ids[:n] for n in numbers], **flags)
-    # the space that a vocabulary puts before a text is none of the text
+    # the space that a vocabulary puts before a text is not part of the text
     texts = [text if TEXT.startswith(text) else text[1:] for text in found]
     again = context.ask(context.oracle, "tokenize", texts)
     fits = [n for n in numbers if texts[n - 1] and again[n - 1] == ids[:n]]
@@ -192,7 +194,7 @@ def behind_one_alike(context: Context, asked: AskedPrefixes, k: int) -> tuple[st
 def with_another_middle(context: Context, prefix: list[int] | bytes) -> list[int] | bytes | None:
     """Return the prefix with a different middle; None if it is too short."""
     if isinstance(prefix, bytes):
-        n = len(prefix) // 2  # of ASCII
+        n = len(prefix) // 2  # the text is ASCII, so any place may be cut
         return prefix[:n] + b"my" + prefix[n + 2 :] if n > 2 * MIDDLE else None
     n, n_vocab = len(prefix) // 2, context.facts.n_vocab
     if n < MIDDLE or n_vocab < 2:
@@ -272,7 +274,7 @@ def told_by_lists(context: Context, logits: F32, text: str, detail: dict[str, An
     """Return the verdict for lists that agree. Its status is "not-compared" if a constant list
     would agree as well."""
     behind = np.nan_to_num(logits - logits.max(axis=1, keepdims=True), neginf=-LARGEST)
-    # a distance is of two logits, each of which may be off by what is allowed
+    # twice the limit, because a distance is a difference of two logits
     allowed = 2 * detail["allowed_relative"] * largest(logits)
     if why := why_nothing_is_told(behind, behind, allowed, "log-probability"):
         return context.verdict("logprobs", "not-compared", f"{why}: nothing was compared", detail)
@@ -360,7 +362,7 @@ def sentence(off: Off) -> str:
             f"the text of token {off.token} is listed {off.actual:.0f} times, and only "
             f"{off.expected:.0f} tokens have it; {off.wrong} texts are listed too often"
         )
-    # a log-probability above 0 there is none, and the list may be of logits
+    # no log-probability is above 0, so the list may consist of logits
     shifted = " plus the constant that fits most of the list" if off.expected > 0 else ""
     return (
         f"token {off.token} is {off.actual:.7g}, expected {off.expected:.7g}{shifted} (allowed "

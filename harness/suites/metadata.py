@@ -24,11 +24,11 @@ from lockstep.harness.records import (
 )
 from lockstep.harness.report.text import cut
 
-AT_MOST, LONGEST = 20, 2000  # differences in one verdict; characters of all their places
-MAX_ENTRIES = 1 << 20  # of an array: so many tokens fit a message (wire.MessageLimits)
+AT_MOST, LONGEST = 20, 2000  # differences in one verdict; characters of all places together
+MAX_ENTRIES = 1 << 20  # entries of an array; as many tokens fit into a message (wire.MessageLimits)
 BYTES = re.compile("[\udc80-\udcff]")
-ABSENT = ("absent", None)  # beside a key's type and value
-# gguf-py learns of a tensor type some releases after llama.cpp: 0.19 has no Q2_0
+ABSENT = ("absent", None)  # stands for the type and value of a key that one side lacks
+# gguf-py learns a tensor type some releases after llama.cpp: 0.19 lacks Q2_0
 NO_SUCH_TYPE = re.compile(
     r": ValueError: (?:np\.uint32\()?(\d+)\)? is not a valid GGMLQuantizationType$"
 )
@@ -64,12 +64,12 @@ class Metadata(Suite, name="metadata"):
         """Wait for gguf-py, and yield the verdict. For a vocabulary of 262,144 tokens it needs many
         seconds."""
         if self.name not in context.begun:
-            return  # nobody could begin, and that has been said
+            return  # no engine could start, and another verdict says so
         with closing(context.begun.pop(self.name)) as reading:
             assert isinstance(reading, ReadByGgufPy)
             oracle = reading.expected
             if oracle is None:
-                return  # it has been said as well
+                return  # another verdict says so
             context.progress("waiting for gguf-py to read the file")
             outcome = reading.outcome()
             lacking = type_that_it_lacks(outcome, oracle)
@@ -160,8 +160,8 @@ def differences(oracle: FileSummary, other: FileSummary) -> list[dict[str, Any]]
             place = where_they_part(key, *values_of(key, oracle, other))
             kind = oracle.metadata[key][0] if key in oracle.metadata else ""
             found.append(entry("key", *place, name=key, type_=kind))
-    # behind the keys, whose sizes move it; without tensors there is no data, and where it would
-    # begin is nobody's to say
+    # The sizes of keys move the data section, so it is compared after the keys. Without tensors
+    # there is no data, and no rule says where it would begin.
     if oracle.tensors or other.tensors:
         found += fields(("data_offset",), oracle, other)
     if "tensors" in other.unknown:

@@ -32,7 +32,7 @@ from lockstep.harness.suites.parts.sparse_products import (
 )
 from lockstep.harness.suites.parts.tensor_suite import TensorSuite, left_out
 
-SINGLE = ("multiply", "operate")  # levels that golden vectors alone are for
+SINGLE = ("multiply", "operate")  # levels that only golden vectors need
 
 
 class Products(TensorSuite, name="products"):
@@ -73,12 +73,12 @@ def rest(context: Context, found: Findings) -> Verdict:
     others = [f for f in found.all if f not in products and f.mismatch is None and f.compared]
     empty = sum(not math.isfinite(f.sees) for f in fine)
     shown = visible_in_some_batch(fine)
-    if not products and not found.guilty:  # those that could be there are named already
+    if not products and not found.guilty:  # the guilty ops are named already
         text = "the engine shows no matrix product together with its input"
         if others:
             text += f"; {len(others)} gates on large inputs and norms on small ones agree"
         return context.verdict("products", "not-applicable", text)
-    if not shown and not found.guilty:  # the empty ones are named already
+    if not shown and not found.guilty:  # the guilty ops are named already
         text = "all products on the nearly empty inputs are zero throughout"
         return context.verdict("products", "not-compared", text)
     text = f"{len(fine)} of {len(products)} products agree on nearly empty inputs"

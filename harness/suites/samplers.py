@@ -48,16 +48,16 @@ from lockstep.harness.suites.parts import served_samplers
 
 NAME, LEVEL = "samplers", "sample"
 CASES, ROWS = 120, 10
-WORD_CASES, WORD_ROWS = 12, 4  # with the model's vocabulary
-MAX_WORDS = 70_000  # of a vocabulary: each row is as long
-PLAIN = (17, 100, 129, 300)  # sizes of the vocabularies that each sampler alone is asked with
-FIRST_QUESTIONS = 12  # of each sampler, until one is answered
-SHOWN = 8  # candidates of a list in the report
+WORD_CASES, WORD_ROWS = 12, 4  # chains and rows that use the model's vocabulary
+MAX_WORDS = 70_000  # tokens of a vocabulary: each row of logits is as long
+PLAIN = (17, 100, 129, 300)  # sizes of the vocabularies with which each sampler is asked alone
+FIRST_QUESTIONS = 12  # questions for each sampler, until one is answered
+SHOWN = 8  # candidates of a list that the report shows
 
 
 class Samplers(Suite, name=NAME):
     order = 54
-    expected = False  # of an engine that says nothing of samplers
+    expected = False  # False: most engines offer no samplers
 
     def run(self, context: Context) -> Iterator[Verdict]:
         levels = context.subject_info.levels or ()
@@ -83,12 +83,14 @@ class SamplerRun:
 
     context: Context
     names: set[str] = field(default_factory=set)  # samplers that the subject has
-    judged: Counter[str] = field(default_factory=Counter)  # lists of the subject, by sampler
+    # number of the subject's lists, by sampler
+    judged: Counter[str] = field(default_factory=Counter)
     wrong: dict[tuple[str, str, str], list["Wronged"]] = field(default_factory=dict)
     accidents: Counter[tuple[str, Accident]] = field(default_factory=Counter)
     undefined: int = 0
-    not_taken: Counter[str] = field(default_factory=Counter)  # chains, by what the subject says
-    unanswered: set[str] = field(default_factory=set)  # engines that broke a question
+    # number of chains that were not compared, by the subject's reason
+    not_taken: Counter[str] = field(default_factory=Counter)
+    unanswered: set[str] = field(default_factory=set)  # engines that crashed or timed out
 
     @cached_property
     def words(self) -> SamplerVocabulary | None:
@@ -182,7 +184,8 @@ class SamplerRun:
         self, session: Session, case: SampleCase, error: NoAnswer
     ) -> Iterator[Verdict]:
         if session is self.context.oracle and error.status == "not-compared":
-            self.unanswered.add(session.name)  # the definitions judge without it
+            # the definitions judge the subject without the oracle
+            self.unanswered.add(session.name)
         elif error.status == "not-compared" and BUSY not in error.detail:
             self.not_taken[error.summary] += 1
             return

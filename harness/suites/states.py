@@ -26,8 +26,8 @@ from lockstep.harness.suites.parts.offered import not_asked_of_sessions
 
 NAME, LEVEL = "states", "save"
 BESIDE = 5  # tokens of a second sequence
-FEWER = 3  # tokens that the second prompt of a file's name has less
-SAVING, LOADING = "saving", "loading"  # what changes the logits, in detail["step"]
+FEWER = 3  # the second prompt has so many tokens fewer
+SAVING, LOADING = "saving", "loading"  # values of detail["step"]: the step that changes the logits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class SavedRun:
 
 class SavedSessions(Suite, name=NAME):
     order = 47
-    expected = False  # of an engine that says nothing of sessions
+    expected = False  # False: most engines offer no sessions
 
     def inapplicable(self, facts: ModelFacts) -> str:
         return facts.no_run

@@ -62,14 +62,15 @@ from lockstep.harness.suites.parts.text_readings import (
 )
 from lockstep.harness.suites.parts.threads import several_threads
 
-THREADS = "text: threads"  # what a program of text alone is asked with several
-PROMPTS = "text: prompts"  # long prompts that are asked on a made model
-BESIDES = ("logits", "greedy", "logprobs")  # levels that tell more than text
+# name of the question to a program that shows only text, with several threads
+THREADS = "text: threads"
+PROMPTS = "text: prompts"  # name of the long prompts that a made model gets
+BESIDES = ("logits", "greedy", "logprobs")  # levels that show more than text
 
 
 class Text(Suite, name="text"):
     order = 52
-    expected = False  # of an engine that shows more
+    expected = False  # False: engines that show more are not asked for text
 
     def inapplicable(self, facts: ModelFacts) -> str:
         return facts.no_run or ("" if facts.has_vocabulary else "the file has no vocabulary")
@@ -79,7 +80,7 @@ class Text(Suite, name="text"):
             yield from said
             return
         found: set[str] = set()
-        nothing = ""  # to ask behind the first
+        nothing = ""  # nothing to ask after the first prompt
         try:
             for verdict in behind(context, context.prompt, context.n_steps):
                 yield verdict
@@ -92,7 +93,8 @@ class Text(Suite, name="text"):
         ):
             yield silent
             return
-        chat = context.subject_info.chat_only  # a prompt of any length is a whole message to it
+        # a chat engine treats a prompt of any length as a whole message
+        chat = context.subject_info.chat_only
         calls = () if chat else (close_calls,)
         threads = partial(several_threads, asked=THREADS, besides=BESIDES)
         others = (behind_others, *calls, on_made_model, *(() if nothing else (threads,)))
@@ -122,9 +124,11 @@ def behind_others(context: Context) -> Iterator[Verdict]:
     """Yield verdicts on other prompts, for an engine whose text agrees after the first prompt or
     ends early."""
     same, early = 0, []
-    room = n_cells(context) - N_OTHERS - 2  # a token is a byte at least, but for BOS and a space
+    # each token has at least one byte, except for BOS and a space
+    room = n_cells(context) - N_OTHERS - 2
     alike = [ALIKE] if room > len(BEFORE) else []
-    foreign = misread_prompts(context)  # some begin alike, which is not what they ask about
+    # some prompts begin alike, which is not the purpose of this question
+    foreign = misread_prompts(context)
     long = filter(None, (LONG[: max(0, room)], prompt_that_fills(context, 0)))
     for prompt in (*OTHERS, *alike, *foreign, *long):
         try:
@@ -143,7 +147,7 @@ def behind_others(context: Context) -> Iterator[Verdict]:
             if prompt in OTHERS or error.status not in ("not-compared", "diverged"):
                 raise
             text = f"after a prompt of {len(prompt)} bytes: {error.summary}"
-            # what the oracle takes, or what nobody has looked at
+            # True if the oracle accepts the prompt, or if nobody tried it
             in_vain = error.status == "diverged" or BUSY in error.detail
             yield context.verdict("text", "not-compared" if in_vain else "not-applicable", text)
     if early:
@@ -183,7 +187,7 @@ def kept_too_long(context: Context) -> str:
     try:
         context.ask(context.subject, "generate", OTHERS[0], 1)
         again = list(behind(context, ALIKE, min(N_OTHERS, context.n_steps)))
-    except NoAnswer:  # the difference is said all the same
+    except NoAnswer:  # the difference is reported anyway
         return ""
     if not again or any(map(is_wrong, again)):
         return ""
@@ -208,7 +212,7 @@ def close_calls(context: Context) -> Iterator[Verdict]:
         ids, parts = beginnings_of(context, whole)
         texts |= {tuple(ids[:n]): part for n, part in parts.items()}
         runs.append((ids, [*parts]))
-    # of a byte inside of a character engines show nothing, or go on until there is something
+    # in the middle of a character, engines show nothing, or continue until it is complete
     beginnings = closest(context, runs)
     close = [one for one in beginnings if whole_characters(pieces[one.chosen]).strip()]
     answers, left = said_behind(context, close, "generate", lambda one: texts[one.ids])
@@ -264,7 +268,7 @@ def how_far(wrong: Verdict) -> float:
 def may_begin_with(said: bytes, pieces: "Pieces", run: F32, allowed: NDArray[np.float64]) -> bool:
     row = run[0]
     likely = np.flatnonzero(row.max() - row <= allowed[0]).tolist()
-    # some take spaces from its beginning
+    # some engines remove spaces from the beginning
     texts = [(pieces[token], leading(pieces[token]) + said.lstrip()) for token in likely]
     return any(fits(piece, text, pieces) for piece, text in texts)
 

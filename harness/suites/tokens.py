@@ -31,12 +31,12 @@ from lockstep.harness.suites.parts.pieces import sides
 from lockstep.harness.suites.parts.token_kinds import count_kinds
 
 Row = tuple[Any, Any, Any]
-AT_MOST, LONGEST = 60, 200  # differences in one verdict, characters of an input or an answer
-# bytes; what is longer may take a second, and is asked with the first two sets of flags that both
-# engines answer: special tokens are read, and are not
+AT_MOST, LONGEST = 60, 200  # differences in one verdict; characters of an input or an answer
+# A text with more bytes may take a second. It is asked only with the first two sets of flags that
+# both engines answer: with special tokens and without.
 LONG, LONG_TIMES = 10_000, 2
-WHOLE = 4000  # characters of the shortest that differs: one text is very long
-BEYOND = b"\xf5\x80\x80\x80 too far"  # asked by itself: see Tokens.beyond
+WHOLE = 4000  # characters of the shortest input that differs; one input is very long
+BEYOND = b"\xf5\x80\x80\x80 too far"  # this text is asked separately: see Tokens.beyond
 TEXTS: tuple[bytes, ...] = (
     b"",
     b" ",
@@ -66,12 +66,14 @@ TEXTS: tuple[bytes, ...] = (
     b"Once upon a time, there was a little girl named Lily. She loved to play outside.",
 )
 
-# in no vector: TEXTS are kept as they are, with llama.cpp's answers
+# not in any golden vector: TEXTS stay as they are, together with llama.cpp's answers
 MORE_TEXTS: tuple[bytes, ...] = (
-    b"spaces . before , punctuation ; and 'lln 0063",  # words of other pre-tokenizers
+    # words that other pre-tokenizers split in other places
+    b"spaces . before , punctuation ; and 'lln 0063",
     b"abcdefghijklm" * 20 + b" and a text " + b"beyond 255 bytes " * 16,
-    # beyond 65,535 bytes; nothing to merge, which takes many engines n * n steps, and few lines:
-    # where a line's end is a token of the user's, llama.cpp takes n * n steps for so many
+    # more than 65,535 bytes. The text has nothing to merge, which would take many engines n * n
+    # steps. It has few lines, because llama.cpp needs n * n steps if the end of a line is a user-
+    # defined token.
     b"a\va\va\n" * 11_000,
     "line\u2028paragraph\u2029next\u0085old\vvertical\fform\x1cfile\u3000wide".encode(),
     b"if x:\n" + b" " * 16 + b"y\n" + b" " * 33 + b"z" + b"\t" * 9 + b"\n" * 9 + b"\r\n" * 3,
@@ -196,7 +198,7 @@ class Way:
                 detail["differs_from_the_original"] = [each.row() for each in known]
             return self.context.verdict("tokens", "agreed", summary, detail)
         why = named_among(self.context, wrong)
-        wrong.sort(key=lambda row: len(repr(row[0])))  # the shortest says it best
+        wrong.sort(key=lambda row: len(repr(row[0])))  # the shortest difference is the clearest
         texts = [[cut(repr(part), LONGEST) for part in row] for row in wrong[:AT_MOST]]
         given, want, got = map(repr, wrong[0])
         detail |= {"way": self.name, "flags": self.flags, "total": len(wrong)}
@@ -252,7 +254,7 @@ def encode_beyond(way: Way) -> Iterator[Verdict]:
     outcome = context.oracle.ask("tokenize", [BEYOND], **way.flags)
     if isinstance(outcome, Answered):
         actual = context.ask(context.subject, "tokenize", [BEYOND], **way.flags)
-        # what excuses "encode" does not excuse it
+        # a known difference of "encode" must not excuse this one
         beyond = replace(way, name="encode_beyond_unicode")
         yield beyond.compare([(BEYOND, outcome.value[0], actual[0])])
         return

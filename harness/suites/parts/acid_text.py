@@ -12,7 +12,7 @@ from lockstep.harness.asking.session import Session
 from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.records import Answered, Request, Unanswerable
 
-SPACE = "\u2581"  # of a vocabulary's own texts
+SPACE = "\u2581"  # how vocabularies store a space
 FLAGS = {"remove_special": True, "unparse_special": False}
 
 
@@ -35,7 +35,7 @@ def text_behind(context: Context, session: Session, prompt: str, n: int) -> Writ
             return found
     text = f"{session.name} offers neither text nor greedy tokens, logits or candidates"
     said = session.ask("greedy", [0], 1)
-    if isinstance(said, Unanswerable) and not said.declared:  # it says why
+    if isinstance(said, Unanswerable) and not said.declared:  # the engine gives the reason
         text += f": {said.message}"
     raise NoAnswer("not-compared", text, {})
 

@@ -26,7 +26,7 @@ from lockstep.harness.suites.parts.prompts import ALIKE, BEFORE, N_OTHERS, OTHER
 
 Judge = Callable[[Context, bytes, int, bytes], Iterator[Verdict]]
 AT_ONCE = "while others are being answered"
-ROUNDS = 3  # which of them meet is a matter of microseconds
+ROUNDS = 3  # repeated, because it depends on microseconds which questions meet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +44,12 @@ def asked_at_once(judge: Judge, context: Context) -> Iterator[Verdict]:
     asked. This test comes last, because it may end the server. judge: a function that yields
     verdicts on a text of n tokens after a prompt."""
     every = list(asked_alone(context)) if context.subject.takes_several else []
-    if len(every) < 2:  # why it does not answer the others has been said
+    if len(every) < 2:  # another verdict gives the reason why the others were not answered
         return
     worst: Sequence[Outcome] = ()
     questions = [(one.prompt, one.n) for one in every]
-    queue = sum(one.seconds for one in every)  # where the last of them waits for all the others
+    # time until the last question is answered if the server answers one after the other
+    queue = sum(one.seconds for one in every)
     for _ in range(ROUNDS):
         outcomes = context.subject.ask_at_once("generate", questions, more_seconds=queue)
         still_there(context, outcomes, every[0])
@@ -57,7 +58,7 @@ def asked_at_once(judge: Judge, context: Context) -> Iterator[Verdict]:
                 yield verdict
                 return
         worst = max(worst, outcomes, key=lambda each: len(refusals(each)))
-        if len(refusals(worst)) > len(every) - 2:  # nor does it the next time
+        if len(refusals(worst)) > len(every) - 2:  # the server would refuse as many the next time
             break
     yield as_alone(context, len(every), refusals(worst))
 
@@ -95,7 +96,7 @@ def held_against(
     said = outcome.value
     try:
         found = {verdict.status for verdict in judge(context, one.prompt, one.n, said)}
-    except NoAnswer:  # the oracle has no text there to hold it against
+    except NoAnswer:  # the oracle has no text after this prompt
         found = {"not-compared"}
     if "diverged" in found:
         return another(context, one, said)

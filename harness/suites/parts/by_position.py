@@ -10,7 +10,7 @@ from lockstep.harness.judging.compare import largest, worst_distance
 from lockstep.harness.report.nodes import short
 from lockstep.harness.suites.parts.pieces import pieces_of
 
-MOST = 512  # figures of each kind; of more positions the worst of so many neighbours
+MOST = 512  # figures of each kind; of more positions, only the worst of each group is kept
 
 
 def by_position(context: Context, expected: F32, actual: F32, what: str) -> dict[str, Any]:
@@ -33,7 +33,8 @@ def by_position(context: Context, expected: F32, actual: F32, what: str) -> dict
     margins = [margin_of(row) / size for row in expected]
     found["margin"] = [short(min(margins[at : at + every])) for at in groups]
     pairs = [
-        [choice_of(x[i]) for x in (expected, actual)]  # of large vocabularies no copies are made
+        # one row at a time, because copies of all rows are large
+        [choice_of(x[i]) for x in (expected, actual)]
         for i in range(len(expected))
     ]
     other = [i for i, (a, b) in enumerate(pairs) if a != b]

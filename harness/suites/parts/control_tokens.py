@@ -43,9 +43,10 @@ from lockstep.harness.suites.parts.oracles_logits import (
 from lockstep.harness.suites.parts.whole_runs import is_oracle_wrong
 
 TYPES = "tokenizer.ggml.token_type"
-UNKNOWN, CONTROL = 2, 3  # llama_token_type
-TURNED = PROMPT // 2  # tokens of a beginning that is another: what is cut has lost as many
-MOST = 4  # tokens asked for, each a prompt of hundreds to read
+UNKNOWN, CONTROL = 2, 3  # values of llama_token_type
+# tokens at the beginning that are replaced; an engine that drops the beginning loses as many
+TURNED = PROMPT // 2
+MOST = 4  # number of tokens to ask for; each is a prompt of hundreds of tokens
 OTHER_PROMPTS = "the same token after other prompts"
 CONTROL_TOKENS = "the same control tokens, first and last token"
 KEYS = {OTHER_PROMPTS: "other prompt", CONTROL_TOKENS: "control token"}
@@ -159,7 +160,7 @@ def another(
     for the prompt."""
     row, n = logits[-1], len(batches[-1])
     what = "control token" if is_control else "token"
-    # experts may be nearly alike: this run has noise of its own
+    # this run has its own noise, because two experts may be nearly equally likely here
     allowed = between_two(context.noise_on(batches), row)
     text, detail = other_choice(row, said, allowed, f"{what} ")
     if not detail["margin"] > allowed:

@@ -13,11 +13,11 @@ from lockstep.harness.context.suite import Context
 from lockstep.harness.graph.honest_runs import AlongLlamaCpp
 from lockstep.harness.locate.segments import shows_tensors
 
-BY_CHANCE = 0.01  # of the tokens: in few rows some logits are next to zero, and no more than these
+BY_CHANCE = 0.01  # share of the tokens; in fewer cases, logits may be close to zero by chance
 BY_TANH = frozenset({"GELU", "GEGLU"})
-# The two are at most 4.7e-4 apart, at -2.7. ggml looks the first one up in a table of halves, which
-# is off by up to 2.0e-3 between -4 and 4, and engines without a table are honest: limits of logits
-# mostly have room for both.
+# GELU by tanh and GELU by erf differ by at most 4.7e-4, at -2.7. ggml reads the first from an F16
+# table, which is off by up to 2.0e-3 between -4 and 4. Engines without a table are honest too, so
+# the limits of logits usually allow for both.
 HIDDEN = (
     "tanh GELU and erf GELU cannot be told apart here, because the error of ggml's table is four "
     "times their difference; tensors show which of them an engine uses"

@@ -17,11 +17,12 @@ from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.judging.compare import worst_distance
 from lockstep.harness.protocol.session import ProgramSession
 
-# Of its distance from honest runs in F32. An engine rounds numbers that are a little other than
-# ours, so that a few end at another half; what is off by anything else is as far from both.
+# Share of the distance from honest runs in F32. The engine's numbers differ a little from ours, so
+# a few are rounded to another F16 number. An engine with another fault is equally far from both
+# runs.
 NEARER = 0.25
-# Of the largest logit: a half is off by 2^-12 of itself at most, and errors of conversions, which
-# are ten times as large in Q8_0, come to a hundredth or two behind tens of layers.
+# Share of the largest logit. An F16 number is off by at most 2^-12 of itself. Errors of activations
+# in Q8_0, which are ten times as large, grow to one or two hundredths after tens of layers.
 AT_MOST = 2.0**-5
 WORDS = (
     "the {what}s are much nearer to a run with an F16 cache. If your engine has one, "
@@ -54,11 +55,11 @@ def kept_in_f16(context: Context, batches: Sequence[Batch], got: F32, what: str)
     rounded = replace(settings, type_k="F16", type_v="F16")
     halves = context.runner.open("llama.cpp", context.model, rounded)
     try:
-        with suppress(NoAnswer):  # where llama.cpp has no such cache
+        with suppress(NoAnswer):  # llama.cpp may not offer such a cache
             other = context.make_honest(replace(context, llama_cpp=halves, begun={}))
             near = min(worst_distance(run, got) for run in other.logits(batches))
             far = min(worst_distance(run, got) for run in context.honest_runs(batches))
-            if not isfinite(near):  # of NaN both are as far as can be
+            if not isfinite(near):  # with NaN, both distances are infinite
                 return ""
             return WORDS.format(what=what) if near <= NEARER * far else ""
     finally:

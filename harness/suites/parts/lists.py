@@ -17,10 +17,11 @@ from lockstep.engine.quants.base import F32
 from lockstep.harness.context.suite import Context
 from lockstep.harness.judging.candidates import Listed, Off, factor, off_from
 
-BASES = {"10": 1 / ln(10), "2": 1 / ln(2)}  # what a natural logarithm is multiplied by
-NEAR = 1e-3  # the factor of a base
-MOST_FACTOR = 20.0  # a list that is nearly flat is right but for some factor whatever it says
-LOGARITHMS = "logarithms"  # in the detail: which ones the values are, if all are right as such
+BASES = {"10": 1 / ln(10), "2": 1 / ln(2)}  # factors that convert natural logarithms
+NEAR = 1e-3  # relative tolerance of the factor
+MOST_FACTOR = 20.0  # limit, because a nearly flat list fits any row with a large enough factor
+# key in `detail`: the kind of logarithm of the values, if all values are right as such
+LOGARITHMS = "logarithms"
 
 
 class ScaleKind(Enum):

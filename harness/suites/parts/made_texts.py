@@ -25,20 +25,21 @@ KINDS = {
     "byte": Attr.BYTE,
     "unused": Attr.UNUSED,
 }
-# alone, several times, inside of a word, between words, beside other white space, digits, letters
-# of several bytes and the byte 0, and behind as many bytes as a buffer may have
+# alone, repeated, within a word, between words, next to other white space, digits, multi-byte
+# letters and the byte 0, and after as many bytes as a buffer may hold
 PLACES = (
     *("{}", "{0}{0}", "{0}" * 9, "it{}is", "it {} is", " {} ", "it  {}  is", "it\n{}\nis"),
     *("It.{}Is", "1{}1", "\t{}\t", "\r{}", "é{}é", "\0{}", "a" * 300 + "{}"),
 )
-MAX_TOGETHER = 1024  # tokens of a kind that stand in long texts: some files reserve 6000
+MAX_TOGETHER = 1024  # tokens of one kind in long texts; some files reserve 6000
 TOKENS_PER_TEXT = 64
 CHARACTERS_PER_TEXT = 16
-TOKENS_PER_PLACE = 3  # drawn from all, beside the first two and the last two
+TOKENS_PER_PLACE = 3  # drawn at random, in addition to the first two and the last two
 T = TypeVar("T")
-LONGEST = 16  # bytes of a piece: what is merged last is rarely longer
-OF_A_KIND = 48  # texts: milliseconds of any tokenizer, and a question that fits on a few pages
-PIECES = 10  # of a text at random
+LONGEST = 16  # bytes of a piece; the result of the last merge is rarely longer
+# texts of one kind: any tokenizer needs milliseconds, and the question fits on a few pages
+OF_A_KIND = 48
+PIECES = 10  # number of pieces of a random text
 CONTRACTIONS = ("s", "t", "re", "ve", "m", "ll", "d")
 
 
@@ -69,7 +70,7 @@ def place_tokens(tokens: list[str], seed: int, name: str) -> Iterator[str]:
 def every_byte() -> Iterator[bytes]:
     """Yield texts that contain each byte of UTF-8 between letters, and one text that ends with a
     tab."""
-    ends = (0x80 + code for code in range(64))  # all bytes that end a character
+    ends = (0x80 + code for code in range(64))  # all bytes that end a multi-byte character
     begins = (*range(0xC0, 0x800, 64), *range(0x800, 0xD800, 4096), 0xE000, 0xF000)
     longest = (0x10000, *range(0x40000, 0x110000, 0x40000))
     characters = [chr(code) for code in (*range(1, 128), *ends, *begins, *longest)]

@@ -20,14 +20,14 @@ from lockstep.harness.suites.parts.next_tokens import ROOM, allowed_in
 from lockstep.harness.suites.parts.prompts import FOREIGN
 from lockstep.harness.suites.parts.text_readings import Pieces
 
-TRIED = 12  # prompts for each reading; of a large model 2, each of which is a run or two
+TRIED = 12  # prompts for each reading; 2 of a large model, because each costs a run or two
 BEFORE = ("", "The ", "She said: ", "1, 2, ", "It was a ", "x = ", "and ")
-# composed and not, with a compatible form, beyond 16 bits, joined, quoted, and a line's end
+# composed and decomposed, with a compatible form, beyond 16 bits, joined, quoted, a line end
 CHARACTERS = (
     *("caf\u00e9", "cafe\u0301", "o\ufb03ce", "\uff21", "\u4f60\u597d", "\U0001f600"),
     *("\U0001d504", "\U0001f469\u200d\U0001f680", "\u201cHi\u201d", "\u2014", "day\n"),
 )
-BEYOND = re.compile("[\U00010000-\U0010ffff]")  # 16 bits
+BEYOND = re.compile("[\U00010000-\U0010ffff]")  # characters beyond 16 bits
 QUOTES = str.maketrans({"\u201c": '"', "\u201d": '"'})
 
 
@@ -89,7 +89,7 @@ class Behind:
     def ids_of(self, prompt: bytes) -> Sequence[int]:
         try:
             return self.pieces.tokenizer.encode(prompt)
-        except EngineError:  # there are texts that end llama.cpp's process
+        except EngineError:  # some texts make llama.cpp crash
             return ()
 
     def tells(self, text: str, read: Callable[[str], bytes]) -> bool:

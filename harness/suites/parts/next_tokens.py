@@ -41,22 +41,22 @@ from lockstep.harness.suites.parts.oracles_logits import (
     why_any_choice_agrees,
 )
 
-RUNS = 32  # of so many tokens, whose every beginning is looked at; of a large model one
+RUNS = 32  # runs of so many tokens, with all prefixes; one run for a large model
 TOKENS = 96
-ASKED = 16  # of a large model 8: each is a prompt that an engine reads
-MOST = 1 << 24  # logits of a run
-# Times what honest runs may differ by on the usual prompt. What is asked about again is held to the
-# noise of its own runs, which may be larger: a margin just beyond the first limit would be within
-# the second, and one of the few questions would say nothing.
+ASKED = 16  # 8 for a large model: the engine reads a prompt for each
+MOST = 1 << 24  # number of logits of a run
+# Factor on the noise of the usual prompt. A prefix that is asked again has its own noise, which may
+# be larger. A margin just beyond the first limit would then be within the second, and one of the
+# few questions would be lost.
 ROOM = 1.5
 NO_LIMIT = "honest runs of this model overflow, so there is no limit for its tokens"
-MOST_BEGINNINGS = 32  # behind each of which an engine is asked for one token
+MOST_BEGINNINGS = 32  # prefixes after which an engine is asked for one token
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Beginning:
     ids: tuple[int, ...]
-    logits: F32  # the oracle's behind it, (1, vocabulary)
+    logits: F32  # the oracle's logits after the prefix: (1, vocabulary)
     margin: float
 
     @property
@@ -104,7 +104,7 @@ def closest(context: Context, runs: Iterable[tuple[list[int], list[int]]]) -> li
     """Return the closest calls, the smallest margin first. runs: ids, with the prefix lengths that
     can be asked for."""
     found: list[tuple[float, int, Beginning]] = []
-    number = count()  # no two beginnings are compared themselves
+    number = count()  # only margins are compared if two prefixes are equally close
     for ids, ends in runs:
         ends = ends[: MOST // context.facts.n_vocab]
         if not ends:

@@ -17,8 +17,8 @@ from lockstep.harness.suites.parts.oracles_logits import oracles_logits
 from lockstep.harness.suites.parts.prompts import N_OTHERS, OTHERS
 from lockstep.harness.suites.parts.text_readings import Pieces
 
-# beginnings of honest texts, each another: who ends at a text that it stops at by default (a line's
-# end is none of them) writes nothing behind as many as begin so
+# number of different beginnings of honest texts. An engine that stops at certain texts by default
+# (but not at a line end) writes nothing after the prompts whose honest text begins so.
 FEWEST = 3
 
 
@@ -32,7 +32,7 @@ def no_text_at_all(context: Context) -> Verdict | None:
                 return None
             if begins := must_write(context, prompt):
                 had_to[prompt] = begins
-        except NoAnswer:  # of this prompt nothing is known
+        except NoAnswer:  # nothing is known of this prompt
             continue
     if len({*had_to.values()}) < FEWEST:
         return None

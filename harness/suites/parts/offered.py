@@ -10,9 +10,9 @@ def not_offered(context: Context, level: str, suite: str) -> list[Verdict] | Non
     if levels is not None and level in levels:
         return None
     if not context.named and (levels is None or "logits" in levels):
-        return []  # its logits say more
+        return []  # its logits show more
     text = f"{context.subject.name} does not offer {level}"
-    status: Status = "not-compared" if context.named else "not-applicable"  # somebody wants it
+    status: Status = "not-compared" if context.named else "not-applicable"  # the user asked for it
     return [context.verdict(suite, status, text)]
 
 

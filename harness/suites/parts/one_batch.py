@@ -15,7 +15,7 @@ from lockstep.harness.records import Answered, Evaluation, Request, Verdict
 from lockstep.harness.suites.parts.which_tokens import part, rounding, wrong_rows
 
 KEPT = "and so do other tokens in these batches: look at state kept from earlier calls"
-EXPERTS = ", or at experts that only a few of these tokens choose"  # rows are few there as well
+EXPERTS = ", or at experts that only a few of these tokens choose"  # an expert has few rows too
 
 
 def with_one_batch(

@@ -25,10 +25,10 @@ from lockstep.harness.suites.parts.whole_runs import is_oracle_wrong
 NOT_DETERMINED = "logits are NaN or infinite, so greedy tokens are undefined"
 ALL_TIE = "all tokens tie, so any choice agrees"
 WRONG_ORACLE = "greedy tokens are compared with the oracle's logits, and these are wrong"
-# none of these runs need choose it: the limit is a share of the largest logit there
+# no single honest run need choose this token, because the limit is a share of the largest logit
 AS_NEAR = "within the noise of the choice of an honest run"
-FIRST_ROUNDED = 1 << 16  # the number of the first design that rounds the factors of products
-# of such a run, (outputs, vocabulary), and how far honest ones may be from it in each row
+FIRST_ROUNDED = 1 << 16  # number of the first design that rounds the factors of products
+# arguments: logits of a run (outputs, vocabulary), and the limit for each row
 Fits = Callable[[F32, NDArray[np.float64]], bool]
 
 

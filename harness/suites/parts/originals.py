@@ -25,13 +25,13 @@ class Original:
     different ids."""
 
     id: str
-    original: str  # the library, which is the name of its adapter
-    version: str  # in which it was seen
+    original: str  # the library; its adapter has the same name
+    version: str  # the version in which the difference was seen
     model: str  # tokenizer.ggml.model
     pre: str  # tokenizer.ggml.pre; empty if the key is missing
-    vocabulary: str  # of `golden fetch`; the ids are its own
-    of_kind: bool  # whether it holds for every vocabulary of this model and pre-tokenizer
-    case: str  # the text, as hex
+    vocabulary: str  # name for `golden fetch`; the ids are those of this vocabulary
+    of_kind: bool  # True if every vocabulary of this model and pre-tokenizer has the difference
+    case: str  # the text in hexadecimal digits
     parse_special: bool
     llama_cpp: tuple[int, ...]
     theirs: tuple[int, ...]

@@ -36,7 +36,7 @@ def held_to_its_own(
         )
     margins = logits.max(axis=1).astype(np.float64) - logits[np.arange(len(text)), list(text)]
     size = largest(logits)
-    # each of its logits may be off by what honest runs are, from one way to ask to the other
+    # honest runs may differ by as much between the two ways to ask
     bound = whole_run(context.noise.relative, size)
     if margins.max() > 2 * bound.allowed:
         bound = whole_run(noise_of_subject(context, batches), size)

@@ -8,7 +8,8 @@ from lockstep.engine.tokenizers.base import Tokenizer
 from lockstep.harness.context.suite import Context
 from lockstep.harness.report.text import printable
 
-MOST_IDS, LONGEST = 200, 80  # ids of one side; characters of a piece: a token may have megabytes
+# ids of one side; characters of a piece, because a token may have megabytes
+MOST_IDS, LONGEST = 200, 80
 
 
 def pieces_of(context: Context, ids: Sequence[int]) -> list[str | None] | None:

@@ -7,17 +7,17 @@ from lockstep.harness.context.suite import Context
 from lockstep.harness.suites.parts.made_texts import ordinary
 from lockstep.harness.synth.draws import integers, stream
 
-# Behind one prompt a wrong engine may well go on rightly: with BOS put in twice a model of stories
-# does so for 32 tokens behind "Once upon a time", and for 0 to 6 behind these.
-# The last has spaces around it, which engines cut off that should not.
+# After a single prompt, a wrong engine may well continue rightly: with a doubled BOS, a small story
+# model does so for 32 tokens after "Once upon a time", and for 0 to 6 tokens after these prompts.
+# The last prompt has spaces around it, which engines must not remove.
 SPACED = b"\n The dog said: "
 OTHERS = (b"2 + 2 =", b"The cat", b"def f(x):", SPACED)
-# Characters of two, three and four bytes, which UTF-16 has as one and as two halves. Where the
-# vocabulary has no bytes there may be no tokens for them.
+# Characters of two, three and four bytes. UTF-16 stores the last kind as two surrogates. If the
+# vocabulary has no byte tokens, it may have no tokens for these characters.
 FOREIGN = "Caf\u00e9 \u2014 \u4f60\u597d \U0001f600, caf\u00e9".encode()
-N_OTHERS = 8  # tokens behind each
-# The second is asked right behind the first, with which it begins: who keeps a prompt for the next
-# must see where they part, which no other two of these ask for.
+N_OTHERS = 8  # number of tokens after each prompt
+# The second prompt is asked directly after the first and begins with it. An engine that keeps the
+# cache of a prompt must find where the two part. No other two of these prompts test this.
 BEFORE = b"Once there was a girl named Sue who had a red ball. One day"
 ALIKE = b"Once there was a dog named Max who had a big bone. One day"
 LONG = (

@@ -50,27 +50,31 @@ class Turn:
         return bool(self.begin and self.end)
 
 
-AGAIN = Turn(n=0)  # the one before once more, of which all is kept and nothing left to compute
-# Of the same size, longer than what a cut leaves by far, and two that begin alike: to the middle,
-# or but for the last two tokens, of which who keeps one too many has another one. And one of other
-# tokens in front alone: blocks of 16 may be found by their own tokens, without those before. Last
-# one with others between the same ends, as a chat's template puts around whatever is asked.
+# the previous prompt again: the cache holds all of it, and nothing is left to compute
+AGAIN = Turn(n=0)
+# Prompts of one length, which are much longer than what a cut leaves. Two pairs share a beginning: up
+# to the middle, or up to the last two tokens, where an engine that reuses one token too many reads
+# a wrong token. One pair differs only in the first tokens, because an engine may look up blocks of
+# 16 by their own tokens alone. One prompt has the same first and last tokens as the previous one,
+# as chat templates produce.
 PROMPTS = (
     *(Turn(n=37), Turn(n=37), AGAIN, Turn(n=37)),
     *(Turn(n=59), Turn(n=59, begin=29), Turn(n=59, begin=57), Turn(n=59, end=27)),
     *(Turn(n=59, begin=19, end=6), Turn(n=97), Turn(n=199)),
     Turn(n=491),
 )
-KEPT = (32, 64, 128, 384)  # tokens that are left of a prompt that is cut
-# tokens that are left in front of the middle, where half a context is left of a longer prompt
+KEPT = (32, 64, 128, 384)  # number of tokens that an engine may keep of a long prompt
+# number of tokens that an engine may keep at the beginning, if it drops the middle of a prompt that
+# is longer than half the context
 IN_FRONT = (0, 4, 64, 128)
-CUT = 16  # tokens that it loses, at least: fewer hardly matter
-TRIED = 24  # seeded prompts for each of them
-MORE = 72  # of those of which fewer tell
-LONG = 64  # tokens: of more, beginnings of one run are tried, which the oracle reads at once
-ENDS = 12  # of each run
-NEARLY = 8  # of those that tell, tried for one that also does where one token too many is kept
-LONGEST = "longest"  # in the detail of a verdict: how many tokens the longest of them has
+CUT = 16  # least number of tokens that the cut removes; fewer hardly matter
+TRIED = 24  # seeded prompts for each turn
+MORE = 72  # seeded prompts for turns of which fewer prompts are telling
+# length in tokens; longer prompts are prefixes of one run, which the oracle reads in one batch
+LONG = 64
+ENDS = 12  # number of prefixes of each run
+NEARLY = 8  # telling prompts among which one is sought that also reveals one reused token too many
+LONGEST = "longest"  # key in `detail` of a verdict: the number of tokens of the longest prompt
 SAME = "repeats the one before"
 BEGINS, ENDS_SO = "begins like the one before", "ends like the one before"
 BOTH = "begins and ends like the one before"
@@ -99,8 +103,9 @@ def in_turn(outer: Context, context: Context, where: str = "") -> Iterator[Verdi
     prompts = telling_prompts(context)
     if len(prompts) < 2 or chosen_behind(context, prompts[0].ids[:1]) is None:
         return
-    # behind one that fills the context a cache that goes round has written over its beginning; who
-    # refuses it, may, and who dies of it is asked for the rest where the model is another
+    # A prompt that fills the context makes a circular cache overwrite its beginning. An engine may
+    # refuse this prompt. If the engine crashes on a made model, the remaining prompts are asked
+    # anyway.
     filled = context.subject.ask("greedy", many_ids(context, n_cells(context) - 1), 1)
     if outer is context and isinstance(filled, Crashed):
         context.answer(context.subject, "greedy", filled)  # raises NoAnswer
@@ -159,7 +164,7 @@ def differing(
     try:
         alone = is_right_alone(context, prompt)
         if alone and before is not None:
-            # nothing of the prompt itself is kept behind a token that it does not begin with
+            # this prompt begins with another token, so the cache keeps nothing of `prompt`
             chosen_behind(context, [(prompt.ids[0] + 1) % len(prompt.logits)])
             chosen_behind(context, before.ids)
             steady = chosen_behind(context, prompt.ids) != prompt.wanted
@@ -208,13 +213,13 @@ def another(
     look = "prompts that are cut, or mistaken for one of the same length"
     if alone:
         look = "the prompt cache"
-        if not steady:  # a race is right most of the time
+        if not steady:  # with a race between threads, the token is right most of the time
             look += (
                 ", or at memory that threads share: asked again after the same prompt, "
                 "the token is "
             )
             look += "right as well"
-    elif 0 <= found < len(prompt.logits):  # a small error of every run may be enough
+    elif 0 <= found < len(prompt.logits):  # then a small error of each run may be the cause
         margin = prompt.logits[prompt.wanted] - prompt.logits[found]
         look += f", and at the errors of logits, as the oracle's choice leads by only {margin:.2g}"
     text = (
@@ -232,8 +237,8 @@ def telling_prompts(context: Context) -> list[TellingPrompt]:
     room = n_cells(context) - 1
     found: list[TellingPrompt] = []
     sizes = [turn.n * turn.n_tried for turn in PROMPTS if not turn.is_between]
-    drawn = many_ids(context, sum(sizes))  # what is between takes what others leave
-    ids, new = iter(drawn), reversed(drawn)  # new: behind the beginning of the prompt before
+    drawn = many_ids(context, sum(sizes))  # prompts in between use ids that the others leave
+    ids, new = iter(drawn), reversed(drawn)  # new: ids after the shared beginning
     for turn in PROMPTS:
         if turn.n > room:
             break
@@ -270,7 +275,7 @@ def best_of(
 def tells_of_one_more(context: Context, one: TellingPrompt, before: TellingPrompt) -> bool:
     pairs = enumerate(zip(one.ids, before.ids, strict=False))
     same = next((i for i, (a, b) in pairs if a != b), None)
-    if same is None:  # one goes on where the other ends
+    if same is None:  # one prompt is a prefix of the other
         return False
     kept = [*before.ids[: same + 1], *one.ids[same + 1 :]]
     rows = logits_behind(context, kept, [len(kept)])

@@ -6,7 +6,7 @@ from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.records import Answered, Rejected, Unanswerable
 from lockstep.harness.suites.parts.prompts import N_OTHERS, SPACED
 
-# of a prompt that is asked where those before it were right
+# added to a verdict on a prompt if the answers to earlier prompts were right
 READ_OTHERWISE = (
     "; after plainer prompts it is right, so look at how the engine reads characters: as "
     "Latin-1, as UTF-16 surrogates, without \\u escapes of surrogate pairs, composed or "

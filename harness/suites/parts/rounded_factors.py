@@ -28,7 +28,8 @@ from lockstep.harness.judging.factor_designs import (
 from lockstep.harness.judging.noise import MORE_RUNS, RUNS
 from lockstep.harness.judging.tolerances import whole_run
 
-FARTHEST = 0.7  # of the size of logits: no design here moves them so far, four bits half as far
+# share of the size of logits: no design here changes them more; four bits change them half as much
+FARTHEST = 0.7
 
 
 def explain_by_factors(
@@ -105,7 +106,8 @@ def nearer_designs(
 
 def size_of(a: F32, b: F32) -> float:
     """Return the root mean square of the difference."""
-    with np.errstate(all="ignore"):  # of numbers beyond all bounds it is none, and no limit is kept
+    # for infinite numbers the result is NaN, which is below no limit
+    with np.errstate(all="ignore"):
         return float(np.sqrt(np.square(a.astype(np.float64) - b).mean()))
 
 

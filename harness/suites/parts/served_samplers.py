@@ -40,9 +40,11 @@ from lockstep.harness.suites.parts.control_tokens import ids_of_control
 
 LEVEL = "draw"
 TEXT = b"One day the cat and the dog saw the cat and the ball, and the cat said"
-PATTERN = (0, 1, 2, 0, 3, 0, 1, 2, 4, 0, 1, 2)  # the prompt: its end was there twice before
-PROMPTS = 12  # that are tried: penalties show best on a repeated token that is likely next
-# results that are not compared, with what is said of their parts
+# order of the prompt's tokens: its end occurs twice before
+PATTERN = (0, 1, 2, 0, 3, 0, 1, 2, 4, 0, 1, 2)
+# prompts to choose from: penalties show best if a repeated token is a likely next token
+PROMPTS = 12
+# results without a comparison, with the reason that reports give
 LEFT_OUT = {
     Result.UNSAID: "this server has no parameters for them",
     Result.IGNORED: "this interface does not promise them, and they have no effect",

@@ -13,7 +13,7 @@ from lockstep.engine.quants.base import WeightFormat
 
 BLOCKS = 32
 HALF = np.dtype("<f2")
-LARGEST = 0x3FF  # of the subnormal ones, as bits: 6.1e-5
+LARGEST = 0x3FF  # the largest subnormal number as bits: 6.1e-5
 
 
 def has_half_scales(kind: str) -> bool:

@@ -33,11 +33,13 @@ from lockstep.harness.synth.draws import stream
 
 GATES = [(op,) for op in ("SWIGLU", "SWIGLU_OAI", "GEGLU", "REGLU", "SILU", "GELU")]
 NORMS = (("RMS_NORM",), ("RMS_NORM", "MUL"))
-LARGEST = 16.0  # of a gate's inputs: SWIGLU_OAI clamps at 7, and ggml's GELU is cut off at 10
-SMALLER = np.float32(2.0**-8)  # mean squares of about 1 come near to any epsilon
+LARGEST = 16.0  # limit for inputs of gates: SWIGLU_OAI clamps at 7, and ggml's GELU ends at 10
+SMALLER = np.float32(2.0**-8)  # makes mean squares of about 1 as small as common values of epsilon
 
-Keep = Callable[[Any, int], Any]  # a value and a seed -> the value with few of its numbers
-KEPT = 8  # neighbours: within one block of every format, so that they share a scale
+# takes a value and a seed, and returns the value with only few numbers
+Keep = Callable[[Any, int], Any]
+# numbers that are kept: neighbours in one block of every format, so that they share a scale
+KEPT = 8
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,7 +50,7 @@ class SparseRun:
     places: Mapping[Site, Place]
     wires: Mapping[Place, Wire]
     products: Mapping[Place, Wire]
-    rare: Mapping[Site, Values]  # of gates and norms: what was put in for them
+    rare: Mapping[Site, Values]  # for gates and norms: the values that replaced their inputs
     given: Values
     shown: Values
 

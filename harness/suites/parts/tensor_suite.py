@@ -59,8 +59,8 @@ class TensorSuite(Suite):
         except NoAnswer as error:
             context.begun[self.name] = NotAnswered(error=error)
         else:
-            # what is shown of a large model is some hundred MB, which nobody here needs meanwhile
-            give_back()  # before there is a fork, which would have it as well
+            # the values of a large model are some hundred MB, which nothing needs meanwhile
+            give_back()  # before the fork, which would hold this memory too
             context.begun[self.name] = Ahead(work, behind=LATER, again=lambda: None)
             del work
             give_back()
@@ -101,7 +101,7 @@ def left_out(context: Context, suite: str, found: Findings) -> Iterator[Verdict]
     its inputs. They accuse neither engine."""
     who, oracle = context.subject.name, context.oracle.name
     empty = [f.site for f in found.all if f.mismatch is None and not f.compared]
-    # who gave all its tensors names of its own, or another framework's, takes them for compared
+    # an engine whose tensors all have unknown names would take them for compared
     known = suite != "trace" or any(f.site.name not in (LOGITS, EMBEDDINGS) for f in found.all)
     unknown_name: Status = "not-applicable" if known else "not-compared"
     reasons: tuple[tuple[Status, Sequence[Site], str], ...] = (
@@ -126,7 +126,7 @@ def detail_of(found: Findings, finding: Any) -> dict[str, Any]:
         "step": finding.site.step,
         "layer": finding.layer,
         "site": finding.site.name,
-        "node": str(finding.site),  # whose name need not say which layer it is part of
+        "node": str(finding.site),  # the name alone need not contain the layer
         "op": finding.op,
         "weight": finding.weight,
         "parameters": finding.parameters,

@@ -25,7 +25,7 @@ from lockstep.harness.suites.parts.text_readings import (
     readings,
 )
 
-ENDED = "ended"  # in the detail of what is said of a text that ends early
+ENDED = "ended"  # key in `detail` of a verdict on a text that ends early
 
 
 def judge_text(
@@ -54,13 +54,13 @@ def judge_text(
             yield context.verdict("text", status, f"{text}: {best.rest[:40]!r}")
         return
     reason = why_not_compared(best, free, pieces, whole=whole)
-    # how many bytes a U+FFFD stands for nobody can tell: one more may be of another token of a tie
+    # The number of bytes that a U+FFFD stands for is unknown, so one more may come from a tie.
     if reason and not (REPLACED in said and lacks_characters(best, free, pieces)):
         yield from verdict_for_early_end(context, reason, free, best, pieces)
         return
     noise = context.noise.relative
     tie = first_tie(noise, logits, free, best, pieces)
-    if tie is None:  # else more runs are not worth their time: each prompt would have its own
+    if tie is None:  # otherwise more runs would cost time, because each prompt needs its own
         tie = first_tie(noise := context.noise_on(batches), logits, free, best, pieces)
     if not np.isfinite(noise):
         text = "honest runs of this model overflow, so there is no limit for ties"
@@ -128,7 +128,7 @@ def lacks_characters(best: Reading, free: Sequence[int], pieces: Pieces) -> bool
 def is_replaced(rest: bytes, piece: bytes) -> bool:
     pairs = enumerate(zip(rest, piece, strict=False))
     at = next((i for i, (a, b) in pairs if a != b), min(len(rest), len(piece)))
-    while at and at < len(rest) and rest[at] & 0xC0 == 0x80:  # inside of a character
+    while at and at < len(rest) and rest[at] & 0xC0 == 0x80:  # within a character
         at -= 1
     return rest[at:].startswith(REPLACED)
 
@@ -158,8 +158,8 @@ def first_tie(
 def fits(piece: bytes, rest: bytes, pieces: Pieces) -> bool:
     """Return True if the text may begin with the token, or end within it."""
     if REPLACED in rest and REPLACED in piece.decode("utf-8", "replace").encode():
-        return True  # nobody can tell
-    if pieces.cleans:  # a space before may be gone
+        return True  # the bytes cannot be told apart
+    if pieces.cleans:  # the engine may have removed a space before the piece
         piece, rest = piece.lstrip(b" "), rest.lstrip(b" ")
     return rest.startswith(piece) or piece.startswith(rest)
 

@@ -8,8 +8,8 @@ from lockstep.engine.errors import EngineError
 from lockstep.engine.tokenizers.base import Tokenizer, clean_spaces
 from lockstep.harness.context.suite import Context, NoAnswer
 
-FIRST = (0xC0, 0xE0, 0xF0)  # the least byte that asks for one more, for two, for three
-REPLACED = "\ufffd".encode()  # what bytes that are no UTF-8 are shown as
+FIRST = (0xC0, 0xE0, 0xF0)  # least lead byte that needs one, two and three more bytes
+REPLACED = "\ufffd".encode()  # how most engines show invalid UTF-8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ def readings(said: bytes, free: Sequence[int], pieces: Pieces) -> Iterator[Readi
     bytes."""
     yield reading(said, free, pieces, bytes)
     spaces = leading(b"".join(pieces[token] for token in free))
-    # of one token with a space, and one without, each may be wrong
+    # with a single token, the token with a space and the token without may both be wrong
     if said.strip() and (spaces.endswith(leading(said)) or len(free) > 1):
         note = f"except for the leading space{'' if spaces == b' ' else 's'}"
         yield replace(reading(spaces + said.lstrip(), free, pieces, bytes), note=note)
@@ -84,7 +84,7 @@ def ends_a_character(rest: bytes, free: Sequence[int], pieces: Pieces) -> bool:
     the missing bytes from the last lead byte, whatever follows it."""
     text = b"".join(pieces[token] for token in free)
     if not whole_characters(text).strip():
-        return False  # what is behind it is behind nothing
+        return False  # without a whole character before, there is no end of a text
     if all(byte < first for byte, first in zip(reversed(text), FIRST, strict=False)):
         return False
     longest = max(len(pieces[token]) for token in range(pieces.tokenizer.vocabulary.n_vocab))
@@ -124,6 +124,6 @@ def reading(
     text, before, fits = b"", b"", 0
     for end, token in enumerate(free, 1):
         text += pieces[token]
-        if said.startswith(written := write(text)):  # inside of a character it may not
+        if said.startswith(written := write(text)):  # within a character, the texts may differ
             before, fits = written, end
     return Reading(end=fits, rest=said[len(before) :])

@@ -26,7 +26,7 @@ class TokenDifference(Enum):
     TEXT = "another text"
 
 
-Found = tuple[TokenDifference, str]  # and the attribute of a token, see `kinds_of`
+Found = tuple[TokenDifference, str]  # the second is the name of an attribute, see `kinds_of`
 SPECIAL = Attr.SPECIAL | Attr.BYTE
 BYTE_NAME = re.compile(rb"<0x([0-9A-F]{2})>")
 ATTRS = {
@@ -84,7 +84,7 @@ def kinds_of_texts(
     """Yield BYTE_NAME as a separate kind if it explains the rest of the text."""
     try:
         wanted, got = ([*split_at_special(tokenizer, ids)] for ids in (expected, actual))
-    except EngineError:  # there is no such token
+    except EngineError:  # an id is outside the vocabulary
         yield TokenDifference.TEXT
         return
     named = [BYTE_NAME.sub(lambda found: bytes([int(found[1], 16)]), part) for part in wanted]

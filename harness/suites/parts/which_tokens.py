@@ -54,7 +54,7 @@ def ids_that_differ(expected: F32, got: F32, limit: NDArray[np.float64]) -> str:
     wrong = np.zeros(expected.shape[-1], bool)
     for want, have, most in zip(
         expected, got, np.broadcast_to(limit, expected.shape), strict=True
-    ):  # a row at a time: a large vocabulary takes gigabytes
+    ):  # one row at a time, because rows of a large vocabulary take gigabytes
         with np.errstate(invalid="ignore"):
             close = np.abs(have.astype(np.float64) - want) <= most
         wrong |= ~(close | (have == want) | (np.isnan(have) & np.isnan(want)))

@@ -176,8 +176,8 @@ def who_is_wrong(
     noise = noise_beside(context, batches, runs_of_ours, runs)
     others = (runs_of_ours[1], runs[0])
     if not np.isfinite(runs_of_ours[0]).any() and any(np.isfinite(run).any() for run in others):
-        # In float64 there are numbers: a hidden cell, say, overflows in some engines and not in
-        # all. Or the oracle makes numbers of a file's NaN.
+        # Other runs have finite numbers: for example, a hidden value overflows in only some
+        # engines, or the oracle turns a file's NaN into numbers.
         raise NoAnswer("not-compared", "honest runs have no finite numbers: there is no limit", {})
     honest = [(run, whole_run(noise, largest(run))) for run in runs_of_ours]
     more = (NOTHING, rounded)
