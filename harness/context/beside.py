@@ -7,8 +7,8 @@ from time import monotonic
 from lockstep.harness.processes.ahead import at_once
 from lockstep.harness.records import Outcome, TimedOut
 
-# of a time limit: who was beside another for no more of it than that had nearly all of it alone,
-# and would be waited for as long again for nothing
+# Share of a time limit. An engine that shared the processors for a smaller part of the limit had
+# nearly all of it alone, so another wait of the same length would not help.
 HARDLY = 0.1
 
 

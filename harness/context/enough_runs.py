@@ -15,9 +15,9 @@ from lockstep.harness.judging.conversions import is_quantised
 from lockstep.harness.judging.noise import MORE_RUNS, RARE_RUNS
 from lockstep.harness.judging.tolerances import whole_run
 
-# Thousands of roundings come to nearly the same in every run: of seven F32 models the worst of
-# twelve runs was 1.04 to 2.1 times the worst of the luckiest three. What is rare, and then large,
-# is a choice that tips (`may_jump`).
+# Sums of thousands of rounding errors are nearly equal in every run: for seven F32 models, the
+# largest error of twelve runs was 1.04 to 2.1 times that of the three luckiest runs. Rare and large
+# is only a choice that tips (`may_jump`).
 CLEARLY = 1000
 
 
@@ -74,7 +74,7 @@ def by_chance(
         return False
     left = [~near(truth, run, allowed) for run in runs]
     if not all(0 < 2 * off.sum() <= len(off) for off in left):
-        return False  # whoever is blamed without a row of its own is not explained by other rows
+        return False  # other rows cannot explain a run that has no wrong row of its own
     n = RARE_RUNS if context.facts.is_small else MORE_RUNS
     context.progress("few rows differ: looking for an honest run that chooses the same experts")
     for honest in context.honest.unlucky(batches, seed=context.seed + 2 * MORE_RUNS, runs=n):

@@ -19,37 +19,42 @@ from lockstep.harness.context.runs import Run
 from lockstep.harness.context.suite import FIRST_ROW, NO_MEMORY, Context
 from lockstep.harness.records import Busy, Rejected, Status, Unanswerable, Verdict
 
-PROMPT = 67  # whole tiles of 4, 8, 16, 32 or 64 rows, and some of another
-LARGE = 259  # the same, and more rows than a byte counts
-WHOLE = 128  # rows, and cells, that leave no rest; the next token alone finds a tile and one cell
-# behind whole tiles of 8 or 16 rows each rest, for which kernels are often several: first that of
-# two kernels (4 + 1), then of three (4 + 2 + 1); PROMPT and LARGE leave three rows (2 + 1)
+PROMPT = 67  # whole tiles of 4, 8, 16, 32 or 64 rows, and a remainder
+LARGE = 259  # the same, and more rows than a byte can count
+# rows and cells without a remainder; the next token then needs a tile and one cell more
+WHOLE = 128
+# whole tiles of 8 or 16 rows and each remainder, for which an engine often has several kernels:
+# first the remainder of two kernels (4 + 1), then of three (4 + 2 + 1); PROMPT and LARGE leave
+# three rows (2 + 1)
 RESTS = (21, 22, 23, 20, 18, 17)
-FEW = (2, 3, 4, 6, 7, 8, 1)  # kernels for few rows are often others than for many
-SILENT = 6  # tokens of the batch of which no output is asked for: later ones see it all the same
-FILLED = 5  # tokens of the first batch of a few on a filled cache
-CELLS = 300  # at least: llama.cpp's caches grow by 256
-DEPTH = 16  # times the prompt: of one of 32 tokens the whole cache
-LONGER = (PROMPT, 261)  # tokens of a prefix
-# kernels for a token alone share out the cells, often 256 to each, and caches grow by as many: in
-# the batches above only several tokens at once come to where the next part begins
+# batches of few rows, which often have other kernels than batches of many rows
+FEW = (2, 3, 4, 6, 7, 8, 1)
+SILENT = 6  # number of tokens of the batch without an output; later tokens see them all the same
+FILLED = 5  # tokens of the first small batch on a filled cache
+CELLS = 300  # at least; llama.cpp's caches grow by 256
+DEPTH = 16  # length as a multiple of the prompt: a prompt of 32 tokens fills the whole cache
+LONGER = (PROMPT, 261)  # lengths of prefixes in tokens
+# Kernels for a single token divide the cells into parts, often of 256, and caches grow by as many.
+# In the batches above, only several tokens together reach the beginning of the next part.
 ON_THE_EDGE = (255, 1, 1, 1)
-ROWS = 1 << 20  # logits of a batch that are asked for at every token
-ALONE = 14  # single tokens of a large model, whose others are decoded some at once:
-# which kernels take few rows, and rests behind whole tiles, may depend on the layer, as where a GPU
-# has some, and of a large model only its first layers are asked for all sizes; no more at once than
-# engines that are made for small batches take
+ROWS = 1 << 20  # logits of a batch with an output for every token
+ALONE = 14  # number of single tokens of a large model
+# The other tokens of a large model are decoded in small batches of these sizes. Kernels for few rows and for remainders may depend on the layer, for example if only some layers
+# are on a GPU, and only the first layers of a large model get all sizes. No batch is larger than
+# engines for small batches accept.
 TOGETHER = (3, 5, 7, 16, 16)
 PLACES = (  # (sequence, position) of each token of each batch
     [(0, i) for i in range(9)],
     [(0, 9), (0, 10), (0, 11), *((1, i) for i in range(5))],
     [(1, 5), (0, 12), (1, 6), (0, 13)],
     [(1, 7), (1, 8)],
-    [(2, 0), (2, 1), (0, 14), (2, 2)],  # ids of one bit take it for the first
-    [(1, 9)],  # alone, as most texts go on: its position is not the number of all that is kept
+    # an engine that keeps only one bit of the sequence id takes this sequence for the first
+    [(2, 0), (2, 1), (0, 14), (2, 2)],
+    # a single token, as in most generation; its position is not the number of all cached tokens
+    [(1, 9)],
     [(2, 3)],
 )
-EDGES = (0, 127, 128, 255, 256, 32767, 32768, 65535, 65536)  # ids where narrow integers end
+EDGES = (0, 127, 128, 255, 256, 32767, 32768, 65535, 65536)  # ids at the limits of narrow integers
 
 
 def further_runs(context: Context) -> Iterator[Run]:
@@ -68,7 +73,8 @@ def further_runs(context: Context) -> Iterator[Run]:
     if not both and context.n_tokens > 2:
         if context.facts.n_vocab > 1:
             yield from almost_the_same(context)
-        # all other runs begin with several, and kernels for one row may be others on an empty cache
+        # all other runs begin with several tokens, and an empty cache may have other kernels for
+        # one row
         alone = Batch.of(context.batches[0].tokens[:1].tolist())
         yield Run(words="for the first token alone", batches=(alone,), known=True)
 
@@ -170,7 +176,8 @@ def filling(context: Context, sizes: Sequence[int]) -> tuple[Batch, ...]:
 def many_ids(context: Context, n: int) -> list[int]:
     """Return n ids. They are the last id and the first, ids at the limits of narrow integers, then
     the other ids in a seeded order, so that all ids of a small vocabulary occur."""
-    n_vocab = len(context.tokens) and context.facts.n_vocab  # raises where it is not known
+    # raises NoAnswer if the size is unknown
+    n_vocab = len(context.tokens) and context.facts.n_vocab
     others = np.argsort(Philox(key=[context.seed, n_vocab]).random_raw(n_vocab), kind="stable")
     ids = list(dict.fromkeys([*narrow_ids(n_vocab), *others[:n].tolist()]))
     return [ids[i % len(ids)] for i in range(n)]
@@ -184,7 +191,7 @@ class LeftOut:
 
     status: Status
     why: str
-    n_sequences: int = 1  # of what was asked
+    n_sequences: int = 1  # number of sequences in the question
 
     @classmethod
     def of(cls, what: str, outcome: Unanswerable | Rejected | Busy) -> "LeftOut":

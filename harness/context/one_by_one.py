@@ -14,10 +14,10 @@ from lockstep.harness.context.suite import Context, NoAnswer, patient
 from lockstep.harness.records import Outcome, TimedOut, Verdict
 
 Item = TypeVar("Item", bytes, Sequence[int], list[int] | bytes)
-MAX_FAILURES = 8  # items that are named: each may cost a start of the engine
-MAX_WAITS = 2  # questions that time out: each costs the whole time limit
-UNASKED = "unasked"  # in the detail of items that were given up
-MOST_WAITS = 2  # waits of one suite: who hangs whatever is asked costs no more of them
+MAX_FAILURES = 8  # items that the verdict names; each may cost a restart of the engine
+MAX_WAITS = 2  # questions that time out; each costs the whole time limit
+UNASKED = "unasked"  # key in `detail`: items that were not asked
+MOST_WAITS = 2  # waits of one suite, so that an engine that always hangs costs no more
 
 
 @dataclass(kw_only=True)
@@ -84,7 +84,7 @@ def split_by_size(group: Sequence[int], items: Sequence[Item]) -> tuple[list[int
 class Waits:
     """The runs of one suite that timed out."""
 
-    tokens: list[int] = field(default_factory=list)  # of the runs that were waited for in vain
+    tokens: list[int] = field(default_factory=list)  # lengths of the runs that timed out
 
     def why_none(self, words: str, batches: Sequence[Batch]) -> str:
         """Return why a run is not asked; "" if it is asked. An engine that timed out on a number of

@@ -22,7 +22,7 @@ from lockstep.harness.judging.noise import MORE_RUNS
 from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import Verdict
 
-EVERY = 3  # of outputs one in three is asked for
+EVERY = 3  # every third output is requested
 
 
 def ways(context: Context) -> Iterator[Run]:
@@ -88,7 +88,7 @@ def compare_way(
     the distance between honest runs on the two paths.
     """
     same = way.same
-    assert same is not None  # a run that is held against the oracle has no such rows
+    assert same is not None  # a run that is compared with the oracle has no such rows
     before = np.concatenate([rows[at] for rows, at in zip(first, same.first, strict=True)])
     after = np.concatenate([rows[at] for rows, at in zip(again, same.own, strict=True)])
     bound = whole_run(context.noise.relative, largest(before))
@@ -146,7 +146,7 @@ def distance_of_paths(
     words = f"the runs are {far} of the largest logit apart; honest runs are {apart} apart"
     if mismatch_between(moved, after, whole_run(noise, size).allowed) is None:
         return words
-    # of these rows alone: a row of the other sequence may have far more noise
+    # only these rows, because a row of the other sequence may have far more noise
     moving = (run[rows] for run in context.honest.unlucky(batches, seed=seed, runs=MORE_RUNS))
     allowed = noise * size + max(worst_distance(other, run) for run in moving)
     if all(mismatch_between(run, after, allowed) for run in (before, moved)):

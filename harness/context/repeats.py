@@ -13,27 +13,27 @@ from lockstep.harness.context.suite import Context, no_answer
 from lockstep.harness.judging.compare import bits, largest, same_bits, worst_distance
 from lockstep.harness.records import Answered, Evaluation, Outcome, Request, Site, Verdict
 
-MORE = 7  # runs where something differs: a coin that is off is met in 127 of 128 cases
-AGAIN = 3  # of whole texts
+MORE = 7  # further runs if something differs: a random bit is seen in 127 of 128 cases
+AGAIN = 3  # repetitions of whole texts
 IN_A_ROW = (
     3  # runs of an engine started anew: that a race gives all of them twice alike is no chance
 )
-# times: what is left of a run fades, and each later one begins with a little else; a race is as far
-# from itself as from the first run
+# Factor. State that remains from an earlier run fades, and each later run begins with only a
+# slightly different state. With a race, runs differ from each other as much as from the first.
 FAR = 32
 
-Place = tuple[int, str, Site | None]  # how far into the run, and in words
+Place = tuple[int, str, Site | None]  # how far into the run, and the same in words
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unsteady:
-    differ: int  # so many of the runs gave other bits than the first
+    differ: int  # number of runs with other bits than the first
     runs: int
-    place: str  # the first in the order of a run
-    site: Site | None  # of it, where tensors are shown
-    apart: float  # the farthest logits, of the largest
-    first_alone: bool = False  # all the others are alike, or nearly: no race makes that
-    # started anew it gives other bits from run to run, and the same ones at each start
+    place: str  # the earliest place in the order of a run
+    site: Site | None  # the site of that place, if the engine shows tensors
+    apart: float  # largest difference of logits, as a share of the largest logit
+    first_alone: bool = False  # all other runs are nearly equal, which no race produces
+    # a restarted engine gives other bits from run to run, but the same bits after each restart
     by_history: bool = False
 
     @property
@@ -73,7 +73,7 @@ def unsteady(
     places: list[Place] = []
     apart, runs = 0.0, 0
     second: Evaluation | None = None
-    spread = 0.0  # of all but the first
+    spread = 0.0  # largest difference among all runs but the first
     while runs < (MORE if doubt or places else 1):
         outcome, again = again or session.ask("evaluate", request), None
         if not isinstance(outcome, Answered):
@@ -134,7 +134,8 @@ def first_difference(first: Evaluation, again: Evaluation) -> Place | None:
         if site in shown and not same_bits(value, shown[site]):
             return at, f"{site} of batch {site.step}", site
     for batch, (a, b) in enumerate(zip(first.logits, again.logits, strict=True)):
-        if a.shape != b.shape:  # of a vocabulary whose size nobody knows any width is one
+        # an engine with a vocabulary of unknown size may answer with any width
+        if a.shape != b.shape:
             return len(before) + batch, f"the shape of batch {batch}'s outputs", None
         if not same_bits(a, b):
             row, token = np.argwhere(bits(a) != bits(b))[0]
@@ -149,7 +150,7 @@ def not_deterministic(context: Context, suite: str, found: Unsteady) -> Verdict:
     detail: dict[str, Any] = {"at_fault": "subject", "kind": "not-deterministic"}
     detail |= {"place": found.place, "differ": found.differ, "runs": found.runs}
     detail |= {"first_alone": found.first_alone, "by_history": found.by_history}
-    # its size, for a list of what is known
+    # the size of the difference, by which known divergences are recognised
     detail |= {"worst_relative_to_largest_logit": found.apart}
     detail |= {"allowed_relative": 2 * context.noise.relative}
     return context.verdict(suite, "diverged", text, detail, (suite, "not-deterministic"))

@@ -43,7 +43,7 @@ from lockstep.harness.records import Crashed, Malformed, Outcome, Settings, Time
 __all__ = ["LOG_LINES", "IsolatedSession", "LocalSession", "Runner", "Session", "environment"]
 
 WORKER = "lockstep.harness.asking.worker"
-START_SECONDS = 120.0  # a cold start compiles; not charged to the first question
+START_SECONDS = 120.0  # a cold start compiles; this time does not count for the first question
 
 
 class Runner:
@@ -96,7 +96,7 @@ class Runner:
             cls = adapter_class(adapter)
             if not cls.isolated and "@" not in adapter:
                 return LocalSession(cls, model, settings)
-            if not split_version(adapter)[1]:  # other versions have libraries of their own
+            if not split_version(adapter)[1]:  # other versions have their own libraries
                 cls.check_libraries()
         opening = {
             "adapter": adapter,
@@ -150,7 +150,7 @@ class IsolatedSession(Session):
         self.model = None if opening["model"] is None else Path(opening["model"])
         self.time_limit = time_limit
         self.worker: Worker | None = None
-        self.is_ready = False  # it has loaded the engine, and knows the model
+        self.is_ready = False  # the worker has loaded the engine, and knows the model
 
     @property
     def pid(self) -> int | None:
@@ -198,10 +198,10 @@ class IsolatedSession(Session):
         except WireError as error:
             return Crashed(message=f"{who} sent garbage: {error}", log=self._end())
         except BaseException:
-            self._end()  # its answer would be taken for that of the next question
+            self._end()  # otherwise its answer would be taken for the answer to the next question
             raise
         if isinstance(outcome, Crashed):
-            return replace(outcome, log=self._end())  # what it left half done dies with it
+            return replace(outcome, log=self._end())  # the worker's unfinished work ends with it
         return outcome
 
     def close(self) -> None:
@@ -211,7 +211,7 @@ class IsolatedSession(Session):
 
     def start(self) -> None:
         if self.worker is not None and has_ended(self.worker.process):
-            self._end()  # it died while nobody waited for an answer
+            self._end()  # it died between two questions
         if self.worker is None:
             self.is_ready = False
             if is_users(self.name) and self.python is None:
@@ -243,7 +243,7 @@ class IsolatedSession(Session):
             except (Unable, Closed):
                 if not early:
                     raise
-                self._end()  # what it could not have may have been the one's before it
+                self._end()  # the previous worker may have held what the new worker lacked
                 self.worker = self._new_worker()
                 self._make_ready(self.worker)
             self.is_ready = True

@@ -44,15 +44,15 @@ from lockstep.harness.records import (
 )
 from lockstep.harness.report.text import fault_of
 
-NOT_OFFERED = "not_offered"  # in the detail of what an engine says that it has not
-BUSY = "busy"  # and of what it may have
-LESS = "less"  # in that of a question which was not answered in time: the option that asks for less
-# architectures of which llama.cpp keeps nothing of a batch for the next, and whose tokens see those
-# behind them as well; or writes into the first row of a batch's logits, and aborts if there is none
+NOT_OFFERED = "not_offered"  # key in `detail`: the engine says that it lacks this
+BUSY = "busy"  # key in `detail`: the engine may have this, but is busy
+LESS = "less"  # key in `detail` of a question that timed out: the option that asks for less
+# NO_MEMORY: llama.cpp keeps nothing of a batch for the next, and tokens also see later tokens.
+# FIRST_ROW: llama.cpp writes into the first row of a batch's logits, and aborts if there is none.
 NO_MEMORY = ("dream", "llada", "llada-moe", "rnd1")
 FIRST_ROW = ("chameleon",)
 NOT_IN_ONE = (*NO_MEMORY, *FIRST_ROW)
-STEPS_TRACED = 2  # single tokens decoded after the prompt, so that the cache is read as well
+STEPS_TRACED = 2  # tokens decoded after the prompt, so that traces include reads of the cache
 
 
 class NoAnswer(Exception):
@@ -101,45 +101,42 @@ class HonestRuns(Protocol):
 class Context:
     """Context of a check, with one model, one preset, and two engines in their roles."""
 
-    case: str  # how the report names the model
-    model: Path  # the oracle's file
-    subject_model: Path  # the subject's
+    case: str  # the model's name in the report
+    model: Path  # the file that the oracle reads
+    subject_model: Path  # the file that the subject reads
     oracle: Session
     subject: Session
-    llama_cpp: Session  # on the oracle's file: its graph is what ops are judged along
-    # the same with keys and values in F32, which a subject may have that is the user's own
-    in_full: Session | None = None
-    subject_info: EngineInfo  # what the subject says of itself: which sites it shows
+    llama_cpp: Session  # reads the oracle's file; ops are judged along its graph
+    in_full: Session | None = None  # llama.cpp with an F32 cache, as the subject may have one
+    subject_info: EngineInfo  # the subject's own statement: which sites it shows
     settings: Settings
     n_tokens: int
     n_steps: int
-    prompt: bytes  # that generation goes on from
+    prompt: bytes  # text before generation
     seed: int
-    named: bool  # the user asked for these very suites, not for all that can be run
-    facts: ModelFacts  # of the oracle's file
+    named: bool  # the user named these suites; False: all suites that apply run
+    facts: ModelFacts  # facts about the oracle's file
     make_honest: Callable[["Context"], HonestRuns]
-    lanes: int  # partial sums in the oracle's vector code
-    runner: Runner = field(default_factory=Runner)  # opens other engines, with the same limits
-    repro: Callable[[str], str]  # suite -> the command that shows it again
+    lanes: int  # number of partial sums in the oracle's vector code
+    runner: Runner = field(default_factory=Runner)  # opens further engines, with the same limits
+    repro: Callable[[str], str]  # suite -> the command that reproduces the verdict
     progress: Callable[[str], None] = field(default=lambda _: None)
-    # hears of the subject's answers beside the oracle's: see harness.runs.foretold
+    # called with the subject's answers while the oracle computes: see harness.runs.foretold
     on_answer: Callable[[str, Sequence[Any], Outcome], None] = field(default=lambda *_: None)
-    # by suite, what is asked on models that are made of this one, or of an engine started anew
+    # by suite: the questions for models that are made from this one, or for a restarted engine
     on_made_models: "Mapping[str, Callable[[Context], Iterator[Verdict]]]" = field(
         default_factory=dict
     )
-    # opens both engines on a model that is made of this one; None: as this one was opened
-    opening: Callable[..., Any] | None = None
-    embeddings: bool = False  # what honest runs come to, instead of logits
-    given: tuple[Batch, ...] = ()  # of a subject that holds one run; else they are seeded
+    opening: Callable[..., Any] | None = None  # opens both engines on made models; None: as usual
+    embeddings: bool = False  # honest runs give embeddings instead of logits
+    given: tuple[Batch, ...] = ()  # the only run that the subject holds; empty: runs are seeded
     noise_measured: tuple[Sequence[Batch], float] | None = None  # see `noise_on`
-    # what engines read in their files, asked once: a large vocabulary takes each of them seconds
+    # the engines' summaries of their files, kept because a large vocabulary takes seconds
     read: dict[Session, FileSummary] = field(default_factory=dict)
-    # the designs that came to all of the subject's logits so far, where float32 does not; None:
-    # none is looked for, as where each model tells of one part alone
+    # the designs that gave all of the subject's logits so far, where float32 does not; None: no
+    # design is sought, because each made model shows only one part
     rounding: list[FactorDesign] | None = field(default_factory=list)
-    # what is not waited for yet, by suite
-    begun: dict[str, Closable] = field(default_factory=dict)
+    begun: dict[str, Closable] = field(default_factory=dict)  # by suite: background work
 
     @cached_property
     def file(self) -> GgufFile:
@@ -245,7 +242,7 @@ class Context:
         subject = partial(self.subject.ask, question, *args, **kwargs)
         if self.oracle.pid is None or self.oracle in (self.subject, self.subject.asks):
             return oracle(), subject()
-        self.oracle.start()  # in this thread: it would die with the other one
+        self.oracle.start()  # in this thread, because the oracle would end with another thread
         first, second = asked_beside(oracle, subject)
         self.on_answer(question, args, second)
         return first, second
@@ -266,8 +263,8 @@ class Context:
             raise self.refusal(session, question, error)
         lacking = session is self.subject or (self.facts.has_logits and not self.embeddings)
         if error.status == "not-applicable" and lacking:
-            # the oracle was asked first, and a graph of ours has logits: it is the engine that
-            # lacks something, not the model
+            # The oracle was asked first, and our graph has logits. So the engine lacks something,
+            # not the model.
             text = f"{session.name} cannot answer: {error.summary}"
             raise NoAnswer("not-compared", text, error.detail)
         raise error
@@ -287,7 +284,7 @@ class Context:
         if session.name == "reference":
             return False
         if session is self.subject and self.subject_model != self.model:
-            return False  # nobody looked at its file
+            return False  # nobody read the subject's own file
         try:
             if question in ("tokenize", "detokenize"):
                 _ = self.tokenizer
@@ -331,12 +328,14 @@ def no_answer(engine: str, question: str, outcome: Outcome, called: str = "") ->
     asked, question = question, called or in_words(question)
     if isinstance(outcome, Crashed):
         log = {ENGINE: engine, "question": asked, **asdict(outcome), "log": list(outcome.log)}
-        how = f"{engine} {'failed' if outcome.said else 'crashed'}"  # the first lives on
+        # after a failure the engine lives on
+        how = f"{engine} {'failed' if outcome.said else 'crashed'}"
         return NoAnswer("crashed", f"{how} in {question}: {outcome.message}", log)
     if isinstance(outcome, TimedOut):
         less = option_for_less(asked, outcome.tokens)
         log = {ENGINE: engine, "log": list(outcome.log), LESS: less}
-        if outcome.tokens and " " not in asked:  # else more words say of what
+        # otherwise the question already says how long it is
+        if outcome.tokens and " " not in asked:
             question += f" of {outcome.tokens} tokens"
         text = f"{engine} did not answer {question} within {outcome.seconds:g} s"
         text += f": {outcome.note}" if outcome.note else ""
@@ -381,8 +380,9 @@ class Suite(Registered):
 
     members: ClassVar[str] = "lockstep.harness.suites"
     order: ClassVar[int]
-    expected: ClassVar[bool] = True  # False: where it does not apply nobody misses it
-    of_oracle_alone: ClassVar[bool] = False  # the subject is not asked, and nothing said of it
+    # False: the suite is not reported as missing where it does not apply
+    expected: ClassVar[bool] = True
+    of_oracle_alone: ClassVar[bool] = False  # True: only the oracle is asked
 
     def inapplicable(self, facts: ModelFacts) -> str:
         """Return why this model has nothing to compare; "" if it has something to compare."""

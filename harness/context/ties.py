@@ -16,7 +16,7 @@ from lockstep.engine.batch import Batch
 from lockstep.harness.context.runner import Session
 from lockstep.harness.records import Answered, Evaluation, Request
 
-LOOKED_AT = 256  # tokens: of each, all logits are held twice
+LOOKED_AT = 256  # tokens; for each, all logits are held twice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +26,8 @@ class Tie:
     token: int
     chosen: int
     other: int
-    apart: float  # the two largest logits
-    noise: float  # by which the engine's logits are off from themselves there
+    apart: float  # difference between the two largest logits
+    noise: float  # difference between two runs of the engine at this token
 
 
 def close_choices(

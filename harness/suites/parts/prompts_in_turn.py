@@ -52,11 +52,11 @@ class Turn:
 
 # the previous prompt again: the cache holds all of it, and nothing is left to compute
 AGAIN = Turn(n=0)
-# Prompts of one length, which are much longer than what a cut leaves. Two pairs share a beginning: up
-# to the middle, or up to the last two tokens, where an engine that reuses one token too many reads
-# a wrong token. One pair differs only in the first tokens, because an engine may look up blocks of
-# 16 by their own tokens alone. One prompt has the same first and last tokens as the previous one,
-# as chat templates produce.
+# Prompts of one length, which are much longer than what a cut leaves. Two pairs share a beginning:
+# up to the middle, or up to the last two tokens, where an engine that reuses one token too many
+# reads a wrong token. One pair differs only in the first tokens, because an engine may look up
+# blocks of 16 by their own tokens alone. One prompt has the same first and last tokens as the
+# previous one, as chat templates produce.
 PROMPTS = (
     *(Turn(n=37), Turn(n=37), AGAIN, Turn(n=37)),
     *(Turn(n=59), Turn(n=59, begin=29), Turn(n=59, begin=57), Turn(n=59, end=27)),
