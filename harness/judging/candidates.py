@@ -21,14 +21,14 @@ from lockstep.harness.judging.no_characters import shown_as
 from lockstep.harness.judging.stored import half_step, looks_like
 from lockstep.harness.judging.tolerances import log_softmax_roundings
 
-FLOOR = log(SMALLEST)  # a float32 probability below it is subnormal or zero
-ROOM = 32  # bytes that llama-cpp-python has for a token: of a longer one it shows nothing
-COARSE = 6  # decimals, or significant digits: who writes more has not rounded for reading
+FLOOR = log(SMALLEST)  # the probability in float32 is subnormal or zero below this logarithm
+ROOM = 32  # bytes of llama-cpp-python's buffer for a token; it shows nothing of a longer one
+COARSE = 6  # decimals or significant digits; an engine that writes more has not rounded for readers
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    ids: tuple[int, ...]  # which tokens it may be
+    ids: tuple[int, ...]  # the tokens that the candidate may be
     value: float
 
 
@@ -53,7 +53,7 @@ class Off:
     actual: float
     allowed: float
     wrong: int
-    missing: tuple[int, ...] = ()  # all tokens that are, the likeliest first
+    missing: tuple[int, ...] = ()  # all missing tokens, the likeliest first
 
 
 def read_list(
@@ -80,7 +80,7 @@ def names_of(
         escaped = b"bytes:" + b"".join(b"\\x%02x" % byte for byte in piece)
         shown = shown_as(piece)
         kept = piece.decode("utf-8", "ignore").encode()
-        # some decode a token alone, and lose the space that it begins with
+        # some engines decode each token alone, and lose its leading space
         names = {piece, text, escaped, *shown, kept, *(each.removeprefix(b" ") for each in shown)}
         if token in hidden or len(piece) > ROOM:
             names.add(b"")
@@ -136,7 +136,7 @@ def off_in_value(listed: Listed, logits: F32, allowed: float) -> Off | None:
         ways = [candidate.value - float(logits[token]) for token in candidate.ids]
         if not any(low - own <= way <= high + own for way in ways):
             return off("value", candidate, logits, own, 1, middle)
-    # the probability of the likeliest is at least one share of all
+    # the largest probability is at least 1 / (number of tokens)
     most = largest + FLOOR + log(len(logits)) + 2 * allowed
     for candidate in impossible:
         if float(np.nanmin(logits[list(candidate.ids)])) > most:
@@ -251,7 +251,7 @@ def half_units(values: Iterable[float]) -> dict[float, float]:
     or to half precision. Otherwise return 0."""
     finite = [value for value in values if isfinite(value)]
     decimal = half_units_of_decimals(finite)
-    whole = all(value == round(value) for value in finite)  # as a stub answers
+    whole = all(value == round(value) for value in finite)  # a stub may answer with whole numbers
     kind = "" if whole else looks_like([np.array(finite)])
     steps = half_step(np.array(finite), kind).tolist()
     return {value: max(decimal[value], step) for value, step in zip(finite, steps, strict=True)}

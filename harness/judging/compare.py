@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lockstep.harness.records import Mismatch
 
-PIECE = 1 << 16  # elements at a time: half a megabyte as float64, which stays in the cache
+PIECE = 1 << 16  # elements at a time: half a megabyte as float64, which fits into the cache
 
 F64 = NDArray[np.float64]
 
@@ -30,7 +30,7 @@ def mismatch_between(
         return Mismatch(kind="shape", detail=f"expected shape {expected.shape}, got {actual.shape}")
     most, at, mismatched = -1.0, 0, 0
     for start, (want, got, limit) in pieces(expected, actual, np.asarray(allowed)):
-        with np.errstate(invalid="ignore"):  # inf - inf is not close, a signalling NaN is a NaN
+        with np.errstate(invalid="ignore"):  # inf - inf and signalling NaN raise no warning
             distance = np.abs(got - want)
             close = (distance <= limit) & np.isfinite(want)
             if close.all():
@@ -88,7 +88,7 @@ def worst_distance(a: NDArray[Any], b: NDArray[Any]) -> float:
         with np.errstate(invalid="ignore"):
             distance = np.abs(x - y)
             most = float(distance.max())
-            if not isfinite(most):  # somewhere one is no number, or infinite
+            if not isfinite(most):  # somewhere a number is infinite or NaN
                 same = (x == y) | (np.isnan(x) & np.isnan(y))
                 distance = np.where(same, 0.0, distance)
                 most = float(np.nan_to_num(distance, nan=np.inf, posinf=np.inf).max())
@@ -130,7 +130,7 @@ def largest(x: NDArray[Any]) -> float:
     most = 0.0
     for _, (part,) in pieces(x):
         here = float(np.abs(part).max())
-        if not isfinite(here):  # else there is nothing to leave out
+        if not isfinite(here):  # otherwise no element has to be left out
             here = float(np.abs(part[np.isfinite(part)]).max(initial=0.0))
         most = max(most, here)
     return most
@@ -144,6 +144,6 @@ def pieces(*arrays: NDArray[Any]) -> Iterator[tuple[int, tuple[F64, ...]]]:
     flat = [a if a.shape == () != shape else a.reshape(-1) for a in whole]
     for start in range(0, arrays[0].size, PIECE):
         here = slice(start, start + PIECE)
-        with np.errstate(invalid="ignore"):  # a signalling NaN
+        with np.errstate(invalid="ignore"):  # a signalling NaN raises no warning
             parts = tuple((a[here] if a.ndim else a).astype(np.float64, copy=False) for a in flat)
         yield start, parts

@@ -25,8 +25,8 @@ from lockstep.engine.ops.near import F64
 from lockstep.engine.ops.products import is_in_blocks
 from lockstep.engine.quants.base import F32, WeightFormat
 
-STEPS = 127  # to each side of zero
-# activations that share a scale, 16 as weights of Q2_K, Q3_K, Q6_K and NVFP4 do; 0: the whole row
+STEPS = 127  # number of steps on each side of zero
+# activations that share a scale; 16 for weights of Q2_K, Q3_K, Q6_K and NVFP4; 0: the whole row
 SIZES = (16, 32, 64, 128, 256, 0)
 Convert = Callable[[F32], F64]
 How = Literal["divided", "multiplied", "inverse"]
@@ -38,13 +38,13 @@ def rounded_up(x: F32) -> F32:
     return np.floor(x + np.float64(0.5)).astype(np.float32)
 
 
-# from activations to steps: by the scale, by 127 / largest, or by 1 / scale
+# from activations to steps: by x / scale, by x * (127 / largest), or by x * (1 / scale)
 HOW: dict[How, Callable[[F32, F32, F32], F32]] = {
     "divided": lambda x, most, scales: x / scales,
     "multiplied": lambda x, most, scales: x * (np.float32(STEPS) / most),
     "inverse": lambda x, most, scales: x * (np.float32(1) / scales),
 }
-# half-way to even, as processors do; away from zero, as C, Go and Rust; up
+# ties to even, as processors round; ties away from zero, as C, Go and Rust round; ties up
 ROUNDINGS: tuple[Rounding, ...] = (np.rint, rounded_away, rounded_up)
 
 
@@ -56,7 +56,7 @@ def in_bytes(
     steps are computed with the unrounded scale."""
     n = x.shape[-1]
     size = size or n
-    each = -(-n // size)  # said, as there may be no rows: of a batch without outputs
+    each = -(-n // size)  # computed here, because a batch without outputs has no rows
     rows = np.zeros((*x.shape[:-1], each * size), np.float32)
     rows[..., :n] = x
     blocks = rows.reshape(*x.shape[:-1], each, size)
@@ -91,7 +91,8 @@ def families(*, every: bool) -> Iterator[Sequence[Convert]]:
     A family is one format, with all ways to choose between two steps that are about equally near.
     """
     scales = [(size, False) for size in SIZES]
-    # llama.cpp's blocks of Q8_0, where it has others itself: its own GPUs meet all types with these
+    # llama.cpp's blocks of Q8_0; its GPU code uses these for types for which its CPU code has
+    # others
     for size, halves in [*scales, (32, True)] if every else scales:
         yield [
             partial(in_bytes, size=size, how=how, to=to, halves=halves)
@@ -127,5 +128,5 @@ def is_quantised(file: GgufFile) -> bool:
 def is_type_in_blocks(name: str) -> bool:
     try:
         return is_in_blocks(WeightFormat.member(name))
-    except Unsupported:  # of no weights
+    except Unsupported:  # no weights have such a type
         return False

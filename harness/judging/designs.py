@@ -24,16 +24,16 @@ from lockstep.harness.judging.tolerances import (
     where_limited,
 )
 
-GGML = Build(lanes=1)  # for ops in which the number of lanes does not matter
+GGML = Build(lanes=1)  # for ops whose result does not depend on the number of lanes
 PLAIN = Build(lanes=1, plain=True)
 
-# what a subject shows -> what its design would give (the nearest, if it leaves a choice), and how
-# far an honest run may be from it
+# from what a subject shows to what its design would give (the nearest value, if the design leaves a
+# choice), and the limit of an honest run
 Other = Callable[[NDArray[Any]], tuple[NDArray[Any], Bound]]
 
 
 def agrees(other: Other, shown: NDArray[Any]) -> bool:
-    with np.errstate(all="ignore"):  # the numbers of a degenerate model are judged as well
+    with np.errstate(all="ignore"):  # the values of a degenerate model are judged as well
         value, bound = other(shown)
     allowed = np.broadcast_to(np.asarray(bound.allowed), value.shape)
     return mismatch_between(value, where_limited(value, shown, allowed), allowed) is None
@@ -80,7 +80,7 @@ def norm_of_sum(
 ) -> tuple[F32, Bound]:
     rows = x.reshape(-1, x.shape[-1])
     sums = sums_of_squares(rows, lanes, fused).reshape(*x.shape[:-1], 1).astype(np.float64)
-    squared = Near(sums, 2 * U * sums)  # as far off as a sum in double may be
+    squared = Near(sums, 2 * U * sums)  # the error of a sum in double precision
     wide, factor = GGML.number(x), None if weight is None else GGML.number(weight)
     return limit_overflow(near(of_squares(wide, squared, factor, GGML.parameter(eps), GGML)))
 
@@ -92,7 +92,8 @@ def sums_of_squares(x: F32, lanes: int, fused: bool) -> F32:
     rows = np.zeros((len(x), width), np.float32)
     rows[:, : x.shape[-1]] = x
     rows = rows.reshape(len(x), width // lanes, lanes)
-    squares = np.square(rows, dtype=np.float64 if fused else np.float32)  # exact in float64
+    # squares are exact in float64
+    squares = np.square(rows, dtype=np.float64 if fused else np.float32)
     total = np.zeros((len(x), lanes), np.float32)
     for i in range(rows.shape[1]):
         total = (total + squares[:, i]).astype(np.float32)

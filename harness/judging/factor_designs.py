@@ -21,9 +21,10 @@ from lockstep.harness.judging.small_floats import (
     in_tf32,
 )
 
-# Of the distance from float32. Errors that have nothing to do with a design are farther from its
-# run than from float32: 1.4 times where both are of one size. Of some thousand logits that share
-# is known to a few percent. Honest engines whose every product rounds were at 0.0 to 0.95.
+# Share of the distance from float32. Errors that do not come from a design are farther from the
+# design's run than from float32: 1.4 times, if both are of the same size. With some thousand
+# logits, this share is known to a few percent. Honest engines that round every product had shares
+# of 0.0 to 0.95.
 NEARER = 0.95
 ROWS = frozenset({"rows"})
 WEIGHTS = frozenset({"weights", "inputs"})
@@ -31,10 +32,10 @@ ATTENTION = frozenset({"queries", "keys", "chances", "values"})
 
 
 in_row_bytes = partial(in_bytes, size=0)
-# Who cuts off to TF32 is not among them: on weights in F16 that is a half that is not rounded,
+# TF32 with truncation is not among them. On F16 weights, that is an F16 number that is not rounded,
 # which is a mistake that engines have made.
 HALVES: dict[str, Convert] = {"F16": in_halves, "BF16": in_bf16, "TF32": in_tf32}
-LOSS = {"F16": 2.0**-11, "BF16": 2.0**-8, "TF32": 2.0**-11}  # half a step, of the number itself
+LOSS = {"F16": 2.0**-11, "BF16": 2.0**-8, "TF32": 2.0**-11}  # half a step, relative to the number
 EIGHT_BITS: dict[str, Convert] = {"E4M3": in_e4m3, "E5M2": in_e5m2}
 
 
@@ -80,8 +81,8 @@ def changed_factors(factors: Factors) -> Iterator[tuple[str, Convert | float]]:
             yield each.name, value
 
 
-Part = frozenset[str]  # names of factors that an engine rounds alike or not at all
-Parts = dict[Part, FactorDesign]  # what one engine has
+Part = frozenset[str]  # names of factors that an engine rounds in the same way, or not at all
+Parts = dict[Part, FactorDesign]  # the designs of one engine
 
 
 def of_rows(kind: str) -> FactorDesign:
@@ -132,7 +133,8 @@ def of_activations_in_four_bits() -> Iterator[FactorDesign]:
         yield FactorDesign(words=words, factors=Factors(), activations=to, few_bits=True)
 
 
-# rows of a table are rounded by who rounds all else as well: alone it is a mistake
+# Rows of a table are rounded only by engines that also round all other factors. Rounding only them
+# is a mistake.
 ROW_DESIGNS = tuple(map(of_rows, HALVES))
 DESIGNS: dict[Part, tuple[FactorDesign, ...]] = {
     WEIGHTS: (

@@ -15,7 +15,7 @@ from lockstep.harness.judging.judge import SiteFinding
 from lockstep.harness.records import Site
 
 Values = dict[Site, NDArray[Any]]
-TOKENS = "tokens"  # the name of an axis
+TOKENS = "tokens"  # name of an axis
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -23,20 +23,27 @@ class Findings:
     """The findings on all ops, in execution order."""
 
     all: tuple[SiteFinding, ...]
-    not_shown: tuple[Site, ...]  # the oracle does not show what the judge computed there
-    hidden: tuple[Site, ...]  # the subject says that it does not show them
-    not_given: tuple[Site, ...]  # the subject shows them, on inputs that could not be put in
-    free: Mapping[Site, float]  # subject's own run against the oracle, relative to the largest
-    values: Values  # the oracle's, at the guilty sites and what belongs to them
-    skipped: Mapping[str, tuple[Site, ...]] = field(default_factory=dict)  # reason: shown in vain
-    own_inputs: bool = False  # what is judged works on these, not on the oracle's
-    in_halves: str = ""  # F16 or BF16, of whose numbers is all that an engine shows
-    embeddings: bool = False  # these are: the model has no logits
-    unknown: Mapping[str, tuple[Site, ...]] = field(default_factory=dict)  # reason: no truth of it
-    not_put_in: int = 0  # wrong places at which the subject cannot go on with other values
-    other_graph: str = ""  # where the graph of the subject's file parts from the oracle's
-    batches: tuple[Batch, ...] = ()  # of the run
-    other_keys: tuple[str, ...] = ()  # of the model: the subject's file has other values
+    not_shown: tuple[Site, ...]  # the oracle does not show what the judge computed at these sites
+    hidden: tuple[Site, ...]  # the subject says that it does not show these sites
+    # the subject shows these sites, but their inputs could not be replaced
+    not_given: tuple[Site, ...]
+    # difference of the subject's own run from the oracle's, as a share of the largest value
+    free: Mapping[Site, float]
+    values: Values  # the oracle's values at the guilty sites, and at their inputs
+    # reason -> sites that are shown but not judged
+    skipped: Mapping[str, tuple[Site, ...]] = field(default_factory=dict)
+    own_inputs: bool = False  # each op is judged on the subject's own inputs, not on the oracle's
+    in_halves: str = ""  # F16 or BF16 if all values that the engine shows are such numbers
+    embeddings: bool = False  # the outputs are embeddings, because the model has no logits
+    # reason -> sites whose right value is unknown
+    unknown: Mapping[str, tuple[Site, ...]] = field(default_factory=dict)
+    # number of wrong sites where the subject cannot continue with replaced values
+    not_put_in: int = 0
+    # where the graph of the subject's file deviates from the graph of the oracle's file
+    other_graph: str = ""
+    batches: tuple[Batch, ...] = ()  # the batches of the run
+    # keys of the model that have other values in the subject's file
+    other_keys: tuple[str, ...] = ()
 
     @property
     def what(self) -> str:

@@ -27,31 +27,34 @@ class SiteFinding:
 
     site: Site
     op: str
-    err_local: float  # subject against oracle, or truth, on the same inputs: worst element
-    err_oracle: float  # oracle against float64
-    allowed: float  # the limit of one honest implementation at its largest element
+    # worst error of the subject against the oracle or the truth, on the same inputs
+    err_local: float
+    err_oracle: float  # worst error of the oracle against float64
+    allowed: float  # limit of one honest implementation, at its largest element
     reason: str
-    size: float  # largest magnitude of the oracle's tensor
-    mismatch: Mismatch | None  # None: in agreement
+    size: float  # largest magnitude in the oracle's tensor
+    mismatch: Mismatch | None  # None if the tensors agree
     at_fault: str  # "", "subject", "oracle" or "both"
-    outputs: tuple[int, ...] = ()  # indices along the last axis that are out of bound
-    # of an axis before it, where some are and others are not: which, by its number from the end
+    outputs: tuple[int, ...] = ()  # indices along the last axis that are beyond the limit
+    # by number of the axis from the end: the indices that are wrong, if others on this axis are
+    # right
     alone: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    sees: float = math.inf  # a scale of the whole result that is off by this share must show
-    compared: int = 1  # elements that are a number on some side, and have a limit
-    layer: int | None = None  # that the op is part of
-    axes: str = ""  # of the tensor, in words
-    shape: tuple[int, ...] = ()  # of the tensor as it is shown
-    inputs: tuple[Site, ...] = ()  # what the op reads of what was computed before
-    weight: str = ""  # the tensor of the file that it reads, or several
-    # in words: those that the subject's file gives the op otherwise; or whose values are shown
+    sees: float = math.inf  # an error of scale of the whole result is detected from this share on
+    compared: int = 1  # number of elements with a limit, and with a number on at least one side
+    layer: int | None = None  # the layer that contains the op
+    axes: str = ""  # description of the tensor's axes
+    shape: tuple[int, ...] = ()  # shape of the tensor as it is shown
+    inputs: tuple[Site, ...] = ()  # computed tensors that the op reads
+    weight: str = ""  # tensors of the file that the op reads
+    # description of parameters that the subject's file gives differently, or whose values are shown
     parameters: str = ""
-    # of the worst element: its error as a share of what it may be, and where it is. An engine of
-    # another design is beyond 1 and right
+    # for the worst element, its error as a share of its limit, and its index. An engine of another
+    # design may be beyond 1 and still be right.
     worst: tuple[float, tuple[int, ...]] = (0.0, ())
-    # of several ops, within what the last one alone may be off: how far all may be was not measured
+    # False: the limit is that of the last of several ops, because the limit of all was not measured
     measured: bool = True
-    design: FactorDesign | None = None  # that the engine is held against, where float32 is not it
+    # the design with which the engine is compared instead of float32
+    design: FactorDesign | None = None
 
 
 def finding_of(

@@ -23,7 +23,7 @@ def shown_as(text: bytes) -> set[bytes]:
     """
     if is_utf8(text):
         return {text}
-    every = text.decode("utf-8", "surrogateescape")  # a lone surrogate for each such byte
+    every = text.decode("utf-8", "surrogateescape")  # a lone surrogate stands for each invalid byte
     return {
         text.decode("utf-8", "replace").encode(),
         re.sub("[\udc80-\udcff]", "\ufffd", every).encode(),

@@ -32,16 +32,17 @@ from lockstep.harness.judging.tolerances import EXACT, Bound, value_and_bound
 from lockstep.harness.records import Settings
 
 RUNS = 3
-MORE_RUNS = 12  # before a whole run is called divergent
-# of a small model, until one chooses as an engine did: what one in 20 does is missed by 1 in 100
+MORE_RUNS = 12  # number of runs before a whole run is called divergent
+# for a small model, runs until one chooses like the engine: a choice that one run in 20 makes is
+# missed in 1 of 100 cases
 RARE_RUNS = 96
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NoiseFloor:
-    logits: tuple[F32, ...]  # of the run without errors, per batch
-    # the worst error, relative to the largest logit; infinite where a run with errors overflows
-    # and the one without does not
+    logits: tuple[F32, ...]  # logits of the run without errors, by batch
+    # worst error relative to the largest logit; infinite if a run with errors overflows and the run
+    # without errors does not
     relative: float
 
 
@@ -54,7 +55,7 @@ def tip_activation(x: NDArray[Any], converted: F64, row: int, column: int) -> F6
     """Return the converted activations, with one moved by one step of the conversion."""
     flat = converted.reshape(-1, converted.shape[-1]).copy()
     exact = x.reshape(flat.shape)
-    # a conversion is off by half a step at most: twice the largest error is one step
+    # a conversion is off by at most half a step, so twice the largest error is one step
     step = 2 * float(np.abs(flat[row] - exact[row]).max())
     flat[row, column] += step if flat[row, column] < exact[row, column] else -step
     return flat.reshape(converted.shape)
@@ -150,7 +151,7 @@ def noise_floor(
         moved = run(model, batches, noisy, noisy)
         worst = max(worst, *(worst_distance(a, b) for a, b in zip(honest, moved, strict=True)))
     size = max(map(largest, honest), default=0.0)
-    # where all logits are zero the noise is none: sums of zeros are exact in every engine
+    # if all logits are zero, there is no noise: sums of zeros are exact in every engine
     return NoiseFloor(logits=honest, relative=worst / size if size else 0.0)
 
 

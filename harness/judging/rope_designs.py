@@ -26,7 +26,7 @@ from lockstep.harness.judging.designs import GGML, Other
 from lockstep.harness.judging.tolerances import Bound, limit_overflow, value_and_bound
 
 AngleOf = Callable[[F32], F32]  # frequencies (pairs,) -> (tokens, pairs)
-# what was turned, and what an engine shows -> its angles, (tokens, pairs)
+# the input and the engine's result -> the engine's angles, (tokens, pairs)
 AnglesFor = Callable[[F32, NDArray[Any]], NDArray[Any]]
 
 
@@ -163,5 +163,5 @@ def fit_frequencies(
                 best[:, pair : pair + 1] = angles
                 break
         else:
-            return best  # no need to look at the pairs that follow
+            return best  # later pairs need not be read
     return best

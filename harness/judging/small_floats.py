@@ -23,7 +23,7 @@ def in_small_float(x: F32, *, bits: int, least: int, largest: float) -> F64:
         return np.where(np.isfinite(wide), np.clip(found, -largest, largest), wide)
 
 
-FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)  # the magnitudes that E2M1 has
+FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)  # magnitudes of E2M1
 TIES = (FP4[1:] + FP4[:-1]) / 2
 
 

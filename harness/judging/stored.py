@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from lockstep.engine.quants.base import F32
 from lockstep.harness.records import Site
 
-# significant bits behind the first, and the exponent of the smallest number
+# significant bits after the first, and the exponent of the smallest number
 ROUNDED = {"F16": (10, -24), "BF16": (7, -133)}
 LARGEST = {"F16": 65504.0, "BF16": float(np.finfo(np.float32).max)}
 EXACT = ("F32", "F64", "I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "BOOL")
-KINDS = (*EXACT, *ROUNDED)  # of safetensors, that can be read
+KINDS = (*EXACT, *ROUNDED)  # readable types of safetensors
 
 
 def half_step(value: NDArray[Any], kind: str) -> NDArray[np.float64]:
@@ -27,7 +27,7 @@ def half_step(value: NDArray[Any], kind: str) -> NDArray[np.float64]:
     bits, smallest = ROUNDED[kind]
     finite = np.isfinite(value)
     exponents = np.frexp(np.where(finite, value, 0.0).astype(np.float64))[1] - 1
-    # frexp gives zero the exponent of a half, and what becomes zero is smaller than all else
+    # frexp gives zero the exponent of 0.5, but the step at zero is the smallest of all
     of_step = np.where(value == 0, smallest, np.maximum(exponents - bits, smallest))
     return np.where(finite, np.ldexp(0.5, of_step), 0.0)
 
@@ -85,7 +85,7 @@ class Bf16File:
         self.file = path.open("rb")
         (size,) = struct.unpack("<Q", self.file.read(8))
         self.rows = json.loads(self.file.read(size))
-        self.data = 8 + size  # where the numbers begin
+        self.data = 8 + size  # offset of the numbers
 
     def get_tensor(self, key: str) -> F32:
         row = self.rows[key]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.quants.base import F32
 
-NOTHING_TOLD = "nothing_told"  # in a verdict's detail: the name of a Why
+NOTHING_TOLD = "nothing_told"  # key in a verdict's detail: the name of a Why
 
 
 class Why(Enum):
@@ -48,11 +48,11 @@ def why_nothing_is_told(
         words = f"{empty} of {len(expected)} rows have no finite {what} to compare"
         return NothingTold(why=Why.EMPTY_ROWS, words=words)
     missing = numbers.size - int(numbers.sum())
-    if 2 * missing > numbers.size:  # an agreement is about most of what it is said of
+    if 2 * missing > numbers.size:  # an agreement must cover most of the numbers
         words = f"{missing} of {numbers.size} numbers are not finite"
         return NothingTold(why=Why.NOT_FINITE, words=words)
     low, high = column_limits(expected, numbers)
-    if high.max() - low.min() <= 2 * allowed:  # the number in the middle is as near to all
+    if high.max() - low.min() <= 2 * allowed:  # the number in the middle is within the limit of all
         words = f"every {what} is equal within the limit, so one number for all agrees"
         return NothingTold(why=Why.ONE_NUMBER, words=words)
     if rows_differ and len(expected) > 1 and (high - low).max() <= 2 * allowed:

@@ -31,7 +31,7 @@ def value_and_bound(formula: Formula, *args: Any, build: Build) -> tuple[F32, Bo
     """Return the value of a formula, rounded once, and its bound."""
     with np.errstate(all="ignore"):
         found = formula(*args, build)
-        if not isinstance(found, Near):  # it gives no radius to what rounds to what it rounds to
+        if not isinstance(found, Near):  # without a radius, the formula's result is exact
             return found.astype(np.float32), EXACT
         return limit_overflow(found)
 
@@ -72,7 +72,8 @@ def where_limited(truth: NDArray[Any], value: Any, allowed: NDArray[np.float64] 
 # --- whole runs -----------------------------------------------------------------------------
 
 
-BY_BOUNDS = "runs whose every op is off by a random share of its derived bound"  # as vectors say
+# the text that golden vectors contain
+BY_BOUNDS = "runs whose every op is off by a random share of its derived bound"
 BY_SUMS = "perturbing every op within its rounding error"
 
 

@@ -14,7 +14,7 @@ from lockstep.harness.known import entries
 from lockstep.harness.known.own import own_differences
 from lockstep.harness.records import Verdict
 
-ERROR = "message"  # the fact that holds the engine's own words
+ERROR = "message"  # name of the fact that contains the engine's own message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,23 +26,28 @@ class Finding:
     engine: str
     version: str
     suites: tuple[str, ...]
-    shows: tuple[Mapping[str, Any], ...]  # facts: each difference of the verdict has one of these
+    # facts: each difference of the verdict has one of these sets
+    shows: tuple[Mapping[str, Any], ...]
     sentence: str
-    cause: str  # where in the engine's source, or what is known of it
+    cause: str  # the place in the engine's source, or what is known about it
     status: str
     link: str = ""
-    tensor: str = ""  # excused only where the file has a tensor of that name
-    key: str = ""  # ... or this key
-    kind: str = ""  # ... or a tensor of that type
-    says_so: Mapping[str, Any] = field(default_factory=dict)  # ... or these values of keys
-    unless: Mapping[str, Any] = field(default_factory=dict)  # ... and none of these
-    lacks: str = ""  # ... or not this key
-    within: float = 0.0  # at most so much off at the worst place, relative; 0: anything
-    arch: str = ""  # ... or is of this architecture
-    acid: str = ""  # the case is the acid model of this type, of a llama
-    recipe: Mapping[str, Any] = field(default_factory=dict)  # of a seeded model: the case
-    keys: Mapping[str, tuple[str, Any]] = field(default_factory=dict)  # more, or others, of it
-    without: tuple[str, ...] = ()  # keys that it does not have
+    tensor: str = ""  # excuses only files with a tensor of this name
+    key: str = ""  # excuses only files with this key
+    kind: str = ""  # excuses only files with a tensor of this type
+    # excuses only files with these values of keys
+    says_so: Mapping[str, Any] = field(default_factory=dict)
+    # excuses no file with one of these values of keys
+    unless: Mapping[str, Any] = field(default_factory=dict)
+    lacks: str = ""  # excuses only files without this key
+    within: float = 0.0  # largest relative error that is excused; 0: any error
+    arch: str = ""  # excuses only files of this architecture
+    acid: str = ""  # the minimal case is the acid model of this type, of architecture llama
+    # the minimal case is a seeded model with these parameters
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    # keys to add to that model or to replace
+    keys: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
+    without: tuple[str, ...] = ()  # keys to remove from that model
 
     def is_about(self, engine: str, version: str, suite: str) -> bool:
         same = self.engine == engine and version.endswith(f" {self.version}")
@@ -159,4 +164,4 @@ def is_fact(name: str, fact: Any, wanted: Any) -> bool:
         return isinstance(fact, Mapping) and has_facts(fact, wanted)
     if name == ERROR:
         return wanted in fact
-    return bool(fact == wanted) or bool(fact != fact and wanted != wanted)  # NaN
+    return bool(fact == wanted) or bool(fact != fact and wanted != wanted)  # equal, or both NaN

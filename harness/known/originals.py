@@ -21,11 +21,12 @@ class KnownOriginal:
     component: str
     version: str
     architectures: tuple[str, ...]
-    node: str  # pattern of its name, without the layer
-    says: Mapping[str, Any] = field(default_factory=dict)  # values that the config has
-    unlike: Mapping[str, str] = field(default_factory=dict)  # pairs of its values that differ
-    below_context: str = ""  # a value that is smaller than the cache of the run
-    # the largest error of an element, and what it grows by with the element; empty: any error
+    node: str  # pattern of the node's name without the layer
+    says: Mapping[str, Any] = field(default_factory=dict)  # values in the config
+    # pairs of keys whose values in the config differ
+    unlike: Mapping[str, str] = field(default_factory=dict)
+    below_context: str = ""  # name of a value in the config that is less than the cache of the run
+    # the largest error of an element, and its growth with the element; empty: any error
     within: tuple[float, ...] = ()
     sentence: str
     cause: str

@@ -7,7 +7,7 @@ from typing import Any
 
 from lockstep.harness.known import document
 
-FOREIGN = "foreign"  # the table about engines under test, see known/foreign.py
+FOREIGN = "foreign"  # name of the table about engines under test, see known/foreign.py
 SAID = ("id", "component", "version", "sentence", "status", "link")
 
 

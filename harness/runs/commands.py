@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from lockstep.harness.check.check import Plan
 
-OF_TEXTS = ("--steps", "--prompt")  # options that bisect has not: it generates nothing
+OF_TEXTS = ("--steps", "--prompt")  # options that bisect lacks, because it generates nothing
 
 
 def bisect_command(plan: "Plan") -> str:

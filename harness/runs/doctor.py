@@ -29,7 +29,7 @@ REBUILD = (
     f'CXXFLAGS="{WITHOUT_AMX}" pip install --no-cache-dir --force-reinstall --no-deps '
     f"llama-cpp-python=={VERSION}"
 )
-Row = tuple[str, str, bool]  # what, found, whether it is well
+Row = tuple[str, str, bool]  # name, value, True if the value is right
 
 
 def examine() -> list[Row]:
@@ -41,7 +41,7 @@ def examine() -> list[Row]:
     says = theirs if theirs == VERSION else f"{theirs}; the goldens are made with {VERSION}"
     rows.append(("llama-cpp-python", says, theirs == VERSION))
     rows.append(library_row())
-    if rows[-1][2] or named_folder() is None:  # no other build of the user's is loaded
+    if rows[-1][2] or named_folder() is None:  # the user named no other build of llama.cpp
         rows += oracle_rows()
     rows += [
         ("another version", f"{name} in {folder}", True)
@@ -93,7 +93,7 @@ def amx_rows() -> list[Row]:
         with Runner(time_limit=60).open("llama.cpp", path, DEFAULT) as session:
             info = session.ask("describe")
             if not isinstance(info, Answered) or AMX not in info.value.generic:
-                return []  # not built for it, or the system does not permit it
+                return []  # the build or the system does not support it
             outcome = session.ask("evaluate", asked)
     if isinstance(outcome, Answered):
         return [("AMX products", "products of several tokens are computed", True)]

@@ -67,7 +67,8 @@ def dump_trace(plan: Plan, folder: Path, prompt: str | None, say: Say) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / TENSORS)
     (folder / INDEX).write_text(json.dumps(plain(index), indent=1) + "\n")
-    say((len(tensors), opened.engines[1].engine))  # a replay in reference's place, say
+    # the engine may be a replay that stands for the reference
+    say((len(tensors), opened.engines[1].engine))
 
 
 def check_folder(folder: Path) -> None:
@@ -126,7 +127,7 @@ def key_of(site: Site) -> str:
 
 
 def row_of(site: Site, value: NDArray[Any]) -> dict[str, Any]:
-    info = SITES.get(site.name)  # none of a node that llama.cpp alone has a name for
+    info = SITES.get(site.name)  # nodes that only llama.cpp names are not in SITES
     return {
         "key": key_of(site),
         "step": site.step,

@@ -15,8 +15,8 @@ class FileState:
 
     size: int
     modified: int  # nanoseconds since 1970
-    inode: tuple[int, int]  # of a file that takes another's place it is another one
-    sha256: str = ""  # empty: not known
+    inode: tuple[int, int]  # changes if another file takes the place of the file
+    sha256: str = ""  # empty if unknown
 
     @classmethod
     def of(cls, path: Path) -> "FileState":

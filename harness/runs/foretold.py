@@ -13,10 +13,10 @@ from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.records import Answered, Outcome
 from lockstep.harness.suites.parts.next_tokens import MOST_BEGINNINGS
 
-# three times what a check of the slowest model takes that README names: who waits for less is not
-# surprised, and a first answer that was slow by chance foretells nothing
+# Three times the duration of a check on the slowest model in README. Shorter waits need no warning,
+# and the time of one slow answer predicts nothing.
 LONG = 180.0
-SUITES = {"evaluate": "logits", "greedy": "decode"}  # that ask it first
+SUITES = {"evaluate": "logits", "greedy": "decode"}  # question -> the suite that asks it first
 
 
 @dataclass(kw_only=True)
@@ -61,12 +61,13 @@ def still_to_come(context: Context, question: str) -> int:
         listed = "logprobs" in (context.subject_info.levels or ())
         n = min(context.n_tokens, MOST_BEGINNINGS)
         whole = listed or context.facts.decoder_start is not None
-        return 0 if whole else n * (n + 1) // 2  # one token behind each beginning
+        return 0 if whole else n * (n + 1) // 2  # one token after each prefix
     small = is_small(context.file)
     others = [way.batches for way in ways(context) if small or way.capture]
     try:
         runs = list(further_runs(context)) if small else [ids_of_narrow_integers(context)]
-    except NoAnswer:  # its vocabulary is of unknown size
+    except NoAnswer:  # the size of the vocabulary is unknown
         runs = []
-    every = [context.batches, *others, *(run.batches for run in runs)]  # the first: once more
+    # the first run is asked twice
+    every = [context.batches, *others, *(run.batches for run in runs)]
     return sum(sum(map(len, batches)) for batches in every)

@@ -16,7 +16,7 @@ OF_RUNS = (
     *("logits", "long-context", "logprobs", "embeddings", "decode", "text", "black-box"),
     *("trace", "products"),
 )
-OF_FILES = ("metadata", "tokens")  # what diagnose looks for mistakes of as well
+OF_FILES = ("metadata", "tokens")  # suites for which diagnose also knows mistakes
 PLACE, MISTAKE = "find the place, with a proof", "name the mistake, if it is a known one"
 MISTAKE_OF_A_SLICE = (
     "name the mistake on the first layers, because the whole model does not show it"
@@ -24,10 +24,10 @@ MISTAKE_OF_A_SLICE = (
 EXACTLY = "compare far more closely, if the server has an F32 cache and no flash attention"
 LAYER = "find the layer and the part"
 SMALL = "builtin:f32"
-LAYERS = 2  # that `slice` leaves, if nobody says how many
-LARGE = 1 << 30  # bytes: from here on a check takes more than a minute on two cores
-# A diagnosis is a run for each known mistake and each of two ways to round, some eight hundred,
-# unless one is named early: of so many bytes each takes a good half second.
+LAYERS = 2  # default number of layers that `slice` keeps
+LARGE = 1 << 30  # bytes; a check of larger models takes more than a minute on two cores
+# A diagnosis makes some eight hundred runs, one for each known mistake and each of two ways to
+# round, unless it ends early. With weights of so many bytes, each run takes half a second.
 LARGE_FOR_MANY_RUNS = 1 << 28
 
 
@@ -46,7 +46,8 @@ def what_is_quicker(model: Path | None, large: int = LARGE) -> str:
         size, layers = (
             (0, 0) if model is None or not model.is_file() else size_and_layers(model, large)
         )
-    except (EngineError, OSError):  # whoever opens it says what it is; some have no slices
+    # another command reports what is wrong with the file; some files cannot be sliced
+    except (EngineError, OSError):
         return ""
     if model is None or size < large or layers <= LAYERS:
         return ""
@@ -119,7 +120,7 @@ def what_sees_more(plans: "Sequence[Plan]", result: "RunResult") -> str:
         found.append(f"{EXACTLY}: {command}")
     if can_be_sliced(plan, result.engines) and (
         is_users(plan.engine) or served or command_of(plan.engine) is not None
-    ):  # none of ours
+    ):  # the engine is the user's
         acid = f"lockstep check --suite acid --engine {shlex.quote(plan.engine)}"
         found.append(f"look closer without tensors: {black_box_command(plan)}; {acid}")
     return "\n".join(found)
@@ -137,7 +138,7 @@ def where_it_differs(plans: "Sequence[Plan]", result: "RunResult") -> str:
             return f"{MISTAKE}: {diagnose_command(plan)}"
         sliced = can_be_sliced(plan, result.engines)
         traced = any(v.suite == "trace" and v.status in ("agreed", "diverged") for v in found)
-        if traced or ("long-context" in wrong and not sliced):  # who is asked that opens files
+        if traced or ("long-context" in wrong and not sliced):  # this engine opens files
             return f"{PLACE}: {bisect_command(plan)}"
         if not plan.engine.startswith("dump:") and not plan.settings.adapters:
             ordinary = any(v.status == "diverged" and not is_of_a_made_model(v) for v in found)

@@ -26,15 +26,17 @@ from lockstep.harness.records import Verdict
 
 FIELDS = ("case", "suite", "key", "reason")
 OPTIONAL = ("kind", "size", "at")
-# of entries without places: other tokens, seeds and builds find a worst element that is a few times
-# larger or smaller
+# Factor for entries without places. With other tokens, seeds and builds, the worst element is a few
+# times larger or smaller.
 LARGER = 10
-# the same fault on another processor: honest runs move both engines' numbers by up to a limit each
+# Factor for the same fault on another processor, where honest runs may change both engines' numbers
+# by one limit each
 LIMITS = 2
-SHARE = 0.05  # and the size of the fault with them
+SHARE = 0.05  # relative change of the size of the fault on another processor
 LARGEST = 16 << 20
 CONCLUSIVE = ("agreed", "diverged", "excused", "not-applicable")
-GONE = "known/"  # begins the key of an entry that differs no more: no fault of the engine's
+# begins the key of an entry that no longer differs, which is no fault of the engine
+GONE = "known/"
 UNKNOWN = "no reason written yet"
 
 Name = tuple[str, str, str]  # case, suite, key
@@ -69,7 +71,7 @@ class Extent:
         if self.size is None or other.size is None:
             same = self.size is other.size
         elif type(self.size) is int and type(other.size) is int:
-            same = self.size == other.size  # a count
+            same = self.size == other.size  # both are counts
         else:
             room = LIMITS + SHARE * max(self.size, other.size)
             same = abs(self.size - other.size) <= room

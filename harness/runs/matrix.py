@@ -28,7 +28,7 @@ WORST_FIRST: tuple[Status, ...] = (
 )
 WELL: tuple[Status, ...] = ("agreed", "excused")
 NOT_COMPARED = "nothing was compared: the engine offers nothing that these models need"
-NOTHING = "-"  # of a cell: the engine does not offer it, or no case has it
+NOTHING = "-"  # content of a cell if the engine does not offer the suite, or if no case has it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Cell:
     """One suite for all cases, with the worst verdict of each case."""
 
     cases: Mapping[str, Verdict]
-    partly: frozenset[str] = frozenset()  # cases that agree in what could be compared
+    partly: frozenset[str] = frozenset()  # cases that agree in the part that was compared
 
     @property
     def counts(self) -> Counter[Status]:
@@ -220,7 +220,7 @@ def names_of(rows: Sequence[MatrixRow]) -> list[str]:
 def name_of(row: MatrixRow) -> str:
     if row.info is None:
         return row.engine
-    # a program says its own name before its version
+    # an engine's version may begin with the engine's name
     known = row.info.version.startswith(row.info.engine)
     return row.info.version if known else f"{row.info.engine} {row.info.version}"
 

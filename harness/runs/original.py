@@ -52,7 +52,7 @@ NORMALISED = {
     True: "is normalised, but the checkpoint's pipeline does not normalise",
     False: "is not normalised, but the checkpoint's pipeline normalises",
 }
-PERMUTED = {  # by how often the rows of each head were put into the order of pairs
+PERMUTED = {  # keys: how often the rows of each head were reordered for rope
     0: "is not permuted for rope: its rows are in the checkpoint's order",
     1: "is permuted for rope with {heads} heads",
     2: "is permuted for rope twice, with {heads} heads",
@@ -88,7 +88,8 @@ def run_original(
     """
     started = time.monotonic()
     found = compare_original(checkpoint, model, progress)
-    if options is not None and len(found.parts) > 1:  # of one architecture
+    # the architecture is known, and is the same in both
+    if options is not None and len(found.parts) > 1:
         run = compare_results(checkpoint, model, options, progress)
         parts = [*found.parts, run]
         if embeddings is not None:
@@ -170,7 +171,7 @@ def describe_difference(found: OriginalDifference) -> str:
     text = f"{place} {words.format(**detail, permuted=permuted)}"
     if "rows" in detail and "of_rows" in detail:
         text += f": {detail['rows']} of {detail['of_rows']} rows, the first {detail['row']}"
-    if found.expected == found.got:  # the first of its values, which agrees by chance
+    if found.expected == found.got:  # the first elements may be equal by chance
         return text
     return f"{text}: expected {found.expected!r:.60}, got {found.got!r:.60}"
 

@@ -11,7 +11,7 @@ from lockstep.harness.originals.findings import QuantisationLoss
 from lockstep.harness.parallel.children import Say
 from lockstep.harness.records import Evaluation, Request
 
-PROMPTS = 8  # of random tokens
+PROMPTS = 8  # number of prompts of random tokens
 QUANTILE = 2.3646  # of Student's t with PROMPTS - 1 degrees of freedom, two-sided 95 %
 
 

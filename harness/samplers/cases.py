@@ -16,10 +16,10 @@ from lockstep.harness.records import SampleRequest
 from lockstep.harness.samplers.grammars import GRAMMARS, READING, Parameters, grammar_stage
 
 Rows = NDArray[np.float32]
-SIZES = (1, 2, 3, 17, 100, 128, 129, 300, 1024, 1025, 3000)  # of vocabularies
-MAX_STAGES = 5  # before the choice
+SIZES = (1, 2, 3, 17, 100, 128, 129, 300, 1024, 1025, 3000)  # sizes of vocabularies
+MAX_STAGES = 5  # number of stages before the choice
 PROMPT_TOKENS, ACCEPTED_TOKENS = 12, 20
-FEW = 40  # candidates that infill is given, which compares each with each
+FEW = 40  # candidates for infill, which compares each one with all others
 MAX_BIASES = 4
 GRAMMAR_ROWS, LAZY_CASES = 8, 8
 
@@ -29,7 +29,7 @@ class SampleCase:
     """A question, with the seed and the kinds of logits that it uses."""
 
     seed: int
-    kinds: tuple[str, ...]  # of the rows
+    kinds: tuple[str, ...]  # the kind of each row
     request: SampleRequest
 
     @property
@@ -89,7 +89,7 @@ def keep(rng: Generator) -> int:
 
 
 def seed(rng: Generator) -> int:
-    return int(rng.integers(0, 2**32 - 1))  # the largest stands for any
+    return int(rng.integers(0, 2**32 - 1))  # the largest number means a random seed
 
 
 def count(rng: Generator, n: int) -> int:
@@ -240,7 +240,7 @@ def complete(
     """Return the request, with the tokens accepted before each row and the draws of each row."""
     n = logits.shape[1]
     chain = make_chain(stages, n, words, LLAMA_CPP)
-    few = rng.integers(0, n, 6)  # tokens that come again
+    few = rng.integers(0, n, 6)  # tokens that are repeated
     accepted, draws = [rng.choice(few, ACCEPTED_TOKENS).tolist()], []
     for i, row in enumerate(logits):
         accepted[i] = accept_permitted(chain, accepted[i])

@@ -31,7 +31,7 @@ from lockstep.harness.samplers.probabilities import (
 
 Kept = NDArray[np.bool_]
 Sizes = Callable[[Kept], tuple[int, int]]
-FARTHEST = 1e4  # nats from the mean surprise: no float64 that is not zero is as rare
+FARTHEST = 1e4  # nats from the mean surprise: every positive float64 is more likely than this
 
 
 @dataclass(frozen=True, kw_only=True)

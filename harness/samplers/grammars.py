@@ -40,7 +40,7 @@ GRAMMARS: tuple[str, ...] = (
     'word ::= [a-z]+ | "0"\nroot ::= "(" word? ")" | word "."',
     JSON,
 )
-BAD_GRAMMARS: Mapping[str, str] = {  # no engine may take these for no grammar at all
+BAD_GRAMMARS: Mapping[str, str] = {  # no engine may treat these as an empty grammar
     "a text without an end": 'root ::= "a',
     "a class without an end": "root ::= [a-z",
     "an undefined rule": "root ::= [a-z] other",
@@ -50,12 +50,13 @@ BAD_GRAMMARS: Mapping[str, str] = {  # no engine may take these for no grammar a
     "an unknown escape": 'root ::= "\\q"',
 }
 VOWELS = (b"a", b"e", b"i", b"o", b"u")
-WAITING: tuple[tuple[str, tuple[bytes, ...], tuple[bytes, ...]], ...] = (  # words, and patterns
+# grammar, words, patterns
+WAITING: tuple[tuple[str, tuple[bytes, ...], tuple[bytes, ...]], ...] = (
     ("root ::= [aeiou] [^0-9]*", VOWELS, (b"[aeiou]",)),
     ("root ::= [aeiou] [a-z]* [^a-z]*", VOWELS, (b"x{9}", b"(?:.|\n)*?([aeiou])")),
     ("root ::= [a-z] [^a-z] [^0-9]*", (b"e ", b"t.", b"a"), (b"[a-z][^a-z]",)),
 )
-TOKEN_SHARE, MAX_TOKENS = 8, 1000  # one token in so many begins a grammar that waits
+TOKEN_SHARE, MAX_TOKENS = 8, 1000  # one token in TOKEN_SHARE triggers a lazy grammar
 ROOT = {"grammar_root": "root"}
 
 Parameters = Callable[[Generator, int], Mapping[str, Any]]

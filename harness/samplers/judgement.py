@@ -27,7 +27,7 @@ class StageFinding:
     stage: int
     sampler: str
     difference: StageDifference
-    accident: Accident | None = None  # of llama.cpp, which the engine does exactly
+    accident: Accident | None = None  # the accident of llama.cpp that the engine reproduces exactly
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Judgement:
     """The result of judging all lists of an answer."""
 
     judged: int
-    undefined: int  # no definition says what becomes of a list without a finite best
+    undefined: int  # number of lists without a finite candidate, for which nothing is defined
     findings: tuple[StageFinding, ...]
 
     @property
@@ -82,10 +82,11 @@ class StageJudge:
         self.sampler = sampler
         self.mirror = sampler.clone()
         self.mirror.ways = LLAMA_CPP
-        self.accident: Accident | None = None  # the last one
-        self.is_defined = True  # what it must do with this row
-        self.off = 0.0  # by how much an honest engine's state may be another
-        self.has_lost_state = False  # what it learnt from a row of which nothing is defined
+        self.accident: Accident | None = None  # the last accident
+        self.is_defined = True  # False: the result for this row is undefined
+        self.off = 0.0  # limit of the difference between the state of an honest engine and ours
+        # True: the state contains what it learned from an undefined row
+        self.has_lost_state = False
 
     def prepare(self, accepted: Sequence[int], draw: float) -> None:
         for each in (self.sampler, self.mirror):

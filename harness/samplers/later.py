@@ -28,17 +28,18 @@ from lockstep.harness.samplers.drawn import (
 )
 from lockstep.harness.samplers.probabilities import F64
 
-KEPT = 2  # candidates of each token
+KEPT = 2  # number of candidates for each token
 N_LATER = 3  # tokens after the first: a tree with at most 15 nodes
 LATER_TEXTS, MORE_LATER_TEXTS = 200, 1000  # more if the first texts look suspicious
 LATER_TRIES = 4  # until one text has a second token
-LATER_SUSPICION = -4.0  # evidence that asks for more texts: a quarter of honest servers reach it
-SPREAD = log(2.0)  # between the logits of the two candidates for the first token, at most
-LEAST_TEXTS = 8  # at a node; fewer prove little, and each node is an evaluation
+LATER_SUSPICION = -4.0  # evidence that asks for more texts; a quarter of honest servers reach it
+SPREAD = log(2.0)  # largest difference between the logits of the two candidates for the first token
+LEAST_TEXTS = 8  # texts at a node: fewer show little, and each node costs an evaluation
 LOG_HALF = log(0.5)
 
 Text = tuple[int, ...]
-FindToken = Callable[[Text], NextToken | None]  # of the tokens before; None: it cannot be judged
+# argument: the tokens before; None: this token cannot be judged
+FindToken = Callable[[Text], NextToken | None]
 
 
 @dataclass(kw_only=True)
@@ -49,7 +50,7 @@ class TextTree:
     find_token: FindToken
     unseen: NDArray[np.int64]  # ids that the server does not show
     counts: dict[Text, Counter[int]] = field(default_factory=dict)
-    runs: dict[Text, F64 | None] = field(default_factory=dict)  # as those of NextToken
+    runs: dict[Text, F64 | None] = field(default_factory=dict)  # as NextToken.runs returns them
 
     def add(self, text: Text) -> None:
         for n in range(1, len(text)):

@@ -113,11 +113,11 @@ def check_kept(stage: JudgedStage) -> StageDifference | None:
     before, after = stage.before, stage.after
     cut = cut_for(stage.sampler, before, stage.off)
     kept = np.isin(before.ids, after.ids)
-    if cut is None:  # it keeps all, or what it keeps is no matter of rank
+    if cut is None:  # the sampler keeps all candidates, or chooses them regardless of rank
         return compare_ids(stage.expected.ids, after.ids)
     if kept.any() and not kept.all():
         if cut.lowest:
-            kept = ~kept  # the same of those that are left out
+            kept = ~kept  # then the removed candidates are checked in the same way
         found = check_rank(cut, kept, before)
         if found is not None:
             return found

@@ -49,7 +49,7 @@ class LogitLimits:
     ids: NDArray[np.int32]
     logits: F64
     radius: F64
-    other: F64 | None = None  # what they may be as well
+    other: F64 | None = None  # logits that are equally right
 
 
 def logit_limits(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 F64 = NDArray[np.float64]
 UNIT = 2.0**-24
 LAST_PLACE = 2 * UNIT
-LEAST_P = 2.0**-126  # below it float32 has fewer bits, or none
+LEAST_P = 2.0**-126  # float32 has fewer significant bits below this, or none
 
 
 @dataclass(frozen=True, kw_only=True)

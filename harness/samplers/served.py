@@ -43,15 +43,15 @@ from lockstep.harness.samplers.later import (
 )
 from lockstep.harness.samplers.probabilities import F64
 
-DRAWS, MORE_DRAWS = 60, 400  # of a chain; and once more of one that is suspicious
-GRAMMAR_DRAWS = 30  # of each of many
+DRAWS, MORE_DRAWS = 60, 400  # draws for a chain, and new draws if their counts look suspicious
+GRAMMAR_DRAWS = 30  # draws for each of many grammars
 MAX_REQUESTS = 8000
 MAX_LISTED = 1024
-LIST_TRIES = 4  # seeds: where a text ends there is no list
-SEEDS, LEAST_SAME = 8, 6  # asked for twice; a draw near a boundary may fall beside it
-LEAST_SPREAD = 0.2  # how often two draws are the same by chance, at most
-TEXTS, MORE_TOKENS = 6, 6  # of each grammar
-# parts beside samplers
+LIST_TRIES = 4  # seeds to try, because the answer has no list where the text ends
+SEEDS, LEAST_SAME = 8, 6  # each seed is used twice; a draw close to a boundary may differ
+LEAST_SPREAD = 0.2  # probability that two draws are equal by chance, at most
+TEXTS, MORE_TOKENS = 6, 6  # texts for each grammar, and tokens after the first
+# names of parts that are not samplers
 ORDER, SEED, BAD, LATER = "order", "seed", "bad grammars", "tokens after the first"
 NEVER_ASKED = ("greedy", "infill", *(set(CHOOSING) - {"greedy", "dist"}))
 
@@ -74,7 +74,7 @@ class Result(Enum):
     UNASKED = "not asked"
 
 
-MAX_IGNORED = 4  # chains: a weak effect may look like none
+MAX_IGNORED = 4  # chains to try, because a weak effect may look like none
 WORST = (Result.WRONG, Result.UNSAID, Result.IGNORED)
 
 
@@ -87,7 +87,7 @@ class ServedPart:
     lists: int = 0
     draws: int = 0
     why: str = ""
-    chain: tuple[Stage, ...] = ()  # the last one
+    chain: tuple[Stage, ...] = ()  # the last chain that was judged
     difference: DrawnDifference | None = None
     accidents: tuple[Accident, ...] = ()
 
@@ -182,7 +182,7 @@ class ServedRun:
         request = DrawRequest(
             chain=tuple(chain),
             prompt=self.prompt,
-            seed=seed % (1 << 31),  # some interfaces take no larger ones
+            seed=seed % (1 << 31),  # some interfaces accept no larger seeds
             n_listed=n_listed,
             more=more,
         )
@@ -198,7 +198,8 @@ class ServedRun:
             )
         if self.requests >= MAX_REQUESTS:
             return ServedPart(part=part, result=Result.UNASKED, why="too many requests")
-        by_list = self.has_lists and part != "grammar"  # a list there may be of all candidates
+        # a server may list all candidates, including forbidden ones
+        by_list = self.has_lists and part != "grammar"
         said = list[tuple[Stage, ...]]()
         why = ""
         for chain in chains:
@@ -302,7 +303,8 @@ class ServedRun:
                 answer = self.draw(chain, more=N_LATER)
                 if isinstance(answer, DrawAnswer) and isinstance(answer.token, int):
                     tree.add((answer.token, *answer.more))
-                if i == LATER_TRIES and not tree.counts:  # this interface shows no later ids
+                # the interface does not show the ids of later tokens
+                if i == LATER_TRIES and not tree.counts:
                     return ServedPart(part=LATER, result=Result.UNASKED)
             if not LATER_SUSPICION < tree.evidence <= -LIMIT:
                 break
