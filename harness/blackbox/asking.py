@@ -66,7 +66,7 @@ from lockstep.harness.suites.parts.whole_runs import compare_runs
 from lockstep.harness.synth.twin import KEPT
 
 SUITE = "black-box"
-# of a verdict's detail: what kind of difference it is, and how large
+# keys of a verdict's detail that hold the kind and size of a difference
 OF_EXTENT = (
     *("kind", "margin", "allowed", "expected", "actual", "mismatched", "total", "reason"),
     *(COMPUTED_IN, LOGARITHMS),
@@ -80,9 +80,9 @@ class SliceAnswer:
 
     status: Status
     summary: str
-    worst: float = 0.0  # of the largest logit; 0 where tokens were compared
+    worst: float = 0.0  # as a share of the largest logit; 0 if tokens were compared
     allowed: float = 0.0
-    engines: tuple[EngineInfo, ...] = ()  # that answered
+    engines: tuple[EngineInfo, ...] = ()  # the engines that answered
     extent: Mapping[str, Any] = field(default_factory=dict)  # kind and size of a divergence
 
     @property
@@ -116,11 +116,13 @@ class SliceAsker:
     folder: Path
     progress: Callable[[str], None]
     opening: Callable[[Plan, Callable[[str], None]], Opened] = open_plan
-    rounding: list[FactorDesign] | None = None  # see Context: of all models alike
-    # of the oracle's file, and of the subject's if it is another: reading a vocabulary takes long
+    rounding: list[FactorDesign] | None = None  # see Context; the same list for all made models
+    # for the oracle's file, and for the subject's file if it is another; kept because reading a
+    # vocabulary takes long
     few: dict[bool, FewTokens | None] = field(default_factory=dict)
-    whole_vocabulary: bool = False  # of slices of one layer as well
-    # by what llama.cpp's graph says of a layer: the keys that make one such, or why not
+    whole_vocabulary: bool = False  # True: slices of one layer keep all tokens
+    # by the nodes of a layer in llama.cpp's graph: the keys that make a model of this layer alone,
+    # or the reason why none do
     roles: dict[tuple[tuple[Node, ...], bool], dict[str, int] | str] = field(default_factory=dict)
 
     @cached_property
@@ -220,7 +222,7 @@ class SliceAsker:
         return None
 
     def run_on(self, recipe: Recipe) -> Evaluation:
-        path = self.folder / "bits.gguf"  # others may be open
+        path = self.folder / "bits.gguf"  # a file of its own, because others may be open
         rewrite(self.file, self.with_few_tokens(self.file, recipe), path)
         return run_alone(self.open, replace(self.plan, model=path, subject_model=path))
 
@@ -258,13 +260,13 @@ class SliceAsker:
         path = self.folder / "role.gguf"
         for role in roles_of(self.file):
             if not role and wanted[1]:
-                continue  # the first layer has another mask
+                continue  # this role has another mask than the wanted layer
             rewrite(self.file, slice_of(self.file, layer, role=role), path)
             try:
                 if role_of(self.graph_in(path), 0) == wanted[0]:
                     return dict(role)
             except EngineError:
-                continue  # llama.cpp refuses or aborts: it is no such model
+                continue  # llama.cpp refuses this model or aborts
             finally:
                 path.unlink()
         return f"layer {layer} depends on its number: no model of one layer can contain it"
@@ -382,7 +384,7 @@ def left_unanswered(error: NoAnswer, oracle: str) -> SliceAnswer:
     if not is_nobodys(error.status, error.detail, oracle):
         return SliceAnswer(status=error.status, summary=str(error))
     text, detail = str(error), error.detail
-    if detail.get("kind") == REFUSED:  # no engine is wrong in that, so none is said to be
+    if detail.get("kind") == REFUSED:  # neither engine is at fault
         text = f"{detail['engine']} does not load the probe model: {detail['where']}"
     return SliceAnswer(status="not-compared", summary=text)
 

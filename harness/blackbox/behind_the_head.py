@@ -10,16 +10,18 @@ from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.ops.near import U
 from lockstep.harness.blackbox.slices import architecture, number
 
-SCALE, CAP = "logit_scale", "final_logit_softcapping"  # the keys
-FLAT = 4.0  # caps: of a logit so many times as large a change of it is a thousandth at most
-ROUNDINGS = 8  # three products, and a tanh to within two units in the last place
-# whose logits are multiplied by the scale, or divided by it, or capped: what is taken where there
-# is no key, which others do not read
+SCALE, CAP = "logit_scale", "final_logit_softcapping"  # names of keys
+FLAT = 4.0  # cap as a multiple of the logits; it then changes a logit by at most a thousandth
+# rounding errors: three products, and a tanh that is off by at most two units in the last place
+ROUNDINGS = 8
+# architectures whose logits are multiplied by the scale, divided by it, or capped. The numbers are
+# the defaults of a missing key; other architectures ignore the key.
 TIMES_SCALE = {
     **dict.fromkeys(("cohere2", "cohere2moe", "command-r", "muse-glimmer", "talkie"), 1.0),
     "grok": 3**-0.5,
 }
-MINICPM_WIDTH = 256  # of the smallest, which llama.cpp takes for the key where there is none
+# embedding size of the smallest model; llama.cpp uses it as the default of the key
+MINICPM_WIDTH = 256
 BY_SCALE = ("granite", "granitemoe", "granitehybrid", "granite_swa", "graniteswitch", "minicpm")
 CAPS = {
     **dict.fromkeys(("gemma2", "gemma3n", "gemma4", "muse-glimmer"), 30.0),

@@ -95,10 +95,13 @@ class BlackBoxBisection:
     lenses: tuple[Looked, ...]
     whole: SliceAnswer
     places: tuple[SeenInPlace, ...] = ()
-    no_places: str = ""  # why these models cannot be made, or not be asked of this engine
-    left_out: tuple[str, ...] = ()  # what was not asked, and why
-    in_f32: Mapping[str, SliceAnswer] = field(default_factory=dict)  # of the whole, by words
-    others: tuple[Verdict, ...] = ()  # what check says besides, where all of the above agrees
+    # the reason why these models cannot be made, or not be used with this engine
+    no_places: str = ""
+    # descriptions of the questions that were not asked, with reasons
+    left_out: tuple[str, ...] = ()
+    # by description: answers on F32 versions of the whole model
+    in_f32: Mapping[str, SliceAnswer] = field(default_factory=dict)
+    others: tuple[Verdict, ...] = ()  # other findings of check, if all of the above agree
 
     @property
     def guilty(self) -> tuple[LayerRow, ...]:
@@ -141,7 +144,7 @@ def bisect_steady(asker: SliceAsker) -> BlackBoxBisection:
         rows += of_layers(asker, n)
     halves = any(row.answer.is_in_halves for row in rows)
     lenses, unseen = ([], [NO_LENS]) if rows[0].answer.differs else look(asker)
-    if halves:  # what is far off is seen
+    if halves:  # only large errors are seen
         lenses = [each for each in lenses if each.answer.differs]
         unseen = [NOT_WEIGHTS, *unseen]
     asker.progress("the whole model")
@@ -171,7 +174,7 @@ def of_layers(asker: SliceAsker, n: int) -> list[LayerRow]:
 
 
 def check_can_be_asked(asker: SliceAsker, engines: Sequence[EngineInfo] = ()) -> None:
-    levels = engines[1].levels if engines else None  # the oracle's come first
+    levels = engines[1].levels if engines else None  # the oracle is first
     if text := why_not_asked(asker.plan.engine, levels):
         raise NoAnswer("not-compared", text, {LEVELS: levels or ()})
 
@@ -192,7 +195,7 @@ def of_the_whole(asker: SliceAsker, found: BlackBoxBisection, n: int) -> BlackBo
     places, why = see_in_place(asker)
     found = replace(found, places=tuple(places), no_places=why)
     if TWIN in found.in_f32 and not differs and names_one(places):
-        return found  # nothing is wrong in F32, and all that stands beside it is
+        return found  # in F32 nothing is wrong, so the finding at the place is the result
     if found.whole.differs or differs or any(each.answer.differs for each in places):
         return replace(found, rows=(*found.rows, *by_number(asker, n)))
     return replace(found, others=others_of(asker)) if found.exit_code == 0 else found
@@ -267,7 +270,7 @@ def without_layers(asker: SliceAsker) -> Callable[[Maker], SliceAnswer | None]:
 
 
 def shows_logits(answer: SliceAnswer) -> bool:
-    levels = answer.engines[1].levels if answer.engines else None  # the oracle's come first
+    levels = answer.engines[1].levels if answer.engines else None  # the oracle is first
     return levels is None or "logits" in levels
 
 
@@ -289,7 +292,7 @@ class MadeToShow:
 
     words: str
     make: Callable[..., Recipe]
-    part: Part  # which has that fault
+    part: Part  # the part that is at fault if the engines agree on this model
 
 
 MADE = {

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from lockstep.engine.quants.base import F32
 
-HALF = np.uint64(63)  # of all raw numbers have the highest bit
-Change = Callable[[F32, int], F32]  # (rows, columns), the first row's number -> (rows, columns)
+HALF = np.uint64(63)  # shift that leaves the highest bit of a raw number
+# arguments: (rows, columns), number of the first row; returns (rows, columns)
+Change = Callable[[F32, int], F32]
 
 
 def zero(rows: F32, start: int) -> F32:

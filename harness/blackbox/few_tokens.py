@@ -17,10 +17,12 @@ from lockstep.harness.blackbox.rewriting import Recipe
 from lockstep.harness.blackbox.slices import architecture
 
 KEPT = 1024
-OF_TOKENS = (EMBEDDING, OUTPUT, "output.bias", "per_layer_token_embd.weight")  # a row for each
+# tensors with a row for each token
+OF_TOKENS = (EMBEDDING, OUTPUT, "output.bias", "per_layer_token_embd.weight")
 VOCABULARY = "tokenizer.ggml."
 MODEL, TOKENS, MERGES = f"{VOCABULARY}model", f"{VOCABULARY}tokens", f"{VOCABULARY}merges"
-TOKENIZERS = ("llama", "gpt2")  # whose vocabularies say what the rest of one is
+# in these vocabularies, the remaining keys follow from the kept tokens
+TOKENIZERS = ("llama", "gpt2")
 SPECIAL = ("_token_id", "_token_ids")
 
 

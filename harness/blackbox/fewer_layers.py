@@ -28,10 +28,10 @@ from lockstep.harness.context.suite import Context
 from lockstep.harness.records import Verdict
 
 SUITE = "logits"
-KEY = "fewer layers"  # of what differs there
-SHARE = 0.5  # of a model's bytes: a slice of more is hardly less work
-AT_LEAST = 2  # layers: the last one alone may leave rows out
-# who does not answer in time with fewer layers does not with all of them, and is waited for once
+KEY = "fewer layers"  # key of findings on these models
+SHARE = 0.5  # share of a model's bytes; a larger slice saves hardly any work
+AT_LEAST = 2  # number of layers; with the last layer alone, an engine may skip rows
+# an engine that times out with fewer layers would also time out with all, so it is asked once
 ENOUGH = ("agreed", "not-applicable", "timed-out")
 
 
@@ -60,7 +60,7 @@ def ask_first_layers(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
     if not says_all(found):
         return
     for verdict in found:
-        # of which run a known list excuses one alone
+        # names the run that differs, so that a list of known failures excuses only this run
         places = ", ".join(filter(None, (words, verdict.detail.get("asked"))))
         detail = {**verdict.detail, "asked": places}
         text = f"{words}: {verdict.summary}"
@@ -77,7 +77,8 @@ def says_all(found: list[Verdict]) -> bool:
 def says_enough(verdict: Verdict) -> bool:
     detail = verdict.detail
     if verdict.status == "diverged":
-        return detail.get("at_fault") == "subject" and "question" not in detail  # no refusal
+        # a refusal has the key `question`
+        return detail.get("at_fault") == "subject" and "question" not in detail
     return verdict.status in ENOUGH or "sequences" in detail
 
 

@@ -25,16 +25,18 @@ from lockstep.harness.records import EXACT
 from lockstep.harness.sites import IN_A_LAYER
 from lockstep.harness.synth.gguf_writer import check_output
 
-FACTORS = ("rope_freqs.weight",)  # one tensor for all layers
+FACTORS = ("rope_freqs.weight",)  # tensors that all layers share
 Role: TypeAlias = tuple[Node, ...]
-Layer: TypeAlias = tuple[Role, int]  # what is computed; which mask it reads, counted by layers
+# the nodes of the layer, and the number of layers before it with the same mask
+Layer: TypeAlias = tuple[Role, int]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FirstLayers:
     n: int
     of: int
-    enough: int  # so many have one of each kind, and each tensor in each of its types
+    # number of layers that contain each kind of layer, and each tensor in each of its types
+    enough: int
 
 
 def write_first_layers(
@@ -62,7 +64,8 @@ def write_first_layers(
         if short and not begins:
             raise Unsupported(f"{model} has no window or other part that only long texts show")
         keys = merge_keys(each.short for each in begins)
-        # what was there stays until this one is right, and any name beside it may be somebody's
+        # an existing file stays until the new file is complete, and a neighbouring name may belong
+        # to the user
         with TemporaryDirectory(prefix=".lockstep-", dir=output.absolute().parent) as folder:
             progress("reading the kind of each layer from llama.cpp's graph")
             graph = graph_in(model)

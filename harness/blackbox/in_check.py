@@ -52,9 +52,10 @@ from lockstep.harness.records import Verdict
 
 BY_NUMBER = "layers are not tested in their places either; lockstep bisect --black-box does that"
 SUITE = "black-box"
-ALL_OF_THEM = "lockstep bisect --black-box"  # asks for what `check` asks for some of
-LENSES = 8  # for which both engines are started
-SLICES = 8  # of layers that are computed alike
+# the command that makes all of these tests; `check` makes only some
+ALL_OF_THEM = "lockstep bisect --black-box"
+LENSES = 8  # number of lenses; each starts both engines
+SLICES = 8  # number of slices of layers with equal graphs
 
 
 def takes_models(plan: Plan) -> bool:
@@ -114,17 +115,18 @@ def verdicts_of(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
     halves = any(COMPUTED_IN in verdict.detail for verdict in of_the_graph)
     wrong = any(verdict.status == "diverged" for verdict in of_the_graph)
     if is_quantised(asker):
-        of_one_file = asker.subject_file is asker.file  # else it may be that which differs
+        # two files may differ, which explains the finding
+        of_one_file = asker.subject_file is asker.file
         if wrong and of_one_file and as_it_is(without_layers(asker)).differs:
             yield context.verdict(SUITE, "not-applicable", f"not compared: {NO_LENS}")
         else:
             yield from of_weights(asker, context)
     if not wrong and not halves:
-        yield from of_places(asker, context)  # which have a fault of the graph as well
+        yield from of_places(asker, context)  # the graph's faults also show at these places
 
 
 def not_asked(context: Context) -> str:
-    # no run of the model itself has the steps that are asked for
+    # the subject's runs do not have the required steps
     if says_more(context) and not has_steps(context.file):
         return f"{context.subject.name} shows tensors, which show more"
     enough = (*ENOUGH, "embed") if embeds(context) else ENOUGH
@@ -214,7 +216,7 @@ def of_weights(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
         if each.answer.differs:
             text = f"a lens of {each.lens.type}: {each.answer.summary}"
             detail = {"type": each.lens.type, "tensors": list(each.tensors), **each.answer.extent}
-            detail["asked"] = ", ".join(each.tensors)  # at which place it is
+            detail["asked"] = ", ".join(each.tensors)  # the place of the finding
             key = (SUITE, "lens", each.lens.type)
             yield context.verdict(SUITE, each.answer.status, text, detail, key)
     yield from of_right_ones([each for each in found if each.answer.agrees], context)

@@ -23,10 +23,11 @@ from lockstep.harness.judging.compare import largest, worst_distance
 from lockstep.harness.judging.stored import half_step, looks_like
 from lockstep.harness.records import Evaluation, Request
 
-COMPUTED_IN = "computed_in"  # in the detail of a verdict: F16 or BF16
+COMPUTED_IN = "computed_in"  # key in a verdict's detail: F16 or BF16
 NOT_WEIGHTS = "F16 or BF16 values do not show weights to the last bit"
-LIMIT = 2  # times what our own run in halves is off: another engine rounds in other places
-Kept = Callable[[], str | None]  # "F16", "BF16", "": neither, None: it cannot be told
+# factor on the error of our own run in halves, because other engines round at other places
+LIMIT = 2
+Kept = Callable[[], str | None]  # returns "F16", "BF16", "" for neither, None if unknown
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,28 +37,28 @@ from lockstep.harness.blackbox.slices import architecture, n_layers, number
 from lockstep.harness.sites import IN_A_LAYER
 from lockstep.harness.synth.twin import CHUNK
 
-# whose layers are these tensors and no others, and no op more
+# architectures whose layers have exactly these tensors and no other ops
 ARCHITECTURES = (
     *("llama", "mistral3", "smollm3", "qwen2", "qwen3", "gemma3", "ernie4_5", "exaone"),
     *("hunyuan-dense", "internlm2", "xverse"),
 )
 MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 NORMS = ("attn_norm", "ffn_norm")
-# of heads, and behind halves: they do nothing here
+# norms of heads, and norms after each half of a layer; they change nothing here
 NORMS_BESIDE = ("attn_q_norm", "attn_k_norm", "post_attention_norm", "post_ffw_norm")
 EPS = "attention.layer_norm_rms_epsilon"
-ROOT = 2.0**34  # of eps
-X = 2.0**22  # of embeddings: their mean square is at most a 2**24th of eps, half an ulp of float32
-EVERY = 4  # of how many elements one may be read; the others are written
-HOT = 16  # elements that are not zero, of what a matrix as stored reads: bounds grow with them
-HOT_INSIDE = 8  # the same of ffn_down
+ROOT = 2.0**34  # factor on eps
+X = 2.0**22  # factor on embeddings: their mean square is at most 2^-24 of eps, half an ulp
+EVERY = 4  # one in so many elements may be read; the others are written
+HOT = 16  # number of nonzero elements that a stored matrix reads; limits grow with this number
+HOT_INSIDE = 8  # the same for ffn_down
 TOKENS = 8
-ADDED = 64  # elements of what a layer reads last that are added up
-OPEN = 64.0  # a gate of 127: silu and gelu of it are 127, of -127 zero; no format rounds it
-CHOSEN = 256.0  # a score that leaves nothing to the others, whose exponentials are zero
-SCORE = 2.0  # of queries and keys, where what they are decides most
-SIZE = 2.0**-3  # of what is added
-MOST = 12.0  # binary places by which what is written is moved, so that halves hold it
+ADDED = 64  # number of elements that are added up at the end of a layer
+OPEN = 64.0  # gives a gate of 127; silu and gelu give 127 for it, and 0 for -127
+CHOSEN = 256.0  # a score that is so large that the exponentials of the other scores are zero
+SCORE = 2.0  # size of queries and keys where these decide the result
+SIZE = 2.0**-3  # size of the added values
+MOST = 12.0  # limit for the power of two by which written values are scaled to fit into F16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +75,9 @@ class LookInPlace:
         return " and ".join(filter(None, (self.attention, self.ffn))) or "token_embd"
 
 
-EMBEDDINGS = LookInPlace(attention="", ffn="")  # whose rows are as stored; no layer adds to them
+EMBEDDINGS = LookInPlace(attention="", ffn="")  # reads stored rows; no layer adds to them
 LOOKS = (
-    EMBEDDINGS,  # first: who takes eps from elsewhere shows it here
+    EMBEDDINGS,  # first, because an engine with another eps differs here
     LookInPlace(attention="attn_v", ffn="ffn_up"),
     LookInPlace(attention="attn_q", ffn="ffn_gate"),
     LookInPlace(attention="attn_k", ffn=""),
@@ -92,12 +92,12 @@ class Layout:
     width: int
     layers: int
     vocabulary: int
-    head: int  # elements of a head
-    hidden: int  # of the FFN
-    inside: int  # what attn_output reads
-    times_embedding: float  # what embeddings are multiplied by
-    cap: float  # of logits; 0: none
-    sizes: Mapping[str, float]  # of the weights of each matrix, a root of a mean square
+    head: int  # number of elements of a head
+    hidden: int  # width of the FFN
+    inside: int  # width of the input of attn_output
+    times_embedding: float  # factor on embeddings
+    cap: float  # cap of logits; 0: none
+    sizes: Mapping[str, float]  # by matrix: root mean square of the weights
 
     def read(self, look: LookInPlace) -> list[int]:
         """Return the elements of the initial residual that layers read. The first of these elements
@@ -238,9 +238,9 @@ def attention(layout: Layout, layer: int, look: LookInPlace) -> Mapping[str, Cha
     if not look.attention:
         return {"attn_output": zero}
     into, some = layout.own(layer, 0), some_of(layout.inside, layer)
-    each = -(-len(some) // len(into))  # of them are added up
+    each = -(-len(some) // len(into))  # number of elements that are added up
     read = layout.read(look)
-    if look.attention == "attn_v":  # all tokens are seen alike
+    if look.attention == "attn_v":  # every token attends equally to all tokens
         size = layout.times(SIZE, layer, "attn_v", LARGEST_STEP**2 * len(read) * each)
         return {"attn_q": zero, "attn_output": writes(into, some, size)}
     other = "attn_k" if look.attention == "attn_q" else "attn_q"

@@ -25,13 +25,13 @@ from lockstep.harness.records import Evaluation, Request
 from lockstep.harness.sites import IN_A_LAYER
 from lockstep.harness.synth.twin import KEPT
 
-# Of a power of two half a step of F16 is 2^-11 of it, and of BF16 2^-8. The first leaves room for
-# who multiplies embeddings by their scale before rounding; the second is between both; the last
-# nobody rounds away who reads them.
+# Relative to a power of two, half a step of F16 is 2^-11, and of BF16 2^-8. LITTLE leaves room for
+# engines that scale embeddings before they round. MORE_THAN_F16 lies between both steps.
+# MORE_THAN_BF16 survives every rounding.
 LITTLE, MORE_THAN_F16, MORE_THAN_BF16 = 2.0**-16, 2.0**-9, 2.0**-6
-EACH = 4  # of so many tokens one keeps its embedding: its logit tells, whatever the head's rows are
-Run = Callable[[Recipe], Evaluation]  # of the engine under test on such a model
-NORM_BEHIND = "token_embd_norm.weight"  # which may be computed before anything is rounded
+EACH = 4  # one in so many tokens keeps its embedding, and its logit shows the result for any head
+Run = Callable[[Recipe], Evaluation]  # runs the engine under test on a model of this recipe
+NORM_BEHIND = "token_embd_norm.weight"  # an engine may compute this norm before it rounds
 
 
 def kept_in(file: GgufFile, layers: int, run: Run) -> str | None:
@@ -52,7 +52,7 @@ def kept_in(file: GgufFile, layers: int, run: Run) -> str | None:
         first = asked(some, 0.0)
         if same_bits(first, asked(some, LITTLE)):
             if same_bits(first, asked(some, MORE_THAN_BF16)):
-                return ""  # they do not matter to it
+                return ""  # the engine ignores these bits
             return "BF16" if same_bits(first, asked(some, MORE_THAN_F16)) else "F16"
         unsteady = unsteady or not same_bits(first, asked(some, 0.0))
     return None if unsteady or NORM_BEHIND in names else ""

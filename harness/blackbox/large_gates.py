@@ -15,8 +15,8 @@ from lockstep.harness.blackbox.slices import is_values, whole_or_layer
 from lockstep.harness.sites import IN_A_LAYER
 
 READ, ROUTER, WRITTEN = ("ffn_gate", "ffn_up"), "ffn_gate_inp", "ffn_down"
-# seeded gates come to more than 20, beyond all clamps of published models; of trained ones, which
-# come to 20, the product of two is still a half
+# With this factor, seeded gates exceed 20, which is beyond the clamps of all published models.
+# Trained gates reach 20, and with this factor the product of two still fits into F16.
 LARGER = 8.0
 
 

@@ -47,15 +47,16 @@ from lockstep.harness.blackbox.slices import (
 from lockstep.harness.blackbox.whole import LARGEST_TWIN
 from lockstep.harness.sites import ATTENTION_OUT, FFN_OUT, IN_A_LAYER
 
-RECURRENT = {  # what the names of attention stand for there
+RECURRENT = {  # meaning of the names of attention parts in recurrent layers
     MASK: "what earlier tokens leave: state or convolution",
     LOST: "what earlier tokens leave: state or convolution",
     "attention norm": "its norm",
     "its norm or matrices": "its norm, matrices or convolution",
 }
 AT_ITS_PLACE = "the others muted"
-HALVES = {"attention": FFN_OUT, "FFN": ATTENTION_OUT}  # and what is muted beside each
-# what is made neutral touches nothing of the other half
+# the half that is muted while this half is tested
+HALVES = {"attention": FFN_OUT, "FFN": ATTENTION_OUT}
+# parts whose neutral version does not change the other half
 OF_ONE_HALF: Mapping[str, tuple[Maker, str]] = MappingProxyType(
     {
         f"{half}: {name}": (maker, words)
@@ -73,9 +74,9 @@ class LayerRow:
 
     layer: int | None
     answer: SliceAnswer
-    what: str = ""  # of the slice, if it is no plain one
+    what: str = ""  # description of the slice, if it is a special one
     parts: tuple[Part, ...] = ()
-    asked: Mapping[str, SliceAnswer] | None = None  # with parts neutral, by words
+    asked: Mapping[str, SliceAnswer] | None = None  # by description: answers with neutral parts
 
 
 def of_layer(asker: SliceAsker, layer: int, n: int, known: Collection[Part] = ()) -> LayerRow:
@@ -181,7 +182,7 @@ def parts_of_layer(
         alone = as_it_is(own.ask)
         asked[f"{name} alone"] = alone
         if not alone.differs or (parts and alone.is_no_number):
-            continue  # which comes from the half before, muted or not
+            continue  # such a value comes from the half before, even if that is muted
         if name == "attention":
             part = part_of_attention(own, likely, partial(heads, asker, layer, own.ask))
         else:
@@ -243,7 +244,7 @@ def half(
             assert muting is not None
             changes = {**neutral.changes, **muting.changes}
             recipe = at_place(file, layer, role, replace(neutral, changes=changes), cut)
-            # any head shows a layer, and that of some architectures is always the table
+            # every head shows a layer; some architectures always use the table as head
             apart = neutral.own_head and (every_token or OUTPUT in file.tensors)
             return with_own_head(recipe, neutral.head) if apart else recipe
 

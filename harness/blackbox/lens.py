@@ -13,13 +13,14 @@ from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.quants.base import WeightFormat
 from lockstep.harness.suites.parts.small_scales import with_small_scales
 
-LARGEST_STEP = 127.0 * 2.0**-6  # what an activation is behind the last norm, or its negative
-SIZE = 2.0**10  # of embeddings: eps beside their squares is less than a rounding
+LARGEST_STEP = 127.0 * 2.0**-6  # magnitude of an activation after the last norm
+SIZE = 2.0**10  # size of embeddings: eps is below the rounding error of their squares
 BLOCK = 32
-UNEVEN = 8  # tokens
-# of each half of a row: of more, the roundings of their sum hide how each is rounded
+UNEVEN = 8  # number of tokens
+# number of columns in each half of a row; with more columns, the rounding errors of the sum would
+# hide how each product is rounded
 UNEVEN_COLUMNS = 64
-EIGHTHS = np.array([1, 2, 3, 5, 6, 7]) / 8  # of a step
+EIGHTHS = np.array([1, 2, 3, 5, 6, 7]) / 8  # fractions of a step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,10 +28,10 @@ class Stretch:
     """A range of a lens's rows that contain weights of one tensor."""
 
     tensor: str
-    start: int  # row of the lens
+    start: int  # first row of the lens
     rows: int
-    first: int  # number of the first weight in the tensor
-    small: bool = False  # blocks of the tensor, but with scales that are subnormal halves
+    first: int  # number of the tensor's first weight
+    small: bool = False  # the blocks of the tensor get subnormal F16 scales
 
     @property
     def words(self) -> str:
@@ -42,14 +43,14 @@ class Lens:
     type: str
     width: int
     vocabulary: int
-    period: int  # inputs from one that is not zero to the next: so many tokens are asked
+    period: int  # distance between two nonzero inputs, which is also the number of tokens
     stretches: tuple[Stretch, ...]
-    layers: int = 1  # of the model, that add nothing
-    decoded: bool = False  # its head is F32
-    scale: float = 1.0  # of logits, behind the head
-    cap: float = 0.0  # of these; 0: none
-    # of a head that is the table of embeddings (tied_lenses.py): the tokens that are asked, from
-    # which of these on
+    layers: int = 1  # number of the model's layers, which add nothing
+    decoded: bool = False  # True: the head is F32
+    scale: float = 1.0  # scale of logits, after the head
+    cap: float = 0.0  # cap of logits; 0: none
+    # for a head that is the embedding table (tied_lenses.py): the tokens of the prompt, and the
+    # number of the first token that is read
     ids: tuple[int, ...] = ()
     first: int = 0
 

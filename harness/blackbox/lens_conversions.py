@@ -30,9 +30,10 @@ from lockstep.harness.judging.factor_designs import of_activations_in_four_bits
 from lockstep.harness.judging.stored import half_step, looks_like
 from lockstep.harness.records import Request
 
-MORE = 24  # roundings: of the norm and of a product's end, as in lenses.py
-MOST_WEIGHTS = 1 << 18  # of the lens: what becomes of activations is the same for all rows
-Known = tuple[NDArray[np.float64], NDArray[np.float64]]  # logits, and how far off an honest one is
+MORE = 24  # rounding errors of the norm and of the end of a product, as in lenses.py
+MOST_WEIGHTS = 1 << 18  # weights of the lens; all rows see the same converted activations
+# logits, and the limit for an honest engine
+Known = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 @dataclass(frozen=True, kw_only=True)

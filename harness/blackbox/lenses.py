@@ -48,10 +48,11 @@ from lockstep.harness.suites.parts.small_scales import BLOCKS, has_half_scales
 from lockstep.harness.synth.twin import CHUNK, KEPT
 
 SUPERBLOCK = 256
-NAMED = 4  # tensors that are not seen
+NAMED = 4  # number of unseen tensors that the text names
 OF_POSITIONS = ("position_embd", "token_types", "rel_b", "output.bias", "output_norm.bias")
 OF_ONES = ("token_embd_norm", OUTPUT_SCALE)
-# roundings of the norm (mean, root, two products, its weight, a scale) and of a product's end
+# rounding errors of the norm (mean, root, two products, its weight, a scale) and of the end of a
+# product
 MORE = 24
 
 

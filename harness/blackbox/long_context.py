@@ -44,10 +44,10 @@ from lockstep.harness.context.suite import STEPS_TRACED, Context, NoAnswer, lack
 from lockstep.harness.locate.segments import shows_tensors
 from lockstep.harness.records import Request, Verdict
 
-Way = Callable[[GgufFile, Keys], Recipe]  # of a model with such keys
+Way = Callable[[GgufFile, Keys], Recipe]  # makes a model with such keys
 SUITE = "long-context"
 TOKENS = 32
-LARGEST = 1 << 30  # bytes in F32, which two engines hold at once
+LARGEST = 1 << 30  # bytes of the model in F32; two engines hold it at once
 
 
 def check_long_context(plan: Plan, context: Context) -> Iterator[Verdict]:
@@ -91,7 +91,7 @@ def ask_beyond_context(
         text = f"{describe_runs(every, layers)}: {error}"
         yield context.verdict(SUITE, "not-applicable", text)
         return
-    status = found.worst.status  # a model that is not taken spoils nothing
+    status = found.worst.status  # a made model that an engine refuses does not change the result
     status = "not-applicable" if status == "not-compared" else status
     text = f"{describe_runs(found.asked, layers)}: {found.worst.summary}"
     if found.more:
@@ -181,7 +181,7 @@ def bisect_long_context(plan: Plan, context: Context) -> Bisection | None:
     if not every:
         return None
 
-    # of whom `checked` says why such a model is not made the usual bisection is as true
+    # if such a model is not made, the usual bisection is as good
     def work(asker: SliceAsker) -> Bisection | None:
         n, layers = layers_to_ask(asker)
         for way in ways_to_make(asker, n):

@@ -40,16 +40,16 @@ from lockstep.harness.records import (
 from lockstep.harness.suites.logits import further_verdict
 from lockstep.harness.suites.parts.which_tokens import part
 
-PROMPT = 1101  # tokens: more than four pieces of 256, two of 512 and one of 1024, and some left
-STEPS = 3  # single tokens behind it
-# as few as hold it, a multiple of 256 as in llama.cpp: that chooses the factors of long contexts by
-# the cells, and others by the text
+PROMPT = 1101  # tokens: more than four batches of 256, two of 512 and one of 1024, with a remainder
+STEPS = 3  # number of single tokens after the prompt
+# the smallest multiple of 256 that holds all tokens, as in llama.cpp. llama.cpp chooses the rope
+# factors of long contexts by the number of cells, and other engines by the length of the text.
 CELLS = 1280
 LAYERS = 2
-LARGEST = 1 << 25  # weights of these: 74 GFLOP, seconds of an engine that uses a processor well
-PATIENCE = 30.0  # seconds: a check of a real model takes about that without it
+LARGEST = 1 << 25  # weights of the made model: 74 GFLOP, which take seconds in an efficient engine
+PATIENCE = 30.0  # seconds; a check of a real model takes about as long without this question
 THREADS = 3
-LEAST = 520  # tokens: of a model that takes no more, `logits` fills the cache
+LEAST = 520  # tokens: if the model allows no more, suite `logits` fills the whole cache already
 Found = TypeVar("Found")
 
 
@@ -111,7 +111,7 @@ def is_right_with_fewer(asker: SliceAsker, settings: Settings, n: int) -> bool:
     def is_right(opened: Opened) -> bool:
         inner = opened.context
         if inner.settings.n_threads != fewer.n_threads:
-            return False  # it cannot be told how many
+            return False  # the engine ignores the number of threads
         try:
             return not is_wrong(inner, min(n, inner.settings.n_ctx - STEPS), STEPS)
         except NoAnswer:
@@ -156,7 +156,7 @@ def opened_with(
 def judge_long_prompt(context: Context, opened: Opened, n: int, layers: str) -> list[Verdict]:
     """Judge a prompt of n tokens in one batch, and return the verdicts. Raises NotSteady."""
     inner = opened.context
-    n = min(n, inner.settings.n_ctx - STEPS)  # of an engine that says that it has fewer
+    n = min(n, inner.settings.n_ctx - STEPS)  # the engine may have fewer cells
     what = f"{asked_for(n, inner.settings.n_threads)}, {layers}"
     if n <= LEAST:
         text = f"no long prompt was sent, because {inner.subject.name} has a context of "
@@ -164,7 +164,7 @@ def judge_long_prompt(context: Context, opened: Opened, n: int, layers: str) -> 
         return [context.verdict(SUITE, "not-applicable", text)]
     seconds = seconds_of(inner, n)
     if seconds > PATIENCE and not context.named:
-        seconds = min(seconds, seconds_of(inner, n))  # some compile for each length that is new
+        seconds = min(seconds, seconds_of(inner, n))  # some engines compile for each new length
     if seconds > PATIENCE and not context.named:
         text = f"{what}: not asked, because {inner.subject.name} would take about {seconds:.0f} s"
         text += "; --suite long-context asks anyway"
@@ -175,7 +175,7 @@ def judge_long_prompt(context: Context, opened: Opened, n: int, layers: str) -> 
     except NoAnswer as error:
         left = left_unanswered(error, inner.oracle.name)
         text = f"{what}: {left.summary}"
-        # who is slow, or takes no such prompt, is held against nobody
+        # an engine that is slow or refuses such a prompt is not at fault
         slow = left.status == "timed-out" and not hangs(inner, seconds, n)
         slow |= left.status == "not-compared" or error.status == "diverged"
         status = "not-applicable" if slow else left.status
@@ -322,7 +322,7 @@ def bisect_long_prompt(plan: Plan, context: Context) -> Bisection | None:
     def work(asker: SliceAsker) -> Bisection | None:
         if n <= LEAST or weights_of(asker) > LARGEST:
             return None
-        # in one ubatch: tensors of several are not held against each other
+        # in one ubatch, because tensors of several ubatches are not compared
         settings = replace(plan.settings, n_ctx=CELLS, n_ubatch=CELLS, n_threads=THREADS)
         return opened_with(asker, settings, partial(bisection_of, n=n))
 

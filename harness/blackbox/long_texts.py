@@ -9,19 +9,19 @@ from lockstep.harness.blackbox.slices import NO_END, WINDOW, architecture, numbe
 from lockstep.harness.synth.gguf_writer import Typed
 
 Keys = Mapping[str, Typed | Value]
-# tokens: the prompt is three times as long, and no power of two hides one more or less. Even, as
-# windows are: of a symmetric one each side has half
+# tokens: the prompt is three times as long. It is no power of two, which would hide an error of one
+# token, and it is even, because a symmetric window has half on each side.
 SHORT = 10
-UNSAID = {"gemma2": 4096}  # windows of files without the key, as the first ones were
-FIXED = {"llama4": 8192}  # chunks, whatever the file says, but for 0
+UNSAID = {"gemma2": 4096}  # windows of files without the key, as the first files were
+FIXED = {"llama4": 8192}  # lengths of chunks that engines use whatever the file says, except for 0
 ORIGINAL = "rope.scaling.original_context_length"
 ATTN_FACTOR = "rope.scaling.attn_factor"
-# which hold NO_END as well
+# types that can hold NO_END
 WIDE = (ValueType.U32, ValueType.I32, ValueType.U64, ValueType.I64)
-FEW = 4  # tokens of the original context: the logarithm of one would be 0, and it divides
-LARGEST = (1 << 31) - 1  # tokens: positions have 32 bits, with a sign
-LONGER = 32  # times that: Phi-3's 131,072 of 4,096, and more than is asked
-ROUNDED = 1e-5  # relative, of a factor that a converter wrote as F32
+FEW = 4  # tokens of the original context; one token would give a logarithm of 0 as a divisor
+LARGEST = (1 << 31) - 1  # tokens: positions are signed 32-bit integers
+LONGER = 32  # ratio of both contexts: Phi-3 has 131,072 / 4,096, and the prompt needs less
+ROUNDED = 1e-5  # relative error of a factor that a converter wrote as F32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +31,8 @@ class OnlyInLong:
     if a larger context shows the effect for any text."""
 
     name: str
-    what: str  # is asked about, with `short`
-    length: int  # tokens, as the model is
+    what: str  # description of the question, with the keys `short`
+    length: int  # tokens of the unchanged model
     short: Keys
     hidden: Keys
     nearly: Keys
@@ -96,12 +96,14 @@ def long_factors(file: GgufFile) -> OnlyInLong | None:
     if "rope_factors_long.weight" not in file.tensors or not original:
         return None
     if number(file, "rope.scaling.type", "none") == "yarn":
-        return None  # its ramp depends on the original context, and ends in one of a few tokens
+        # yarn's ramp depends on the original context, and would end within a few tokens
+        return None
     longer, keys = n_train / original, dict[str, Typed | Value]()
     if math.isclose(
         number(file, ATTN_FACTOR, 1.0), growth_of_rotations(longer, original), rel_tol=ROUNDED
     ):
-        # an engine may read it, or compute it of both lengths, as the published code does
+        # an engine may read this factor, or compute it from both lengths, as the published code
+        # does
         longer = LONGER
         keys[f"{arch}.{ATTN_FACTOR}"] = ("F32", growth_of_rotations(longer, FEW))
     context = max(FEW * LONGER, round(longer * FEW))
@@ -123,7 +125,7 @@ def growth_of_rotations(longer: float, original: int) -> float:
     """Return the factor that scales rotated elements, as in transformers'
     _compute_longrope_parameters. longer: the new context divided by the original context; original:
     the number of tokens in the original context."""
-    if longer <= 1 or original <= 1:  # of one token it would be a division by zero
+    if longer <= 1 or original <= 1:  # an original context of one token would be a division by zero
         return 1.0
     return math.sqrt(1 + math.log(longer) / math.log(original))
 

@@ -41,12 +41,12 @@ class SeenThroughLens:
     the worst logit."""
 
     wrong: Counter[str] = field(default_factory=Counter)
-    worst: float = 0.0  # times what is allowed
+    worst: float = 0.0  # as a share of the limit
     sentence: str = ""
-    kind: str = ""  # of the first that is off
+    kind: str = ""  # the kind of the first wrong value
     logits: int = 0
-    hidden: int = 0  # of these, by a cap
-    stored: set[str] = field(default_factory=set)  # what those of each run are numbers of
+    hidden: int = 0  # number of these logits that a cap hides
+    stored: set[str] = field(default_factory=set)  # types that hold all values of a run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class Looked:
     lens: Lens
     answer: SliceAnswer
     tensors: tuple[str, ...] = ()
-    rounded: str = ""  # words for how the engine rounds decoded weights
+    rounded: str = ""  # description of how the engine rounds decoded weights
 
     @property
     def weights(self) -> int:
@@ -137,7 +137,7 @@ def judge_lens(opened: Opened, file: GgufFile, lens: Lens, kept: Kept) -> Looked
 
 
 def unknown_conversion(seen: ConversionSeen, kept: Kept) -> SliceAnswer:
-    if kept() != "":  # halves round more than what a conversion leaves
+    if kept() != "":  # rounding to F16 or BF16 hides the conversion
         return SliceAnswer(status="not-compared", summary=NOT_WEIGHTS)
     extent = {"kind": "value", "mismatched": seen.mismatched, "actual": seen.actual}
     extent |= {"expected": seen.expected, "allowed": seen.allowed}
@@ -170,7 +170,8 @@ def allowed_in_halves(stored: Collection[str], kept: Kept, lens: Lens) -> More |
     if not (kind := proven or shown):
         return None
     bits, smallest = ROUNDED[kind]
-    times, least = 2.0 ** -(bits + 1) / U, 2 * lens.hot * 2.0**smallest  # of weights and products
+    # factors for weights and for products
+    times, least = 2.0 ** -(bits + 1) / U, 2 * lens.hot * 2.0**smallest
     return lambda got, allowed: times * allowed + least * abs(lens.scale)
 
 

@@ -54,7 +54,7 @@ class Part:
 
     name: str
     words: str
-    asked_as: str = ""  # in the table of questions
+    asked_as: str = ""  # name in the table of questions
     left: bool = False
 
 
@@ -123,9 +123,9 @@ SCORES = "scores: queries, keys as they are kept, rotation or scale"
 MASK = "mask, softmax or cache"
 LOST = "mask, softmax or cache, or heads that are lost"
 ROTATION = "rotation"
-OF_PLACES = (ROTATION, SCORES, MASK)  # what depends on which tokens there were before
+OF_PLACES = (ROTATION, SCORES, MASK)  # parts that depend on the order and number of earlier tokens
 ONE_BATCH = "all tokens in one batch"
-# in the order in which they are asked: what each says if the engines agree with it
+# in the order of the questions: the part at fault if the engines agree
 OF_ATTENTION: Table = (
     (no_bias, "biases of zero", BIAS),
     (larger, "a smaller eps", "eps"),
@@ -139,7 +139,7 @@ OF_ATTENTION: Table = (
 )
 VALUES, ENDS = ("attn_v", "attn_qkv"), ("attn_output", "attn_out")
 OF_BIASES = ("attn_q", "attn_k", *VALUES, *ENDS, "ffn_gate_inp", "ssm_dt", "ssm_conv1d")
-BOTH = ("attn_k", *VALUES)  # the same in both, as keys may be taken for values
+BOTH = ("attn_k", *VALUES)  # equal in both, because an engine may confuse keys and values
 
 ITS_ENDS: Table = (
     (plain(*VALUES), "values that read one input each", "matrix of values"),
@@ -151,7 +151,7 @@ ITS_ENDS: Table = (
 def part_of_attention(
     asked: Asked, likely: Collection[str], heads: Callable[[], Part | None]
 ) -> Part:
-    if MASK in likely:  # a single token has no scores either: they are asked about before
+    if MASK in likely:  # a single token has no scores either, so these are tested first
         likely = {*likely, SCORES}
     if part := asked.first_of(OF_ATTENTION, likely):
         part = with_one_bias(asked, part, likely)
@@ -242,7 +242,7 @@ def half_of_the_activation(part: Part) -> Part:
 
 OF_LOGITS = "what is made of logits: a cap"
 OF_LOGARITHMS = "what is made of logits: their logarithms"
-# gemma2's head is always the table of its embeddings, whose rows no model can have otherwise alone
+# gemma2's head is always the embedding table, so its rows cannot be changed alone
 BOTH_ENDS = "embedding, output norm, output matrix, or what is made of logits"
 ONE_ROW = "kernels for a single row, as for one token at a time"
 SOME = "embedding of some tokens, or logits of others"
@@ -265,19 +265,20 @@ OF_THE_HEAD: Table = (
 def part_outside(asked: Asked, *, of_logits: bool) -> Part:
     """Return the faulty part outside the layers, such as some rows of the embeddings, the output
     norm, or the output matrix."""
-    # before all that is asked with a head apart from the embeddings: it agrees as well
+    # first, because with a separate head the engines would agree here too
     if asked.agrees(head_apart, APART):
         return part_that_agrees(TIED, APART)
     if asked.agrees(no_positions, "learned positions of zero"):
         return part_that_agrees("embedding: learned positions", "learned positions of zero")
-    # before one token alone, which may be within the limit where all of them are just beyond; and
-    # before embeddings of about one, which hide an eps as well
+    # Before the single token, which may be within the limit when all tokens together are just
+    # beyond it. Also before embeddings of size one, which hide an error of eps too.
     if asked.agrees(larger, "a smaller eps"):
         return part_that_agrees("eps", "a smaller eps")
     if asked.agrees(position_0, ONE_TOKEN):
         if asked.agrees(nothing_to_norm, STILL):
             return part_that_agrees("output norm", f"{ONE_TOKEN}, and with {STILL}")
-        if asked.agrees(in_one_batch, ONE_BATCH):  # of other tokens, so that these are not cleared
+        # with other tokens, so that cached rows of these tokens do not help
+        if asked.agrees(in_one_batch, ONE_BATCH):
             return part_that_agrees(SOME + FEW_ROWS, f"{ONE_TOKEN}, and with {ONE_BATCH}")
         return part_that_agrees(SOME, ONE_TOKEN)
     if asked.differs(position_0, ONE_TOKEN) and asked.agrees(in_one_batch, ONE_BATCH):

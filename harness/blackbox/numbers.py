@@ -25,7 +25,7 @@ from lockstep.harness.sites import IN_A_LAYER
 
 ALL_MUTED = "all layers muted"
 BY_NUMBER, OR_A_TENSOR = "by its number", "or a tensor that is read wrongly"
-MUCH = 2.0**-6  # of the largest logit
+MUCH = 2.0**-6  # share of the largest logit
 ONE_OF_ITS_OWN = "the other layers with the first layer's tensors"
 ANOTHERS = Part(
     name="tensors: the engine uses another layer's, or uses this layer's elsewhere",
@@ -95,7 +95,8 @@ def with_own_tensors(asker: SliceAsker, layers: Sequence[int]) -> SliceAnswer:
             inside = IN_A_LAYER.fullmatch(name)
             others = inside is not None and int(inside[1]) not in layers
             names[name] = f"blk.0.{inside[2]}" if inside and others else name
-        # a large one as it is: in F32 each engine would hold several times its bytes
+        # a large model stays as it is stored, because in F32 each engine would need several times
+        # its bytes
         stored = frozenset() if is_small_enough(asker) else frozenset(names)
         return Recipe(names=names, stored=stored)
 

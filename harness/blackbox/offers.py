@@ -7,12 +7,12 @@ from lockstep.harness.dumps.dump import folder_of
 from lockstep.harness.http.session import is_address
 from lockstep.harness.records import EngineInfo
 
-# what lies between layers, or at the end of a layer's half, behind all of its products
+# tensors between layers or at the end of half a layer, after all of its products
 BETWEEN_LAYERS = (
     *("embd", "inp_embd", "inp_norm", "attn_out", "ffn_inp", "ffn_out", "l_out"),
     *("result_norm", "result_output", "result_embd_pooled"),
 )
-ENOUGH = ("logits", "logprobs", "greedy")  # levels of harness.protocol
+ENOUGH = ("logits", "logprobs", "greedy")  # levels of harness.protocol, any of which suffices
 
 
 def shows_no_tensors(info: EngineInfo) -> bool:

@@ -33,8 +33,9 @@ from lockstep.harness.suites.parts.prompts_in_turn import in_turn
 from lockstep.harness.suites.text import behind
 
 WHERE = "on the model's first layer in F32 "
-LONG_TEXTS = 4  # an engine that drops tokens chooses as an honest one after some
-TEXTS = "text"  # the suite of engines that show text alone
+# number of prompts, because an engine that drops tokens may choose rightly after some of them
+LONG_TEXTS = 4
+TEXTS = "text"  # name of the suite for engines that show only text
 
 
 def check_own_prompts(plan: Plan, context: Context) -> Iterator[Verdict]:

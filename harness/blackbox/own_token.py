@@ -36,10 +36,10 @@ from lockstep.harness.sites import ENDS_OF_HALVES
 from lockstep.harness.suites.parts.control_tokens import clear_places, ids_of_control
 from lockstep.harness.suites.parts.prompts_in_turn import chosen_behind
 
-MOST = 8  # ids of control; the first and the last are among them
-EDGES = (256, 32768, 65536)  # ids that do not fit: in a byte, in 16 bits with a sign and without
-# of each logit that is the likeliest: a cap, of 30 where there is one, leaves it above the others;
-# and it has two digits where others have one, for who compares them as texts: "16" is before "5"
+MOST = 8  # number of control tokens, including the first and the last
+EDGES = (256, 32768, 65536)  # ids beyond a byte, beyond signed 16 bits, and beyond unsigned 16 bits
+# Size of the largest logit. A cap of 30 still leaves it above the others. It has two digits where
+# other logits have one, which reveals engines that compare numbers as texts: "16" is less than "5".
 LOUD = 16.0
 WHERE = "on a model that repeats its last token"
 
@@ -69,7 +69,7 @@ def judge_choices(outer: Context, context: Context) -> Iterator[Verdict]:
     """
     ids = ids_to_choose(context)
     batch = Batch.of(ids.tolist())
-    context = replace(context, given=(batch,))  # of which the noise is measured
+    context = replace(context, given=(batch,))  # the noise is measured on this batch
     outcome = context.oracle.ask("evaluate", Request(batches=(batch,)))
     if not isinstance(outcome, Answered):
         return

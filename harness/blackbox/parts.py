@@ -42,21 +42,22 @@ from lockstep.harness.sites import ATTENTION_OUT, FFN_OUT, is_one_of
 from lockstep.harness.synth.gguf_writer import Typed
 
 EMBEDDING, OUTPUT, OUTPUT_NORM = "token_embd.weight", "output.weight", "output_norm.weight"
-OUTPUT_SCALE = "output.scale"  # of NVFP4: what its products are multiplied by
-LARGER = 2.0**10  # eps is then a millionth of what it was beside the squares
-TINY = 2.0**-24  # of embeddings: the smallest that a half holds; its square is nothing beside one
-QUIET = 2.0**-20  # of logits: squared beside one, what a cap makes of them is less than a rounding
+OUTPUT_SCALE = "output.scale"  # NVFP4 has this scale, with which products are multiplied
+# factor on embeddings: relative to their squares, eps becomes a millionth of what it was
+LARGER = 2.0**10
+TINY = 2.0**-24  # size of embeddings: the smallest F16 number; its square vanishes beside one
+QUIET = 2.0**-20  # size of logits: a cap changes them by less than a rounding error
 POSITIONS, OUTPUT_NORM_BIAS = "position_embd.weight", "output_norm.bias"
 ONE_TOKEN = "a single token"
-BATCH = 34  # tokens, as many as the run has that is asked about elsewhere
-ONE = (Batch.of([1]),)  # a single token: at position 0 there is one thing to attend to
-STILL = 1e30  # rope.scaling.factor: positions become so small that nothing is turned
+BATCH = 34  # tokens, as many as in the other runs
+ONE = (Batch.of([1]),)  # a single token at position 0 attends only to itself
+STILL = 1e30  # rope.scaling.factor: all positions become so small that nothing is rotated
 MOST_HEADS = 64
 GATES = ("ffn_gate", "ffn_gate_exps")
 PRE_NORMS = {"attn_norm", "ffn_norm"}
 UP_AND_GATE = ("ffn_gate", "ffn_up")
 SHARED = ("ffn_down_shexp", "ffn_down_chexps")
-LOUD = 2.0**30  # what is one beside it is less than its rounding, and its square no overflow
+LOUD = 2.0**30  # a number of size one vanishes beside it, and its square does not overflow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,13 +67,13 @@ class Neutral:
 
     changes: Mapping[str, Change] = field(default_factory=dict)
     keys: Mapping[str, Typed] = field(default_factory=dict)
-    rows: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)  # as a Recipe has them
+    rows: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)  # as in a Recipe
     given: Sequence[Batch] = ()
     own_head: bool = False
     head: str = ""
 
 
-Maker = Callable[[GgufFile, int], Neutral | None]  # None: the model has no such part
+Maker = Callable[[GgufFile, int], Neutral | None]  # returns None if the model lacks the part
 
 
 def larger(file: GgufFile, layer: int) -> Neutral:
@@ -82,12 +83,12 @@ def larger(file: GgufFile, layer: int) -> Neutral:
     stems = {name: name[len("blk.0.") :].rsplit(".", 1)[0] for name in names if is_values(name)}
     among = set(stems.values())
     adds = what_adds(among)
-    reads = {"inp_gate"}  # what it is given, and no norm of it
+    reads = {"inp_gate"}  # tensors that read the residual without a norm
     if "post_ffw_norm" in among and not among & PRE_NORMS:
         reads, adds = {*reads, *UP_AND_GATE}, {*adds, *FFN_OUT}
     changes |= {name: times(1 / LARGER) for name, stem in stems.items() if stem in reads}
     for name, stem in stems.items():
-        if f"{stem}_norm" in among or stem in adds:  # attn_q, whose heads have a norm
+        if f"{stem}_norm" in among or stem in adds:  # such as attn_q if heads have a norm
             changes[name] = up
     return Neutral(changes={**changes, **for_the_table(file, 1 / LARGER)})
 

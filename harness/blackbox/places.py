@@ -33,7 +33,7 @@ from lockstep.harness.judging.compare import largest
 from lockstep.harness.records import Request
 from lockstep.harness.suites.parts.whole_runs import compare_runs
 
-ALIKE = 2.0**-6  # of the largest: what is left of a multiple, which bf16 leaves at most
+ALIKE = 2.0**-6  # share of the largest value: error of a multiple after rounding to BF16
 OTHER_EPS = "the engine under test does not take attention.layer_norm_rms_epsilon from the file"
 IN_F32_AS_WELL = (
     "the engines differ in every place, also in F32: norms of heads or after a "
@@ -44,7 +44,8 @@ WITHOUT_F32 = (
     "and the engine does not answer for the F32 model"
 )
 TOO_LARGE = "matrices are not tested in their places: the model in F32 is too large"
-TOGETHER = (("attn_q", "attn_k"), ("ffn_up", "ffn_gate"))  # to scores, to the activation
+# pairs that form scores, or the activation
+TOGETHER = (("attn_q", "attn_k"), ("ffn_up", "ffn_gate"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +56,9 @@ class SeenInPlace:
     look: LookInPlace
     answer: SliceAnswer
     tensors: tuple[str, ...] = ()
-    other_eps: bool = False  # norms do not divide by the root of the eps that is in the file
-    in_f32: str = ""  # matrices at which the engines differ in F32 as well
-    untold: str = ""  # why it is not known of matrices of every layer that are named
+    other_eps: bool = False  # norms do not divide by the root of the file's eps
+    in_f32: str = ""  # description of matrices at which the engines also differ in F32
+    untold: str = ""  # reason why the result is unknown for tensors that occur in every layer
 
 
 def put_together(places: Sequence[SeenInPlace]) -> Sequence[str]:
@@ -87,7 +88,7 @@ def see_in_place(asker: SliceAsker) -> tuple[list[SeenInPlace], str]:
     for number, look in enumerate(LOOKS, 1):
         asker.progress(f"matrices at their places, {number} of {len(LOOKS)}: {look.words}")
         each = see_one(asker, layout, look)
-        if each.answer.status == "not-applicable":  # of the others as well
+        if each.answer.status == "not-applicable":  # the other looks do not apply either
             return [], f"matrices are not tested in their places: {each.answer.summary}"
         if each.other_eps:
             return [], f"matrices are not tested in their places: {OTHER_EPS}"
@@ -118,7 +119,7 @@ def without_those_wrong_in_f32(asker: SliceAsker, layout: Layout, each: SeenInPl
     if answer.agrees:
         return each
     rest = tuple(name for name in each.tensors if name.split(".")[-2] not in every)
-    if answer.status != "diverged":  # it does not read such a model: nobody knows
+    if answer.status != "diverged":  # an engine refused this model, so the result is unknown
         why = f"{', '.join(every)}: {WITHOUT_F32} ({answer.summary})"
         return replace(each, tensors=rest, untold=why)
     return replace(each, tensors=rest, in_f32=", ".join(every) if rest else each.look.words)
@@ -146,7 +147,7 @@ def judge_place(opened: Opened, layout: Layout, look: LookInPlace) -> SeenInPlac
         return SeenInPlace(look=look, answer=SliceAnswer(status="not-applicable", summary=text))
     expected, actual = context.ask_both("evaluate", Request(batches=context.batches))
     truth = np.concatenate(context.noise.logits)
-    # some places show the same numbers behind every token, as a bias of the output does
+    # some places show the same numbers after every token, for example the bias of the output
     verdict = compare_runs(
         context, SUITE, context.batches, expected, actual, truth, rows_differ=False
     )
@@ -171,7 +172,7 @@ def is_another_eps(expected: F32, actual: F32) -> bool:
     if expected.shape != actual.shape or not np.isfinite(actual).all():
         return False
     wide, found = expected.astype(np.float64), actual.astype(np.float64)
-    shown = wide.any(axis=1)  # the embedding of an unused token may be zero, and stays so
+    shown = wide.any(axis=1)  # the embedding of an unused token may be zero, and stays zero
     if not shown.any() or found[~shown].any():
         return False
     wide, found = wide[shown], found[shown]

@@ -31,9 +31,9 @@ from lockstep.harness.records import Settings, Verdict
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 Found = TypeVar("Found")
-CHOICES = "decode"  # the suite of engines that choose tokens
-LARGEST_TABLE = 1 << 26  # numbers in a table of embeddings that cannot be cut: both engines read it
-WHOLE_TABLES = 1 << 25  # in all tables of one that can be, and is not where ids matter: 128 MB
+CHOICES = "decode"  # name of the suite for engines that choose tokens
+LARGEST_TABLE = 1 << 26  # numbers of an embedding table that cannot be cut; both engines read it
+WHOLE_TABLES = 1 << 25  # 128 MB: numbers of all tables that could be cut but are kept if ids matter
 
 
 @contextmanager
@@ -151,7 +151,7 @@ def asked_to_choose(
             recipe = recipe_of(file)
             return recipe if whole else asker.with_few_tokens(file, recipe)
 
-        n_layers(asker.file)  # raises Unsupported for what cannot be sliced
+        n_layers(asker.file)  # raises Unsupported if the model cannot be sliced
         if prod(table.ne) > LARGEST_TABLE and not make(asker.file).rows:
             return
         context.progress(words)

@@ -17,7 +17,7 @@ from lockstep.harness.blackbox.changes import Change
 from lockstep.harness.synth.gguf_writer import Tensor, Typed, write_gguf
 from lockstep.harness.synth.twin import ALL_F32, CHUNK, FILE_TYPE, KEPT, SPLIT
 
-ROW = 1  # elements of a row that is empty: a scalar's
+ROW = 1  # number of elements in a row of a scalar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,13 +28,14 @@ class Recipe:
     columns to keep of a stored tensor."""
 
     names: Mapping[str, str]
-    keys: Mapping[str, Typed | Value] = field(default_factory=dict)  # others than the source's
-    without: frozenset[str] = frozenset()  # keys that are left out
+    # keys that replace those of the source
+    keys: Mapping[str, Typed | Value] = field(default_factory=dict)
+    without: frozenset[str] = frozenset()  # keys that are removed
     changes: Mapping[str, Change] = field(default_factory=dict)
-    stored: frozenset[str] = frozenset()  # as they are in the source, whatever their type
+    stored: frozenset[str] = frozenset()  # tensors that keep the type and bytes of the source
     rows: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
     columns: Mapping[str, int] = field(default_factory=dict)
-    more: Sequence[Tensor] = ()  # tensors that the source does not have
+    more: Sequence[Tensor] = ()  # additional tensors
 
 
 def rewrite(file: GgufFile, recipe: Recipe, output: Path) -> None:
@@ -47,7 +48,7 @@ def rewrite(file: GgufFile, recipe: Recipe, output: Path) -> None:
 
 def keys_of(file: GgufFile, recipe: Recipe) -> Mapping[str, Typed | Value]:
     left_out = {*SPLIT, *recipe.without}
-    # in the order of the file; what is another one is not read, which of a vocabulary takes long
+    # in the order of the file; replaced values are not read, because a vocabulary takes long
     pairs: dict[str, Typed | Value] = {
         key: recipe.keys[key] if key in recipe.keys else file.metadata[key]
         for key in file.metadata

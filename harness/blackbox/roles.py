@@ -16,7 +16,8 @@ from lockstep.harness.graph.record import record
 from lockstep.harness.graph.wiring import layers_of
 
 ONE_TOKEN = (Batch.of([0]),)
-ROWS_WITH_OUTPUTS = "out_ids"  # the last layer drops the other rows, whichever it is
+# input that selects rows; the last layer drops the others, whatever its kind
+ROWS_WITH_OUTPUTS = "out_ids"
 NORMS = ("RMS_NORM", "NORM")
 NUMBER = re.compile(r"blk\.\d+\.")
 Node: TypeAlias = tuple[Any, ...]
@@ -38,9 +39,9 @@ def role_of(graph: Graph, layer: int) -> tuple[Node, ...]:
         read = [source_of(graph, view) for view in node.sources if view is not None]
         if own == layer and not any(name == ROWS_WITH_OUTPUTS for _, name, _ in read):
             found.append((node.op, parameters(node), node.result.ne, *read))
-    while found and found[-1][0] in NORMS:  # the model's last norm, which has no number
+    while found and found[-1][0] in NORMS:  # the model's last norm has no layer number
         found.pop()
-    return tuple(sorted(found, key=repr))  # queries, keys and values come in any order
+    return tuple(sorted(found, key=repr))  # the order of queries, keys and values may differ
 
 
 def parameters(node: PlannedNode) -> bytes:

@@ -35,10 +35,10 @@ from lockstep.harness.suites.parts.oracles_logits import oracles_logits
 from lockstep.harness.suites.parts.prompts import N_OTHERS
 from lockstep.harness.suites.text import behind, is_wrong
 
-# What threads do at once is another thing each time, and of a small model it is soon over: one
-# answer in eight shows a shared buffer there. A quick engine is asked more often.
+# Threads meet at random, and a small model is finished soon: one answer in eight reveals a shared
+# buffer. A fast engine is asked more often.
 TIMES, SECONDS, MOST = 4, 2.0, 32
-WORDS = f"started with n_threads {THREADS}"  # whether it follows that, nobody sees
+WORDS = f"started with n_threads {THREADS}"  # the engine may ignore the number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,7 +218,7 @@ def bisect_threads(plan: Plan, context: Context) -> Bisection | None:
     """Bisect runs with several threads until a run shows a place. The caller knows that no op is
     wrong with one thread."""
     context.progress(f"the same {WORDS}")
-    # what was found is true whatever becomes of this
+    # findings stay valid if a later question fails
     with with_threads(plan, context) as asked, suppress(BadInput, NoAnswer):
         for _ in range(TIMES):
             if not isinstance(asked, Context):

@@ -23,37 +23,42 @@ from lockstep.harness.blackbox.rewriting import Recipe
 from lockstep.harness.sites import ATTENTION_OUT, ENDS_OF_HALVES, FFN_OUT, IN_A_LAYER, is_one_of
 from lockstep.harness.synth.gguf_writer import Typed
 
-SCALES = ("layer_output_scale",)  # by which gemma4 multiplies the residual behind a layer
-POST_NORMS = {  # behind them; grok has other names
+SCALES = ("layer_output_scale",)  # gemma4 multiplies the residual after a layer by this tensor
+POST_NORMS = {  # norms, and the tensors whose output they read; grok uses other names
     "post_attention_norm": ATTENTION_OUT,
     "attn_output_norm": ATTENTION_OUT,
     "post_ffw_norm": tuple(name for name in FFN_OUT if name != "proj"),
     "layer_output_norm": FFN_OUT,
     "post_norm": ("proj",),
 }
-EMBEDDINGS = ("token_embd", "position_embd", "token_embd_norm")  # bloom has a norm behind them
-SMALL = 2.0**-10  # of activations: eps is much beside their squares
-# arrays that are as long by accident: of dimensions, tables of n-grams, classes, tokens, a target
+# bloom has a norm after the embeddings
+EMBEDDINGS = ("token_embd", "position_embd", "token_embd_norm")
+SMALL = 2.0**-10  # size of activations: eps is large relative to their squares
+# arrays that may have as many entries as layers by chance: dimensions, n-gram tables, classes,
+# tokens, a target
 NOT_BY_LAYER = re.compile(
     r"\.(rope\.dimension_sections|ple\..+|classifier\.output_labels|adapters\..+|target_layers)$"
 )
-# gemma3n and gemma4: a tensor for all layers, whose rows or columns are layer after layer
+# gemma3n and gemma4: one tensor for all layers, with rows or columns layer after layer
 ROWS, COLUMNS = ("per_layer_model_proj.weight",), ("per_layer_token_embd.weight",)
 PER_LAYER = "embedding_length_per_layer_input"
-SHARED = "attention.shared_kv_layers"  # so many of the last have the keys and values of others
+# number of last layers that use the keys and values of earlier layers
+SHARED = "attention.shared_kv_layers"
 COUNT, DENSE, MTP = "block_count", "leading_dense_block_count", "nextn_predict_layers"
 WINDOW, PERIOD = "attention.sliding_window", "attention.sliding_window_pattern"
 FULL = "full_attention_interval"
-NO_END = 1 << 20  # of a window that no text fills
-# What a layer may be in a model of one: as the first is; with a window that hides nothing; without
-# any; with one; full attention where others are recurrent
+NO_END = 1 << 20  # length of a window that no text fills
+# Keys that give a model of one layer a certain kind of layer: the kind of the first layer; a window
+# that hides nothing; no window; a window; full attention where other layers are recurrent.
 ROLES: tuple[Mapping[str, int], ...] = (
     *({}, {WINDOW: NO_END}, {WINDOW: 0}, {PERIOD: 0}, {PERIOD: 1}, {FULL: 1}),
 )
-# whose layers add something to the residual, or change it, by other tensors than these
+# architectures whose layers change the residual by other tensors too
 ADD_OTHERWISE = ("deepseek4", "gemma3n", "minimax-01", "qwen4exp", "refact")
-READ_OTHERS = ("rwkv7", "arwkv7")  # the values of the first layer, and mix them with their own
-ALIKE = ("llama", "qwen2", "qwen3", "gpt2", "phi2")  # whose layers are the same but for weights
+# architectures whose layers mix the first layer's values with their own
+READ_OTHERS = ("rwkv7", "arwkv7")
+# architectures whose layers differ only in weights
+ALIKE = ("llama", "qwen2", "qwen3", "gpt2", "phi2")
 
 
 def architecture(file: GgufFile) -> str:
@@ -169,7 +174,8 @@ def roles_of(file: GgufFile) -> Iterator[Mapping[str, int]]:
     """Yield metadata that may give a layer its role, the likeliest first. Only keys that replace
     keys of the file are included."""
     arch = architecture(file)
-    wanted = {PERIOD: WINDOW}  # a period may be the architecture's own, a window is in the file
+    # an architecture may have a fixed period, but the window is in the file
+    wanted = {PERIOD: WINDOW}
     for role in ROLES:
         held = [file.metadata.get(f"{arch}.{wanted.get(key, key)}") for key in role]
         if all(value is not None and value.element is None for value in held):
@@ -238,12 +244,13 @@ def made_small(names: Collection[str]) -> dict[str, Change]:
     """Return changes that shrink the additions to the residual, and the queries or keys that go
     through a norm (attn_q before attn_q_norm)."""
     changes: dict[str, Change] = {}
-    stems: dict[str, set[str]] = {}  # of each layer
+    stems: dict[str, set[str]] = {}  # by layer
     for found in filter(None, map(IN_A_LAYER.fullmatch, names)):
         stems.setdefault(found[1], set()).add(found[2].rsplit(".", 1)[0])
     for name in names:
         inside = IN_A_LAYER.fullmatch(name)
-        adds: tuple[str, ...] = (*EMBEDDINGS, "token_types")  # bert adds these to them
+        # bert adds token types to the embeddings
+        adds: tuple[str, ...] = (*EMBEDDINGS, "token_types")
         if inside is not None:
             own = stems[inside[1]]
             adds = (*what_adds(own), *(stem for stem in own if f"{stem}_norm" in own))
@@ -257,7 +264,8 @@ def what_adds(stems: Collection[str]) -> set[str]:
     after a half-layer, or the last matrix of the half-layer if there is no such norm."""
     posts = {post: parts for post, parts in POST_NORMS.items() if post in stems}
     if not {"ffn_norm", "post_ffw_norm"} & set(stems):
-        posts.pop("post_attention_norm", None)  # of gpt-oss and others the norm before the FFN
+        # in gpt-oss and some others, this is the norm before the FFN
+        posts.pop("post_attention_norm", None)
     normed = {part for parts in posts.values() for part in parts}
     return {*posts, *ATTENTION_OUT, *FFN_OUT} - normed
 

@@ -23,13 +23,13 @@ from lockstep.harness.blackbox.changes import Change, constant, ones
 from lockstep.harness.blackbox.lens import LARGEST_STEP, Lens, bytes_of, row_bytes
 from lockstep.harness.blackbox.slices import architecture, number, within
 
-# llama.cpp refuses an output.weight of these
+# llama.cpp refuses an output.weight for these architectures
 ARCHITECTURES = ("bitnet", "cohere2", "command-r", "gemma", "gemma2", "openelm", "plm")
-OPEN = 128.0  # a gate of it stays what it is; of its negative silu, gelu and relu leave nothing
-SURE = OPEN / 2  # with all roundings gates are beyond it
-COLD = 2.0**-40  # embeddings beside what the FFN adds, at most
-MOST = 2.0**50  # that it adds: float32 holds the squares, and their sum
-SEEDS = 8  # choices of tokens that are tried
+OPEN = 128.0  # size of gates: silu, gelu and relu leave it unchanged, and make its negative zero
+SURE = OPEN / 2  # with all rounding errors, gates are larger than this
+COLD = 2.0**-40  # largest size of embeddings relative to what the FFN adds
+MOST = 2.0**50  # largest value that the FFN adds: float32 holds its square, and the sum of squares
+SEEDS = 8  # number of random choices of tokens
 UP, GATE, DOWN = "blk.0.ffn_up.weight", "blk.0.ffn_gate.weight", "blk.0.ffn_down.weight"
 
 
@@ -81,7 +81,7 @@ def are_apart(x: NDArray[np.float64]) -> bool:
         return False
     found = np.where(np.eye(len(x)), x @ gates.T, -x @ gates.T)
     lost = x.shape[1] * U * (np.abs(x) @ np.abs(gates).T)
-    return bool((found - lost > SURE).all())  # not so of a NaN
+    return bool((found - lost > SURE).all())  # False for NaN
 
 
 def rows_of(file: GgufFile, lens: Lens, ids: Sequence[int]) -> NDArray[np.float64]:
@@ -92,7 +92,7 @@ def rows_of(file: GgufFile, lens: Lens, ids: Sequence[int]) -> NDArray[np.float6
         raw = bytes_of(file, lens, stretch)
         for row, token in zip(found, ids, strict=True):
             at = token - stretch.start
-            if 0 <= at < len(raw) // size:  # behind them zeros may fill the last
+            if 0 <= at < len(raw) // size:  # the last row may be filled with zeros
                 row[:] = format.dequantize(raw[at * size : (at + 1) * size])
     return found
 

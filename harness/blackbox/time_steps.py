@@ -15,8 +15,8 @@ from lockstep.harness.blackbox.rewriting import Recipe
 from lockstep.harness.blackbox.slices import whole_or_layer
 from lockstep.harness.sites import IN_A_LAYER
 
-# what is added in one channel after the other, of which a small model may have two: on both sides
-# of 20 and of 89. What is multiplied by ssm_dt comes on top, and is of the size of one.
+# Offsets, one channel after the other; a small model may have only two channels. They lie on both
+# sides of 20 and of 89. The product with ssm_dt is of size one and is added to them.
 OFFSETS = (25.0, 1.0, 100.0, 15.0, 5.0, 40.0, 0.0, 60.0)
 BIAS = "ssm_dt.bias"
 

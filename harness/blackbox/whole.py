@@ -25,7 +25,7 @@ from lockstep.harness.context.suite import Context
 from lockstep.harness.sites import IN_A_LAYER
 from lockstep.harness.synth.twin import write_twin
 
-LARGEST_TWIN = 1 << 30  # bytes, which two engines hold at once
+LARGEST_TWIN = 1 << 30  # bytes; two engines hold the model at once
 TWIN, SMALL = "the F32 twin", "the model made with small activations"
 STEPS = "the model made with large time steps"
 GATES = "the model made with large gates"

@@ -39,10 +39,10 @@ LONGER = (PROMPT, 261)  # lengths of prefixes in tokens
 ON_THE_EDGE = (255, 1, 1, 1)
 ROWS = 1 << 20  # logits of a batch with an output for every token
 ALONE = 14  # number of single tokens of a large model
-# The other tokens of a large model are decoded in small batches of these sizes. Kernels for few rows
-# and for remainders may depend on the layer, for example if only some layers are on a GPU, and only
-# the first layers of a large model get all sizes. No batch is larger than engines for small batches
-# accept.
+# The other tokens of a large model are decoded in small batches of these sizes. Kernels for few
+# rows and for remainders may depend on the layer, for example if only some layers are on a GPU, and
+# only the first layers of a large model get all sizes. No batch is larger than engines for small
+# batches accept.
 TOGETHER = (3, 5, 7, 16, 16)
 PLACES = (  # (sequence, position) of each token of each batch
     [(0, i) for i in range(9)],
