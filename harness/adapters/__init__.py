@@ -11,13 +11,13 @@ from lockstep.harness.adapters.base import Adapter
 from lockstep.harness.adapters.parts.users import PREFIX, is_users, registered_names, users_class
 
 NAMES = "known: reference, fast, replay, llama.cpp, llama.cpp@VERSION, mutant:NAME, honest:NAME"
-# of an engine that is more than asked: it computes along what llama.cpp shows
+# engines outside the packages below; `replay` computes along llama.cpp's graph
 ELSEWHERE = {"replay": "lockstep.harness.graph.engine"}
 PACKAGES = (
     *(__name__, "lockstep.harness.adapters.llama_cpp", "lockstep.harness.adapters.gguf_py"),
     *("lockstep.harness.mutants", "lockstep.harness.honest"),
 )
-LAST_WITH_SBATCH = (0, 3, 9)  # of llama-cpp-python
+LAST_WITH_SBATCH = (0, 3, 9)  # last version of llama-cpp-python with sbatch
 
 
 def has_sbatch(version: str) -> bool:

@@ -36,8 +36,8 @@ class Adapter(Registered):
     that each answer is as described below.
     """
 
-    isolated = False  # True: must be asked in a process of its own (harness.context.runner does)
-    # distribution and module of which any version can be asked, as NAME@VERSION
+    isolated = False  # True: the engine needs its own process (harness.context.runner starts it)
+    # distribution and module, if any version can be requested as NAME@VERSION
     package: tuple[str, str] | None = None
 
     def __init__(self, model: Path | None, settings: Settings) -> None:

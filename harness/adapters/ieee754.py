@@ -30,5 +30,5 @@ class Ieee754(Adapter, name="ieee754"):
         dtype = np.dtype(NUMBERS[type_name])
         if raw.size % dtype.itemsize:
             raise EngineError(f"{raw.size} bytes are not a multiple of a {type_name} value")
-        with np.errstate(all="ignore"):  # too large for float32, or a signalling NaN
+        with np.errstate(all="ignore"):  # some values overflow float32 or are signalling NaN
             return np.ascontiguousarray(raw).reshape(-1).view(dtype).astype(np.float32)

@@ -167,8 +167,8 @@ class Reference(Adapter, name="reference"):
             lacks, has = ("embeddings", "logits")[:: 1 if request.embeddings else -1]
             raise NotInModel(f"our graph of the model has no {lacks}, but {has}")
         memory = self.loaded.new_memory()
-        # where some layers have windows no engine's two caches need be cut as another's are, and
-        # of some models nothing is kept
+        # Caches are not shown if only some layers have windows, because engines may trim caches in
+        # different ways, or if nothing is cached.
         recorder = TensorRecorder(request, CACHES if isinstance(memory, Window | NoMemory) else ())
         logits = []
         for step, batch in enumerate(request.batches):

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from lockstep.harness.answers import MalformedAnswer
 from lockstep.harness.records import EngineInfo
 
-Ask = Callable[..., Any]  # method, path, body=None -> JSON
+Ask = Callable[..., Any]  # arguments: method, path, body=None; returns JSON
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +20,8 @@ class About:
     levels: tuple[str, ...]
     text_only: bool = False
     chat_only: bool = False
-    facts: tuple[tuple[str, Any], ...] = ()  # of the model, by name
-    path: str = ""  # of the model's file, where the server runs
+    facts: tuple[tuple[str, Any], ...] = ()  # facts about the model, by name
+    path: str = ""  # path of the model's file on the server's machine
 
 
 class Complaint(MalformedAnswer):
@@ -82,7 +82,7 @@ def number(said: Any) -> float:
         raise MalformedAnswer("a log-probability", "a number", said)
     try:
         return float(said)
-    except OverflowError:  # an int, of which JSON has any
+    except OverflowError:  # JSON allows integers of any size
         raise MalformedAnswer("a log-probability", "a number of float64", said) from None
 
 

@@ -10,7 +10,7 @@ from lockstep.harness.http.base import About, Ask, as_bytes, member, text, utf8
 from lockstep.harness.http.client import StatusRefused
 from lockstep.harness.protocol.messages import printable
 
-ANY_MODEL = "default"  # servers of one model take any name
+ANY_MODEL = "default"  # servers with one model accept any name
 
 
 @dataclass(kw_only=True)

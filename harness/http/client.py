@@ -23,13 +23,13 @@ from lockstep.engine.errors import Unsupported
 from lockstep.harness.processes.wire import Closed, WireError
 from lockstep.harness.redaction import API_KEY
 
-# bytes of an answer: a thousand candidates are some hundred kilobytes, and as JSON of nothing but
-# brackets it comes to twenty times as much memory
+# bytes of an answer. A list of a thousand candidates has some hundred kilobytes. JSON that consists
+# only of brackets needs twenty times as much memory.
 LARGEST = 8 << 20
-LARGEST_ERROR = 1 << 16  # of a refusal, which is a sentence
+LARGEST_ERROR = 1 << 16  # bytes of a refusal, which is a sentence
 PIECE = 1 << 20
-LACKING = (404, 405, 501)  # of a page
-REFUSALS = (400, 413, 422)  # of what was asked; 413: it is too long
+LACKING = (404, 405, 501)  # the server lacks the page
+REFUSALS = (400, 413, 422)  # the server refuses the request; 413: it is too long
 
 
 class StatusRefused(Exception):
@@ -63,7 +63,7 @@ def address_of(url: str) -> Address:
         parts: SplitResult = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        if "@" in url:  # the error quotes the beginning of a password
+        if "@" in url:  # the error would quote the beginning of a password
             raise Unsupported(f"an address must hold no key: set the variable {API_KEY}") from None
         raise Unsupported(f"{url!r} is not an address: {error}") from error
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
@@ -122,9 +122,9 @@ def connection(address: Address, deadline: float) -> Iterator[HTTPConnection]:
     timer.start()
     try:
         yield server
-        if over.is_set():  # cut off, a body of no length that was announced looks whole
+        if over.is_set():  # without a Content-Length, a body that was cut off looks complete
             raise TimeoutError("the deadline has passed")
-    except ssl.SSLCertVerificationError as error:  # a ValueError too, and no answer at all
+    except ssl.SSLCertVerificationError as error:  # also a ValueError, but not an answer
         text = f"its certificate is not trusted: {error.verify_message}"
         raise Unsupported(f"{text} (set SSL_CERT_FILE to trust another one)") from error
     except (HTTPException, OSError, ValueError, WireError) as error:
@@ -142,7 +142,7 @@ def connection(address: Address, deadline: float) -> Iterator[HTTPConnection]:
 
 def cut(server: HTTPConnection, over: threading.Event) -> None:
     over.set()
-    with suppress(OSError, AttributeError):  # not connected yet, or not any more
+    with suppress(OSError, AttributeError):  # the connection is not open
         server.sock.shutdown(socket.SHUT_RDWR)
 
 
@@ -162,7 +162,7 @@ def body_of(reply: HTTPResponse, most: int, *, whole: bool) -> bytes:
             if whole:
                 raise WireError(f"the answer is longer than {most} bytes")
             break
-    if whole and reply.length:  # what was announced and did not come
+    if whole and reply.length:  # the announced length did not arrive
         raise WireError(f"the answer ends {reply.length} bytes too early")
     return bytes(found)
 
@@ -182,7 +182,7 @@ def seconds_of(said: str | None) -> float | None:
     for anything else."""
     text = (said or "").strip()
     if text.isascii() and text.isdecimal():
-        return float(text[:9])  # a longer one is for ever as well
+        return float(text[:9])  # more digits mean a delay that is too long anyway
     try:
         return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
     except (ValueError, OverflowError):

@@ -9,13 +9,14 @@ from lockstep.harness.answers import MalformedAnswer
 from lockstep.harness.http.base import member, number, token_of, utf8
 
 Stage = Mapping[str, Any]
-Names = Mapping[str, str]  # llama.h's parameter -> the server's
-USUAL_WINDOW = 64  # tokens that penalties look at, where a server cannot be told
-MOST_BIAS = 100.0  # of OpenAI's interface, which bans a token with its negative
-MOST_PENALTY = 2.0  # of frequency and presence there
-UNTOLD = ("sampler", "seed")  # of a sampler that draws: the server seeds all alike
+Names = Mapping[str, str]  # parameter in llama.h -> parameter of the server
+USUAL_WINDOW = 64  # tokens that penalties look at, if the interface has no parameter for it
+MOST_BIAS = 100.0  # limit of OpenAI's interface, where its negative bans a token
+MOST_PENALTY = 2.0  # limit of OpenAI's frequency and presence penalties
+# parameters that are not sent: the server has one seed for all samplers
+UNTOLD = ("sampler", "seed")
 
-# llama-server: the name in `samplers`, empty for what comes first in any order, and parameters
+# llama-server: name in `samplers` ("" if the stage has a fixed place), and parameters
 KEEP = {"min_keep": "min_keep"}
 LLAMA_SERVER: Mapping[str, tuple[str, Names]] = {
     "logit_bias": ("", {"biases": "logit_bias"}),
@@ -71,18 +72,18 @@ OPENAI: Mapping[str, Names] = {
     "penalties": {"penalty_freq": "frequency_penalty", "penalty_present": "presence_penalty"},
     "logit_bias": {"biases": "logit_bias"},
 }
-# not of OpenAI's making: a server may refuse them, or act as if they were not there
+# parameters beyond OpenAI's interface: a server may refuse or ignore them
 BEYOND_OPENAI: Mapping[str, Names] = {
     "top_k": {"k": "top_k"},
     "min_p": {"p": "min_p"},
     "typical": {"p": "typical_p"},
     "penalties": {"penalty_repeat": "repeat_penalty"},
 }
-# of a first token OpenAI's interface does not say whether penalties count the prompt
+# OpenAI does not say whether penalties for the first token count the prompt
 PROMISED = frozenset(("temp", "top_p", "logit_bias"))
 OPENAI_OFF: Mapping[str, Any] = {"temperature": 1.0, "top_p": 1.0}
 BEYOND_OFF: Mapping[str, Any] = {"top_k": 0, "min_p": 0.0, "repeat_penalty": 1.0}
-NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # what need not be said
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # values that need not be sent
     "min_keep": (0, 1),
     "grammar_root": ("root",),
     "penalty_last_n": (USUAL_WINDOW,),
@@ -171,7 +172,7 @@ def probabilities_shown(said: Any) -> tuple[tuple[int | bytes, float], ...] | No
     rows = said.get("completion_probabilities") if type(said) is dict else None
     if type(rows) is not list or not rows or type(rows[0]) is not dict:
         return None
-    if "top_probs" not in rows[0]:  # an older one shows the list before its samplers
+    if "top_probs" not in rows[0]:  # older servers show the list before the samplers
         return None
     listed = member(rows[0], "top_probs")
     if type(listed) is not list:

@@ -20,13 +20,13 @@ from lockstep.harness.protocol.messages import printable
 from lockstep.harness.records import DrawAnswer, DrawRequest
 
 LEVELS = ("tokenize", "generate", "greedy", "logprobs", "draw")
-SURELY = 10_000  # added to a logit, which makes it the largest of any model's
+SURELY = 10_000  # bias that makes a logit the largest of any model's
 OF_MODEL = ("n_vocab", "n_embd", "n_params", "vocab_type")
 NO_LIST = (
     ": the server ignores logit_bias, and sends no completion_probabilities at the end of the text"
 )
-NO_VOCABULARY = 0  # of vocab_type; llama_token_to_piece asserts that there is one
-# the likeliest token whatever options the server was started with
+NO_VOCABULARY = 0  # a value of vocab_type; llama_token_to_piece would abort
+# selects the most likely token whatever options the server was started with
 GREEDY = {
     "temperature": 0,
     "samplers": ["top_k"],
@@ -39,11 +39,11 @@ GREEDY = {
 
 @dataclass(kw_only=True)
 class LlamaServer:
-    n_ctx: int = 0  # cells of a slot; 0: it does not say
+    n_ctx: int = 0  # cells of a slot; 0: unknown
     plain: int | None = None  # see `letter`
-    takes_bias: bool = True  # until it refuses one
-    ends: Callable[[], frozenset[int]] = frozenset  # tokens that end a text; none: unknown
-    loras: Sequence[tuple[Path, float]] = ()  # files that requests add, each with its scale
+    takes_bias: bool = True  # False after the server refused one
+    ends: Callable[[], frozenset[int]] = frozenset  # tokens that end a text; empty: unknown
+    loras: Sequence[tuple[Path, float]] = ()  # files to apply, each with its scale
     scales: list[dict[str, float]] = field(default_factory=list)  # see `scales_of`
 
     def about(self, ask: Ask) -> About:
@@ -168,7 +168,7 @@ class LlamaServer:
             ids = self.tokenize(ask, [b"a"], add_special=False)[0]
             if not ids:
                 raise Unsupported("the model has no token for the letter a")
-            self.plain = ids[-1]  # some put a space before
+            self.plain = ids[-1]  # some vocabularies put a space token before it
         return self.plain
 
     def check_room(self, n: int) -> None:

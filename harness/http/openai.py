@@ -28,11 +28,11 @@ from lockstep.harness.http.drawing import PROMISED, openai_options
 from lockstep.harness.protocol.messages import printable
 from lockstep.harness.records import DrawAnswer, DrawRequest
 
-PROBE = [1, 2, 3, 4, 5]  # ids that every model has
+PROBE = [1, 2, 3, 4, 5]  # ids in every vocabulary
 TEXT = "Once"
-NOT_SO = (400, 422)  # what is asked is not understood, or not offered
-SIZES = (1024, 100, 20, 10, 5, 1)  # servers have limits of their own
-# not of OpenAI's making, but some servers punish repetition unless they are told not to
+NOT_SO = (400, 422)  # the server does not understand the request, or does not offer this
+SIZES = (1024, 100, 20, 10, 5, 1)  # sizes to try, because servers limit lists
+# parameters beyond OpenAI's interface; some servers penalise repetition by default
 PLAIN = {"repeat_penalty": 1.0, "repetition_penalty": 1.0}
 
 
@@ -41,16 +41,18 @@ class OpenAi:
     """An OpenAI-compatible server. `name` is the model's name, for a server with several models."""
 
     name: str = ""
-    most: int = 0  # candidates that it lists
+    most: int = 0  # largest list that the server returns
     takes_ids: bool = False
-    plain: Mapping[str, float] = field(default_factory=dict)  # of PLAIN, if it is not refused
+    # PLAIN, or empty if the server refuses it
+    plain: Mapping[str, float] = field(default_factory=dict)
 
     def about(self, ask: Ask) -> About:
         self.name = self.name or only_model(ask)
         self.takes_ids = self.counts(ask, PROBE, len(PROBE))
         self.plain = PLAIN if self.takes_plain(ask) else {}
         if not self.plain and not self.takes_ids:
-            self.complete(ask, self.probe, 1)  # who refuses this as well says why, and is not asked
+            # a server that refuses this too gives the reason, and is not asked further
+            self.complete(ask, self.probe, 1)
         self.most = next((k for k in SIZES if self.lists(ask, k)), 0)
         return About(
             version=printable(f"OpenAI-compatible server of {self.name}"),
@@ -80,7 +82,8 @@ class OpenAi:
         show the model's probabilities before samplers, so they are not used."""
         options = openai_options(request.chain, beyond=bool(self.plain))
         said = self.complete(ask, in_json(request.prompt), 1, seed=request.seed, **options)
-        names = {stage["sampler"] for stage in request.chain[:-1]}  # seeds are best effort there
+        # empty for a plain draw, because OpenAI promises no seeds
+        names = {stage["sampler"] for stage in request.chain[:-1]}
         promised = bool(names) and names <= PROMISED
         return DrawAnswer(token=as_bytes(text(said, "text")) or None, promised=promised)
 

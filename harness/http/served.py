@@ -21,12 +21,14 @@ from lockstep.harness.processes.wire import Closed
 from lockstep.harness.protocol.session import found_command
 from lockstep.harness.records import LORA, Answered, Crashed, Outcome, Settings, TimedOut
 
-MODEL, PORT, LORAS = "{model}", "{port}", "{lora}"  # the last: paths with commas between
-PARTS = re.compile("|".join(map(re.escape, (MODEL, PORT, LORAS))))  # a name may hold one as well
+MODEL, PORT, LORAS = "{model}", "{port}", "{lora}"  # {lora} stands for paths with commas in between
+# one pattern, because a path may contain another placeholder
+PARTS = re.compile("|".join(map(re.escape, (MODEL, PORT, LORAS))))
 HOST = "127.0.0.1"
-FIRST_PORT, LAST_PORT = 20_000, 32_768  # Linux gives away those behind, others from 49152 on
-PORTS = 3  # are tried; two that somebody takes in the moment between are chance, more are not
-LOOK_SECONDS = 0.05  # between two looks whether it listens
+# Linux assigns the ports above, and other systems those from 49152
+FIRST_PORT, LAST_PORT = 20_000, 32_768
+PORTS = 3  # number of ports to try: two may be taken by chance in the meantime
+LOOK_SECONDS = 0.05  # between two checks that the port is open
 
 
 def words_of(engine: str) -> list[str]:
@@ -90,13 +92,13 @@ class ServedSession(HttpSession):
         start_limit: float = START_SECONDS,
     ) -> None:
         self.words = words_of(engine)
-        here = f"http://{HOST}:1"  # until it is started
+        here = f"http://{HOST}:1"  # placeholder until the server is started
         super().__init__(here, model, settings, time_limit=time_limit, start_limit=start_limit)
         self.name, self.memory_limit = engine, memory_limit
         self.process: EngineProcess | None = None
-        self.question = ""  # the one that is asked
-        self.port = self.n_answered = 0  # of this process
-        self.port_lost = False  # to another process, before it could listen
+        self.question = ""  # the current question
+        self.port = self.n_answered = 0  # of the current process
+        self.port_lost = False  # another process took the port before the server could listen
 
     @property
     def pid(self) -> int | None:
@@ -143,10 +145,10 @@ class ServedSession(HttpSession):
         found = super().ask_at_once(question, every, more_seconds=more_seconds)
         if all(isinstance(outcome, Answered) for outcome in found):
             return found
-        # the kernel closes connections before it tells the parent of a death
+        # the kernel closes connections before it reports a death to the parent
         if self.process is not None and self.process.ends_in_time():
             return [self.death(f"while it was asked to {question} several times at once")]
-        self.end()  # it may have broken off anywhere
+        self.end()  # the server may be in the middle of an answer
         return found
 
     def outcome_of_closing(self, error: Closed) -> Outcome:
@@ -189,7 +191,8 @@ class ServedSession(HttpSession):
         how, signal = self.process.death(), self.process.signal
         log = self.end()
         text = f"{self.name} {how} {when}"
-        if not is_free(self.port):  # though all that it has started is dead
+        # the port is taken, although the server and its children have ended
+        if not is_free(self.port):
             self.port_lost = self.n_answered == 0
             text += f"; another process has its port, {self.port}"
         text += of_memory(log, self.memory_limit)

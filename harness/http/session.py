@@ -48,15 +48,15 @@ from lockstep.harness.records import (
 )
 
 OPENAI = "openai:"
-SERVE = "serve:"  # a command that starts one (harness.http.served)
-START_SECONDS = 300.0  # while a server is loading its model
+SERVE = "serve:"  # prefix of a command that starts a server (harness.http.served)
+START_SECONDS = 300.0  # for a server that is loading its model
 AGAIN_SECONDS = 0.5
-LOADING = 503  # its model, or without a free slot
-# too slow for it, or too many requests: more of them do not make it better, so that it is asked a
-# few times only
+LOADING = 503  # status while a model is loading, or if no slot is free
+# status of a server that was too slow, or that got too many requests; repeating helps little, so it
+# is tried only a few times
 HURRIED = (408, 429)
 TIMES = 4
-SHOWN = 400  # characters of a request: a prompt of seventy ids, and all that goes with it
+SHOWN = 400  # characters of a request in a message: a prompt of seventy ids with all parameters
 CLOSED_TO_US = (401, 403)
 
 
@@ -95,7 +95,7 @@ class HttpSession(Session):
         self.name, self.model, self.settings = engine, model, settings
         self.time_limit, self.start_limit = time_limit, start_limit
         self.to(engine)
-        # the last one of each thread, for whoever has to find out what was wrong with its answer
+        # by thread: the last request, for messages about its answer
         self.last = threading.local()
         self.last.request = ""
 
@@ -106,7 +106,7 @@ class HttpSession(Session):
         self.address = address_of(url)
         self.only_openai = engine.startswith(OPENAI) or self.address.base.endswith("/v1")
         self.server: Server | None = None
-        self.lacking: list[str] = []  # requests that the server has no page for
+        self.lacking: list[str] = []  # requests for which the server has no page
         self.said: EngineInfo | None = None
 
     def _ask(
@@ -220,8 +220,8 @@ class HttpSession(Session):
             return Crashed(message=words)
         if error.status in CLOSED_TO_US:
             words += " (if it needs a key, set LOCKSTEP_API_KEY)"
-        # at the start it is for whoever gave the address to mend; later it is nothing about what
-        # was asked: a key that has run out is no question that the server does not offer
+        # At the start, the user must correct the address or key. Later, the status says nothing
+        # about the question: for example, a key may have expired.
         return Unanswerable(message=words) if self.said is None else Busy(message=words)
 
     # --- the start --------------------------------------------------------------------------------

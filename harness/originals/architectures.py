@@ -175,7 +175,8 @@ class OriginalArchitecture:
     prefix: str = LLAMA_PREFIX
     ignored: str = f"{BUFFERS}|{VISION}"
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    window_every: int = 0  # all layers but every so many-th have a window; 0: none has
+    # every so many-th layer has no window, and all others have one; 0: no layer has a window
+    window_every: int = 0
 
     def strip_prefix(self, name: str) -> str:
         """Return a checkpoint tensor's name without the prefix, as the table has it."""

@@ -18,8 +18,8 @@ from lockstep.harness.originals.recipes import ExpectedTensor
 from lockstep.harness.originals.rounding import CUTS, round_to, same_bits
 
 Cause = tuple[DifferenceKind, dict[str, Any]]
-MAX_RESHAPED = 1 << 24  # elements of a matrix that is written out transposed, to try that
-FEW_ROWS = 0.1  # of a matrix: so few wrong ones are named as rows
+MAX_RESHAPED = 1 << 24  # elements of a matrix that is copied in transposed order to test this cause
+FEW_ROWS = 0.1  # share of a matrix; fewer wrong rows are listed one by one
 
 
 def find_cause(

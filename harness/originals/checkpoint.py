@@ -31,9 +31,9 @@ class StoredTensor:
     """A tensor as stored in a safetensors file."""
 
     path: Path
-    kind: str  # as safetensors calls its type
+    kind: str  # name of the type in safetensors
     shape: tuple[int, ...]
-    offset: int  # in the file
+    offset: int  # bytes from the start of the file
 
     @cached_property
     def array(self) -> NDArray[Any]:
@@ -96,7 +96,7 @@ class OriginalCheckpoint:
     def add_shard(self, path: Path) -> None:
         check_regular(path)
         try:
-            with safe_open(path, framework="numpy"):  # checks header, sizes and offsets
+            with safe_open(path, framework="numpy"):  # checks the header, sizes and offsets
                 pass
         except SafetensorError as error:
             raise InvalidModel(f"{path} is not a safetensors file: {error}") from None

@@ -12,37 +12,37 @@ class OriginalPart(StrEnum):
     tensors = "tensors"
     tokenizer = "tokenizer"
     run = "run"
-    embeddings = "embeddings"  # of a user's texts
+    embeddings = "embeddings"  # embeddings of the user's texts
 
 
 class DifferenceKind(StrEnum):
     """The kind of a difference at one place of the file."""
 
-    missing = "missing"  # the original has it
-    unexpected = "unexpected"  # the original has nothing that it could be made from
+    missing = "missing"  # only the original has it
+    unexpected = "unexpected"  # nothing in the original corresponds to it
     value = "value"
     shape = "shape"
-    # tensors: what their values are instead
-    holds = "holds"  # those of another tensor
+    # kinds of wrong values of a tensor
+    holds = "holds"  # values of another tensor
     zeros = "zeros"
     order = "order"  # rows in the order of another rotation
     transposed = "transposed"
-    offset = "offset"  # a norm with another number added
-    truncated = "truncated"  # cut to the type, not rounded
-    narrowed = "narrowed"  # rounded to a coarser type on the way
-    shifted = "shifted"  # each row holds a neighbour's
-    halves = "halves"  # two merged matrices the other way round
-    experts = "experts"  # experts in another order
-    rows = "rows"  # a few rows alone
-    scaled = "scaled"  # all weights by the same factor
-    blocks = "blocks"  # single blocks of a matrix that has all others from the usual quantiser
-    # the run: what is computed from the same weights
-    computed = "computed"  # a tensor is not what its inputs and the file's weights come to
-    outputs = "outputs"  # logits or embeddings, though no tensor that is shown is wrong by itself
-    # embeddings of a user's texts: what was done otherwise
-    embedding = "embedding"  # no pipeline that was tried gives this embedding
-    prompt = "prompt"  # none was put before the text, or another
-    truncation = "truncation"  # the text was not cut where the original cuts it
+    offset = "offset"  # a norm with a wrong number added
+    truncated = "truncated"  # truncated to the type instead of rounded
+    narrowed = "narrowed"  # rounded to a coarser type in between
+    shifted = "shifted"  # each row holds a neighbouring row
+    halves = "halves"  # two merged matrices in the wrong order
+    experts = "experts"  # experts in a wrong order
+    rows = "rows"  # only a few rows are wrong
+    scaled = "scaled"  # all weights have the same wrong factor
+    blocks = "blocks"  # single blocks differ from the usual quantiser, which the other blocks match
+    # differences between two runs with the same weights
+    computed = "computed"  # a tensor is not what its inputs and the file's weights give
+    outputs = "outputs"  # logits or embeddings differ, although no shown tensor is wrong by itself
+    # wrong steps of the pipeline that made a user's embeddings
+    embedding = "embedding"  # no pipeline explains this embedding
+    prompt = "prompt"  # another prompt or none
+    truncation = "truncation"  # the text was truncated at another length
     pooling = "pooling"
     normalisation = "normalisation"
 
@@ -50,13 +50,13 @@ class DifferenceKind(StrEnum):
 class SkipReason(StrEnum):
     """The reason why a place was not compared."""
 
-    no_row = "no-row"  # no table says what it becomes in a GGUF file
+    no_row = "no-row"  # no table maps it to a GGUF file
     no_file = "no-file"  # the original lacks it
     no_library = "no-library"
     no_meaning = "no-meaning"  # the format has no key for it
-    stored_type = "stored-type"  # the original's numbers are of a type that is not read
-    no_environment = "no-environment"  # that the original runs in
-    quantised = "quantised"  # the file, so that a run differs by what its weights have lost
+    stored_type = "stored-type"  # the original's values have a type that Lockstep does not read
+    no_environment = "no-environment"  # the environment that runs the original is missing
+    quantised = "quantised"  # the file is quantised, so its run differs from the original's
     no_answer = "no-answer"  # one of the two does not run
 
     @property
@@ -75,7 +75,7 @@ class OriginalDifference:
     place: str  # a key, a tensor, or `token ID`
     expected: Any = None  # JSON-like
     got: Any = None
-    detail: dict[str, Any] = field(default_factory=dict)  # layer, row, holds, ...
+    detail: dict[str, Any] = field(default_factory=dict)  # facts such as layer, row, holds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +85,7 @@ class NotCompared:
     part: OriginalPart
     reason: SkipReason
     place: str
-    said: str = ""  # by the one that does not answer
+    said: str = ""  # message of the engine that does not answer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,8 +112,9 @@ class PartResult:
     compared: int = 0
     differences: list[OriginalDifference] = field(default_factory=list)
     skipped: list[NotCompared] = field(default_factory=list)
-    known: list[OriginalDifference] = field(default_factory=list)  # of engines: no fault of a file
-    loss: QuantisationLoss | None = None  # of a quantised file
+    # known differences of engines, which are no fault of the file
+    known: list[OriginalDifference] = field(default_factory=list)
+    loss: QuantisationLoss | None = None  # for a quantised file
 
     def add(self, kind: DifferenceKind, place: str, expected: Any, got: Any, **detail: Any) -> None:
         """Add a difference."""

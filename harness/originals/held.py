@@ -10,8 +10,8 @@ from lockstep.engine.quants.base import F32, Bytes, WeightFormat
 from lockstep.harness.originals.recipes import ExpectedTensor
 from lockstep.harness.originals.rounding import FEWEST, JudgedRows, judge_rows, wrong_factor
 
-SAMPLED = 8  # wrong rows that causes are tried on, and as many right ones
-FEW_BLOCKS = 32  # of a matrix: one unusual block among fewer says nothing
+SAMPLED = 8  # number of wrong rows on which causes are tested, and of right rows
+FEW_BLOCKS = 32  # number of blocks; in a smaller matrix, one unusual block proves nothing
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,7 +21,7 @@ class TensorInFile:
     kind: type[WeightFormat]
     shape: tuple[int, ...]
     raw: Bytes
-    weighed: bool = False  # its quantiser may have weighed errors by importance
+    weighed: bool = False  # True: the quantiser may have weighted errors by importance
 
     @property
     def row_bytes(self) -> int:
@@ -50,12 +50,12 @@ class WrongPlaces:
     wrong rows."""
 
     n_rows: int
-    n_wrong: int = 0  # rows
+    n_wrong: int = 0  # number of wrong rows
     n_elements: int = 0
-    n_blocks: int = 0  # blocks alone are unusual: no element is wrong by itself
+    n_blocks: int = 0  # number of unusual blocks without a wrong element
     rows: list[int]
-    factor: float | None = None  # of all weights, where that alone is wrong
-    column: int = 0  # the first wrong one of the first row
+    factor: float | None = None  # factor of all weights, if nothing else is wrong
+    column: int = 0  # the first wrong column of the first wrong row
     expected: float = 0.0
     got: float = 0.0
 

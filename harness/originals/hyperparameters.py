@@ -97,7 +97,7 @@ def other_scale(config: OriginalConfig) -> bool:
     return config.get("query_pre_attn_scalar") not in usual
 
 
-ABSOLUTE = ("gpt2", "bert")  # positions are learned, not rotated
+ABSOLUTE = ("gpt2", "bert")  # positions are learned instead of rotated
 CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx")
 KEYS = (
     KeyRule("block_count", lambda c: c.n_layer),
@@ -119,7 +119,7 @@ KEYS = (
     KeyRule("rope.freq_base", lambda c: c.rope_base, 10000.0, but=ABSOLUTE),
     KeyRule("rope.freq_base_swa", lambda c: c.rope_base_in_windows, 10000.0, only=("gemma3",)),
     KeyRule("rope.scaling.type", scaling_type, "none", but=(*ABSOLUTE, "phi3")),
-    # factors of phi3 are tensors, and whoever finds them needs no type
+    # phi3's factors are tensors, so the type may be missing
     KeyRule("rope.scaling.type", scaling_type, scaling_type, only=("phi3",)),
     KeyRule("rope.scaling.factor", yarn_or_linear, 1.0, but=ABSOLUTE),
     KeyRule("rope.scaling.original_context_length", original_context, None, but=ABSOLUTE),
@@ -138,7 +138,7 @@ KEYS = (
     KeyRule("expert_used_count", read_names("num_experts_per_tok"), 0, ("llama", "qwen3moe")),
     KeyRule("expert_feed_forward_length", read_names("moe_intermediate_size"), only=("qwen3moe",)),
 )
-# what the config says, and no key of these architectures can
+# properties of the config for which these architectures have no key
 WITHOUT_KEY: tuple[tuple[str, tuple[str, ...], Read], ...] = (
     ("sliding_window", ("llama",), read_names("sliding_window")),
     ("use_sliding_window", ("qwen2", "qwen3", "qwen3moe"), read_names("use_sliding_window")),
@@ -146,7 +146,7 @@ WITHOUT_KEY: tuple[tuple[str, tuple[str, ...], Read], ...] = (
     ("query_pre_attn_scalar", ("gemma2", "gemma3"), other_scale),
     ("norm_topk_prob", ("qwen3moe",), lambda c: c.get("norm_topk_prob") is False),
 )
-# compared elsewhere, or said of the model without a meaning for its results
+# keys that are compared elsewhere, or that do not change results
 KNOWN_KEYS = (
     "vocab_size",
     "pooling_type",
@@ -154,7 +154,7 @@ KNOWN_KEYS = (
     "rope.scaling.finetuned",
 )
 POOLINGS = {"mean": 1, "cls": 2, "lasttoken": 3}
-NO_FACTOR = (0, 0.0, None)  # of scaled positions: as good as 1
+NO_FACTOR = (0, 0.0, None)  # values that mean a factor of 1
 
 
 def compare_hyperparameters(
@@ -219,11 +219,11 @@ def note(result: PartResult, key: str, wanted: Any, metadata: Metadata, absent: 
     got = metadata[key]
     got = got.tolist() if isinstance(got, np.ndarray) else got
     if isinstance(got, list) and got and not isinstance(wanted, list):
-        got = got[0] if all(each == got[0] for each in got) else got  # one value for each layer
+        got = got[0] if all(each == got[0] for each in got) else got  # one value for all layers
     if key.endswith("rope.scaling.factor") and got in NO_FACTOR:
         got = 1.0
     if wanted is None and key.endswith("original_context_length"):
-        return  # without scaling nobody reads it
+        return  # without scaling, no engine reads this key
     if not is_equal(wanted, got):
         result.add(DifferenceKind.value, key, wanted, got)
 

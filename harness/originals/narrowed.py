@@ -121,7 +121,7 @@ def write_tensors(
         out.seek(begin + start)
         write_values(out, stored, header[name]["dtype"], header[name]["shape"])
         stored.release()
-    out.truncate(begin + end)  # rows of zeros are a hole
+    out.truncate(begin + end)  # trailing zeros need no storage
 
 
 def write_values(out: BinaryIO, stored: StoredTensor, kind: str, shape: tuple[int, ...]) -> None:

@@ -27,7 +27,7 @@ POOL: dict[str, Callable[[F32], NDArray[np.float64]]] = {
     "cls": lambda rows: rows[0].astype(np.float64),
     "lasttoken": lambda rows: rows[-1].astype(np.float64),
 }
-USUAL_LENGTHS = (128, 256, 512)  # tokens to which pipelines cut
+USUAL_LENGTHS = (128, 256, 512)  # usual maximum lengths in tokens
 
 
 @dataclass(frozen=True, kw_only=True)

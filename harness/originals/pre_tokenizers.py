@@ -23,7 +23,7 @@ def compare_pre_tokenizers(
     said = steps_of(tokenizer.get("normalizer"), tokenizer.get("pre_tokenizer"))
     same = [each for each, row in ORIGINALS.items() if each and steps_of(*row[:2]) == said]
     got = PRE_TOKENIZERS.get(str(metadata.get(KEY)))
-    if KEY not in metadata:  # llama.cpp warns, and cuts as none of the originals does
+    if KEY not in metadata:  # llama.cpp warns, and splits words unlike any original
         result.compared += 1
         result.add(DifferenceKind.missing, KEY, same[0] if same else None, None)
     elif not same:

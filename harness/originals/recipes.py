@@ -15,12 +15,13 @@ CHUNK = 1 << 20  # weights that are compared at a time
 
 RECIPES = {
     "copy",
-    "vocabulary",  # rows of tokens: padding may be cut off or added
-    "q-pairs",  # rows of each head in the order of pairs that are rotated side by side
+    "vocabulary",  # rows are tokens: padding may be removed or added
+    # rows of each head are reordered, so that the two rows of each rotated pair are adjacent
+    "q-pairs",
     "k-pairs",
-    "plus-one",  # Gemma's norms multiply by 1 + weight, and the file holds the sum
-    "transposed",  # Conv1D of GPT-2 has (inputs, outputs)
-    "first-half",  # of the rows: two matrices that the checkpoint has merged
+    "plus-one",  # Gemma's norms multiply by 1 + weight, and the file contains this sum
+    "transposed",  # Conv1D of GPT-2 has the shape (inputs, outputs)
+    "first-half",  # half of the rows, because the checkpoint merges two matrices
     "second-half",
 }
 OF_QUERIES, OF_KEYS = "q-pairs", "k-pairs"
@@ -32,20 +33,21 @@ class ExpectedTensor:
     """A tensor that the file should hold. `shape` has the slowest axis first."""
 
     name: str
-    originals: tuple[str, ...]  # more than one: matrices to stack
+    originals: tuple[str, ...]  # several names: matrices to stack
     stored: tuple[StoredTensor, ...]
     recipe: str
     shape: tuple[int, ...]
-    heads: int = 0  # whose rows are put into the order of pairs
+    heads: int = 0  # number of heads whose rows are reordered
     added: float = 0.0
-    turns: int = 0  # how often rows are put into that order
+    turns: int = 0  # how often rows are reordered
     transposed: bool = False
     half: int | None = None
-    in_stored_type: bool = False  # where the number is added: the sum is rounded to that type
-    rolled: int = 0  # rows that a matrix is moved down
-    experts: tuple[int, ...] = ()  # another order of the matrices
-    may_lack: bool = False  # the file need not have it
-    reshaped: bool = False  # each matrix written out transposed, under its own shape
+    in_stored_type: bool = False  # the sum with `added` is rounded to the type of the checkpoint
+    rolled: int = 0  # number of rows by which a matrix is shifted
+    experts: tuple[int, ...] = ()  # another order of the experts
+    may_lack: bool = False  # True: the file need not have the tensor
+    # each matrix is written in transposed order, but with the original shape
+    reshaped: bool = False
 
     @property
     def layer(self) -> int | None:

@@ -31,11 +31,13 @@ from numpy.typing import NDArray
 
 from lockstep.engine.quants.base import F32, Bytes, WeightFormat
 
-ELEMENT, ROW = 2.0, 0.5  # steps
-TIE = 1e-3  # steps: quotients differ in their last bits, and so may codes of weights between two
+ELEMENT, ROW = 2.0, 0.5  # limits in steps
+# in steps: quotients may differ in their last bits, and so may the codes of weights between two
+# steps
+TIE = 1e-3
 SIGMAS = 6
 IMPORTANCE = "quantize.imatrix."
-FEWEST = 0.01  # of the blocks: so few others are no other way to quantise
+FEWEST = 0.01  # share of the blocks; another method of quantising would change more of them
 
 LEVELS = {
     "Q3_K": 4.0,
@@ -43,18 +45,18 @@ LEVELS = {
     "Q5_0": 16.0,
     "Q6_K": 32.0,
     "Q8_0": 127.0,
-    # from minimum to maximum, which are both at most the largest weight away from zero
+    # from minimum to maximum; both are at most the largest magnitude
     "Q2_K": 1.5,
     "Q4_1": 7.5,
     "Q4_K": 7.5,
     "Q5_1": 15.5,
     "Q5_K": 15.5,
-    # 24 of 127, the widest gap between two codes
+    # 127 / 24, because the widest gap between two codes is 24
     "IQ4_NL": 5.3,
     "IQ4_XS": 5.3,
 }
-F16_STEP = 2.0**-24  # between subnormal scales in F16
-F16_ERROR = 2.0**-10  # relative, of a scale, and of a weight that was F16 before
+F16_STEP = 2.0**-24  # step between subnormal F16 scales
+F16_ERROR = 2.0**-10  # relative error of an F16 scale, and of a weight that was F16 before
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class JudgedRows:
     """
 
     wrong: NDArray[np.bool_]
-    unusual: NDArray[np.bool_] | None = None  # (rows, blocks)
+    unusual: NDArray[np.bool_] | None = None  # shape (rows, blocks)
     sums: NDArray[np.float64] | None = None
 
 
@@ -130,13 +132,13 @@ def judge_blocks(
     exact = want.astype(np.float64)
     error = got - exact
     levels = LEVELS.get(kind.name)
-    beyond = np.square(error).sum(axis=1) > np.square(exact).sum(axis=1)  # rows
+    beyond = np.square(error).sum(axis=1) > np.square(exact).sum(axis=1)  # by row
     if levels is None:
         return JudgedRows(np.broadcast_to(beyond[:, None], want.shape) | ~np.isfinite(got))
     sums = np.array([np.vdot(exact, exact), np.vdot(exact, error), np.vdot(error, error)])
     error = np.abs(error)
     shape = (len(want), -1, kind.weights)
-    top = np.abs(want).reshape(shape).max(axis=2)  # (rows, blocks)
+    top = np.abs(want).reshape(shape).max(axis=2)  # shape (rows, blocks)
     step = (top / levels).repeat(kind.weights, axis=1)
     allowed = step + levels * F16_STEP
     if weighed:
@@ -145,7 +147,7 @@ def judge_blocks(
     row = np.sqrt(np.square(error / allowed).mean(axis=1)) > ROW
     wrong |= row[:, None] & (error > ROW * allowed)
     unusual = unusual_blocks(kind, want, got.reshape(shape), raw)
-    for way in ("F16", "BF16"):  # files are often quantised by way of one of these
+    for way in ("F16", "BF16"):  # many files are quantised from an F16 or BF16 file
         if unusual is not None and unusual.any():
             again = unusual_blocks(kind, round_to(way, want), got.reshape(shape), raw)
             unusual &= again if again is not None else unusual
@@ -200,13 +202,15 @@ def unusual_blocks(
     fields: Any = np.ascontiguousarray(raw).reshape(-1).view(kind.layout).reshape(want.shape[:2])
     scale, low = (each.astype(np.float16) for each in scales)
     unusual = scale.view(np.uint16) != fields["d"].view(np.uint16)
-    unusual &= (scale != 0) | (fields["d"] != 0)  # zero of either sign
+    unusual &= (scale != 0) | (fields["d"] != 0)  # both signs of zero are equal
     step = np.abs(scale.astype(np.float32))[..., None]
     near = (0.5 + TIE) * step + F16_ERROR * np.abs(want)
     if "m" in kind.layout.names:  # type: ignore[operator]
         unusual |= low != fields["m"]
-        near = near + 4 * F16_ERROR * np.abs(want).max(axis=2, keepdims=True)  # of minimum and sum
-    if kind.name in ("Q4_0", "Q5_0"):  # the largest weight of the other sign has no code
+        # errors of the minimum and of the sum
+        near = near + 4 * F16_ERROR * np.abs(want).max(axis=2, keepdims=True)
+    # these types have no code for the largest weight with the opposite sign
+    if kind.name in ("Q4_0", "Q5_0"):
         near = np.where(np.abs(want) > (LEVELS[kind.name] - 1.5) * step, 1.1 * step, near)
     off: NDArray[np.bool_] = unusual | (np.abs(got - want) > near).any(axis=2)
     return off

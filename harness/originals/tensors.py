@@ -26,7 +26,7 @@ from lockstep.harness.originals.recipes import ExpectedTensor, expect
 from lockstep.harness.originals.rounding import IMPORTANCE
 
 MAX_EXPERTS = 1 << 12
-FACTOR_TOLERANCE = 1e-5  # relative: factors of frequencies are made in single precision
+FACTOR_TOLERANCE = 1e-5  # relative: factors of frequencies are computed in single precision
 Progress = Callable[[str], object]
 
 
@@ -198,7 +198,8 @@ def compare_tensor(
         return
     shape, n_rows = info.shape, expected.n_rows
     if expected.recipe == "vocabulary" and shape[1:] == expected.shape[1:]:
-        n_rows = min(shape[0], expected.shape[0])  # the rest is padding, if the tokens say so
+        # further rows are padding, which the comparison of tokens checks
+        n_rows = min(shape[0], expected.shape[0])
         if n_tokens not in (0, shape[0]):
             result.add(DifferenceKind.shape, name, n_tokens, shape[0])
             return

@@ -17,13 +17,13 @@ from lockstep.harness.originals.findings import (
 from lockstep.harness.originals.pre_tokenizers import compare_pre_tokenizers
 from lockstep.harness.originals.vocabulary import OriginalVocabulary, read_vocabulary
 
-Metadata = Mapping[str, Any]  # plain values
+Metadata = Mapping[str, Any]  # values without types
 PREFIX = "tokenizer.ggml"
 MODELS = ("gpt2", "llama", "bert")
-MAX_NOTED = 16  # tokens that differ in the same way; all are counted
-# special tokens: what tokenizer_config.json calls them, the key, and llama.cpp's own ids
-SPECIAL = ("bos", "eos", "unk", "sep", "pad", "mask")  # llama.cpp takes BOS for CLS
-KEY_NAMES = {"unk": "unknown", "sep": "seperator", "pad": "padding"}  # llama.cpp's spelling
+MAX_NOTED = 16  # tokens with the same kind of difference that are listed; all are counted
+# special tokens: names in tokenizer_config.json, names in keys, and llama.cpp's default ids
+SPECIAL = ("bos", "eos", "unk", "sep", "pad", "mask")  # llama.cpp uses BOS for CLS
+KEY_NAMES = {"unk": "unknown", "sep": "seperator", "pad": "padding"}  # spelled as in llama.cpp
 USUAL_IDS = {
     "llama": {"bos": 1, "eos": 2, "unk": 0},
     "gpt2": {"bos": 11, "eos": 11},
@@ -137,7 +137,8 @@ def compare_special(
         key = f"{PREFIX}.{KEY_NAMES.get(name, name)}_token_id"
         wanted = special_ids(checkpoint, said, vocabulary, name)
         if name == "eos" and added.get("last") in vocabulary.ids:
-            wanted.append(vocabulary.ids[added["last"]])  # converters take what ends a text
+            # some converters choose the token that ends texts
+            wanted.append(vocabulary.ids[added["last"]])
         if wanted:
             result.compared += 1
             got = metadata.get(key, usual.get(name))
@@ -161,7 +162,7 @@ def is_usually_added(name: str, model: str, metadata: Metadata) -> bool | None:
     """Return llama.cpp's default for a missing key; None if llama.cpp adds another token in its
     place."""
     if name == "eos":
-        return None if model == "bert" else False  # which ends texts with SEP
+        return None if model == "bert" else False  # bert ends texts with SEP instead
     if model != "gpt2":
         return True
     pre = PRE_TOKENIZERS.get(str(metadata.get(f"{PREFIX}.pre", "default")))

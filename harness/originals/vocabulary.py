@@ -17,9 +17,9 @@ from lockstep.harness.adapters.parts.originals import (
 )
 from lockstep.harness.originals.checkpoint import MAX_TOKENIZER_BYTES, OriginalCheckpoint
 
-SPACE = "\u2581"  # what SentencePiece writes for one
+SPACE = "\u2581"  # how SentencePiece writes a space
 BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
-# added tokens that converters take for control tokens though they are not marked as special
+# added tokens that converters treat as control tokens although they are not marked special
 LOOKS_SPECIAL = re.compile(
     r"<pad>|<mask>|<2mass>|\[@BOS@\]|<\|.*\|>|<｜.*｜>|<unused.*>", re.DOTALL
 )
@@ -31,7 +31,7 @@ class OriginalToken:
 
     texts: tuple[str, ...]
     types: tuple[int, ...]
-    score: float | None = None  # None: any
+    score: float | None = None  # None: any score is right
     added: bool = False
 
 
@@ -43,7 +43,8 @@ class OriginalVocabulary:
     tokens: dict[int, OriginalToken] = field(default_factory=dict)
     ids: dict[str, int] = field(default_factory=dict)
     merges: list[str] | None = None
-    library: bool = True  # False: tokenizer.model is there, and the library to read it is not
+    # False: there is a tokenizer.model, but the library that reads it is missing
+    library: bool = True
 
 
 def read_vocabulary(checkpoint: OriginalCheckpoint, model: str) -> OriginalVocabulary:
@@ -65,7 +66,7 @@ def read_vocabulary(checkpoint: OriginalCheckpoint, model: str) -> OriginalVocab
 def read_described(described: Mapping[str, Any], found: OriginalVocabulary, model: str) -> None:
     """Add the tokens and merges of tokenizer.json's model. Raises InvalidModel."""
     vocab = described.get("vocab")
-    if isinstance(vocab, list):  # Unigram: pairs of text and score
+    if isinstance(vocab, list):  # Unigram has pairs of text and score
         pairs = [(row[0], at) for at, row in enumerate(vocab) if isinstance(row, list) and row]
     elif isinstance(vocab, Mapping):
         pairs = list(vocab.items())
@@ -128,7 +129,8 @@ def read_pieces(checkpoint: OriginalCheckpoint, found: OriginalVocabulary) -> No
         )
         kind = next((kind for is_kind, kind in kinds if is_kind(number)), NORMAL)
         text = pieces.IdToPiece(number)
-        types = (kind, USER_DEFINED) if kind == NORMAL else (kind,)  # symbols of the user's too
+        # user-defined symbols have this type too
+        types = (kind, USER_DEFINED) if kind == NORMAL else (kind,)
         score = pieces.GetScore(number)
         found.tokens[number] = OriginalToken(texts=(text,), types=types, score=score)
         found.ids.setdefault(text, number)
@@ -154,7 +156,7 @@ def add_tokens(checkpoint: OriginalCheckpoint, found: OriginalVocabulary, model:
         else:
             types = (USER_DEFINED,)
         texts = (text, text.replace(SPACE, " "))
-        if model == "bert":  # converters mark those that are not special as they mark words
+        if model == "bert":  # converters write added tokens that are not special like words
             texts = (text, file_text(text, model))
         found.tokens[number] = OriginalToken(texts=texts, types=types, added=True)
         found.ids[text] = number

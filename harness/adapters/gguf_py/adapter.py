@@ -15,7 +15,7 @@ from lockstep.harness.adapters.parts.parsing import files_of
 from lockstep.harness.adapters.parts.timing import pieces_of, seconds_each
 from lockstep.harness.records import EngineInfo, FileSummary, TensorSummary
 
-# A file that it cannot read ends in whichever of these the first wrong step raises.
+# errors with which gguf-py refuses a file; the first wrong step decides which
 REFUSALS = (ValueError, KeyError, IndexError, OverflowError, OSError)
 
 
@@ -77,7 +77,7 @@ def decode_value(kind: Any, raw: NDArray[np.uint8]) -> Any:
     from gguf import quants
 
     try:
-        with np.errstate(all="ignore"):  # blocks with infinite scales are legal
+        with np.errstate(all="ignore"):  # infinite scales are legal
             return quants.dequantize(np.ascontiguousarray(raw, np.uint8).reshape(-1), kind)
     except NotImplementedError as error:
         raise Unsupported(f"gguf-py: {error}") from error
@@ -92,7 +92,8 @@ def read(path: Path) -> FileSummary:
         metadata={
             name: value_of(field)
             for name, field in reader.fields.items()
-            if not name.startswith("GGUF.")  # the header's counts, as it presents them
+            # gguf-py adds the counts of the header under such names
+            if not name.startswith("GGUF.")
         },
         tensors=tuple(
             TensorSummary(
@@ -128,7 +129,7 @@ def value_of(field: Any) -> tuple[str, Any]:
     kinds = [summary.VALUE_TYPES[int(kind)] for kind in field.types]
     if kinds[0] != "ARR":
         return kinds[0], items_of(field, kinds[0])[0]
-    item = summary.VALUE_TYPES[int(field.parts[3][0])]  # also there when the array is empty
+    item = summary.VALUE_TYPES[int(field.parts[3][0])]  # an empty array has this type too
     if item == "ARR":
         raise Unsupported("gguf-py flattens an array of arrays, so its shape is lost")
     return summary.array_type(item), items_of(field, item)

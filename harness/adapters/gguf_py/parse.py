@@ -20,8 +20,9 @@ from lockstep.harness.adapters.parts.parsing import (
 )
 
 LIMITS = CostLimits(
-    seconds=0.25,  # a hundred times what a file of some kilobytes needs
-    seconds_per_byte=1.2e-4,  # a view takes 12 us, and an element may be one byte; ten times that
+    seconds=0.25,  # a hundred times the usual time for a file of some kilobytes
+    # ten times the usual time: a view takes 12 us, and an element may have one byte
+    seconds_per_byte=1.2e-4,
     memory=256 << 20,
     memory_per_byte=MEMORY_PER_BYTE["gguf-py"],
 )

@@ -20,12 +20,13 @@ from lockstep.harness.adapters.llama_cpp import op
 from lockstep.harness.adapters.llama_cpp.lib import I64, Library, P, library
 from lockstep.harness.records import EngineInfo, Settings
 
-BLOCK = 256  # the longest one
-# graphs multiply by the tensor that tokens are looked up in, which is not laid out for AMX; others
-# have a second one of the same name
+BLOCK = 256  # weights of the longest block
+# The graph of HEADLESS multiplies by the embedding table, which is not stored for AMX. Other graphs
+# use a second tensor of the same name.
 HEADLESS, EMBEDDINGS = ("bitnet",), "token_embd.weight"
-WITH_AMX = "AMX_INT8 = 1"  # of a build, in llama.cpp's words
-ARCH_PRCTL, REQUEST_PERMISSION, TILES = 158, 0x1023, 18  # on x86-64, which alone has AMX
+WITH_AMX = "AMX_INT8 = 1"  # text with which llama.cpp describes a build
+# numbers of x86-64, the only processor with AMX
+ARCH_PRCTL, REQUEST_PERMISSION, TILES = 158, 0x1023, 18
 
 
 class CpuTraits(ctypes.Structure):
@@ -59,7 +60,8 @@ class Activations(Adapter, name="llama.cpp activations"):
 def agreeing(lib: Library, kind: type[ActivationFormat]) -> list[str]:
     """Return the variants of our conversion that reproduce the library's bytes."""
     if kind.name == "F32" and not cpu_traits(lib, kind.type_id).from_float:
-        return list(VARIANTS)  # 0.3.8 leaves them as they are without a function for it
+        # 0.3.8 has no such function for F32, and leaves the values as they are
+        return list(VARIANTS)
     x = hard_to_round()
     theirs = convert_by_library(lib, kind, x).tobytes()
     return [name for name in VARIANTS if kind.quantise(x, name).tobytes() == theirs]
@@ -90,7 +92,7 @@ def generic_formats(lib: Library) -> tuple[str, ...]:
     """Return the formats that the library rounds like ggml's generic C code, not like its x86
     code."""
     if not hasattr(lib.ggml, "ggml_get_type_traits_cpu"):
-        return ()  # a version too old to be asked
+        return ()  # the version is too old
     import_members("lockstep.engine.activations")
     kinds = ActivationFormat.family.values()
     return tuple(sorted(kind.name for kind in kinds if agreeing(lib, kind) == [GENERIC]))
@@ -134,10 +136,10 @@ def hard_to_round() -> F32:
     bits = Philox(key=8).random_raw(64 * BLOCK)
     signed = (bits >> np.uint64(40)).astype(np.int64) - (1 << 23)
     steps = (signed[: 32 * BLOCK] % 509 - 254).astype(np.float32).reshape(-1, 32) / 2
-    steps[:, 5] = 127  # the largest, so that steps are 1 and every other value is a tie
+    steps[:, 5] = 127  # the largest value makes steps of 1, so that every other value is a tie
     spread = np.float32(2.0) ** (np.arange(32 * BLOCK) // 32 % 24 - 12).astype(np.float32)
     sizes = signed[32 * BLOCK :].astype(np.float32) * np.float32(2.0**-23) * spread
-    halves = signed[:BLOCK].astype(np.float32) // 4096 * 2 + 2049  # between two halves
+    halves = signed[:BLOCK].astype(np.float32) // 4096 * 2 + 2049  # halfway between two F16 numbers
     brains = (((bits[:BLOCK] % 256 + 0x3F00) << np.uint64(16)) | np.uint64(0x8000)).astype("<u4")
     return np.concatenate([steps.reshape(-1), sizes, halves, brains.view(np.float32)])
 

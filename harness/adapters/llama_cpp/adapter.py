@@ -58,10 +58,10 @@ class LlamaCpp(StateFiles, name="llama.cpp"):
         super().__init__(model, settings)
         self._vocab_only: LlamaModel | None = None
         self._full: LlamaModel | None = None
-        self._contexts: dict[bool, LlamaContext] = {}  # traced? -> context
+        self._contexts: dict[bool, LlamaContext] = {}  # traced -> context
         self._embedding: LlamaContext | None = None
         self._watched: tuple[LlamaContext, NodeWatch] | None = None
-        self._attention: AttentionKind | None = None  # once it has been looked at
+        self._attention: AttentionKind | None = None  # None: not yet determined
 
     @classmethod
     def check_libraries(cls) -> None:
@@ -81,7 +81,7 @@ class LlamaCpp(StateFiles, name="llama.cpp"):
             build=build,
             generic=conversions(self.lib, build, self.settings, self.model),
             settings=self.settings,
-            fixed=CACHES,  # storage; what is stored there can be replaced before
+            fixed=CACHES,  # these are storage; values can be replaced before they are stored
             computes_nodes=self.lib.number == single_op.WRITTEN_FOR,
         )
 
@@ -261,7 +261,7 @@ class LlamaCpp(StateFiles, name="llama.cpp"):
     def _watching(self) -> tuple[LlamaContext, "NodeWatch"]:
         if self._watched is None:
             from lockstep.harness.adapters.llama_cpp.capture import (
-                NodeWatch,  # compiled: it takes a moment
+                NodeWatch,  # imported here, because it compiles
             )
 
             watch = NodeWatch(self.lib)
@@ -280,7 +280,7 @@ class LlamaCpp(StateFiles, name="llama.cpp"):
         if self._attention is not None:
             return self._attention
         context, one = self._made(traced=True), Batch.of([0])
-        context.clear()  # somebody may have decoded on it
+        context.clear()  # the context may hold earlier tokens
         kind = AttentionKind(self.lib.ggml, context.model.n_vocab)
         context.observer = kind
         for batch in encoded_first([one], context.model.has_both):
@@ -337,7 +337,7 @@ class LlamaCpp(StateFiles, name="llama.cpp"):
     def _check_batches(self, batches: Sequence[Batch]) -> None:
         sizes = [len(batch) for batch in batches if not batch.encoder]
         if sum(sizes) > self.settings.n_ctx and not self._context(traced=False).has_memory:
-            sizes = [max(sizes)]  # nothing is kept of a batch for the next
+            sizes = [max(sizes)]  # without a memory, only the longest batch needs room
         self._check_room(sum(sizes))
         for batch in batches:
             self._check_tokens(batch)
@@ -365,7 +365,7 @@ def dequantize(lib: Library, type_name: str, raw: NDArray[np.uint8]) -> NDArray[
             f"({traits.block_bytes} bytes)"
         )
     raw = np.ascontiguousarray(raw, np.uint8).reshape(-1)
-    if type_name == "F32":  # ggml needs no decoder for it
+    if type_name == "F32":  # ggml has no decoder for F32
         return raw.view(np.float32).copy()
     out = np.empty(blocks * traits.block_weights, np.float32)
     traits.to_float(raw.ctypes.data, out.ctypes.data, out.size)

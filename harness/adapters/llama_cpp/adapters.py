@@ -10,7 +10,7 @@ from lockstep.engine.errors import EngineError
 from lockstep.harness.adapters.llama_cpp.lib import Library
 from lockstep.harness.records import CONTROL_VECTOR, LORA, Settings
 
-FIRST = 1  # the layer that llama.cpp's own tools begin with
+FIRST = 1  # first layer in llama.cpp's own tools
 
 
 def load_loras(lib: Library, model: Any, settings: Settings) -> list[Any]:

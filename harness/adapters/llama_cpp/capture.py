@@ -27,9 +27,9 @@ from lockstep.harness.adapters.llama_cpp.watch import (
 )
 from lockstep.harness.records import ANY_KIND, Captured, Fault, Nodes
 
-VIEWS = ("NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE")  # compute nothing
-ROOM = 1 << 13  # rows
-SIZE = 4 << 20  # bytes that are held back before they are handed on, unless one node has more
+VIEWS = ("NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE")  # ops that compute nothing
+ROOM = 1 << 13  # number of rows
+SIZE = 4 << 20  # bytes that are collected before they are sent; a single node may have more
 USAGE = {"ggml_backend_buffer_get_usage": (ctypes.c_int, P)}
 HOOK = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 
@@ -41,7 +41,7 @@ class NodeWatch:
         check_layout()
         lib.declare(PROTOTYPES | USAGE)
         self.ggml = lib.ggml
-        self.ops: dict[tuple[int, int], str] = {}  # those that were met
+        self.ops: dict[tuple[int, int], str] = {}  # ops that occurred
         ids = range(lib.n_types)
         kinds = [lib.ggml.ggml_get_type_traits(i).contents for i in ids]
         self.types = tuple(kind.type_name.decode().upper() for kind in kinds)
@@ -49,7 +49,7 @@ class NodeWatch:
         self.data = np.empty(SIZE, np.uint8)
         self.slots = np.zeros(N_SLOTS, SLOT)
         self.state = np.zeros(1, STATE)
-        self._hook = HOOK(self.hook)  # must outlive the context
+        self._hook = HOOK(self.hook)  # kept here, because the context holds a pointer to it
         self.emit: Callable[[Nodes], None] = lambda _: None
         self.injector = Injector(None)
         self.error: BaseException | None = None
@@ -223,7 +223,7 @@ def capture_batches(
     finally:
         if watch.error is not None:
             raise watch.error
-        watch.hand_on()  # also of a step that failed: what it showed is worth judging
+        watch.hand_on()  # after a failed step too, because its values are worth judging
     return Captured(
         nodes=watch.emitted,
         views=watch.get("views"),

@@ -40,7 +40,7 @@ def time_capture(
         counts.append(int((nodes.place < 0).sum()))
 
     def begin() -> None:
-        watch.hand_on()  # the prompt
+        watch.hand_on()  # drops the values of the prompt
         sizes.clear()
         counts.clear()
 

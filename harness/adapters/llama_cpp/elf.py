@@ -12,10 +12,10 @@ from pathlib import Path
 
 MAGIC = b"\x7fELF"
 SECTION, SYMBOL = struct.Struct("<IIQQQQIIQQ"), struct.Struct("<IBBHQQ")
-ENTRY = struct.Struct("<qQ")  # of the dynamic section
-DYNAMIC, DYNSYM = 6, 11  # kinds of sections
-NEEDED = 1  # tag of an entry
-STRONG = 1  # STB_GLOBAL: a function that is no template and not inline
+ENTRY = struct.Struct("<qQ")  # entry of the dynamic section
+DYNAMIC, DYNSYM = 6, 11  # types of sections
+NEEDED = 1  # tag of a dynamic entry
+STRONG = 1  # STB_GLOBAL: functions that are neither templates nor inline
 MACHINES = {3: "x86", 40: "ARM", 62: "x86-64", 183: "AArch64", 243: "RISC-V"}
 
 
@@ -28,7 +28,7 @@ class NotElf(Exception):
 class Target:
     """Word size, byte order and processor of an ELF file."""
 
-    word: int  # 1: 32 bits, 2: 64
+    word: int  # 1: 32 bits, 2: 64 bits
     order: int  # 1: little-endian
     machine: int
 

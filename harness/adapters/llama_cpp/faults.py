@@ -50,7 +50,8 @@ def change(row: NDArray[Any], fault: Fault) -> None:
     if kind == "swap" and low != high:
         row[low], row[high] = row[high], row[low]
     elif row.dtype.kind in "iu":
-        one = at[draw % at.size]  # an id that is none would end the process
+        # another id of the row, because an invalid id would end the process
+        one = at[draw % at.size]
         row[one] = row[one] + 1 if low == high else row[high if row[one] != row[high] else low]
     elif kind == "scale" and row[at].any():
         row[at] *= row.dtype.type(1 + size)

@@ -20,7 +20,7 @@ C_TYPES: dict[str, Any] = {
     "U32": ctypes.c_uint32,
     "I32": ctypes.c_int32,
     "F32": ctypes.c_float,
-    "BOOL": ctypes.c_int8,  # in arrays and values alike
+    "BOOL": ctypes.c_int8,  # arrays and single values use this type
     "U64": ctypes.c_uint64,
     "I64": ctypes.c_int64,
     "F64": ctypes.c_double,

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from lockstep.harness.adapters.llama_cpp.lib import GgmlTensor
 
-DTYPES: dict[int, np.dtype[Any]] = {  # of ggml's type ids
+DTYPES: dict[int, np.dtype[Any]] = {  # by ggml's type id
     0: np.dtype(np.float32),
     1: np.dtype(np.float16),
     26: np.dtype(np.int32),
@@ -102,7 +102,7 @@ def heads_side_by_side(node: LiveNode, _: int) -> Array:
 
 
 def column(node: LiveNode, _: int) -> Array:
-    return node.values()[0, :, :, 0]  # (tokens, used, 1) without the last
+    return node.values()[0, :, :, 0]  # (tokens, used, 1) without the last axis
 
 
 def used_cells(node: LiveNode, cells: int) -> Array:

@@ -31,12 +31,12 @@ from pathlib import Path
 from lockstep.engine.errors import Unsupported
 from lockstep.harness.adapters.llama_cpp.elf import Elf, NotElf, own_target
 
-LIBRARIES = "LLAMA_CPP_LIB_PATH"  # the user's own build of llama.cpp, of the pinned version
-VERSION, COMMIT = "0.3.36", "0c1e57098"  # of llama-cpp-python, and of llama.cpp in it
-UNKNOWN = "unknown"  # commit of a build without git
+LIBRARIES = "LLAMA_CPP_LIB_PATH"  # folder of the user's own build of the pinned llama.cpp
+VERSION, COMMIT = "0.3.36", "0c1e57098"  # versions of llama-cpp-python and of its llama.cpp
+UNKNOWN = "unknown"  # commit that a build without git reports
 TYPES = "a3e54a686770ba89"  # digest of the table of weight types
 STANDARD_LIBRARY = re.compile(rb"_Z.*(?:S[tsabiod]|va_list)")
-EXAMPLES = 2  # names that a message lists
+EXAMPLES = 2  # number of names that a message lists
 WANTED = (
     f"Wanted: llama.cpp {COMMIT} of llama-cpp-python {VERSION}, with any compiler and "
     f"flags. Build it, or unset {LIBRARIES}. For another release use --oracle "
@@ -118,7 +118,7 @@ def compare(folder: Path, _size: int, _changed: int) -> str:
     """Return how the library differs from the pinned library; "" if it does not. The result is
     cached for an unchanged file. Raises OSError."""
     if sys.platform != "linux":
-        return ""  # other systems have other formats
+        return ""  # other systems use other formats
     path = folder / LLAMA.file
     try:
         library = Elf(path)

@@ -21,7 +21,7 @@ from lockstep.harness.processes.variables import ENVIRONMENT
 
 MAX_DIMS, MAX_SRC, MAX_NAME, MAX_OP_PARAMS = 4, 10, 64, 64  # ggml/include/ggml.h, 0.3.36
 OBJECT_BYTES = 32  # sizeof(struct ggml_object), part of ggml_tensor_overhead()
-DEBUG, WARN, ERROR, CONTINUED = 1, 3, 4, 5  # ggml_log_level
+DEBUG, WARN, ERROR, CONTINUED = 1, 3, 4, 5  # values of ggml_log_level
 P, I64, SIZE, TEXT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_size_t, ctypes.c_char_p
 
 
@@ -113,7 +113,7 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {  # name: (result, *arguments)
 }
 
 
-NO_ROOM = "failed to allocate"  # what ggml and llama.cpp log, of a buffer of any kind
+NO_ROOM = "failed to allocate"  # part of the log line of ggml and llama.cpp for any buffer
 NOT_INSTALLED = (
     "llama.cpp is not installed: `pip install gguf-lockstep` builds it with a C++ "
     "compiler. Golden vectors do not need it: lockstep golden verify --engine ENGINE"
@@ -135,14 +135,15 @@ class Library:
         self.version = f"llama-cpp-python {self.number}"
         self.llama = Binding(llama_cpp, self.version)
         self.lines: deque[tuple[int, str]] = deque(maxlen=200)
-        self.listener: Callable[[str], None] | None = None  # who wants the debug lines
-        self._log_callback = llama_cpp.llama_log_callback(self._log)  # must outlive the library
+        self.listener: Callable[[str], None] | None = None  # gets the debug lines
+        # kept here, because the library holds a pointer to it
+        self._log_callback = llama_cpp.llama_log_callback(self._log)
         self.listen()
         handle = llama_cpp._lib._handle
         self.ggml = ctypes.CDLL("ggml, through libllama", handle=handle)
         self.declare(PROTOTYPES)
         self._abort_callback = ctypes.CFUNCTYPE(None, TEXT)(say_last_words)
-        with suppress(Unsupported):  # older versions say them by themselves
+        with suppress(Unsupported):  # older versions print the reason themselves
             self.ggml.ggml_set_abort_callback(self._abort_callback)
         check_layout(self.ggml)
         if self.number == VERSION:
@@ -226,7 +227,7 @@ def check_layout(ggml: ctypes.CDLL) -> None:
     if not context:
         raise RuntimeError("ggml_init gave no context, so the layout of a tensor is unknown")
     try:
-        address = ggml.ggml_new_tensor_3d(context, 1, 6, 5, 3)  # F16
+        address = ggml.ggml_new_tensor_3d(context, 1, 6, 5, 3)  # a tensor of type F16
         ggml.ggml_set_name(address, b"layout")
         view_address = ggml.ggml_view_1d(context, address, 4, 8)
         tensor, view = GgmlTensor.from_address(address), GgmlTensor.from_address(view_address)

@@ -23,13 +23,14 @@ from lockstep.harness.adapters.llama_cpp.versions import put
 from lockstep.harness.records import CACHE_TYPES, Settings
 
 MAX_SEQUENCES = 8
-MAPPED = 1  # llama_load_mode
-FLASH_AUTO, FLASH_OFF = -1, 0  # llama_flash_attn_type
-VOCABULARY_NONE = 0  # llama_vocab_type
+MAPPED = 1  # a value of llama_load_mode
+FLASH_AUTO, FLASH_OFF = -1, 0  # values of llama_flash_attn_type
+VOCABULARY_NONE = 0  # a value of llama_vocab_type
 TOKEN_NULL = -1
-POOLING_NONE, POOLING_RANK = 0, 4  # llama_pooling_type
-NO_CELL, INVALID_BATCH = 1, -1  # what llama_decode returns for input that it refuses
-UNKNOWN = "unknown model architecture"  # to this version: no verdict about the file
+POOLING_NONE, POOLING_RANK = 0, 4  # values of llama_pooling_type
+NO_CELL, INVALID_BATCH = 1, -1  # results of llama_decode for refused input
+# this version does not know the architecture, which says nothing about the file
+UNKNOWN = "unknown model architecture"
 AS_THEY_ARE = "LLAMA_ATTN_ROT_DISABLE"
 NO_FIELDS: Mapping[str, Any] = {}
 
@@ -130,7 +131,8 @@ class LlamaContext:
         self.observer: Observer | None = None
         self.error: BaseException | None = None
         llama = self.lib.llama
-        self._callback = llama.ggml_backend_sched_eval_callback(self._on_node)  # held: see C code
+        # kept here, because the context holds a pointer to it
+        self._callback = llama.ggml_backend_sched_eval_callback(self._on_node)
         params = context_params(self.lib, settings)
         put(params, **fields)
         if traced:
@@ -251,7 +253,8 @@ class LlamaContext:
             self.observer.sees(address)
         except BaseException as error:
             self.error = error
-            return asking  # so that there is a node to stop at
+            # asks for this node, because llama.cpp can stop only after a requested node
+            return asking
         return True
 
 

@@ -14,11 +14,12 @@ from lockstep.harness.adapters.llama_cpp.lib import I64, GgmlTensor, InitParams,
 from lockstep.harness.adapters.llama_cpp.product import PLANNING
 from lockstep.harness.adapters.llama_cpp.product import compute as compute_graph
 
-WRITTEN_FOR = "0.3.36"  # of llama-cpp-python: what ops and parameters mean changes
-ROOM = 1 << 20  # for the graph and the objects; tensors come on top
-IN_PLACE = {"SET_ROWS": 2, "CPY": 1}  # op -> the source that is its result as well
-BYTES = 24  # GGML_TYPE_I8
-# ops that are a parameter of another one, in the order of their enums in ggml.h
+# version of llama-cpp-python; ops and their parameters change between versions
+WRITTEN_FOR = "0.3.36"
+ROOM = 1 << 20  # bytes for the graph and its objects, without tensors
+IN_PLACE = {"SET_ROWS": 2, "CPY": 1}  # op -> number of the source into which it writes
+BYTES = 24  # GGML_TYPE_I8, the type of raw bytes
+# names of unary ops and of GLU ops, in the order of their enums in ggml.h
 UNARY = (
     *("ABS", "SGN", "NEG", "STEP", "TANH", "ELU", "RELU", "SIGMOID", "GELU", "GELU_QUICK", "SILU"),
     *("HARDSWISH", "HARDSIGMOID", "EXP", "EXPM1", "SOFTPLUS", "GELU_ERF", "XIELU", "FLOOR", "CEIL"),
@@ -27,7 +28,7 @@ UNARY = (
 GLU = ("REGLU", "GEGLU", "SWIGLU", "SWIGLU_OAI", "GEGLU_ERF", "GEGLU_QUICK", "SWIGLU_CLAMP")
 SUB_OPS = {"UNARY": (UNARY, "ggml_unary_op_name"), "GLU": (GLU, "ggml_glu_op_name")}
 
-PROTOTYPES = {  # name: (result, *arguments); of ggml.h and ggml-cpu.h, 0.3.36
+PROTOTYPES = {  # name: (result, *arguments), from ggml.h and ggml-cpu.h of 0.3.36
     "ggml_new_tensor_4d": (P, P, ctypes.c_int, I64, I64, I64, I64),
     **PLANNING,
     **{name: (ctypes.c_char_p, ctypes.c_int) for _, name in SUB_OPS.values()},
@@ -94,7 +95,7 @@ def op_count(lib: Library) -> int:
     try:
         lib.ggml.ggml_glu_op_name(0)
         last = b"GLU"
-    except Unsupported:  # of versions before it came
+    except Unsupported:  # older versions lack it
         last = b"OPT_STEP_ADAMW"
     count = 0
     while lib.ggml.ggml_op_name(count) != last:
@@ -107,7 +108,7 @@ def make_tensor(lib: Library, context: int, source: Operand, raw: NDArray[np.uin
     kind = type_by_name(source.type)
     address: int = lib.ggml.ggml_new_tensor_4d(context, kind.id, *source.ne)
     tensor = GgmlTensor.from_address(address)
-    if raw.nbytes > lib.ggml.ggml_nbytes(address):  # strides with gaps need more than it has
+    if raw.nbytes > lib.ggml.ggml_nbytes(address):  # strides with gaps need more bytes
         wider = lib.ggml.ggml_new_tensor_4d(context, BYTES, raw.nbytes, 1, 1, 1)
         tensor.data = lib.ggml.ggml_get_data(wider)
     for i, step in enumerate(source.nb or contiguous(source)):

@@ -23,7 +23,7 @@ STRING, ARRAY = VALUE_TYPES.index("STR"), VALUE_TYPES.index("ARR")
 TYPES = [C_TYPES.get(name) for name in VALUE_TYPES]
 SIZES = [ctypes.sizeof(kind) if kind else 0 for kind in TYPES]
 
-WORDS = (  # the first that fits the first error
+WORDS = (  # pattern of the first error -> reason; the first pattern that matches counts
     (r"invalid magic", "magic"),
     (r"mismatch between the host", "endianness"),
     (r"bad GGUF version|GGUFv1|only supports up to version", "version"),
@@ -131,7 +131,7 @@ def load_model(
 
 def reason_of(said: Sequence[str]) -> str:
     if not said:
-        return "magic"  # only of a file without a byte nothing is said
+        return "magic"  # llama.cpp logs nothing only for an empty file
     if found := OFFSET.search(said[0]):
         return "gap" if int(found[1]) > int(found[2]) else "overlap"
     return next((kind for pattern, kind in REASONS if pattern.search(said[0])), "other")

@@ -27,14 +27,14 @@ PLANNING = {
     "ggml_graph_plan": (ProductPlan, P, ctypes.c_int, P),
     "ggml_graph_compute": (ctypes.c_int, P, P),
 }
-PROTOTYPES = {  # name: (result, *arguments); of ggml.h and ggml-cpu.h, 0.3.36
+PROTOTYPES = {  # name: (result, *arguments), from ggml.h and ggml-cpu.h of 0.3.36
     "ggml_new_tensor_2d": (P, P, ctypes.c_int, I64, I64),
     "ggml_mul_mat": (P, P, P, P),
     **PLANNING,
     "ggml_get_type_traits_cpu": (P, ctypes.c_int),
 }
-F32 = 0  # ggml_type
-ROOM = 1 << 20  # for the graph and the objects; tensors come on top
+F32 = 0  # a value of ggml_type
+ROOM = 1 << 20  # bytes for the graph and its objects, without tensors
 
 
 def multiply(
@@ -70,7 +70,7 @@ def rows_of(lib: Library, kind: tuple[str, int], raw: NDArray[np.uint8], columns
     """Return the number of rows in the bytes. Raises Unsupported or EngineError for products that
     would make ggml abort."""
     behind_from_float = lib.ggml.ggml_get_type_traits_cpu(kind[1]) + ctypes.sizeof(P)
-    if not ctypes.c_void_p.from_address(behind_from_float).value:  # vec_dot
+    if not ctypes.c_void_p.from_address(behind_from_float).value:  # the pointer is vec_dot
         raise Unsupported(f"llama.cpp has no product with {kind[0]}")
     traits = lib.ggml.ggml_get_type_traits(kind[1]).contents
     rows, rest = divmod(raw.size * traits.block_weights, traits.block_bytes * max(columns, 1))
@@ -86,8 +86,8 @@ def compute(lib: Library, context: int, out: int, n_threads: int) -> None:
     graph = lib.ggml.ggml_new_graph(context)
     lib.ggml.ggml_build_forward_expand(graph, out)
     plan = lib.ggml.ggml_graph_plan(graph, n_threads, None)
-    # ggml_graph_compute_with_ctx takes it from the context and looks at no failure: how much that
-    # is depends on the type and the CPU, half a megabyte for each thread where rows make tiles
+    # ggml_graph_compute_with_ctx allocates this memory in the context and ignores a failure. The
+    # size depends on the type and the CPU: half a megabyte for each thread if rows form tiles.
     work = np.empty(plan.work_size, np.uint8)
     plan.work_data = work.ctypes.data
     status = lib.ggml.ggml_graph_compute(graph, ctypes.addressof(plan))

@@ -15,8 +15,8 @@ from lockstep.harness.adapters.llama_cpp.op import WRITTEN_FOR
 from lockstep.harness.adapters.parts.sampled_lists import SampledList, join_lists
 from lockstep.harness.records import SampleAnswer, SampleRequest
 
-ROW = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])  # llama_token_data
-BREAKERS = "seq_breakers"  # dry asks the vocabulary for these alone
+ROW = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])  # layout of llama_token_data
+BREAKERS = "seq_breakers"  # only this parameter of dry needs a vocabulary
 READERS = {
     name for name, row in BY_SAMPLER.items() if Kind.VOCABULARY in dict(row.parameters).values()
 }

@@ -23,7 +23,7 @@ from lockstep.harness.adapters.llama_cpp.ubatches import Ubatches
 from lockstep.harness.records import Settings
 
 DEBUG = {"LLAMA_BATCH_DEBUG": "2", "LLAMA_KV_CACHE_DEBUG": "3"}
-POOLING_LAST = 3  # llama_pooling_type
+POOLING_LAST = 3  # a value of llama_pooling_type
 Answer = dict[str, Any]
 Row = Sequence[Any]  # token, position, sequences, output
 

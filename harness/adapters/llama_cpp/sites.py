@@ -30,48 +30,51 @@ from lockstep.harness.adapters.llama_cpp.graph import (
 )
 from lockstep.harness.sites import SITES
 
-ARCHITECTURES = ("llama",)  # whose graphs the tables below are known to cover
-View = Callable[[LiveNode, int], Array]  # of a node, with so many cells in use
+ARCHITECTURES = ("llama",)  # architectures whose graphs the tables below cover
+View = Callable[[LiveNode, int], Array]  # takes a node and the number of used cells
 
-PRODUCTS: dict[str, str] = {  # weight, without "blk.N." and ".weight" -> site
+PRODUCTS: dict[str, str] = {  # weight without "blk.N." and ".weight" -> site
     info.weight: name
     for name, info in SITES.items()
     if info.weight is not None and info.op in ("MUL_MAT", "MUL_MAT_ID")
 }
-BY_NAME: dict[tuple[str, str], tuple[str, View]] = {  # (name, op) -> (site, where it lies)
+BY_NAME: dict[tuple[str, str], tuple[str, View]] = {  # (name, op) -> (site, view of its values)
     ("embd", "GET_ROWS"): ("embd", rows),
-    ("inp_embd", "GET_ROWS"): ("embd", rows),  # 0.3.8, 0.3.16
-    ("embd", "ADD"): ("embd", rows),  # with an adapter's share
+    ("inp_embd", "GET_ROWS"): ("embd", rows),  # name in 0.3.8 and 0.3.16
+    ("embd", "ADD"): ("embd", rows),  # includes an adapter's part
     ("attn_norm", "MUL"): ("attn_norm", rows),
     ("Qcur", "ROPE"): ("Qcur_rope", heads),
     ("Kcur", "ROPE"): ("Kcur_rope", heads),
     ("kqv_out", "CONT"): ("kqv_out", rows),
-    ("kqv_merged_cont", "CONT"): ("kqv_out", rows),  # 0.3.8, which calls `attn_out` kqv_out
+    # name in 0.3.8, where `attn_out` is called kqv_out
+    ("kqv_merged_cont", "CONT"): ("kqv_out", rows),
     ("ffn_inp", "ADD"): ("ffn_inp", rows),
     ("ffn_norm", "MUL"): ("ffn_norm", rows),
     ("ffn_swiglu", "GLU"): ("ffn_swiglu", rows),
-    ("ffn_gate_par", "MUL"): ("ffn_swiglu", rows),  # 0.3.8: of SILU and the other factor
+    # in 0.3.8, the product of SILU and the other factor
+    ("ffn_gate_par", "MUL"): ("ffn_swiglu", rows),
     ("ffn_moe_probs", "SOFT_MAX"): ("ffn_moe_probs", rows),
     ("ffn_moe_topk", "VIEW"): ("ffn_moe_topk", rows),
     ("ffn_moe_weights", "GET_ROWS"): ("ffn_moe_weights", column),
     ("ffn_moe_weights_norm", "DIV"): ("ffn_moe_weights_norm", rows),
     ("ffn_moe_swiglu", "GLU"): ("ffn_moe_swiglu", heads),
-    ("ffn_moe_weighted", "GLU"): ("ffn_moe_swiglu", heads),  # 0.3.16: a slip, named twice
-    ("ffn_moe_gate_par", "MUL"): ("ffn_moe_swiglu", heads),  # 0.3.8
+    # 0.3.16 gives this name twice by mistake
+    ("ffn_moe_weighted", "GLU"): ("ffn_moe_swiglu", heads),
+    ("ffn_moe_gate_par", "MUL"): ("ffn_moe_swiglu", heads),  # name in 0.3.8
     ("ffn_moe_out", "ADD"): ("ffn_moe_out", rows),
-    ("ffn_moe_out", "CONT"): ("ffn_moe_out", rows),  # of the only expert in use
+    ("ffn_moe_out", "CONT"): ("ffn_moe_out", rows),  # if only one expert is used
     ("l_out", "ADD"): ("l_out", rows),
     ("result_norm", "MUL"): ("result_norm", rows),
 }
-NORM_WEIGHTS = {  # the MUL of a norm must be by this weight
+NORM_WEIGHTS = {  # the MUL of a norm must have this weight
     name: info.weight for name, info in SITES.items() if info.op == "RMS_NORM"
 }
-SHOWN_LATER = {  # a bias: no site of ours, but it flows into the next one
+SHOWN_LATER = {  # results with a bias, which are part of the next site
     *(("Qcur", "ADD"), ("Kcur", "ADD"), ("Vcur", "ADD"), ("attn_out", "ADD")),
-    ("kqv_out", "ADD"),  # 0.3.8
+    ("kqv_out", "ADD"),  # name in 0.3.8
 }
 MATRIX_PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
-VIEWS = ("RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE")  # compute nothing
+VIEWS = ("RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE")  # ops that compute nothing
 KNOWN_NAMES = {name for name, _ in BY_NAME} | set(SITES)
 NAME = re.compile(r"(?P<base>.+?)(?:-(?P<layer>\d+))?")
 WEIGHT = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<base>\w+)\.weight")
@@ -97,7 +100,7 @@ class NodePlace:
     name: str
     layer: int | None
     view: View
-    is_adapted: bool = False  # the value of the same site with the share of one more adapter
+    is_adapted: bool = False  # the site's value includes one more adapter's part
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +144,7 @@ def product_of(node: GraphNode) -> NodePlace | None:
     name, adapted = multiplied_weight(node), node.op == "ADD"
     weight, layer = base_of_weight(name)
     if weight == "token_embd" and node.name == "result_output":
-        weight = "output"  # tied: one tensor is both
+        weight = "output"  # the tied tensor serves as both
     site = PRODUCTS.get(weight or "")
     if site is None:
         return None

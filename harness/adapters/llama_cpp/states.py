@@ -94,7 +94,7 @@ class Restorer:
     def __call__(self, raw: bytes) -> tuple[str, int, str]:
         """Return the ending, the digest of the state after the file, and the reason."""
         if self.context is None:
-            # the threads of a pool do not survive a fork
+            # one thread, because threads do not survive a fork
             settings = replace(self.adapter.settings, n_threads=1)
             self.context = LlamaContext(self.adapter._weights(), settings)
         context = self.context

@@ -8,7 +8,7 @@ from lockstep.harness.adapters.llama_cpp.lib import GgmlTensor, GgufInitParams, 
 from lockstep.harness.adapters.parts import file_summary as summary
 from lockstep.harness.records import TensorSummary
 
-FRESH = 32 << 20  # bytes: so much glibc takes from the system every time, and it is zero
+FRESH = 32 << 20  # bytes: glibc allocates larger blocks from the system, and these are zero
 
 Fill = ctypes.CFUNCTYPE(None, P, P)  # llama_model_set_tensor_data_t
 

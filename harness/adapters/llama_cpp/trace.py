@@ -44,7 +44,7 @@ class AttentionKind:
         self.ggml, self.n_vocab = ggml, n_vocab
         self.flash = 0
         self.plain = 0
-        self.as_long = 0  # nodes with rows as long as the vocabulary
+        self.as_long = 0  # number of nodes with rows as long as the vocabulary
         self.named = False
         self.last = ""
 
@@ -79,8 +79,8 @@ class SiteRecorder:
         self.replaced: set[Site] = set()
         self.records: list[TensorRecord] = []
         self.step = 0
-        self.cells = 0  # in use: every cell below has been written
-        self.seen: dict[Site, int] = {}  # -> index in records
+        self.cells = 0  # number of cells in use; each of them has been written
+        self.seen: dict[Site, int] = {}  # site -> index in `records`
 
     def wants(self, address: int) -> bool:
         node = LiveNode.at(self.ggml, address)

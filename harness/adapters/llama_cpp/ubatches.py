@@ -25,7 +25,7 @@ class Ubatches:
         self.begin()
 
     def begin(self) -> None:
-        self.graphs: list[dict[str, list[int]]] = []  # input -> its values
+        self.graphs: list[dict[str, list[int]]] = []  # name of an input -> its values
         self.n_seqs: list[int | None] = []
         self.computed: list[NDArray[np.float32]] = []  # rows of logits
 
@@ -37,7 +37,8 @@ class Ubatches:
         if what == TOKENS:
             self.graphs.append({})
             self.n_seqs.append(None)
-        if what and self.graphs:  # before there are any, keys are turned that have moved
+        # before the first graph, llama.cpp rotates keys whose position changed
+        if what and self.graphs:
             self.graphs[-1].setdefault(what, node.source(1).values().reshape(-1).tolist())
         if node.op == "SSM_SCAN":  # of (states, x, ...): x is (sequences, tokens of each, inner)
             self.n_seqs[-1] = int(node.source(1).tensor.ne[2])
@@ -75,7 +76,7 @@ def input_of(node: LiveNode) -> str | None:
     reads no known input."""
     if node.op == "ROPE":
         return POSITIONS
-    if node.op != "GET_ROWS" or node.source(1).op != "NONE":  # rows that the graph chose itself
+    if node.op != "GET_ROWS" or node.source(1).op != "NONE":  # the graph itself selects these rows
         return None
     rows_of = node.source(0).name
     if rows_of == "token_embd.weight":

@@ -11,7 +11,8 @@ from typing import Any
 
 from lockstep.engine.errors import Unsupported
 
-# up to 0.3.9 the context stood for its memory: (llama_kv_self_X(ctx), before that _kv_cache_)
+# up to 0.3.9, functions took the context instead of its memory: llama_kv_self_X, earlier
+# llama_kv_cache_X
 MEMORY = {
     f"llama_memory_{what}": (f"llama_kv_self_{what}", f"llama_kv_cache_{what}")
     for what in ("seq_rm", "seq_cp", "seq_keep", "seq_add", "seq_div")
@@ -19,7 +20,7 @@ MEMORY = {
 
 OLDER_NAMES = MEMORY | {"llama_model_n_embd_out": ("llama_model_n_embd",)}
 
-TYPES_BEFORE_BF16 = 30  # what bindings go on to count, up to 0.3.16 at least
+TYPES_BEFORE_BF16 = 30  # number of types that the bindings still state, at least up to 0.3.16
 
 
 class Binding:

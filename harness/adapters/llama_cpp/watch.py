@@ -17,7 +17,7 @@ from numba import carray, cfunc, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-# `struct ggml_tensor`, as GgmlTensor has it: what is compiled here is kept until this file changes
+# `struct ggml_tensor`, as in GgmlTensor; the compiled code is cached until this file changes
 TENSOR = np.dtype(
     [
         ("type", np.int32),
@@ -37,64 +37,66 @@ TENSOR = np.dtype(
     ],
     align=True,
 )
-ROW = np.dtype(  # of a node, or of one of its sources
+ROW = np.dtype(  # a row describes a node, or one of its sources
     [
         ("tensor", TENSOR),
         ("step", np.int64),
         ("ubatch", np.int64),
-        ("index", np.int64),  # of the node in its graph
-        ("place", np.int64),  # which source; NODE: the node itself
-        ("producer", np.int64),  # index of the node that computed it; -1: a leaf
-        ("offset", np.int64),  # in what it is a view of
-        ("at", np.int64),  # where its bytes lie in the data; -1: it has none, LEFT: left out
-        ("weight", np.uint8, 64),  # the name of what it is a view of, if that is a weight
+        ("index", np.int64),  # index of the node in its graph
+        ("place", np.int64),  # number of the source; NODE: the node itself
+        ("producer", np.int64),  # index of the node that computed the source; -1: a leaf
+        ("offset", np.int64),  # offset in the tensor of which it is a view
+        # offset of its bytes in the data; -1: it has none, LEFT: they were left out
+        ("at", np.int64),
+        ("weight", np.uint8, 64),  # name of the weight of which it is a view
         ("address", np.int64),
-        ("root", np.int64),  # address of what it is a view of in the end, or its own
+        ("root", np.int64),  # address of the tensor whose memory it uses
         ("root_size", np.int64),  # bytes
-        ("root_home", np.int64),  # what the buffer is for that holds it
+        ("root_home", np.int64),  # purpose of the buffer of that memory
         ("root_name", np.uint8, 64),
     ]
 )
 SLOT = np.dtype([("address", np.int64), ("generation", np.int64), ("index", np.int64)])
 STATE = np.dtype(
     [
-        ("rows", np.int64),  # addresses of the buffers, and how much they hold
+        ("rows", np.int64),  # address of the buffer of rows, and its size in rows
         ("room", np.int64),
         ("n_rows", np.int64),
-        ("n_whole", np.int64),  # rows of nodes that have been shown
+        ("n_whole", np.int64),  # number of rows of completed nodes
         ("data", np.int64),
         ("size", np.int64),
         ("used", np.int64),
         ("slots", np.int64),
-        ("generation", np.int64),  # graphs begun: slots of others are free
+        ("generation", np.int64),  # number of graphs so far; a slot of an earlier graph is free
         ("step", np.int64),
         ("ubatch", np.int64),
         ("index", np.int64),
         ("views", np.int64),
-        ("due_ubatch", np.int64),  # of the node that a fault is meant for
+        ("due_ubatch", np.int64),  # the node that gets the fault
         ("due_index", np.int64),
-        ("lean", np.int64),  # nothing is copied that the graph has computed, but its result
-        ("idle", np.int64),  # nothing is computed either
+        ("lean", np.int64),  # 1: only the graph's results are copied
+        ("idle", np.int64),  # 1: the graph is not computed
         ("stop", np.int64),
         ("hook", np.int64),  # int64 (int64 what, int64 argument)
-        ("usage", np.int64),  # ggml_backend_buffer_get_usage
-        ("nbytes", np.int64),  # ggml_nbytes
+        ("usage", np.int64),  # address of ggml_backend_buffer_get_usage
+        ("nbytes", np.int64),  # address of ggml_nbytes
         ("is_view", np.int64, 128),  # by op
-        ("block", np.int64, 64),  # by type: weights of a block, and its bytes
+        ("block", np.int64, 64),  # by type: number of weights in a block, and its bytes
         ("bytes", np.int64, 64),
     ]
 )
 TENSOR_BYTES, ROW_BYTES = TENSOR.itemsize, ROW.itemsize
-NODE, LEFT = -1, -2  # a place; where no bytes are
+NODE, LEFT = -1, -2  # NODE: a value of `place`; LEFT: a value of `at`
 N_SLOTS = 1 << 17
 MOST_NODES = N_SLOTS // 2
-MOST_ROWS = 12  # of a node: itself, ten sources, and what it writes into
+MOST_ROWS = 12  # rows of a node: itself, ten sources, and the tensor into which it writes
 ALIGNED = 64
-FULL, BEFORE, STRIKE = 0, 1, 2  # what the hook is called for
+FULL, BEFORE, STRIKE = 0, 1, 2  # reasons of a call of the hook
 WEIGHTS, COMPUTE = 1, 2  # GGML_BACKEND_BUFFER_USAGE_*; 0 is that of caches
-RESULT = tuple(b"result_")  # what names of results begin with
-COMPUTED = 16  # GGML_TENSOR_FLAG_COMPUTE: ggml passes a node without it over
-HELD_BACK = 1 << 30  # beside it: it was taken away here, from a graph that may be used again
+RESULT = tuple(b"result_")  # prefix of the names of results
+COMPUTED = 16  # GGML_TENSOR_FLAG_COMPUTE: ggml skips a node without this flag
+# our own flag: COMPUTED was removed here, and is restored because the graph may be reused
+HELD_BACK = 1 << 30
 I64 = ir.IntType(64)
 
 
@@ -309,7 +311,7 @@ def have_computed(t: Any, idle: bool) -> None:
 @njit
 def note_sources(s: Any, address: int) -> Any:
     """Record the sources. Return True if the node is to be shown once it is computed."""
-    if index_of(s, address) >= 0:  # the next graph, in the memory of the last one
+    if index_of(s, address) >= 0:  # a new graph at the same address
         s.ubatch, s.index, s.generation = s.ubatch + 1, 0, s.generation + 1
     index = s.index
     slot = slot_of(s, address)
@@ -355,5 +357,5 @@ def on_node(address: int, asking: int, user: int) -> Any:
     """Observe a node: a ggml_backend_sched_eval_callback."""
     s = carray(pointer(user), 1, STATE)[0]
     if s.stop:
-        return asking  # so that there is a node to stop at
+        return asking  # asks for this node, because llama.cpp can stop only after a requested node
     return note_sources(s, address) if asking else show_node(s, address)

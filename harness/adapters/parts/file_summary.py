@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-VALUE_TYPES = (  # by gguf_type of ggml/include/gguf.h
+VALUE_TYPES = (  # in the order of gguf_type in ggml/include/gguf.h
     *("U8", "I8", "U16", "I16", "U32", "I32", "F32", "BOOL", "STR", "ARR", "U64", "I64", "F64"),
 )
 Scalar = int | float | bool | str

@@ -31,16 +31,18 @@ from lockstep.harness.adapters.parts.parsing import (
 from lockstep.harness.processes.side_by_side import killed_by
 
 ROW = struct.Struct("<BQq")
-HEAD = struct.Struct("<q")  # the file in work; the number of files at the end; see STOPPED
-STOPPED = -2  # less the number of the last file: more are to be read, in a fresh process
-REASON = 400  # bytes of a parser's own words, kept where few files were asked about
+# number of the current file, and at the end the number of files; or STOPPED
+HEAD = struct.Struct("<q")
+STOPPED = -2  # minus the number of the last file: a fresh process must read the rest
+REASON = 400  # bytes of a parser's own message, which is kept only if few files are parsed
 FEW = 64
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
-STALLED = 60  # times its processor time that a file may take: who waits for nothing has hung
-LIMITS = CostLimits()  # of memory: beyond what a child is born with
+PR_SET_PDEATHSIG = 1  # a constant of linux/prctl.h
+# factor on the limit of processor time; a file that takes so long by the clock is taken to hang
+STALLED = 60
+LIMITS = CostLimits()  # the memory of the child before the file does not count
 ENDS_OF_TIME = (signal.SIGPROF, signal.SIGALRM)
 LAST_WORDS = 2000  # bytes of the log that are kept
-Read = Callable[[bytes], tuple[str, int, str]]  # -> ending, digest, reason
+Read = Callable[[bytes], tuple[str, int, str]]  # returns ending, digest, reason
 
 
 class MemoryFile:

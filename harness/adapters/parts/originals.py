@@ -7,7 +7,7 @@ from lockstep.engine.errors import InvalidModel, Unsupported
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
-Data = Mapping[str, Any]  # metadata without its types
+Data = Mapping[str, Any]  # metadata without types
 Json = dict[str, Any]
 
 
@@ -91,7 +91,7 @@ FALCON = sequence(
     digits(individual=False),
     split("[0-9][0-9][0-9]"),
 )
-# tokenizer.ggml.pre -> normaliser, pre-tokenizer, whether a word that is a token is left whole
+# tokenizer.ggml.pre -> normaliser, pre-tokenizer, True if a word that is a token is not split
 ORIGINALS: Mapping[str, tuple[Json | None, Json, bool]] = {
     "gpt-2": (None, GPT2, False),
     "llama-bpe": (None, cut_by(LLAMA3), True),
@@ -104,7 +104,7 @@ ORIGINALS: Mapping[str, tuple[Json | None, Json, bool]] = {
     "deepseek-coder": (None, DEEPSEEK_CODER, False),
     "deepseek-llm": (None, DEEPSEEK_LLM, False),
     "falcon": (None, FALCON, False),
-    "": (None, GPT2, False),  # files from before there was the key: byte-level BPE meant GPT-2's
+    "": (None, GPT2, False),  # old files lack the key, and their byte-level BPE is GPT-2's
 }
 
 
@@ -164,7 +164,8 @@ def gemma(data: Data) -> Json:
 def bpe(data: Data, *, byte_fallback: bool) -> Json:
     merges = []
     for merge in data.get("tokenizer.ggml.merges", ()):
-        left, _, right = merge[1:].partition(" ")  # a side may begin with a space, never hold one
+        # a part may begin with a space, but does not contain another
+        left, _, right = merge[1:].partition(" ")
         merges.append([merge[0] + left, right])
     return {
         "type": "BPE",
@@ -195,7 +196,7 @@ def word_piece(data: Data) -> Json:
             "type": "BertNormalizer",
             "clean_text": True,
             "handle_chinese_chars": True,
-            "strip_accents": None,  # as `lowercase` says
+            "strip_accents": None,  # the value follows `lowercase`
             "lowercase": True,
         },
         "pre_tokenizer": {"type": "BertPreTokenizer"},
@@ -216,7 +217,7 @@ def text_of(data: Data, key: str) -> str:
 
 # --- SentencePiece ------------------------------------------------------------------------------
 
-UNIGRAM, BPE = 1, 2  # TrainerSpec.ModelType
+UNIGRAM, BPE = 1, 2  # values of TrainerSpec.ModelType
 
 
 def sentencepiece_model(data: Data) -> bytes:

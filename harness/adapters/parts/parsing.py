@@ -15,17 +15,18 @@ from numpy.typing import NDArray
 
 from lockstep.engine.gguf.fields import KINDS
 
-# Our reader's kinds, and what only others say: no memory for it, or none of these reasons.
+# our reader's reasons, and two reasons that only others give: out of memory, or any other
 OUT_OF_MEMORY = "memory"
 REFUSALS = (*sorted(KINDS), OUT_OF_MEMORY, "other")
 ACCEPTED, CRASHED, HUNG = "accepted", "crashed", "hung"
 ENDINGS = (ACCEPTED, *REFUSALS, CRASHED, HUNG)
 NUMBER = {ending: i for i, ending in enumerate(ENDINGS)}
 
-SPARE_MEMORY = 16 << 20  # beyond a multiple of the file's size: what any program may take
-# Bytes that a reader may keep for each byte of a file. Ours decodes when asked. A std::string for
-# each text of an array, which is 8 bytes at least, and tables of them are less than 32. gguf-py
-# keeps a numpy view of 0.72 kB for each element of an array, and the shortest is one byte.
+SPARE_MEMORY = 16 << 20  # bytes beyond a multiple of the file's size, which any program may use
+# Bytes that a reader may use for each byte of a file. Ours decodes on demand. Other readers keep a
+# std::string for each text of an array, which has at least 8 bytes, and tables of texts: less than
+# 32 together. gguf-py keeps a numpy view of 0.72 kB for each element of an array, and an element
+# may have one byte.
 MEMORY_PER_BYTE = {"reference": 2, "gguf-py": 768}
 OTHERS_PER_BYTE = 32
 
@@ -35,7 +36,7 @@ class CostLimits:
     """The limits for reading one file. Each limit is a constant plus an amount for each byte of the
     file."""
 
-    seconds: float = 2.0  # of processor time; a file takes microseconds
+    seconds: float = 2.0  # processor time; a file takes microseconds
     seconds_per_byte: float = 1e-5
     memory: int = 1 << 30
     memory_per_byte: int = OTHERS_PER_BYTE
@@ -53,7 +54,7 @@ def allowed_memory(engine: str, sizes: Any) -> Any:
     return SPARE_MEMORY + MEMORY_PER_BYTE.get(engine, OTHERS_PER_BYTE) * sizes
 
 
-Row = tuple[str, int, int]  # ending, digest, bytes of memory that it took or -1: not measured
+Row = tuple[str, int, int]  # ending, digest, peak memory in bytes or -1 if it was not measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +63,8 @@ class Parsed:
     index."""
 
     endings: NDArray[np.uint8]  # numbers of ENDINGS
-    digests: NDArray[np.uint64]  # 0 unless accepted, and for ways that show nothing
-    peaks: NDArray[np.int64]  # bytes; -1 where nobody looked
+    digests: NDArray[np.uint64]  # 0 for refused files, and for readers that show no contents
+    peaks: NDArray[np.int64]  # bytes; -1 if not measured
     words: Mapping[int, str] = field(default_factory=dict)
 
     def ending(self, i: int) -> str:
@@ -104,8 +105,8 @@ def parse_answer(answer: Any, n: int) -> Parsed:
     return found
 
 
-# A digest is three of 21 bits, so that it also says what differs. One difference in two millions
-# goes unseen in one file, and is seen in the next.
+# A digest consists of three digests of 21 bits, so that it also tells which part differs. One
+# difference in two million is missed in a file, and found in the next.
 PARTS = (("header", 0), ("pairs", 21), ("rows", 42))
 PART_MASK = (1 << 21) - 1
 

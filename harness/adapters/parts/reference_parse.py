@@ -26,9 +26,9 @@ from lockstep.harness.adapters.parts.parsing import (
 )
 from lockstep.harness.adapters.parts.parsing import scalar as plain
 
-AGAIN = 3  # times that a file is looked at which seems to take more memory than it may
+AGAIN = 3  # repeated measurements of a file that seems to use too much memory
 LIMITS = CostLimits()
-FEW = 64  # files about which the reasons are told
+FEW = 64  # number of files up to which reasons are kept
 Open = Callable[[bytes], GgufFile]
 
 

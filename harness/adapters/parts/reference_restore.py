@@ -11,7 +11,7 @@ from lockstep.harness.adapters.parts.parsing import ACCEPTED, CRASHED, Row, answ
 from lockstep.harness.adapters.parts.restoring import REFUSED_STATE
 from lockstep.harness.records import Settings
 
-Judge = Callable[[bytes], str]  # -> why it is refused; "": it is taken
+Judge = Callable[[bytes], str]  # returns the reason of a refusal, or "" if the state is accepted
 
 
 def limits_of(settings: Settings) -> ContextLimits:

@@ -11,7 +11,7 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-REFUSED_STATE = "other"  # of the endings of `parse`: the digest and the words say more
+REFUSED_STATE = "other"  # one of the endings of `parse`; digest and reason tell more
 CLEAN, STUCK, CELLS_STAY = 0, 0, 1
 LEAST_HASH = 2
 

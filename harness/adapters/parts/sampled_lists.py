@@ -15,8 +15,8 @@ class SampledList(NamedTuple):
     ids: NDArray[np.int32]
     logits: NDArray[np.float32]
     p: NDArray[np.float32]
-    selected: int  # a token's id; -1: none
-    sorted: bool | None = None  # as the engine says, if it does
+    selected: int  # id of the selected token; -1: none
+    sorted: bool | None = None  # the engine's own flag; None: not shown
 
 
 def join_lists(rows: Sequence[Sequence[SampledList]]) -> SampleAnswer:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Piece = tuple[NDArray[np.uint8], NDArray[np.float32]]
-Turn = tuple[float, float, int]  # when a thread began, when it ended, how often it decoded
+Turn = tuple[float, float, int]  # start and end of a thread, and the number of its repetitions
 
 
 def seconds_each(decode: Callable[[Piece], object], pieces: list[Piece], seconds: float) -> float:
@@ -23,11 +23,11 @@ def seconds_each(decode: Callable[[Piece], object], pieces: list[Piece], seconds
     def turn(at: int) -> Turn:
         try:
             if processors and len(pieces) > 1:
-                # of this thread only: left alone, two that begin on one processor can stay there
+                # pins this thread: two threads that start on one processor may stay there
                 os.sched_setaffinity(0, {processors[at % len(processors)]})
-            decode(pieces[at])  # warms up, and does not count
+            decode(pieces[at])  # a warm-up that is not measured
         except BaseException:
-            together.abort()  # nobody waits for a thread that will not come
+            together.abort()  # releases the threads that wait for this one
             raise
         together.wait()
         return repeat_work(lambda: decode(pieces[at]), seconds)
@@ -35,7 +35,7 @@ def seconds_each(decode: Callable[[Piece], object], pieces: list[Piece], seconds
     with ThreadPoolExecutor(len(pieces)) as pool:
         futures = [pool.submit(turn, at) for at in range(len(pieces))]
     failed = [error for future in futures if (error := future.exception())]
-    if failed:  # the one that broke the barrier, not those that were sent away
+    if failed:  # the error of the thread that failed, not the broken barriers of the others
         raise min(failed, key=lambda error: isinstance(error, RuntimeError))
     turns = [future.result() for future in futures]
     elapsed = max(ended for _, ended, _ in turns) - min(began for began, _, _ in turns)
@@ -61,5 +61,5 @@ def pieces_of(raw: NDArray[np.uint8], block: tuple[int, int], threads: int) -> l
     """
     raw = np.ascontiguousarray(raw, np.uint8).reshape(-1)
     size = raw.size // block[0] * block[1]
-    # zeros: written once, so that no page is new while timing
+    # written once with zeros, so that no page fault happens during the measurement
     return [(raw.copy(), np.zeros(size, np.float32)) for _ in range(threads)]

@@ -22,8 +22,8 @@ from lockstep.harness.records import EngineInfo
 from lockstep.harness.sites import SITES
 
 PREFIX = "adapter:"
-GROUP = "lockstep.engines"  # of entry points: NAME = "package.module:Class"
-# levels of harness.protocol by the method that answers them
+GROUP = "lockstep.engines"  # group of entry points: NAME = "package.module:Class"
+# level of harness.protocol by the method that answers it
 LEVELS = {
     "parse": "metadata",
     **{name: name for name in ("tokenize", "detokenize", "dequantize", "multiply", "operate")},
@@ -57,7 +57,8 @@ def installed_engines() -> tuple[EntryPoint, ...]:
     return installed_in(tuple((path, changed_at(path)) for path in map(os.path.abspath, sys.path)))
 
 
-@lru_cache(1)  # a check asks several times, and each time every package's metadata would be read
+# cached, because a check calls this several times, and each call reads the metadata of all packages
+@lru_cache(1)
 def installed_in(path: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
     """Return the installed engines, cached by path. path: `sys.path` with modification times, which
     change if a package is installed."""
@@ -103,18 +104,19 @@ def module_at(place: str) -> ModuleType:
     sys.path.insert(0, str(path.resolve().parent if is_file else Path.cwd()))
     try:
         return module_in(path) if is_file else importlib.import_module(place)
-    except (Exception, SystemExit) as error:  # whatever a user's code may raise
+    except (Exception, SystemExit) as error:  # a user's code may raise anything
         what = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         raise Unsupported(f"{place} cannot be imported: {what}{line_in(error)}") from error
 
 
 def module_in(path: Path) -> ModuleType:
-    name = f"lockstep_user_{path.stem}"  # a file engine.py must not take our package's place
+    # a prefix, because a file engine.py must not replace our package
+    name = f"lockstep_user_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError("it is not Python source")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and the like look there
+    sys.modules[name] = module  # dataclasses look the module up there
     spec.loader.exec_module(module)
     return module
 
@@ -164,7 +166,7 @@ def add_levels(cls: type[Adapter], info: Any) -> Any:
     """Return the info with the levels that the class's methods offer. Without `shows`, the class
     counts as showing no tensors."""
     if type(info) is not EngineInfo:
-        return info  # what it answers is looked at elsewhere
+        return info  # another function checks this answer
     levels = tuple(level for level, method in LEVELS.items() if not lacks(cls, method))
     ours = str(getattr(cls.evaluate, "__module__", "")).startswith("lockstep.")
     if info.shows is None and not (ours and "logits" in levels):
