@@ -32,7 +32,7 @@ from lockstep.harness.runs.run import Listener, run_folder
 from lockstep.harness.synth.builtin import BUILTIN
 from lockstep.harness.synth.llama import write_llama
 
-Progress = Callable[[str, str], None]  # (target, text)
+Progress = Callable[[str, str], None]  # arguments: target, text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,19 +45,19 @@ class FuzzPlan:
     the numbered ones.
     """
 
-    targets: tuple[str, ...] = ()  # of the fuzzer's list; all if empty
+    targets: tuple[str, ...] = ()  # names from the fuzzer's list; empty: all
     engine: str = "reference"
     oracle: str = "llama.cpp"
-    cases: int = 1_000_000  # for each target
+    cases: int = 1_000_000  # number of cases for each target
     start: int = 0
     seconds: float | None = None
     seed: int = 0
     given: tuple[bytes, ...] = ()
-    files: tuple[Path, ...] = ()  # likewise, where the fuzzer takes whole files
-    corpus: Path | None = None  # a folder of files to start from, where the fuzzer mutates files
-    witness: bool = True  # ask a third engine too, where the fuzzer has one
-    keep: Path | None = None  # a folder for files worth keeping, where the fuzzer keeps any
-    found: tuple[str, ...] = ()  # keys of findings that need not be told again
+    files: tuple[Path, ...] = ()  # the same for fuzzers that take whole files
+    corpus: Path | None = None  # folder of initial files, for fuzzers that mutate files
+    witness: bool = True  # True: a third engine is asked too, if the fuzzer has one
+    keep: Path | None = None  # folder for interesting files, for fuzzers that keep files
+    found: tuple[str, ...] = ()  # keys of findings that are already reported
     settings: Settings = EXACT
     time_limit: float = 300.0
     memory_limit: int = 8 << 30

@@ -5,7 +5,7 @@ from itertools import cycle
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-Smaller = Callable[[T], Iterable[T]]  # smaller cases, the boldest first
+Smaller = Callable[[T], Iterable[T]]  # yields smaller cases, the smallest first
 
 
 def shrink(

@@ -20,8 +20,9 @@ from lockstep.harness.graph.wiring import Wire
 from lockstep.harness.records import Site
 from lockstep.harness.sites import SITES
 
-CELLS = "attn_inp_k_idxs"  # llama.cpp's name of the cells that keys are stored in, of each cache
-LAYOUTS = (rows, heads)  # in which ggml's order is the order that sites have
+# llama.cpp's name of the input with the cells for new keys; each cache has one
+CELLS = "attn_inp_k_idxs"
+LAYOUTS = (rows, heads)  # views in which ggml's order is the order of sites
 
 
 def places_by_site(program: Program, wires: Mapping[Place, Wire]) -> dict[Site, Place]:
@@ -29,7 +30,7 @@ def places_by_site(program: Program, wires: Mapping[Place, Wire]) -> dict[Site, 
     mean nodes of the first ubatch."""
     found = {wire.site: place for place, wire in wires.items()}
     for graph in program.graphs:
-        # where some layers have windows there are two; engines keep those in rings of their own
+        # with sliding windows there are two caches; engines store those of windows in rings
         windows = sum(root.name == CELLS for root in graph.roots) > 1
         adapted = adapted_products(graph)
         for node in graph.nodes if graph.ubatch == 0 else ():
@@ -44,11 +45,11 @@ def places_by_site(program: Program, wires: Mapping[Place, Wire]) -> dict[Site, 
 
 def adapted_products(graph: Graph) -> dict[int, str]:
     """Return the index of each sum W x + scale * B (A x), with the name of its weight W."""
-    shares: dict[TensorView, str] = {}  # of B (A x), scaled or not
+    shares: dict[TensorView, str] = {}  # views that hold B (A x), scaled or not
     found = {}
     for node in graph.nodes:
         first, second = (*node.sources, None, None)[:2]
-        shares.pop(node.result, None)  # memory is used again
+        shares.pop(node.result, None)  # another node may reuse the memory
         if node.op in MATRIX_PRODUCTS and first and first.name.endswith(LORA_B):
             shares[node.result] = first.name.removesuffix(LORA_B)
         elif node.op == "SCALE" and first in shares:
@@ -94,7 +95,7 @@ def other_names(node: PlannedNode, wire: Wire) -> list[tuple[str, int | None]]:
     known = BY_NAME.get((base, node.op))
     names = [(known[0], layer)] if known and known[1] in LAYOUTS else []
     if (base, node.op) == ("ffn_moe_argsort", "ARGSORT"):
-        names.append(("ffn_moe_topk", layer))  # a view of its first columns
+        names.append(("ffn_moe_topk", layer))  # the result of top-k is a view of its first columns
     if node.op == "FLASH_ATTN_EXT":
         names.append(("fattn", wire.layer))
     if node.op in ("MUL_MAT", "MUL_MAT_ID") and wire.weights:
@@ -103,6 +104,6 @@ def other_names(node: PlannedNode, wire: Wire) -> list[tuple[str, int | None]]:
         if what in PRODUCTS:
             inside = weight["layer"] if weight else None
             at = None if inside is None else int(inside)
-            # the second, where the sum with a bias has the first
+            # the second name is for the product if a sum with a bias has the first
             names += [(PRODUCTS[what], at), (f"{PRODUCTS[what]} {node.op}", at)]
     return names

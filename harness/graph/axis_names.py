@@ -20,7 +20,7 @@ def axes_in_words(names: str, whole: Sequence[int], shape: Sequence[int]) -> str
     if len(shape) in (len(axes), len(parts)):
         found: list[str] | None = axes if len(shape) == len(axes) else parts
     elif before > 0 and set(shape[:before]) == {1}:
-        found = axes  # those of one that stand before them have no name
+        found = axes  # leading axes of size one have no name
     else:
         found = join_axes(axes, whole[-len(axes) :], shape)
     return None if found is None else f"({', '.join(found)})"

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from lockstep.engine.kernels.compiled import compile_kernel
 from lockstep.engine.ops.near import F64
 
-WHOLE = 2.0**24  # beyond it every float32 is a whole number
+WHOLE = 2.0**24  # all larger float32 values are whole numbers
 
 
 def disturb_values(value: F64, allowed: F64, drawn: NDArray[Any]) -> F64:

@@ -50,10 +50,11 @@ SHOWS_GRAPHS = "llama.cpp"
 class ReplayEngine(Reference, name="replay"):
     """An engine that replays graphs. It reads files, tokens and weights like the reference."""
 
-    way = Honest(sizes=False)  # a wrong engine computes in another
+    way = Honest(sizes=False)  # wrong engines compute in another way
     session: Session | None = None
-    borrowed = False  # the session, which another closes
-    computed: tuple[Program, tuple[F32, ...]] | None = None  # its outputs, nothing put in
+    borrowed = False  # True: another object closes the session
+    # the program and its outputs, without replaced values
+    computed: tuple[Program, tuple[F32, ...]] | None = None
 
     def describe(self) -> EngineInfo:
         return EngineInfo(
@@ -61,7 +62,7 @@ class ReplayEngine(Reference, name="replay"):
             version=super().describe().version,
             build="it replays llama.cpp's graph, so it cannot find a wrong graph",
             settings=self.settings,
-            shows=(),  # in a run; of single ops all
+            shows=(),  # nothing is shown in a run; single ops are all shown
             computes_nodes=True,
             shows_nodes=True,
         )
@@ -105,7 +106,7 @@ class ReplayEngine(Reference, name="replay"):
             logits = self.logits_of(self.program_of(steps_of(prompt, guess, start)))
             ids = [int(np.argmax(rows[-1])) for rows in logits if len(rows)]
             wrong = next((i for i in range(n) if ids[i] != guess[i]), n)
-            if wrong >= n - 1:  # ids up to the first that is another are ours
+            if wrong >= n - 1:  # ids are right up to the first wrong one
                 return ids
             known = ids[: wrong + 1]
             more = [] if start is not None else self.ask("greedy", [*prompt, *known], n - wrong - 1)
@@ -189,7 +190,7 @@ def value_of_outcome(outcome: Outcome, question: str) -> Any:
             raise NotInModel(message) if of_model else Unsupported(message)
         case Rejected(message=message):
             raise ReportedRefusal(message)
-    # not a refusal: nobody has looked at what was asked
+    # not a refusal, because the question was not considered
     raise Crash(no_answer(SHOWS_GRAPHS, question, outcome).summary.splitlines()[0])
 
 

@@ -15,7 +15,8 @@ from lockstep.harness.graph.program import Graph, PlannedNode
 from lockstep.harness.graph.segment import IDS
 
 CHOOSE = ("ARGSORT", "TOP_K")
-# what looks up or writes by ids: the source that holds these, and source and axis that they are of
+# ops that read or write rows by ids: number of the source with the ids; number and axis of the
+# source that they index
 READERS = {
     "GET_ROWS": (1, 0, 1),
     "SET_ROWS": (1, 2, 1),

@@ -94,7 +94,7 @@ def in_own_order(ids: I32, node: PlannedNode, shown: F32, truth: F32) -> I32 | N
         return None
     a, b = (value.astype(np.float64).reshape(len(order), *rows) for value in (shown, truth))
     moved = False
-    for token, (mine, right) in enumerate(zip(a, b, strict=True)):  # (used, width) each
+    for token, (mine, right) in enumerate(zip(a, b, strict=True)):  # each is (used, width)
         nearest = np.abs(mine[:, None] - right[None]).max(axis=-1).argmin(axis=-1)
         if np.array_equal(np.sort(nearest), np.arange(len(nearest))):
             moved |= bool((np.diff(nearest) < 0).any())

@@ -24,13 +24,13 @@ from lockstep.harness.processes.ahead import in_shares
 
 RUNS = 3
 HONEST = Honest(sizes=False)
-AT_ONCE = 4  # forks of a large model's runs: each holds what it computes
+AT_ONCE = 4  # number of concurrent forks for a large model; each holds its computed values
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReplayFloor:
-    outputs: tuple[NDArray[Any], ...]  # of the run without errors, per batch
-    relative: float  # the worst error, relative to the largest output
+    outputs: tuple[NDArray[Any], ...]  # outputs of the run without errors, by batch
+    relative: float  # worst error relative to the largest output
 
 
 def replay_floor(
@@ -55,7 +55,7 @@ def replay_floor(
     shares = in_shares(worst_of, range(seed, seed + runs), most)
     worst = max((float(found) for _, found in shares), default=0.0)
     size = max(map(largest, honest), default=0.0)
-    # where all outputs are zero the noise is none: sums of zeros are exact in every engine
+    # if all outputs are zero, there is no noise: sums of zeros are exact in every engine
     return ReplayFloor(outputs=honest, relative=worst / size if size else 0.0)
 
 

@@ -34,8 +34,8 @@ class HeldSegment:
     allowed: NDArray[np.float64]
     reason: str
     mismatch: Mismatch | None
-    measured: bool  # how far it may be off
-    whole: tuple[int, ...]  # the node's own sizes
+    measured: bool  # True if the limit was measured
+    whole: tuple[int, ...]  # the node's own shape
 
     def finding(self, *, op: str, weight: str) -> SiteFinding:
         wire = self.segment.wire
@@ -45,7 +45,7 @@ class HeldSegment:
             site=wire.site,
             op=op,
             err_local=error,
-            err_oracle=error,  # there is no other value
+            err_oracle=error,  # no separate value of the oracle is known
             allowed=float(self.allowed.max(initial=0.0, where=np.isfinite(self.allowed))),
             reason=self.reason,
             size=largest(self.truth),

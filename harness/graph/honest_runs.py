@@ -30,7 +30,7 @@ from lockstep.harness.processes.wire import digest
 from lockstep.harness.records import Rejected
 from lockstep.harness.sites import is_matrix_of
 
-HELD = 1 << 28  # bytes of outputs of runs that are made at once, of which forks hold a copy
+HELD = 1 << 28  # bytes of outputs of concurrent runs, of which forks hold a copy
 
 
 @dataclass(kw_only=True)
@@ -41,16 +41,17 @@ class AlongLlamaCpp:
     llama_cpp: Session
     file: GgufFile
     build: Build
-    embeddings: bool = False  # instead of logits
+    embeddings: bool = False  # True: outputs are embeddings instead of logits
     flash_attn: bool = False
-    # llama.cpp on the same file with keys and values in F32: of a subject that may keep them so
+    # llama.cpp on the same file with an F32 cache, for a subject that may have one
     in_full: Session | None = None
-    begun: dict[bytes, Ahead] = field(default_factory=dict)  # floors that forks compute
-    rounded: tuple[bytes, Program] | None = None  # that runs with rounded factors were last of
+    begun: dict[bytes, Ahead] = field(default_factory=dict)  # noise floors that forks compute
+    # program of the last runs with rounded factors, and its key
+    rounded: tuple[bytes, Program] | None = None
 
     def recording(self, batches: Sequence[Batch]) -> Program:
         found = record(self.llama_cpp, batches, embeddings=self.embeddings)
-        if isinstance(found, Rejected):  # nobody else was asked: no two engines differ by it
+        if isinstance(found, Rejected):  # no other engine was asked, so this shows no difference
             text = f"{self.llama_cpp.name} refuses the model: {found.message}"
             raise NoAnswer("not-compared", text, {})
         if not isinstance(found, Program):
@@ -74,7 +75,7 @@ class AlongLlamaCpp:
     def begin(self, batches: Sequence[Batch], *, seed: int, runs: int) -> None:
         """Begin to compute a noise floor in a fork, while engines are asked."""
         if may_fork():
-            with suppress(NoAnswer):  # it is said when the floor is wanted
+            with suppress(NoAnswer):  # reported when the floor is needed
                 key, work = self.work(batches, seed, runs)
                 if key not in self.begun:
                     self.begun[key] = Ahead(work)
@@ -109,7 +110,7 @@ class AlongLlamaCpp:
             return [np.concatenate(whole(run)) for run in runs]
 
         done, room = 0, 1
-        while done < runs:  # twice as many: who looks for one may have met it
+        while done < runs:  # doubles each time, because the caller may stop early
             some = range(seed + done, seed + min(runs, 2 * done or 1, done + room))
             for _, found in in_shares(outputs, some, AT_ONCE if len(some) > 1 else 1):
                 room = max(AT_ONCE, HELD // max(1, found[0].nbytes))

@@ -21,12 +21,12 @@ from lockstep.harness.graph.watched import Seen
 from lockstep.harness.graph.ways import Honest
 from lockstep.harness.judging.stored import step_of
 
-# of the product, where the other factor is one off: two at most, and two more where in the runs
-# below the two factors' steps cancel
+# Steps by which a product may be off if one factor is one step off: at most two, and two more if
+# the steps of both factors cancel in the runs below.
 FACTOR_STEPS = 4
 LOOKED_UP = frozenset({"GELU", "GELU_QUICK", "GEGLU", "GEGLU_QUICK"})
 
-Ways = tuple[tuple[Seen, Noises], ...]  # of an honest engine, and how far off each may be
+Ways = tuple[tuple[Seen, Noises], ...]  # values of honest engines, and the noise of each
 
 
 class TableJudge(Protocol):

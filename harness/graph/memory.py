@@ -17,7 +17,7 @@ from lockstep.harness.graph.program import Graph, Place, Program, Root, TensorVi
 from lockstep.harness.shadow.judge import view_of
 
 Bytes = NDArray[np.uint8]
-WIDER = 2  # times as many bytes
+WIDER = 2  # factor on the number of bytes
 
 
 class Unknown(EngineError):
@@ -31,12 +31,13 @@ class GraphMemory:
     def __init__(self, program: Program, file: GgufFile, *, wide: bool) -> None:
         self.file, self.wide = file, wide
         self.caches = {root.cache: self.empty(root) for root in program.caches}
-        self.carried: dict[Place, NDArray[Any]] = {}  # results that later graphs are given
-        self.unknown: set[int] = set()  # caches that hold something that was not computed
+        self.carried: dict[Place, NDArray[Any]] = {}  # results that later graphs read
+        self.unknown: set[int] = set()  # caches with values that were not computed
         self.held: dict[int, Bytes] = {}
         self.roots: tuple[Root, ...] = ()
         self.inputs: Mapping[int, Bytes] = {}
-        self.known: dict[TensorView, Operand] = {}  # of the graph: each is read more than once
+        # operands of this graph, kept because each is read several times
+        self.known: dict[TensorView, Operand] = {}
 
     def begin(self, graph: Graph) -> None:
         """Begin a graph. Only caches stay from the graph before."""
@@ -72,7 +73,7 @@ class GraphMemory:
         operand = self.operand_of(view)
         value = view_of(self.bytes_of(view.root), operand)
         if not operand.weight:
-            value = np.array(value, order="C")  # an op may run in place
+            value = np.array(value, order="C")  # a copy, because an op may run in place
         return Operand(
             name=operand.name,
             type=operand.type,

@@ -54,7 +54,7 @@ Designs = Callable[[Computed], Iterable[Other]]
 
 def designs_of(found: Computed) -> list[Other] | None:
     """Return the known designs for these nodes; None if any float32 computation is accepted."""
-    first = found.nodes[0].optional(0)  # of an op that reads nothing there is none
+    first = found.nodes[0].optional(0)  # None for an op without sources
     if found.last.type != "F32" or first is None or first.type != "F32":
         return None
     ops = tuple(node.op for node in found.nodes)

@@ -22,8 +22,8 @@ from lockstep.harness.judging.designs import agrees
 from lockstep.harness.records import Site
 
 PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
-Kernel = tuple[str, str, bool]  # type of the weights, op, whether for many rows
-TRIED = 4  # products of a kernel for which all formats are tried in vain before none is any more
+Kernel = tuple[str, str, bool]  # type of the weights, op, True for many rows
+TRIED = 4  # products of a kernel for which all formats fail, before no more are tried
 
 
 @dataclass(kw_only=True, eq=False)
@@ -33,7 +33,7 @@ class ProductFormats:
     build: Build
     products: Counter[Kernel] = field(default_factory=Counter)
     in_vain: Counter[Kernel] = field(default_factory=Counter)
-    # of each that is off and that formats give: by their numbers
+    # for each wrong product, the numbers of the formats that explain it
     given: dict[Kernel, dict[Site, frozenset[int]]] = field(default_factory=dict)
 
     def count(self, node: Node) -> None:
@@ -53,7 +53,7 @@ class ProductFormats:
         found = frozenset(
             n
             for n, family in enumerate(families_of_builds(self.build))
-            # those between two steps are few: a format that gives no product is tried two ways
+            # members of a family differ only for few values, so two of each family are tried first
             for tried in [family if n in seen else family[:2]]
             if any(agrees(partial(compute_design, node, build), shown) for build in tried)
         )

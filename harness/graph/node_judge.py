@@ -34,14 +34,14 @@ from lockstep.harness.judging.tolerances import Bound, limits_of
 from lockstep.harness.records import Mismatch, Site
 from lockstep.harness.shadow.judge import SENSELESS, rounded_to, view_of
 
-AXES = ("ne3", "ne2", "ne1", "ne0")  # ggml's sizes, as numpy has them
-KEPT_BYTES = 1 << 30  # of guilty values: more of them make no run that is worth putting right
+AXES = ("ne3", "ne2", "ne1", "ne0")  # ggml's sizes in numpy's order
+KEPT_BYTES = 1 << 30  # bytes of guilty values; runs with more wrong values are not repaired
 OWN_WEIGHTS = "the same op on the same inputs and weights gives the same bits"
 OWN_PARAMETERS = OWN_WEIGHTS.replace("weights", "parameters")
 
 ABSENT = "the second run lacks these nodes of the first"
 
-Compute = Callable[[Node], NDArray[Any] | None]  # None: the engine does not offer such an op
+Compute = Callable[[Node], NDArray[Any] | None]  # returns None if the engine does not offer the op
 
 
 @dataclass(kw_only=True, eq=False)
@@ -57,18 +57,20 @@ class NodeJudge:
     build: Build
     oracle: GgufFile
     subject: GgufFile
-    compute: Compute  # the subject's
-    changed: frozenset[str]  # weights that the subject's file holds otherwise
+    compute: Compute  # the subject computes the node
+    changed: frozenset[str]  # weights with other values in the subject's file
     wanted: Collection[Site]
     findings: list[SiteFinding] = field(default_factory=list)
     hidden: list[Site] = field(default_factory=list)
     unknown: dict[str, list[Site]] = field(default_factory=dict)
     kept: Values = field(default_factory=dict)
-    recent: Values = field(default_factory=dict)  # that a later node of the graph reads
+    recent: Values = field(default_factory=dict)  # values that a later node of the graph reads
     limit: int = KEPT_BYTES
-    parameters: Parameters = field(default_factory=dict)  # that the subject's file gives otherwise
+    # parameters with other values in the subject's file
+    parameters: Parameters = field(default_factory=dict)
     formats: ProductFormats = field(init=False)
-    otherwise: dict[Site, SiteFinding] = field(default_factory=dict)  # if its format is accepted
+    # findings that hold if the subject's format is accepted
+    otherwise: dict[Site, SiteFinding] = field(default_factory=dict)
     last_read: dict[Place, list[Site]] = field(init=False)
     there: set[Place] = field(default_factory=set)
 
@@ -195,7 +197,7 @@ class NodeJudge:
     def theirs(self, node: Node) -> NDArray[Any] | None:
         try:
             return self.compute(with_weights(node, self.subject))
-        except Unsupported:  # its file has other tensors
+        except Unsupported:  # the subject's file has other tensors
             return None
 
     def comparable(self, node: Node, expected: Expected, value: NDArray[Any]) -> NDArray[Any]:
@@ -206,7 +208,7 @@ class NodeJudge:
         given = with_weights(replace(node, value=value), self.oracle)
         try:
             again = expect(given, self.build).actual
-        except (EngineError, *SENSELESS):  # ids that are no whole numbers, say
+        except (EngineError, *SENSELESS):  # for example, ids that are not whole numbers
             return value
         assert again is not None
         return again

@@ -11,7 +11,7 @@ from lockstep.engine.node import Node
 from lockstep.engine.ops.near import F64, LARGEST, U
 
 NORMS = ("RMS_NORM", "NORM")
-FEW = 4  # last bits
+FEW = 4  # limit in units in the last place
 
 
 def error_of_rows(node: Node) -> F64:

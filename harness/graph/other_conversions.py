@@ -22,7 +22,7 @@ from lockstep.harness.judging.judge import SiteFinding
 from lockstep.harness.judging.other_builds import other_builds
 from lockstep.harness.records import Site
 
-FIRST = 2  # ways of a family that are always tried
+FIRST = 2  # number of members of a family that are always tried
 
 
 class JudgeOfSegments(Protocol):
@@ -65,7 +65,7 @@ def converted_otherwise(
     wrong = [segment for segment, _ in found if is_wrong(known.get(segment.place))]
     left = [
         segment for segment in wrong if quantised_weights(judge, [segment])
-    ]  # no other one changes
+    ]  # other segments do not change with the format
     every = quantised_weights(judge, (segment for segment, _ in found))
     most = 2 * len(quantised_weights(judge, left)) > len(every)
     if not left or not (most or len(left) == len(wrong)):
@@ -89,7 +89,8 @@ def converted_otherwise(
         return {}
     if any(segment.rounds for segment in left):
         return best
-    # one op shows what long segments hide: these must at least agree with that format as well
+    # a single op may show a difference that long segments hide, so the other ops must agree with
+    # this format too
     others = [s for s, _ in found if s not in wrong and quantised_weights(judge, [s])]
     fine = findings_given(judge, others, of_best, noises)
     explained |= quantised_weights(judge, (segment for segment in others if segment.place in fine))

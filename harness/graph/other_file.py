@@ -23,8 +23,8 @@ from lockstep.harness.graph.program import (
 )
 
 Parameters: TypeAlias = Mapping[Place, NDArray[np.int32]]
-Name: TypeAlias = tuple[int, int, str]  # step, ubatch, the node's own
-Source: TypeAlias = tuple[str, tuple[int, ...]]  # who wrote it, and where it lies in that
+Name: TypeAlias = tuple[int, int, str]  # step, ubatch, the node's own name
+Source: TypeAlias = tuple[str, tuple[int, ...]]  # the writer, and the place in its result
 
 
 def other_parameters(oracle: Program, subject: Program) -> Parameters:

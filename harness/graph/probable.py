@@ -21,10 +21,11 @@ from lockstep.engine.ops.sums import in_order
 from lockstep.engine.weights import Weight
 
 PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
-SAMPLED = 64  # rows, whose mean is within an eighth of what rows differ by of that of all
-FEWER = 4  # of those one is enough to see an order that all rows have
-PIECE = 1 << 15  # sums at a time: half a dozen arrays of them stay in a processor's cache
-STRETCHES = 8  # of a row: behind each the partial sum is looked at
+# number of rows; their mean deviates from the mean of all rows by at most an eighth of the spread
+SAMPLED = 64
+FEWER = 4  # one in so many of these shows an order that all rows share
+PIECE = 1 << 15  # sums at a time: half a dozen arrays of this size fit into a processor's cache
+STRETCHES = 8  # parts of a row; the partial sum is read after each part
 
 
 def error_of_product(node: Node, value: F64) -> F64:
@@ -110,7 +111,7 @@ def squared_terms(x: F64, weight: Weight) -> F64:
         squares = np.square(some)
         if weight.shape[0] > SAMPLED:
             squares = squares.sum(axis=0, keepdims=True) / max(1, len(some))
-        # the same bits on every CPU: goldens have such runs
+        # the same bits on every CPU, because golden vectors contain such runs
         found = in_order(np.square(x), squares.T)
         few = some if weight.shape[0] <= SAMPLED else some[::FEWER]
         more = beyond_the_sum(x, few)
@@ -146,5 +147,5 @@ def rows_of(weight: Weight) -> F64:
 def some_rows(weight: Weight, rows: NDArray[np.int64]) -> F64:
     """Return at most SAMPLED of these rows, evenly spread, (rows, columns)."""
     some = np.linspace(0, max(0, len(rows) - 1), min(SAMPLED, len(rows))).astype(np.int64)
-    with np.errstate(invalid="ignore"):  # a signalling NaN is a NaN
+    with np.errstate(invalid="ignore"):  # a signalling NaN raises no warning
         return weight.take(rows[some]).astype(np.float64)

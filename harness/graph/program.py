@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from lockstep.engine.choices import choices
 from lockstep.engine.errors import Unsupported
 
-# computed: by a node of the graph; input: filled by llama.cpp for each graph; weight: of the
-# model's file; cache: written by nodes, and lives from graph to graph; carried: what a node of
-# another graph computed
+# computed: by a node of the graph. input: filled by llama.cpp for each graph. weight: from the
+# model's file. cache: written by nodes and kept between graphs. carried: computed by a node of
+# another graph.
 Kind = Literal["computed", "input", "weight", "cache", "carried"]
-LOGITS, EMBEDDINGS = "result_output", "result_embd_pooled"  # pooled or not, the second is so named
+# the second name is used with and without pooling
+LOGITS, EMBEDDINGS = "result_output", "result_embd_pooled"
 Place = tuple[int, int, int]  # step, ubatch, index
 
 
@@ -34,7 +35,7 @@ class Root:
     name: str
     type: str
     size: int  # bytes
-    cache: int = -1  # which cache of the program
+    cache: int = -1  # number of the cache in the program; -1: none
     carried: Place = (-1, -1, -1)  # the node whose result it holds
 
 
@@ -43,10 +44,10 @@ class TensorView:
     """The place and the layout of a tensor in the memory of its root."""
 
     name: str
-    type: str  # ggml's name
+    type: str  # ggml's name of the type
     ne: tuple[int, ...]
-    nb: tuple[int, ...]  # strides in bytes, ggml's order
-    root: int  # of the graph's roots; -1: a tensor without memory
+    nb: tuple[int, ...]  # strides in bytes, in ggml's order
+    root: int  # number of the root in the graph; -1: a tensor without memory
     offset: int
 
 
@@ -72,9 +73,9 @@ class Graph:
     ubatch: int
     roots: tuple[Root, ...]
     nodes: tuple[PlannedNode, ...]
-    inputs: Mapping[int, NDArray[np.uint8]]  # of the graph's roots: all that nodes read of it
-    last_use: Mapping[int, int]  # of the graph's roots: behind this node nobody reads it
-    result: str = LOGITS  # the name of what it is run for
+    inputs: Mapping[int, NDArray[np.uint8]]  # by root of the graph: the bytes that nodes read
+    last_use: Mapping[int, int]  # by root of the graph: the last node that reads it
+    result: str = LOGITS  # name of the graph's result
 
     @property
     def output(self) -> PlannedNode:
@@ -92,9 +93,9 @@ class Program:
 
     graphs: tuple[Graph, ...]
     caches: tuple[Root, ...]
-    # of each batch: which of the rows computed is each output's; None: as they were computed
+    # by batch: the computed row of each output; None: in the order of computation
     orders: tuple[tuple[int, ...] | None, ...]
-    encoding: frozenset[int] = frozenset()  # steps of an encoder, which a decoder follows
+    encoding: frozenset[int] = frozenset()  # steps of an encoder, which precedes a decoder
 
     @property
     def steps(self) -> int:

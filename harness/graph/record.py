@@ -32,10 +32,12 @@ from lockstep.harness.records import KEPT, WEIGHTS, Answered, Captured, Nodes, O
 from lockstep.harness.shadow.judge import view_of
 from lockstep.harness.shadow.nodes import node_of, rows_of, text
 
-FROM_THE_ENCODER = "cross_embd"  # the input that llama.cpp copies from the encoder's last node
-TOKENS_READ = "inp_tokens"  # the input that embeddings are looked up by
-NOWHERE = -1  # the bytes of a tensor without memory
-KEPT_PROGRAMS = 3  # of a session: those of logits, of text, and of products with few inputs
+# name of the input that llama.cpp copies from the encoder's last node
+FROM_THE_ENCODER = "cross_embd"
+TOKENS_READ = "inp_tokens"  # name of the input that selects embeddings
+NOWHERE = -1  # address of a tensor without memory
+# programs that a session keeps: for logits, for text, and for products with few inputs
+KEPT_PROGRAMS = 3
 Watcher = Callable[[Node, Place], None]
 
 
@@ -98,13 +100,14 @@ class ProgramDraft:
 
     step: int
     ubatch: int
-    numbers: dict[int, int] = field(default_factory=dict)  # address -> number of a root
+    numbers: dict[int, int] = field(default_factory=dict)  # address -> number of the root
     roots: list[Root] = field(default_factory=list)
     nodes: list[PlannedNode] = field(default_factory=list)
     inputs: dict[int, NDArray[np.uint8]] = field(default_factory=dict)
-    filled: set[TensorView] = field(default_factory=set)  # of inputs: what has been copied
+    filled: set[TensorView] = field(default_factory=set)  # inputs whose bytes have been copied
     last_use: dict[int, int] = field(default_factory=dict)
-    output: tuple[Place, PlannedNode, NDArray[Any]] | None = None  # the result, or what is last
+    # the graph's result, or its last node
+    output: tuple[Place, PlannedNode, NDArray[Any]] | None = None
 
     def tokens(self) -> NDArray[np.int32]:
         """Return the tokens that the graph reads, in its own order."""
@@ -123,13 +126,14 @@ class ProgramRecorder:
         values: bool = True,
     ) -> None:
         self.watch, self.values = watch, values
-        self.result = result  # the name of what graphs are run for
+        self.result = result  # name of the graphs' result
         self.drafts: list[ProgramDraft] = []
         self.caches: dict[int, Root] = {}  # by address
-        self.written: set[int] = set()  # numbers of caches
-        # tensors of adapters, by address: they lie where caches do, and no node writes to them
+        self.written: set[int] = set()  # numbers of caches to which a node has written
+        # tensors of adapters, by address; their memory is of the same kind as caches, but no node
+        # writes to it
         self.given: dict[int, NDArray[np.uint8]] = {}
-        self.same: dict[Any, Any] = {}  # graphs are alike: equal parts are held once
+        self.same: dict[Any, Any] = {}  # equal parts of graphs, which are stored once
         self.seen = 0
 
     @property

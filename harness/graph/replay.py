@@ -21,7 +21,7 @@ from lockstep.harness.graph.shown import WEIGHTS, part_shown
 from lockstep.harness.graph.ways import Honest
 from lockstep.harness.shadow.judge import SENSELESS
 
-Trace = Callable[[Graph, PlannedNode, NDArray[Any]], None]  # sees each value as it is computed
+Trace = Callable[[Graph, PlannedNode, NDArray[Any]], None]  # gets each value when it is computed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +44,10 @@ class Replayed:
     """The result of a run. outputs: the outputs of each batch, in its order; None if they were not
     computed."""
 
-    outputs: tuple[NDArray[Any] | None, ...]  # (rows, width)
-    missing: tuple[NotComputed, ...]  # the causes, not what only reads them
-    nodes: int  # computed
-    unknown: int  # nodes that read what was not computed
+    outputs: tuple[NDArray[Any] | None, ...]  # each is (rows, width)
+    missing: tuple[NotComputed, ...]  # causes, without the nodes that only depend on them
+    nodes: int  # number of computed nodes
+    unknown: int  # number of nodes that depend on values that were not computed
 
 
 def replay(
@@ -85,9 +85,9 @@ class ReplayRun:
         self.carried = {root.carried for graph in program.graphs for root in graph.roots}
         self.missing: list[NotComputed] = []
         self.nodes = self.unknown = 0
-        self.wanted: set[Place] = set()  # what graphs come to
+        self.wanted: set[Place] = set()  # results of the graphs
         self.found: dict[Place, NDArray[Any]] = {}
-        self.writers: dict[int, int] = {}  # of each root of a graph, the node that wrote there last
+        self.writers: dict[int, int] = {}  # by root of a graph: the node that wrote to it last
 
     def run(self) -> Replayed:
         for graph in self.program.graphs:
@@ -116,7 +116,7 @@ class ReplayRun:
             return
         try:
             self.memory.write(planned.result, value)
-        except Unknown:  # given, into memory whose other writers were left out
+        except Unknown:  # a replaced value, in memory whose other writers were left out
             return
         if place in self.carried:
             self.memory.carried[place] = value
@@ -162,9 +162,9 @@ class ReplayRun:
         seen = self.memory.operand_of(own)
         blank = blank_of(seen.type, seen.ne)
         params = np.frombuffer(planned.params, np.int32)
-        if planned.op == "SET" and seen.type == "F64":  # strides and offset in bytes of F32
+        if planned.op == "SET" and seen.type == "F64":  # strides and offset are in bytes of F32
             params = np.concatenate([WIDER * params[:4], params[4:]])
-        # a cast names itself as what it copies to, where nothing is yet
+        # a cast has its own result as a source, which is still empty
         sources = tuple(
             None
             if view is None
@@ -211,12 +211,12 @@ def put_in(value: NDArray[Any], given: NDArray[Any], name: str) -> NDArray[Any]:
             f"the value put in at {name} has shape {given.shape}, expected {value.shape}"
         )
     if name.startswith(WEIGHTS):
-        new[...] = 0  # of a row of NaN they are none either
+        new[...] = 0  # weights of rows of NaN are zero too
     part[...] = given
     return new
 
 
-@lru_cache(maxsize=1 << 12)  # tensors of a graph are alike from run to run
+@lru_cache(maxsize=1 << 12)  # cached, because graphs have the same tensors in every run
 def blank_of(kind: str, ne: tuple[int, ...]) -> NDArray[Any]:
     """Return zeros with the type and shape of a tensor. The array is a broadcast scalar, so nothing
     may write to it."""

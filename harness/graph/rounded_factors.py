@@ -39,9 +39,10 @@ from lockstep.harness.judging.judge import SiteFinding
 from lockstep.harness.records import Site
 
 ATTENTION_OP = "FLASH_ATTN_EXT"
-SHOWS = 4  # of so many segments one shows a design, or more: bounds hide it in the others
-RUNS = 12  # with random errors: a factor that is tipped to the next step is rare
-FEW = 3  # segments, and runs, by which most designs are refuted
+# least share of segments that must show a design, as one in so many; limits hide it in the others
+SHOWS = 4
+RUNS = 12  # runs with random errors; a factor rarely tips to the next step
+FEW = 3  # segments and runs that refute most designs
 Findings = dict[Place, SiteFinding]
 
 
@@ -125,7 +126,7 @@ def multiplied_otherwise(
         out |= choose(ROWS, ROW_DESIGNS).fine
     wrong -= out.keys()
     if not chosen and is_quantised(judge.file):
-        return out  # what a whole layer of quantised weights may be off hides what rounds less
+        return out  # the limits of quantised layers hide designs that round less
     return out | choose(None, map(merge, together(chosen))).fine
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from lockstep.harness.graph.program import Place
 
-STEPS_DOWN = 10  # by factors of four: from a step of a conversion to the rounding of a scale
+STEPS_DOWN = 10  # powers of four: from a step of a conversion down to the rounding error of a scale
 NONE = np.zeros((), np.bool_)
 
 
@@ -18,13 +18,14 @@ NONE = np.zeros((), np.bool_)
 class Noise:
     """The noise of a node, measured in runs with random honest errors."""
 
-    worst: float = 0.0  # the error of any element
-    share: float = 0.0  # of any row, along the last axis: its error, of its own largest number
-    # of each run (none: it was not measured): how far each row, along the last axis, is beyond
-    # what its op alone may be off
+    worst: float = 0.0  # largest error of an element
+    # largest error of a row along the last axis, as a share of the row's largest value
+    share: float = 0.0
+    # by run: how far the error of each row along the last axis exceeds the limit of its op; empty:
+    # not measured
     rows: tuple[NDArray[np.float64], ...] = ()
-    # rows, along the last axis, that have a number which is not finite and differs in some run: a
-    # group of experts that another run masks, or a product beyond float32. No other row is freed
+    # rows along the last axis in which a value is infinite or NaN in some runs only: a group of
+    # experts that another run masks, or a product beyond float32. Only these rows are not judged.
     lost: NDArray[np.bool_] = field(default_factory=NONE.copy, compare=False)
 
     def __or__(self, other: "Noise") -> "Noise":
@@ -44,7 +45,7 @@ class Noise:
         all rows. The allowed distance is twice the error at that share, but at most twice the worst
         error of all rows.
         """
-        with np.errstate(invalid="ignore"):  # a row of zeros, one of which an honest run moved
+        with np.errstate(invalid="ignore"):  # a row of zeros may be nonzero in an honest run
             found: NDArray[np.float64] = 2 * np.fmin(self.worst, self.share * size_of_rows(truth))
         return np.where(self.lost, np.inf, found)
 
@@ -91,7 +92,7 @@ def size_of_rows(x: NDArray[Any]) -> NDArray[np.float64]:
     return found
 
 
-Noises = tuple[Mapping[Place, Noise], Mapping[Place, Noise]]  # the second of wider inputs
+Noises = tuple[Mapping[Place, Noise], Mapping[Place, Noise]]  # the second is for wider inputs
 
 
 def beyond(

@@ -14,8 +14,8 @@ from lockstep.harness.records import Site
 from lockstep.harness.sites import SITES
 
 IDS = ("I32", "I64")
-NUMBERED = re.compile(r"node_\d+")  # ggml's name of a node that llama.cpp gives none
-PART = re.compile(r" ubatch \d+")  # in the name of a node: an engine shows its batch whole
+NUMBERED = re.compile(r"node_\d+")  # ggml's default name of a node
+PART = re.compile(r" ubatch \d+")  # part of a node's name; an engine shows its whole batch
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -24,13 +24,15 @@ class Segment:
 
     wire: Wire
     place: Place
-    op: str  # at its end
-    starts: tuple[Site, ...]  # shown, that it is computed from; none: from the tokens
-    inside: tuple[Site, ...]  # computed between, in order
-    rounds: bool  # whether one of these is of numbers: ids are exact
-    sorts: tuple[Place, ...] = ()  # of these, those that choose experts
-    formula: tuple[Place, ...] = ()  # all its nodes, where designs are of all of them together
-    numbered: Mapping[Site, str] = field(default_factory=dict)  # inside, without a name: what it is
+    op: str  # the op at its end
+    # shown tensors from which it is computed; empty: it is computed from the tokens
+    starts: tuple[Site, ...]
+    inside: tuple[Site, ...]  # nodes in between, in order
+    rounds: bool  # True if a node in between computes numbers; ids are exact
+    sorts: tuple[Place, ...] = ()  # nodes in between that choose experts
+    formula: tuple[Place, ...] = ()  # all nodes, if a design covers them together
+    # descriptions of nodes in between that have no name
+    numbered: Mapping[Site, str] = field(default_factory=dict)
 
     @property
     def middle(self) -> Site | None:
@@ -57,7 +59,9 @@ class Segment:
         if self.middle is None:
             return text
         name = PART.sub("", str(self.middle))
-        shown = f'"{name}"' if " " in name else name  # of a node without a name: norm RMS_NORM-0
+        # quoted if the name contains a space: such a node has no name of its own, as in norm
+        # RMS_NORM-0
+        shown = f'"{name}"' if " " in name else name
         what = self.numbered.get(self.middle, "")
         return f"{text}; show {shown}{what} to halve it"
 
@@ -72,7 +76,8 @@ def segments_of(
         at = {wires[graph.place(node)].site: graph.place(node) for node in graph.nodes}
         for node in graph.nodes:
             place = graph.place(node)
-            if place not in shown or not prod(node.result.ne):  # or nothing is in it to compare
+            # not shown, or without an element to compare
+            if place not in shown or not prod(node.result.ne):
                 continue
             starts, inside = before(place, at, wires, shown)
             formula = (*(ops[site] for site in inside), node.op)

@@ -45,8 +45,8 @@ from lockstep.harness.judging.tolerances import where_limited
 from lockstep.harness.records import Site
 from lockstep.harness.synth.draws import stream
 
-RUNS, MORE = 3, 9  # with random errors; before anybody is blamed
-LONGEST = 6  # ops of a segment that are named
+RUNS, MORE = 3, 9  # runs with random errors, and further runs before an engine is blamed
+LONGEST = 6  # ops of a segment that a text names
 
 Run = Mapping[Place, Seen]
 
@@ -55,37 +55,37 @@ Run = Mapping[Place, Seen]
 class SegmentJudge:
     program: Program
     wires: Mapping[Place, Wire]
-    file: GgufFile  # the oracle's: what the model says
+    file: GgufFile  # the oracle's file, with the model's parameters
     build: Build
-    shown: Mapping[Place, NDArray[Any]]  # by the subject, in its own run
-    stored: Mapping[Place, str] = field(default_factory=dict)  # those that were rounded since
-    given: Mapping[Place, NDArray[Any]] = field(default_factory=dict)  # what it went on with there
+    shown: Mapping[Place, NDArray[Any]]  # values that the subject shows in its own run
+    stored: Mapping[Place, str] = field(default_factory=dict)  # types of rounded values
+    given: Mapping[Place, NDArray[Any]] = field(default_factory=dict)  # values put in there
     seed: int = 0
-    limits: Collection[Site] = ()  # of which it is asked what would have shown, though they agree
-    only: Collection[Site] | None = None  # judged, of all that is shown; None: all of it
-    # of ARGSORT the ids that the engine goes on with, where its experts come in an order of its own
+    limits: Collection[Site] = ()  # sites whose smallest detectable error is wanted
+    only: Collection[Site] | None = None  # sites to judge; None: all that are shown
+    # by ARGSORT: the ids with which the engine continued, if its experts are in another order
     orders: dict[Place, NDArray[Any]] = field(default_factory=dict)
-    unjudged_ids: tuple[Site, ...] = ()  # that are gone on with all the same
+    unjudged_ids: tuple[Site, ...] = ()  # later values are computed from these all the same
 
-    def __post_init__(self) -> None:  # a number alone, without an axis, is a row of one
+    def __post_init__(self) -> None:  # a scalar becomes a row of one element
         self.shown = {place: np.atleast_1d(value) for place, value in self.shown.items()}
 
     def findings(self) -> Iterator[SiteFinding]:
         """Yield the findings on all shown tensors of numbers, in the order of execution. Raises
         Unsupported if a node cannot be computed."""
-        rounded = bool(self.stored)  # then every segment begins with other numbers than were used
+        rounded = bool(self.stored)  # then the subject computed with other numbers than it shows
         honest, noise, found = self.first_look()
         self.orders = orders_seen(self, honest, found)
         if self.orders:
             before = found
             honest, noise, found = self.first_look()
             kept = {p: ids for p, ids in self.orders.items() if wrong(found, p) < wrong(before, p)}
-            if len(kept) < len(self.orders):  # the values are wrong, not in another order
+            if len(kept) < len(self.orders):  # the values are wrong, not only their order
                 self.orders = kept
                 honest, noise, found = self.first_look()
         if any(finding.mismatch for _, finding in found):
             suspects = [segment for segment, finding in found if finding.mismatch]
-            # of one op alone, none of it chosen, the first is not asked for: its bound is its limit
+            # a single op without a choice is left out, because its limit is its bound
             moved = [s for s in suspects if s.rounds or s.sorts or rounded]
             more = self.noise(honest, range(RUNS, RUNS + MORE), moved, jitter=rounded)
             noise = {place: noise[place] | more[place] for place in noise}
@@ -95,7 +95,7 @@ class SegmentJudge:
             noises = noise, wider
             tabled = [] if rounded else suspects
             looked_up = ways_of_lookups(self, formula, tabled, honest, plain, range(RUNS))
-            # of rounded numbers none can tell which design they are of
+            # rounded values do not show a design
             known = {} if rounded else self.by_designs(suspects, honest, noises)
             runs = honest, plain, *of_other_builds(self, suspects)
             for s in suspects:
@@ -121,7 +121,7 @@ class SegmentJudge:
         ends, nothing = {s.place: s for s in every}, {s.place: Noise() for s in every}
         found: dict[Place, SiteFinding] = {}
         noisy: set[Place] = set()
-        ids: set[Place] = set()  # that nothing is said of
+        ids: set[Place] = set()  # places of ids that are not judged
 
         def keep(place: Place, seen: Seen) -> bool:
             segment = ends.get(place)
@@ -130,10 +130,10 @@ class SegmentJudge:
             if not self.is_of_numbers(segment, seen):
                 ids.add(place)
                 return False
-            noisy.discard(place)  # a run may be made again
+            noisy.discard(place)  # the place may be computed again
             found.pop(place, None)
             held = self.hold(segment, seen, nothing, alone=rounded)
-            # what is within the last op's bound is so with noise as well
+            # a value within the last op's bound is also within the bound plus noise
             if rounded or (segment.rounds and (held.mismatch or segment.wire.site in self.limits)):
                 noisy.add(place)
                 return True
@@ -202,7 +202,7 @@ class SegmentJudge:
         if done.missing:
             raise Unsupported(f"not computed: {done.missing[0]}")
         if of is not None and any(segment.place not in watched.met for segment in of):
-            # it wants what is not said to be its source
+            # the segment needs a node that is not among its known sources
             return self.run(way, build, values, keep=keep)
         return watched.seen
 
@@ -219,7 +219,7 @@ class SegmentJudge:
         the engine computes with wider numbers than it shows."""
         found = dict.fromkeys(honest, Noise())
         ends = {segment.place for segment in of}
-        latest: dict[Place, Noise] = {}  # a place is met twice where a run is made again
+        latest: dict[Place, Noise] = {}  # a place is computed twice if its run is repeated
 
         def keep(place: Place, moved: Seen) -> bool:
             if place in ends:
@@ -262,17 +262,17 @@ class SegmentJudge:
         """Compare a segment's shown value with its limit. alone: single ops have noise too."""
         shown = self.shown[segment.place]
         noisy = segment.rounds or alone
-        measured = noise.get(segment.place, Noise())  # not of what agreed at once
+        measured = noise.get(segment.place, Noise())  # none if the values agreed at once
         own = measured if noisy else Noise()
         more = own.room(seen.truth if seen.scores is None else seen.scores)
         if seen.scores is not None:
             seen, shown = self.of_choice(segment.place, seen, shown, more)
         truth, allowed = seen.truth, seen.allowed
-        if noisy:  # a little before the last rounding may be a step behind it
+        if noisy:  # a small difference before the last rounding may become one step after it
             allowed = allowed + more + step_of(truth)
         if shown.shape == truth.shape:
             allowed = allowed + half_step(shown, self.stored.get(segment.place, ""))
-            # of several ops honest runs part wherever one overflows; of one its own limit holds
+            # where some honest runs overflow, only a single op has a limit
             free = np.isposinf(more) & (segment.rounds | ~np.isnan(seen.allowed))
             shown = np.where(free, truth, where_limited(truth, shown, allowed))
         mismatch = hidden_cells(seen) or mismatch_between(truth, shown, allowed)
@@ -341,7 +341,7 @@ class SegmentJudge:
         inside = part_shown(whole, shown.shape, node.name)
         if inside is not None:
             inside[...] = shown
-        with np.errstate(all="ignore"):  # the numbers of a degenerate model are judged as well
+        with np.errstate(all="ignore"):  # values of a degenerate model are judged as well
             value, bound = design(whole)
         truth = part(value)
         more = leaves_out(value.reshape(whole.shape), shown.shape, node.name)
@@ -358,7 +358,7 @@ class SegmentJudge:
     def again(self, segment: Segment, ways: Iterable[tuple[Seen, Noises]]) -> HeldSegment:
         """Judge a segment again, in several ways: with more noise, without ggml's roundings, or
         with wider numbers between ops."""
-        # else what was put in are its inputs
+        # otherwise its inputs are the values that were put in
         may_be_wider = segment.rounds or self.put_in.isdisjoint(segment.starts)
         tried = []
         for seen, (noise, wider) in ways:

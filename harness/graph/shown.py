@@ -17,9 +17,9 @@ from lockstep.harness.graph.program import Graph, PlannedNode, Program, TensorVi
 from lockstep.harness.shadow.judge import view_of
 
 OVER_CELLS = re.compile(r"kq(?!v).*")  # names of nodes whose last axis is that of cells
-WEIGHTS = "kq_soft_max"  # of cells: what is zero need not be shown
-EXPERTS = "ffn_moe_argsort-"  # in order: of their ids the first few are read
-# rows of a cache are set; of values that are stored transposed, each number is one
+WEIGHTS = "kq_soft_max"  # attention weights by cell; weights of zero need not be shown
+EXPERTS = "ffn_moe_argsort-"  # ids of experts in order, of which only the first few are used
+# a cache is written by rows; in a transposed cache of values, each number is a row
 CACHE = re.compile(r"cache_(?P<kind>[kv])_l(?P<layer>\d+)(?: \(reshaped\))? \(view\)")
 
 
@@ -76,7 +76,8 @@ def cells_written(program: Program, graph: Graph, node: PlannedNode, width: int)
         for writer in each.nodes:
             ids = input_at(each, writer.sources[1]) if writer.op == "SET_ROWS" else None
             if ids is not None and each.roots[writer.result.root].cache == cache >= 0:
-                used[ids.reshape(-1) % cells] = True  # values that are transposed have more rows
+                # a transposed cache of values has more rows than cells
+                used[ids.reshape(-1) % cells] = True
     return int(used.argmin())
 
 

@@ -21,13 +21,13 @@ from lockstep.harness.judging.tolerances import limits_of
 class Seen:
     """One node of our own run, in the shown shape."""
 
-    value: NDArray[Any]  # in the type of its tensor
-    truth: NDArray[Any]  # before it is rounded to that
-    allowed: NDArray[np.float64]  # what the op alone may be off
+    value: NDArray[Any]  # in the type of the tensor
+    truth: NDArray[Any]  # before it is rounded to that type
+    allowed: NDArray[np.float64]  # the limit of this op alone
     reason: str
-    scores: NDArray[np.float64] | None = None  # of ids: what they choose from
-    more: bool = False  # than is shown
-    whole: tuple[int, ...] = ()  # the node's own sizes, slowest first
+    scores: NDArray[np.float64] | None = None  # for ids: the scores by which they are chosen
+    more: bool = False  # True: the value has more elements than the shown one
+    whole: tuple[int, ...] = ()  # the node's own shape, slowest axis first
 
     @property
     def numbers(self) -> NDArray[Any]:
@@ -35,7 +35,7 @@ class Seen:
 
 
 Look = Callable[[Node, Expected], None]
-Keep = Callable[[Place, Seen], bool]  # whether it is in what a run comes to
+Keep = Callable[[Place, Seen], bool]  # returns True if the value is to be kept
 
 
 def every_one(place: Place, seen: Seen) -> bool:
@@ -49,11 +49,11 @@ class Watched(Honest):
 
     way: Honest
     wide: bool
-    wanted: Mapping[Place, tuple[int, ...]]  # in the shapes that are shown
-    look: Look | None = None  # at what each node is computed from
+    wanted: Mapping[Place, tuple[int, ...]]  # shapes of the shown values
+    look: Look | None = None  # gets each node and its inputs
     keep: Keep = every_one
     seen: dict[Place, Seen] = field(default_factory=dict)
-    met: set[Place] = field(default_factory=set)  # kept or not
+    met: set[Place] = field(default_factory=set)  # places that were computed, kept or not
 
     def build(self, build: Build, node: Node) -> Build:
         return self.way.build(build, node)
@@ -63,7 +63,7 @@ class Watched(Honest):
         if self.look is not None:
             self.look(node, found)
         place = node.place
-        if place in self.wanted and node.type in PLAIN:  # codes are bytes, not what they stand for
+        if place in self.wanted and node.type in PLAIN:  # codes of quantised types are not numbers
             truth = found.value if found.answer is None else found.answer
             allowed = np.asarray(limits_of(truth, found.allowed), np.float64)
             if allowed.shape != np.shape(truth):

@@ -142,7 +142,7 @@ class Tip:
 
     @cached_property
     def bits(self) -> Philox:
-        return self.begin()  # most nodes convert nothing
+        return self.begin()  # created on demand, because most nodes convert nothing
 
     def __call__(self, x: NDArray[Any], converted: F64) -> F64:
         if np.array_equal(converted, x):

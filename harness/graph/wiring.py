@@ -14,7 +14,8 @@ from lockstep.harness.graph.shown import WEIGHTS
 from lockstep.harness.judging.findings import by_layer
 from lockstep.harness.records import Site
 
-IN_A_LAYER = re.compile(r"(.+?)-(\d+)((?: .*)?)")  # Qcur-0, and what tells several apart
+# Qcur-0, and a suffix that distinguishes nodes of the same name
+IN_A_LAYER = re.compile(r"(.+?)-(\d+)((?: .*)?)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +24,7 @@ class Wire:
 
     site: Site
     layer: int | None
-    inputs: tuple[Site, ...]  # computed before in the same graph
+    inputs: tuple[Site, ...]  # sites that the same graph computed before
     weights: tuple[str, ...]  # tensors of the model's file
 
 
@@ -32,7 +33,7 @@ def wires_of(program: Program) -> dict[Place, Wire]:
     sites = sites_of(program)
     found: dict[Place, Wire] = {}
     for graph in program.graphs:
-        writers: dict[int, Site] = {}  # of each root, the node that wrote there last
+        writers: dict[int, Site] = {}  # by root: the node that wrote to it last
         for node, layer in zip(graph.nodes, layers_of(graph.nodes), strict=True):
             found[graph.place(node)] = Wire(
                 site=sites[graph.place(node)],

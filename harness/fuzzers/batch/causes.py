@@ -46,8 +46,9 @@ class Watch:
         self.kind = kind
         self.machine = machine_of(kind, shape)
         self.causes: set[str] = set()
-        self.queued: set[int] = set()  # streams between which llama.cpp has yet to copy numbers
-        self.cleared = False  # since the first of those was queued
+        self.queued: set[int] = set()  # streams between which llama.cpp still has to copy values
+        # True if the cache was cleared after the first of these copies was queued
+        self.cleared = False
 
     def step(self, step: Step) -> Answer:
         return self.decode(step) if step[0] == "decode" else self.operation(step)
@@ -173,7 +174,8 @@ def is_crowded(batch: Entries, ubatches: Sequence[Ubatch], n_ubatch: int) -> boo
         waiting = {batch[at].seqs for at in left}
         if ubatch.equal and ubatch.n_seqs == n_ubatch < len(waiting):
             return True
-        left = left.difference(ubatch.order) or set(range(len(batch)))  # split another way
+        # llama.cpp splits the rest in another way
+        left = left.difference(ubatch.order) or set(range(len(batch)))
     return False
 
 

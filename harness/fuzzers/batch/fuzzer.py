@@ -24,10 +24,10 @@ from lockstep.harness.fuzzers.numbers import CaseNumbers
 from lockstep.harness.records import Verdict
 from lockstep.harness.synth.small import SMALL
 
-SECONDS = 20.0  # for one question at most
-OF_SUBJECT = 16  # one schedule in so many asks the subject too whether it contradicts itself
+SECONDS = 20.0  # time limit of one question
+OF_SUBJECT = 16  # in one schedule of so many, the subject's relations are checked too
 RELATIONS = ("neighbours", "splitting")
-DEADLY = ("crashed", "timed-out")  # each costs a process
+DEADLY = ("crashed", "timed-out")  # each of these costs a new process
 COUNTED = {
     "schedules": "schedules",
     "steps": "steps",
@@ -39,7 +39,7 @@ COUNTED = {
     "neighbours": "beside other neighbours",
     "splitting": "split anew",
 }
-ASKED_FOR = ["yarn"]  # kinds that a campaign without --type leaves out
+ASKED_FOR = ["yarn"]  # kinds that a campaign without --type skips
 UNANSWERED = ("rejected", "unanswerable")
 
 
@@ -47,7 +47,7 @@ def kinds_for(oracle: str, engine: str) -> list[str]:
     """Return the kinds of memory that a campaign with these two engines tests."""
     if of_sbatch(oracle, engine):
         return list(SPLITS)
-    # who has llama_sbatch has no lfm2, our model of a hybrid memory
+    # versions with llama_sbatch lack lfm2, which is our model with a hybrid memory
     return [kind for kind in KINDS if kind != "hybrid" or not any_sbatch(oracle, engine)]
 
 
@@ -168,10 +168,11 @@ class ScheduleCampaign:
             return not unlisted or self.entry(found, other) is None
 
         before, relations = judge.counts.copy(), judge.relations
-        judge.relations = first.symptom in RELATIONS  # they cost most, and the rest comes first
+        # relations are checked last, because they cost most
+        judge.relations = first.symptom in RELATIONS
         small = shrink_case(case, self.kind, wrong, tries=40 if first.symptom in DEADLY else 500)
         last = judge(small) or first
-        judge.counts, judge.relations = before, relations  # minimising compares nothing new
+        judge.counts, judge.relations = before, relations  # shrinking does not count as comparing
         known = self.entry(last, small)
         key = f"{last.symptom}/{small.names if known is None else known.id}"
         self.seen[key] += 1

@@ -23,12 +23,12 @@ from lockstep.harness.records import (
 from lockstep.harness.synth.small import N_VOCAB
 
 Answers = list[dict[str, Any]]
-# Two honest runs differ by how float32 sums are put together: some 1e-7 of the largest term in each
-# op, so a squared error of some 1e-14 to 1e-12 of the logits' own squares. 1e-9 is the squared
-# error of 3e-5, hundreds of roundings; one token that sees one cell too many or too few, or a key
-# turned by one position, moves logits by percents.
+# Two honest runs differ by the order of float32 sums: about 1e-7 of the largest term in each op,
+# which is a squared error of 1e-14 to 1e-12 of the squared logits. 1e-9 corresponds to a relative
+# error of 3e-5, or hundreds of rounding errors. If a token sees one cell too many or too few, or if
+# a key is rotated by a wrong position, logits change by percents.
 ALLOWED_NMSE = 1e-9
-# in the order in which they depend on one another
+# in order of dependence: each part depends on those before it
 EXACT = ("code", "pos", "ubatches", "slots", "order")
 
 
@@ -39,10 +39,10 @@ class ScheduleDifference:
 
     symptom: str
     step: int
-    name: str  # of the step
+    name: str  # name of the step
     text: str
-    who: str = ""  # the engine, if it contradicts itself
-    # of the step: what each engine says of it, without logits; None: they were not held together
+    who: str = ""  # the engine that contradicts itself, or ""
+    # both engines' answers to the step, without logits; None: they were not compared
     expected: dict[str, Any] | None = None
     actual: dict[str, Any] | None = None
 
@@ -54,7 +54,7 @@ class Judge:
     oracle: Session
     subject: Session
     counts: Counter[str] = field(default_factory=Counter)
-    relations: bool = True  # hold each engine against itself as well
+    relations: bool = True  # True: each engine's own answers are compared with each other too
     relations_of_subject: bool = True
 
     def __call__(self, case: ScheduleCase) -> ScheduleDifference | None:
@@ -189,7 +189,8 @@ class Judge:
                         return ScheduleDifference(
                             symptom=symptom, step=at, name="decode", text=text
                         )
-            if a["code"] != b["code"] or a["pos"] != b["pos"]:  # what follows need not be the same
+            # further steps may differ as a consequence
+            if a["code"] != b["code"] or a["pos"] != b["pos"]:
                 self.counts["parted"] += 1
                 return None
         return None

@@ -8,7 +8,7 @@ from lockstep.harness.fuzzers.batch.judge import ScheduleDifference
 from lockstep.harness.fuzzers.batch.schedule import ScheduleCase, schedule_from
 from lockstep.harness.known import entries
 
-MEMORY = {"yarn": "attention"}  # of a kind of model that has no other
+MEMORY = {"yarn": "attention"}  # the memory of kinds that have no memory of their own name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,14 +18,14 @@ class KnownSchedule:
     nothing; case: the smallest schedule, as JSON."""
 
     id: str
-    component: str  # an adapter's name
-    version: str  # in which it was seen
-    kinds: tuple[str, ...]  # of memory
+    component: str  # name of an adapter
+    version: str  # the version in which the difference was seen
+    kinds: tuple[str, ...]  # kinds of memory
     symptom: str
     cause: str
     case: str
     sentence: str
-    status: str  # as in _known.Known
+    status: str  # as in Known
     link: str
 
     @property

@@ -12,8 +12,8 @@ from lockstep.harness.fuzzers.batch.schedule import ScheduleCase
 from lockstep.harness.synth.small import N_VOCAB, WINDOW
 
 KINDS = ("attention", "window", "recurrent", "hybrid")
-STATES = ("recurrent", "hybrid")  # a state cannot forget a part
-CELLS = 256  # llama.cpp's smallest stream
+STATES = ("recurrent", "hybrid")  # memories with a state, from which no part can be removed
+CELLS = 256  # size of llama.cpp's smallest stream
 
 
 def machine_of(kind: str, made: ScheduleCase) -> Machine:

@@ -15,7 +15,7 @@ from lockstep.harness.synth.small import N_VOCAB
 SPLITS = {"attention": "simple", "recurrent": "equal", "pooled": "seq"}  # kind of context -> split
 CELLS = 256
 T = TypeVar("T")
-SORTED_STABLY = 16  # where libstdc++ inserts instead of partitioning
+SORTED_STABLY = 16  # up to so many elements, libstdc++ sorts by insertion, which is stable
 MOST_SETS = 6
 
 
@@ -23,14 +23,14 @@ def run(n: int, seqs: tuple[int, ...] = (0,)) -> list[Row]:
     return [(1 + i % (N_VOCAB - 1), i, seqs, i == n - 1) for i in range(n)]
 
 
-# two prompts whose first two words are shared; the ids after sorting are 0 3 1 4 2 5
+# two prompts that share the first two words; their ids after sorting are 0 3 1 4 2 5
 PROMPTS: list[Row] = [
     (token, pos, seqs, pos == 2)
     for token, (pos, seqs) in enumerate(
         [(0, (1, 0)), (1, (1, 0)), (2, (0,)), (0, (1, 0)), (1, (1, 0)), (2, (1,))], start=1
     )
 ]
-WORKED: dict[str, list[tuple[int, list[Row]]]] = {  # n_ubatch and the batch
+WORKED: dict[str, list[tuple[int, list[Row]]]] = {  # n_ubatch, and the batch
     "attention": [(4, run(13)), (32, run(75)), (32, run(73)), (32, PROMPTS)],
     "recurrent": [(32, PROMPTS), (4, run(13)), (32, run(75))],
     "pooled": [],
@@ -81,11 +81,11 @@ class SbatchMaker:
         sets = {self.sequences() for _ in range(1 + below(MOST_SETS))}
         runs = [self.run(seqs, 1 + below((3, 9)[below(2)])) for seqs in sorted(sets)]
         rows = self.mix_runs(runs)[: N_VOCAB - 1]
-        if len(rows) < SORTED_STABLY and below(3) == 0:  # the same place twice
+        if len(rows) < SORTED_STABLY and below(3) == 0:  # one row twice
             at = below(len(rows))
             rows.insert(below(len(rows)), rows[at])
         rows = rows[: N_VOCAB - 1]
-        first = below(N_VOCAB - 1)  # tokens that tell themselves apart
+        first = below(N_VOCAB - 1)  # each token is different
         named = [(1 + (first + i) % (N_VOCAB - 1), *row[1:]) for i, row in enumerate(rows)]
         return self.outputs(named)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from lockstep.harness.check.check import BadInput
 
-Step = tuple[Any, ...]  # as `Adapter.schedule` takes it; rows and their sequences are tuples
+Step = tuple[Any, ...]  # as in `Adapter.schedule`; rows and their sequences are tuples
 Row = tuple[int, int, tuple[int, ...], bool]  # token, position, sequences, output
 SIZES = {"decode": 2, "rm": 4, "cp": 5, "keep": 2, "add": 5, "div": 5, "clear": 1, "save": 2}
 SIZES |= {"load": 3}
@@ -22,7 +22,7 @@ class ScheduleCase:
     n_seq: int
     unified: bool
     steps: tuple[Step, ...]
-    sbatch: str = ""  # the split of the older llama_sbatch that the context makes, if it has one
+    sbatch: str = ""  # the split of the older llama_sbatch; "": none
 
     @property
     def names(self) -> str:

@@ -15,7 +15,7 @@ from lockstep.harness.fuzzers.tokens.texts import Counter
 from lockstep.harness.synth.small import N_VOCAB
 
 ODD = 24
-TIGHT = 8  # one in so many fills its cache first
+TIGHT = 8  # one schedule in so many first fills its cache
 
 
 def schedule(seed: int, number: int, kind: str) -> ScheduleCase:
@@ -31,17 +31,18 @@ class Maker:
         self.draw, self.kind, self.odd = draw, kind, odd
         below = draw.below
         n_seq, unified = 1 + below(4), below(2) == 0
-        # one token of each sequence must fit an ubatch, or llama.cpp makes a larger one
+        # each sequence needs room for one token in an ubatch, or llama.cpp makes a larger ubatch
         n_ubatch = 1 + below(3) if odd else n_seq + below((1, 4, 12, 40)[below(4)])
         self.tight = kind != "recurrent" and not odd and below(TIGHT) == 0
-        n_ubatch += 16 + below(60) if self.tight else 0  # or it takes hundreds to fill a cache
+        # otherwise a cache takes hundreds of ubatches to fill
+        n_ubatch += 16 + below(60) if self.tight else 0
         n_ctx = CELLS * ((1 + (below(8) == 0)) if unified else n_seq)
         self.shape = ScheduleCase(n_ctx, n_ubatch, n_seq, unified, ())
         self.steps: list[Step] = []
         self.machine = machine_of(kind, self.shape)
         self.history: dict[int, tuple[Any, ...]] = {}
         self.saved: list[tuple[int, dict[int, tuple[Any, ...]]]] = []
-        self.unsettled = False  # positions have moved or streams were copied since the last decode
+        self.unsettled = False  # True: positions moved or streams were copied after the last decode
 
     def make_case(self) -> ScheduleCase:
         if self.tight:
@@ -111,7 +112,7 @@ class Maker:
         self.history[to] = self.saved[0][1][seq]
 
     def fill_up(self, seq: int, left: int) -> None:
-        for _ in range(self.shape.n_ctx // CELLS):  # a batch holds no more
+        for _ in range(self.shape.n_ctx // CELLS):  # a batch holds at most CELLS tokens
             n = min(self.room(seq) - left, CELLS)
             if n > 0:
                 self.batch(self.tokens(seq, n))
@@ -203,7 +204,8 @@ class Maker:
 
     def copy(self) -> None:
         source, to, below = self.seq(), self.seq(), self.draw.below
-        alone = self.kind == "hybrid" and not self.odd  # or its two parts fall out of step
+        # otherwise the two parts of the memory would diverge
+        alone = self.kind == "hybrid" and not self.odd
         if self.last(to) >= 0 and (below(4) or alone) and source != to:
             self.remove_whole(to)
         p1 = -1
@@ -247,7 +249,7 @@ class Maker:
                 back = max(back, -last)
             self.add("add", seq, -1, -1, 1 + below(4) if below(3) else back)
         self.unsettled = True
-        for s in list(self.history):  # shared cells move with it
+        for s in list(self.history):  # sequences that share cells move too
             self.history[s] = (*self.history[s], ("moved", len(self.steps), seq))
 
     def state(self) -> None:

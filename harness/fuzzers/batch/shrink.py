@@ -110,7 +110,8 @@ def simpler_batches(rows: tuple[Row, ...]) -> Iterator[Step]:
 def simpler_numbers(step: Step) -> Iterator[Step]:
     for i, n in enumerate(step[1:], 1):
         for m in sorted({0, 1, -1, 2, n // 2} - {n}):
-            whole = step[0] == "save" and (m < 0) != (n < 0)  # its loads would not fit
+            # a load must match the state that was saved
+            whole = step[0] == "save" and (m < 0) != (n < 0)
             if step[0] not in ("load", "div") and abs(m) <= abs(n) and not whole:
                 yield *step[:i], m, *step[i + 1 :]
 

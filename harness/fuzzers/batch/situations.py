@@ -33,8 +33,8 @@ class Tour:
     def __init__(self, case: ScheduleCase, kind: str) -> None:
         self.machine = machine_of(kind, case)
         self.found: set[str] = set()
-        self.full: set[int] = set()  # streams that have been
-        self.in_use: list[int] = []  # cells, when each state was saved
+        self.full: set[int] = set()  # streams that have been full
+        self.in_use: list[int] = []  # number of used cells at each save
         self.refused = self.freed = False
 
     def step(self, step: Step) -> None:

@@ -42,11 +42,11 @@ from lockstep.harness.fuzzers.numbers import CaseNumbers
 from lockstep.harness.records import Status, Verdict
 
 BATCH = 1024
-BATCH_OF_MODELS = 16  # some hundred kilobytes each
-SLICE = 64  # batches about which one verdict speaks
-MOST_SHRUNK = 24  # examples of one cause whose parts are looked at, in a campaign
-LONG = 16  # tries that a long file gets at least, each of which may take seconds
-DEAR = 100  # files tried in shrinking one that ends a process, each of which may take a second
+BATCH_OF_MODELS = 16  # files of some hundred kilobytes each
+SLICE = 64  # number of batches that one verdict covers
+MOST_SHRUNK = 24  # examples of one cause that a campaign shrinks
+LONG = 16  # tries for a long file, at least; each may take seconds
+DEAR = 100  # files tried while shrinking a file that crashes a process; each may take a second
 
 
 @dataclass(kw_only=True)
@@ -71,10 +71,10 @@ class FileCampaign:
         self.numbers = CaseNumbers(plan, BATCH_OF_MODELS if family == MODELS else BATCH)
         self.known = {cause: entry for entry in known_files() for cause in entry.causes}
         self.found: Counter[FileCause] = Counter({c: 0 for c in map(as_cause, plan.found)})
-        self.told = set(self.found)  # known ones; others are told as they are found
+        self.told = set(self.found)  # known causes; others are reported when they are found
         self.shrinks: Counter[FileCause] = Counter()
         self.slice: Counter[str] = Counter()
-        self.peak = 0  # the most that the subject took beyond twice a file's size
+        self.peak = 0  # largest memory that the subject used beyond twice a file's size
 
     def run(self) -> Iterator[Verdict | Checkpoint]:
         """Run the cases from the plan's `start` on, which may be the case number of a
@@ -90,7 +90,7 @@ class FileCampaign:
                 begun = numbers.stop
         if begun < self.numbers.done:
             yield from self.slice_done(begun, self.numbers.done)
-        for batch in asked:  # the time was over
+        for batch in asked:  # the time limit was reached
             for _, _, waiting in batch.pending:
                 waiting.exception()
 
@@ -192,7 +192,7 @@ class FileCampaign:
         stage.counts["asked"] += len(mine)
         stage.counts["both accept"] += int((mine & theirs).sum())
         stage.counts["both refuse"] += int((~mine & ~theirs).sum())
-        if stage.way in MODEL_WAYS:  # what was read, and is then no model
+        if stage.way in MODEL_WAYS:  # the file was read, but is no model
             refused = ~theirs & (other.endings < NUMBER[CRASHED])
             stage.counts["refused late"] += int((mine & refused).sum())
         same = subject.endings == other.endings
@@ -234,7 +234,7 @@ class FileCampaign:
 
     def small(self, cause: FileCause, case: FileCase, stage: Stage | None) -> bytes:
         if cause.stage == TABLE:
-            return case.raw  # what a fault is would be lost
+            return case.raw  # a shrunk file would no longer show the fault
 
         def shows(files: list[bytes]) -> list[bool]:
             subject = answer_about(self.subject, FULL, files)
@@ -259,7 +259,7 @@ class FileCampaign:
         if known:
             status = "excused"
         elif cause.stage == self.subject.name:
-            status = "diverged"  # that it crashes is its own fault, and no lack of an answer
+            status = "diverged"  # its own crash is a finding about the subject
         elif cause.symptom in ("crashes", "hangs"):
             status = "crashed" if cause.symptom == "crashes" else "timed-out"
         answers = self.answers(small)

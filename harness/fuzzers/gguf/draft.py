@@ -12,7 +12,7 @@ from lockstep.engine.gguf.fields import DEFAULT_ALIGNMENT, pad_to
 U32, U64 = Struct("<I"), Struct("<Q")
 HEADER = Struct("<4sIQQ")
 LOW64 = 2**64 - 1
-MOST_DATA = 1 << 16  # bytes written for one tensor or one padding: a claim may be larger
+MOST_DATA = 1 << 16  # bytes written for one tensor or one padding; the file may claim more
 
 
 def string(raw: bytes, length: int | None = None) -> bytes:
@@ -43,7 +43,7 @@ class TensorRow:
     name: bytes
     ne: tuple[int, ...]
     type: int
-    n_bytes: int  # what the tensor needs; it decides where the next one starts
+    n_bytes: int  # bytes of the tensor, from which the next offset follows
     offset: int | None = None
     n_dims: int | None = None
     name_length: int | None = None
@@ -69,9 +69,9 @@ class FileDraft:
     alignment: int = DEFAULT_ALIGNMENT
     padding: bytes | None = None  # between the tables and the data
     data: bytes | None = None
-    tail: bytes = b""  # after everything
+    tail: bytes = b""  # after the data
     cut: int = 0
-    whole: bytes | None = None  # these bytes instead of all that
+    whole: bytes | None = None  # replaces everything above
 
     def put(self, key: bytes, type: int, value: bytes, key_length: int | None = None) -> None:
         self.pairs.append(KeyAndValue(key, type, value, key_length))

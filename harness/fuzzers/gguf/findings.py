@@ -26,7 +26,8 @@ from lockstep.harness.known import entries
 
 PLACE = re.compile(r"GGML_ASSERT\(.*?\) failed|GGML_ABORT.*|what\(\): .*|^was killed by \w+")
 TABLE = "table"
-MODEL_WAYS = ("vocab", "load")  # refuse what is no model: their refusals say nothing
+# ways that refuse files that are no models; such refusals are not compared
+MODEL_WAYS = ("vocab", "load")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -35,8 +36,8 @@ class FileCause:
     only the subject."""
 
     stage: str
-    symptom: str  # accepts, refuses, value, crashes, hangs, memory: what the stage does
-    kind: str  # with which the other refuses; the part that differs; the assertion; ""
+    symptom: str  # behaviour of the stage: accepts, refuses, value, crashes, hangs, memory
+    kind: str  # reason of the other's refusal, the part that differs, the assertion, or ""
 
     def __str__(self) -> str:
         return "/".join((self.stage, self.symptom, self.kind))
@@ -99,7 +100,8 @@ def cause_of(
     covers failures of the subject alone."""
     mine, theirs, stage = subject.ending(i), other.ending(i), f"{engine} {way}"
     wasteful = other.peaks[i] > allowed_memory(engine, len(raw))
-    # who takes ever more meets the limit of memory or that of time, by the speed of the processor
+    # depending on the processor, a parser that allocates without end reaches the limit of memory or
+    # of time
     if theirs == HUNG or (theirs == OUT_OF_MEMORY and wasteful):
         return FileCause(stage, "hangs", "")
     if theirs == CRASHED:

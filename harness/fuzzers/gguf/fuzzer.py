@@ -18,7 +18,7 @@ from lockstep.harness.records import Verdict
 from lockstep.harness.shadow.models import NAMES_TENSORS
 
 WITNESS = "gguf-py"
-# How many files apart each way is asked: by what it costs beside the first.
+# each way is asked about one file in so many, according to its cost
 WAYS = {
     "llama.cpp": {FULL: 1, "file": 4, "data": 8, "vocab": 64, "load": 64},
     WITNESS: {"file": 256},

@@ -19,12 +19,13 @@ from lockstep.harness.fuzzers.gguf.faults import FAULTS, FileFault
 from lockstep.harness.synth.draws import stream
 
 FAMILIES = ("valid", "broken", "several", "mutated", "corpus")
-NUMBERS = 96  # drawn ahead for each case; few need more
-LARGEST = 1 << 16  # a longer file of a corpus costs too much to be mutated
+NUMBERS = 96  # random numbers drawn in advance for each case; few cases need more
+# bytes of a file of the corpus; larger files are not mutated, because that costs too much
+LARGEST = 1 << 16
 
 VALID = [f for f in FAULTS.values() if not f.kinds]
 BROKEN = [f for f in FAULTS.values() if f.kinds]
-# Written over a few bytes, these are what counts, lengths, offsets and types go wrong with.
+# values that often make counts, lengths, offsets and types wrong
 EDGES = [0, 1, 2, 3, 7, 8, 9, 13, 31, 32, 33, 63, 64, 127, 128, 255, 256, 65535, 65536, 2**24]
 EDGES += [2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**40, 2**60, 2**61, 2**62, 2**63 - 1, 2**63]
 EDGES += [2**64 - 64, 2**64 - 32, 2**64 - 8, 2**64 - 1]
@@ -121,7 +122,7 @@ KEYS = [
 NAMES = [b"token_embd.weight", b"blk.0.attn_q.weight", b"output_norm.weight", b"t", b"rope_freqs"]
 TEXTS = [b"", b"a", b"llama", b"\xe2\x96\x81the", b"\xf0\x9f\xa6\x99", b"<0x0A>", b"x" * 40, b" "]
 LAYOUTS = [(kind.id, kind.block, kind.bytes) for kind in TYPES.values()]
-LAYOUTS += [(0, 1, 4)] * 20  # most tensors of most files
+LAYOUTS += [(0, 1, 4)] * 20  # F32, the most frequent type
 SIZES = {int(kind): scalar.size for kind, scalar in SCALARS.items()}
 STR, ARR, BOOL = int(ValueType.STR), int(ValueType.ARR), int(ValueType.BOOL)
 
@@ -143,7 +144,7 @@ def add_pair(draft: FileDraft, draw: DrawnNumbers, at: int) -> None:
         draft.put(key, kind, items(draw, kind, 1))
         return
     element, n = draw.below(12), draw.below(5)
-    element += element >= ARR  # an array of arrays is a fault of its own
+    element += element >= ARR  # an array of arrays is a separate fault
     draft.put(key, ARR, array(element, n, items(draw, element, n)))
 
 
@@ -160,7 +161,7 @@ def plain_draft(draw: DrawnNumbers) -> FileDraft:
     """Return a valid file without anything unusual."""
     draft = FileDraft()
     shape = draw.below(1 << 32)
-    start = shape >> 8 & 7  # which of the keys come
+    start = shape >> 8 & 7  # selects the keys that are written
     for at in range(shape % 5):
         add_pair(draft, draw, start + at)
     for at in range((shape >> 16) % 4):

@@ -27,7 +27,7 @@ from lockstep.harness.fuzzers.gguf.grammar import LARGEST, FileCase, alone, case
 from lockstep.harness.fuzzers.gguf.reached import MODULES, Reached, find_reached
 from lockstep.harness.records import Verdict
 
-LONGEST = 2 * LARGEST  # bytes of a file: longer than a key may be
+LONGEST = 2 * LARGEST  # bytes of a file, more than a key may have
 STATUS = re.compile(r"#(\d+)\s+(\w+)\s+cov: (\d+)")
 COMPLAINT = re.compile(r"[\w.]+(Error|Exception)\b|.*ERROR: ")
 LAST_WORDS = 12
@@ -48,7 +48,7 @@ def check_guided(plan: FuzzPlan) -> None:
 def run_guided(plan: FuzzPlan, campaign: FileCampaign) -> Iterator[Verdict | Checkpoint]:
     """Run rounds of `plan.cases` files, and yield verdicts on them and then on the kept files."""
     folder = plan.keep
-    assert folder is not None  # check_guided has seen to it
+    assert folder is not None  # check_guided requires a folder
     if not any(folder.glob("*")):
         seed_folder(folder, campaign.corpus, plan.seed)
     for done in rounds(plan, folder, lambda text: campaign.say(campaign.family, text)):
@@ -121,10 +121,10 @@ class Round:
     them."""
 
     files: int
-    branches_before: int  # reached by the files of the folder
+    branches_before: int  # number of branches that the folder's files reach
     branches: int
     seconds: float
-    ended: str  # "" unless a file ended it: the last words
+    ended: str  # last words of the process if a file ended it; else ""
 
     def is_last(self, files: int) -> bool:
         return self.files >= files and self.branches == self.branches_before

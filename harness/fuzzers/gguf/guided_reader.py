@@ -12,7 +12,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
-SECONDS = 10.0  # of processor time for one file, which takes microseconds
+SECONDS = 10.0  # processor time for one file, which usually takes microseconds
 Read = Callable[[bytes], None]
 Mutate = Callable[[bytes, int, int], bytes]
 
@@ -23,13 +23,15 @@ def main() -> None:
     import atheris
 
     with atheris.instrument_imports(include=modules):
-        reader = import_module(modules[0]).GgufFile  # before anything that imports it, too
+        # imported before any module that imports it, so that it is instrumented
+        reader = import_module(modules[0]).GgufFile
     from lockstep.harness.processes.limits import die_with
 
     die_with(parent=int(parent))
     from lockstep.harness.adapters.parts.reference_parse import stopwatch
 
-    mutate = grammatical(lambda raw, longest: atheris.Mutate(raw, longest))  # replaced by Fuzz
+    # the loop below replaces it
+    mutate = grammatical(lambda raw, longest: atheris.Mutate(raw, longest))
     with stopwatch() as start:
         read = guard_reader(reader.from_bytes, start)
         atheris.Setup([sys.argv[0], *options], read, custom_mutator=mutate)
@@ -53,7 +55,7 @@ def guard_reader(open_file: Callable[[bytes], Any], start: Callable[[float], Non
         if (more := peak_bytes() - before) > allowed_memory("reference", len(raw)):
             raise MemoryError(f"{more} bytes for a file of {len(raw)}")
         if file is not None:
-            digest_of(file)  # which decodes all that it says
+            digest_of(file)  # decodes all contents of the file
 
     return read
 

@@ -48,8 +48,8 @@ def one_case(number: int, draw: DrawnNumbers, models: Sequence[bytes]) -> FileCa
     if number < len(models):
         return FileCase(number, raw)
     draft = draft_of(raw)
-    assert draft is not None  # we wrote it
-    draft.n_pairs = draft.n_rows = None  # they follow from what is there
+    assert draft is not None  # the model was written by us
+    draft.n_pairs = draft.n_rows = None  # both counts follow from the contents
     change = CHANGES[draw.below(len(CHANGES))]
     change(draft, draw)
     return FileCase(number, draft.raw())

@@ -28,7 +28,7 @@ class Reached:
     never called."""
 
     lines: int
-    never: tuple[str, ...]  # the others, as `module:line: text`
+    never: tuple[str, ...]  # lines that were not reached, as `module:line: text`
     not_called: tuple[str, ...]
 
 

@@ -25,7 +25,7 @@ Shows = Callable[[list[bytes]], list[bool]]
 STR, ARR = int(ValueType.STR), int(ValueType.ARR)
 SIZES = {int(kind): scalar.size for kind, scalar in SCALARS.items()}
 AT_ONCE = 64
-FINEST = 1024  # the share of a file below which no bytes are taken away
+FINEST = 1024  # smallest share of a file that is removed at once
 ALIGNMENT = b"general.alignment"
 
 

@@ -23,7 +23,7 @@ from lockstep.harness.context.runner import Session
 from lockstep.harness.context.suite import no_answer
 from lockstep.harness.records import Answered, Crashed, Outcome, TimedOut
 
-FULL = "buffer"  # the subject's way, and that of the oracle which sees every file
+FULL = "buffer"  # the subject's way; the oracle is asked about every file in this way
 
 
 @dataclass(kw_only=True)
@@ -39,9 +39,10 @@ class Stage:
     way: str
     every: int
     witness: bool
-    helper: ThreadPoolExecutor  # one for each session: it asks one thing at a time
+    # one thread for each session, because a session answers one question at a time
+    helper: ThreadPoolExecutor
     counts: Counter[str] = field(default_factory=Counter)
-    asked: int = 0  # in all; `counts` begins anew with each verdict
+    asked: int = 0  # total number; `counts` starts again with each verdict
 
     @property
     def name(self) -> str:

@@ -315,7 +315,7 @@ def _(draft: FileDraft, draw: Draw) -> None:
     draft.rows.clear()
     draft.add(b"t", (3,), F32, 12)
     draft.padding = draft.data = b""
-    if len(draft.tables()) % draft.alignment == 0:  # then there is no padding to leave away
+    if len(draft.tables()) % draft.alignment == 0:  # there is no padding to omit
         draft.rows[0].name = b"tt"
 
 

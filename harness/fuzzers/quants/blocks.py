@@ -19,8 +19,8 @@ from lockstep.engine.quants.base import Bytes, WeightFormat
 from lockstep.harness.synth.draws import stream
 
 Numbers = NDArray[np.int64]
-Blocks = NDArray[np.uint8]  # (blocks, bytes of one)
-STEP = 1_000_003  # a prime: any run of directed cases is a sample of all of them
+Blocks = NDArray[np.uint8]  # (blocks, bytes of a block)
+STEP = 1_000_003  # a prime, so that any run of directed cases is a sample of all of them
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class OddScale:
 
     name: str
     width: int
-    one: int  # its bits when it is 1, or near it
-    put: Callable[[Blocks, Numbers], None]  # (blocks, bits for each)
+    one: int  # the bits of a number at or near 1
+    put: Callable[[Blocks, Numbers], None]  # arguments: blocks, the bits for each block
 
 
 def scales_of(kind: type[WeightFormat]) -> list[OddScale]:
@@ -84,7 +84,7 @@ OWN_SCALES: dict[str, Callable[[type[WeightFormat]], list[OddScale]]] = {
     "MXFP4": lambda kind: [OddScale("e", 1, 128, field_writer(kind, "e"))],
     "NVFP4": lambda kind: [OddScale("d", 1, 0x40, field_writer(kind, "d"))],
 }
-EXPONENT = {1: 0, 2: 5, 4: 8, 8: 11}  # bits of it, by the width of a number in bytes
+EXPONENT = {1: 0, 2: 5, 4: 8, 8: 11}  # number of exponent bits, by the number of bytes
 
 
 def corners(width: int, exponent: int = 0) -> dict[str, int]:
@@ -132,7 +132,7 @@ def random_blocks(kind: type[WeightFormat], seed: int, start: int, count: int) -
     """Return random blocks, in which all bytes are equally likely. Each block uses whole steps of
     the generator, so that every case has its own numbers."""
     size = kind.layout.itemsize
-    steps = -(-size // 32)  # Philox makes 32 bytes a step
+    steps = -(-size // 32)  # Philox produces 32 bytes at each step
     key = stream(seed, f"fuzz.{kind.name}").state["state"]["key"]
     bits = Philox(key=key, counter=start * steps)
     raw = bits.random_raw(count * steps * 4).astype("<u8").view(np.uint8)
@@ -172,7 +172,8 @@ def halfway(blocks: Blocks, dtype: np.dtype[Any], numbers: Numbers) -> Blocks:
 
 # --- directed -------------------------------------------------------------------------------
 
-Part = tuple[int, Callable[[Numbers], Blocks]]  # how many there are, and those of some numbers
+# number of blocks, and a function that makes the blocks with given numbers
+Part = tuple[int, Callable[[Numbers], Blocks]]
 
 
 def directed_parts(kind: type[WeightFormat], seed: int) -> list[Part]:
@@ -185,7 +186,7 @@ def directed_parts(kind: type[WeightFormat], seed: int) -> list[Part]:
     parts.append(every_byte(plain))
     spans = byte_spans(kind)
     pairs = list(combinations(spans, 2)) or [(spans[0], spans[0])]
-    # a scale of one byte, and a lone number, are such fields themselves
+    # a scale of one byte, or a single number, is covered by the pairs above
     kept = [scale for scale in scales if scale.width > 1 and kind.weights > 1]
     parts += [two_filled(plain[0], kept, *pair) for pair in pairs]
     parts += [two_scales(size, *pair) for pair in combinations(scales, 2)]

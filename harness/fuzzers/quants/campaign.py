@@ -21,10 +21,11 @@ from lockstep.harness.fuzzers.quants.examples import SAME, Examiner, Example, de
 from lockstep.harness.fuzzers.quants.known import Known, entry_for, known_divergences
 from lockstep.harness.records import Answered, Crashed, Malformed, Status, Unanswerable, Verdict
 
-CHUNK = 1 << 22  # weights asked for at a time: 16 MB of answer
-SAMPLE = 64  # the witness is slow: it sees one block in so many, and all that differ
-EXAMPLES = 4  # differing blocks that are shrunk in one chunk, and
-SHRUNK = 48  # in a campaign
+CHUNK = 1 << 22  # weights in one question; the answer has 16 MB
+# the witness is slow, so it is asked about one block in so many, and about all that differ
+SAMPLE = 64
+EXAMPLES = 4  # differing blocks of one chunk that are shrunk
+SHRUNK = 48  # differing blocks of a campaign that are shrunk
 
 
 @dataclass
@@ -58,7 +59,7 @@ class BlockCampaign:
         self.subject, self.witness = TwoDecoders(subject), TwoDecoders(witness)
         self.cases = Cases(kind, plan.seed)
         self.numbers = CaseNumbers(plan, max(1, CHUNK // kind.weights))
-        self.lacks = ""  # why the witness says nothing
+        self.lacks = ""  # the reason why the witness has no answer
         self.known = known_divergences()
 
     def verdicts(self) -> Iterator[Verdict]:
@@ -93,7 +94,7 @@ class BlockCampaign:
             raw = np.frombuffer(b"".join(self.plan.given), np.uint8)
             self.compare(0, raw, decoded_by(self.oracle, self.kind, raw))
             return
-        # a worker belongs to the thread that starts it, so it is started here
+        # started here, because a worker belongs to the thread that starts it
         decoded_by(self.oracle, self.kind, self.cases.blocks(0, 1))
         with ThreadPoolExecutor(1) as helper:
             raw = self.blocks(self.numbers.behind(self.numbers.done))
@@ -214,7 +215,7 @@ class BlockCampaign:
     def failing_block(self, raw: Bytes) -> Bytes | None:
         session, size = self.subject.other, self.kind.layout.itemsize
         if not isinstance(session.ask("dequantize", self.kind.name, raw), Crashed | Malformed):
-            return None  # then the oracle failed, or it does not happen every time
+            return None  # the oracle failed, or the failure is not reproducible
         while raw.size > size:
             middle = raw.size // size // 2 * size
             halves = (raw[:middle], raw[middle:])
@@ -269,13 +270,13 @@ class BlockCampaign:
         if self.lacks:
             known = entry_for(self.known, name, self.kind.name, "unsupported")
             text, detail = f"{self.lacks}{note_known(known)}", {"known": id_of(known)}
-            if self.oracle is not self.ieee754:  # of plain numbers it is not expected
+            if self.oracle is not self.ieee754:  # the witness need not know plain numbers
                 yield self.verdict("excused", text, detail)
             return
         for key, same in self.witness.examples.items():
             example = min(same, key=lambda example: example.size)
             if self.examiner(self.subject).symptom(example.block) not in SAME:
-                continue  # then it is a divergence of the subject
+                continue  # this is a divergence of the subject
             known = entry_for(self.known, name, self.kind.name, example.symptom)
             count = self.witness.nan_sign if "nan-sign" in key else self.witness.differing
             text = (

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from lockstep.engine.quants.base import F32
 
 Places = NDArray[np.int64]
-CLOSE = 4  # units in the last place that are a rounding, not another number
+CLOSE = 4  # units in the last place; a smaller difference is a rounding error
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ def symptom_of(expected: F32, actual: F32) -> str:
         both = np.isnan(expected) & np.isnan(actual)
         signs = np.signbit(expected) != np.signbit(actual)
         return "nan-sign" if (both & signs).any() else ""
-    with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
+    with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet NaN
         x, y = expected[differ].astype(np.float64), actual[differ].astype(np.float64)
     if (np.isnan(x) != np.isnan(y)).any():
         return "nan"

@@ -27,7 +27,7 @@ class Example:
     fields: str
     expected: F32
     actual: F32
-    beside: tuple[Bytes, ...] = ()  # both blocks, if the difference needs a neighbour
+    beside: tuple[Bytes, ...] = ()  # both blocks, if the difference depends on a neighbour
 
     @property
     def key(self) -> str:
@@ -86,7 +86,7 @@ class Examiner:
         small = shrink_block(self.kind, blocks[i].copy(), shows)
         expected, actual = self.both(small[None])
         symptom = symptom_of(expected[0], actual[0])
-        if symptom == "":  # others were decoded with it until now
+        if symptom == "":  # the block differed only together with others
             return self.beside(case, blocks, i)
         return Example(
             case=case,

@@ -11,8 +11,8 @@ from lockstep.harness.fuzzers.base import Fuzzer, FuzzPlan, Progress
 from lockstep.harness.fuzzers.quants.campaign import BlockCampaign
 from lockstep.harness.records import Verdict
 
-WITNESSES = ("gguf-py", "reference")  # the first that is neither oracle nor subject
-NUMBERS = "ieee754"  # the oracle of types that llama.cpp stores and does not decode
+WITNESSES = ("gguf-py", "reference")  # the first that is neither oracle nor subject is used
+NUMBERS = "ieee754"  # the oracle for types that llama.cpp stores but does not decode
 
 
 class QuantsFuzzer(Fuzzer, name="quants"):

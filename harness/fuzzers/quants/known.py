@@ -12,13 +12,13 @@ class Known:
     symptoms, or `unsupported`."""
 
     id: str
-    component: str  # an adapter's name
-    version: str  # in which it was seen
+    component: str  # name of an adapter
+    version: str  # the version in which the difference was seen
     type: str
     case: str
     symptom: str
     sentence: str
-    status: str  # "reported" or "not reported", and what was found when looking for a report
+    status: str  # "reported" or "not reported", and the result of a search for reports
     link: str
 
 

@@ -11,8 +11,8 @@ from lockstep.engine.quants.base import Bytes, WeightFormat
 from lockstep.harness.fuzzers.quants.blocks import Blocks, OddScale, scales_of
 from lockstep.harness.fuzzers.shrink import shrink
 
-Shows = Callable[[Blocks], NDArray[np.bool_]]  # which of these blocks still show the difference
-FEW = 12  # non-zero bytes, of which pairs are tried as well
+Shows = Callable[[Blocks], NDArray[np.bool_]]  # returns which blocks still show the difference
+FEW = 12  # nonzero bytes up to which pairs are tried too
 
 
 def shrink_block(kind: type[WeightFormat], block: Bytes, shows: Shows) -> Bytes:

@@ -30,8 +30,8 @@ from lockstep.harness.samplers.grammars import READING
 ROWS = 3
 SIZES = (1, 2, 3, 4, 6, 9, 17, 40, 128, 129, 200)
 WITH_WORDS = 8  # one case in so many reads the vocabulary
-UNDEFINED = 12  # one case in so many has rows of which no definition says anything
-MAX_BEFORE = 3  # stages besides the one that a case is about
+UNDEFINED = 12  # one case in so many has rows for which nothing is defined
+MAX_BEFORE = 3  # stages before the stage under test
 
 
 # --- rows -----------------------------------------------------------------------------------------
@@ -171,5 +171,5 @@ def draw_anew(request: SampleRequest, words: SamplerVocabulary | None) -> Sample
     )
 
 
-OF_WORDS = ("infill", *READING)  # of whose cases each reads the vocabulary
+OF_WORDS = ("infill", *READING)  # samplers that always read the vocabulary
 TARGETS = (*CUTTING, *CHOOSING, *OF_WORDS)

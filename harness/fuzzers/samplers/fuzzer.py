@@ -37,10 +37,10 @@ from lockstep.harness.samplers.judgement import StageFinding, judge_answer
 from lockstep.harness.synth.builtin import BUILTIN_VOCABULARIES
 from lockstep.harness.synth.llama import write_llama
 
-SECONDS = 20.0  # for one question at most
+SECONDS = 20.0  # time limit of one question
 PACE = 100  # cases between two lines of progress
 FEW_TRIES = 60  # questions for a finding that costs a process each time
-MAX_DEATHS = 5  # of an engine, until a target is given up
+MAX_DEATHS = 5  # deaths of an engine before a target is given up
 ROW = np.linspace(-2, 2, 5, dtype=np.float32)[None]
 
 

@@ -69,5 +69,5 @@ def read_stage(stage: Mapping[str, Any]) -> dict[str, Any]:
         elif name == "trigger_tokens":
             found[name] = tuple(map(int, value))
         elif name not in PLAIN_TEXTS:
-            found[name] = value + 0  # a TypeError for what is no number
+            found[name] = value + 0  # raises TypeError for a value that is no number
     return found

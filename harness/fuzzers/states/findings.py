@@ -8,7 +8,7 @@ from lockstep.harness.adapters.parts.restoring import CELLS_STAY, STUCK
 from lockstep.harness.fuzzers.gguf.findings import place_of
 from lockstep.harness.known import entries
 
-DIES, REFUSES = "dies", "refuses"  # symptoms of the subject's own: nothing excuses them
+DIES, REFUSES = "dies", "refuses"  # symptoms of the subject itself, which are never excused
 OWN = (DIES, REFUSES)
 
 

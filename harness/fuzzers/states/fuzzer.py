@@ -32,8 +32,8 @@ from lockstep.harness.fuzzers.states.saved import (
 )
 from lockstep.harness.records import Answered, Status, Verdict
 
-BATCH = 256  # files of one base
-TRIES = 60  # files tried in shrinking a finding
+BATCH = 256  # damaged files of one saved file
+TRIES = 60  # files tried while shrinking a finding
 
 
 class StateFuzzer(Fuzzer, name="states"):

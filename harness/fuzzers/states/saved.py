@@ -15,11 +15,12 @@ from lockstep.harness.context.suite import no_answer
 from lockstep.harness.records import Answered, Settings
 from lockstep.harness.synth.small import SMALL, WINDOW
 
-WAYS = {"context": None, "sequence": 0}  # what is saved, and the sequence that is loaded
+# name -> the sequence that is saved and loaded; None: the whole context
+WAYS = {"context": None, "sequence": 0}
 MEMORIES = ("attention", "window", "recurrent", "hybrid")
-LENGTH = WINDOW + 3  # tokens: a window has forgotten the first
+LENGTH = WINDOW + 3  # tokens; more than a window holds
 TOKENS = (5, 9, 12, 3, 7, 8, 1, 2, 11)
-BASES = {  # the batches that are saved
+BASES = {  # the batches before each save
     "one": (Batch.of(TOKENS[:1]),),
     "text": (Batch.of(TOKENS[:LENGTH]),),
     "two": (Batch.of(TOKENS[:LENGTH]), Batch.of(TOKENS[4:], seq_id=1)),
@@ -27,7 +28,7 @@ BASES = {  # the batches that are saved
 OTHER_WEIGHTS, OTHER_MODEL, F16, FLASH, OTHER_WAY = STRANGERS = (
     *("other-weights", "other-model", "f16", "flash", "other-way"),
 )
-Names = tuple[str, str]  # a way and a memory, as in the names of targets
+Names = tuple[str, str]  # a way and a memory, as in names of targets
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from lockstep.harness.context.runner import Session
 from lockstep.harness.context.suite import no_answer
 from lockstep.harness.records import Answered, Crashed, Malformed, Outcome, Rejected, TimedOut
 
-MOST_DEATHS = 150  # of one engine's process, before it is given up
+MOST_DEATHS = 150  # deaths of one engine before it is given up
 TELLING = ("what():", "GGML_ASSERT", "GGML_ABORT", "terminate called", "error:")
 
 

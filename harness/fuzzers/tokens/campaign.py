@@ -11,9 +11,9 @@ from lockstep.harness.fuzzers.tokens.ask import Failure, TextAsker
 from lockstep.harness.fuzzers.tokens.shrink import order, shrink_input
 from lockstep.harness.judging.no_characters import is_utf8
 
-MOST_FOUND = 10  # kinds of difference, of one vocabulary, that are told apart
-MOST_SHRUNK = 40  # inputs that are made small to see of which kind they are
-CONFIRMED = 3  # inputs refused by one engine of which the other is asked whether it takes them
+MOST_FOUND = 10  # kinds of difference that are listed for one vocabulary
+MOST_SHRUNK = 40  # inputs that are shrunk to determine their kind
+CONFIRMED = 3  # inputs refused by one engine for which the other engine is asked too
 FLAGS = tuple(product((False, True), (False, True)))
 QUESTIONS = {
     "encode": ("tokenize", ("add_special", "parse_special")),
@@ -31,7 +31,7 @@ class TextDifference:
     given: Any  # bytes, or a tuple of ids
     expected: Any  # ids, bytes or a Failure
     actual: Any
-    case: int  # the number of the case that showed it first
+    case: int  # number of the first case with this difference
 
     @property
     def status(self) -> str:
@@ -61,16 +61,16 @@ class TextCampaign:
     subject: TextAsker
     oracle: TextAsker
     refuser: TextAsker | None = None
-    legal: Callable[[Any], bool] = lambda _: True  # of inputs that shrinking tries
-    utf8_only: bool = False  # one of them says that it has no other texts: they are left out
+    legal: Callable[[Any], bool] = lambda _: True  # returns True for inputs that shrinking may try
+    utf8_only: bool = False  # True: an engine accepts only UTF-8, so other texts are left out
     left_out: int = 0
     found: list[TextDifference] = field(default_factory=list)
-    more: int = 0  # inputs that differ as another does, or came after MOST_FOUND
+    more: int = 0  # inputs with a difference that is listed already, or that came after MOST_FOUND
     shrinks: int = 0
     texts: int = 0
     runs: int = 0
-    refused: int = 0  # inputs that the refuser refuses
-    refused_texts: int = 0  # of them, texts
+    refused: int = 0  # number of inputs that the refuser refuses
+    refused_texts: int = 0  # number of texts among them
     confirmed: list[tuple[str, Any, Failure, Failure]] = field(default_factory=list)
 
     def encode(self, cases: Sequence[tuple[int, bytes]], flags: Flags) -> list[tuple[int, Any]]:

@@ -28,10 +28,11 @@ from lockstep.harness.records import Answered, Verdict
 from lockstep.harness.synth.builtin import BUILTIN_VOCABULARIES
 from lockstep.harness.synth.llama import write_llama
 
-BATCH = 2000  # texts judged before the clock is looked at
-SECONDS = 30.0  # for one question at most: llama.cpp can loop without end
+BATCH = 2000  # texts that are judged between two looks at the clock
+SECONDS = 30.0  # time limit of one question, because llama.cpp may loop endlessly
 BUILTIN = "builtin:"
-# libraries that tokenizers come from: the flags that they know; they take UTF-8 and encode only
+# libraries of original tokenizers, with the flags that they support; they accept only UTF-8, and
+# only encode
 ORIGINALS = {"tokenizers": FLAGS[:2], "sentencepiece": FLAGS[:1]}
 
 
@@ -64,7 +65,7 @@ class FuzzedVocabulary:
     """The vocabulary of one target, with the plan."""
 
     plan: FuzzPlan
-    target: str  # as the command line names it
+    target: str  # name on the command line
     path: Path
     say: Progress
     numbers: CaseNumbers = field(init=False)
@@ -181,7 +182,7 @@ class FuzzedVocabulary:
     def again(self, d: TextDifference) -> list[str]:
         if isinstance(d.given, bytes):
             return ["--hex", d.given.hex()]
-        if self.plan.given:  # ids of a text of the user's own
+        if self.plan.given:  # ids of a text that the user gave
             return ["--hex", self.plan.given[d.case].hex()]
         return ["--seed", str(self.plan.seed), "--start", str(d.case), "--cases", "1"]
 

@@ -5,11 +5,11 @@ from typing import Any
 
 from lockstep.harness.fuzzers.shrink import shrink
 
-Input = Any  # bytes, or a tuple of ids: what can be cut and joined
+Input = Any  # bytes or a tuple of ids, which can be cut and joined
 Wrong = Callable[[Sequence[Input]], Sequence[bool]]
 
-ROUNDS = 60  # questions; each step makes the input shorter or simpler, so few are needed
-SIMPLER = (b"a", b" ", b"0", b".")  # in place of a character, the simplest first
+ROUNDS = 60  # questions; few are needed, because each step makes the input shorter or simpler
+SIMPLER = (b"a", b" ", b"0", b".")  # replacements for a character, the simplest first
 
 
 def shrink_input(given: Input, wrong: Wrong) -> Input:

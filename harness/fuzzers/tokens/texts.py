@@ -18,8 +18,8 @@ from lockstep.harness.synth.draws import stream
 T = TypeVar("T")
 
 MERGES = "tokenizer.ggml.merges"
-MOST_TIES = 4096  # groups of tied tokens looked at
-BUFFER = 4096  # numbers drawn at a time
+MOST_TIES = 4096  # groups of tied tokens from which ties are made
+BUFFER = 4096  # random numbers that are drawn at a time
 
 
 class Counter:
@@ -39,13 +39,13 @@ class Counter:
 class Material:
     """The pieces, texts and merges from which texts are made."""
 
-    pieces: tuple[bytes, ...]  # by id: the bytes that a token stands for; some are empty
-    shown: tuple[bytes, ...]  # those of ordinary tokens that are not empty
-    texts: tuple[bytes, ...]  # as stored, with U+2581 or byte-level characters
-    specials: tuple[bytes, ...]  # texts that stand for special tokens
-    starting: Mapping[int, tuple[int, ...]]  # first byte -> places in `shown`
-    tied: tuple[tuple[int, ...], ...]  # ids of equal score
-    merges: tuple[tuple[int, int], ...]  # ids of the two sides
+    pieces: tuple[bytes, ...]  # by id: the bytes of each token; some are empty
+    shown: tuple[bytes, ...]  # bytes of ordinary tokens, without empty ones
+    texts: tuple[bytes, ...]  # as stored in the file, with U+2581 or byte-level characters
+    specials: tuple[bytes, ...]  # texts of special tokens
+    starting: Mapping[int, tuple[int, ...]]  # first byte -> indices in `shown`
+    tied: tuple[tuple[int, ...], ...]  # groups of ids with equal scores
+    merges: tuple[tuple[int, int], ...]  # ids of the left and right side
 
 
 def material_of(tokenizer: Tokenizer, metadata: Metadata) -> Material:

@@ -16,7 +16,8 @@ WORDS = (
     "##a",
 )
 PLAIN = ("a", "b", "A", "Z", "e", "o", " ", " ", "1", ".", "the", "-", "\n")
-# composed and not, compatibility forms, case that is not one to one, spaces that are not spaces
+# composed and decomposed, compatibility forms, case mappings that are not one to one, unusual
+# spaces
 TRAPS = (
     *("é", "e\u0301", "E\u0301", "Å", "\u212b", "A\u030a", "ñ", "n\u0303", "ü", "u\u0308", "ç"),
     *("ệ", "e\u0323\u0302", "e\u0302\u0323", "\u0301", "\u0301\u0301", "\u0344", "\u0340"),
@@ -32,7 +33,7 @@ TRAPS = (
     *("\u0f73", "ෞ", "ো"),
 )
 SPACES = (b"", b"", b"", b" ", b"  ", b"\n", b"\t", b" \n")
-# overlong, cut, stray, surrogates, beyond U+10FFFF
+# overlong forms, incomplete characters, stray bytes, surrogates, code points beyond U+10FFFF
 BROKEN = (
     *(b"\x80", b"\xbf", b"\xc0", b"\xc1", b"\xc2", b"\xe2", b"\xe2\x82", b"\xf0\x9f"),
     *(b"\xf0\x9f\x98", b"\xc0\xaf", b"\xc0\x80", b"\xe0\x80\xaf", b"\xf0\x80\x80\xaf"),
@@ -40,7 +41,7 @@ BROKEN = (
     *(b"\xf8\x88\x80\x80\x80", b"\xfc", b"\xfe", b"\xff", b"\xff\xfe", b"\xc3(", b"\xe2(\xa1"),
     *(b"\xf0(\x8c\xbc", b"\xc3\xc3\xa9", b"\xe4\xb8", b"\xf7"),
 )
-# (first, last) code points; the same block twice is drawn twice as often
+# (first, last) code points; a block that is listed twice is drawn twice as often
 BLOCKS = (
     *((0x00, 0x7F), (0x80, 0xFF), (0x100, 0x24F), (0x250, 0x36F), (0x370, 0x52F), (0x530, 0x6FF)),
     *((0x700, 0x8FF), (0x900, 0xDFF), (0xE00, 0xFFF), (0x1000, 0x13FF), (0x1400, 0x18AF)),
