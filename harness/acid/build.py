@@ -24,7 +24,7 @@ from lockstep.harness.acid.vocabulary import (
 )
 from lockstep.harness.acid.weights import CONST, EDGE, EDGE_STATE, SMALL, TINY, AcidWeights
 
-STATE = 3600.0  # logits by which the answers of a state lead those of all others
+STATE = 3600.0  # logits by which the right answer of a state leads all other answers
 SURE = 8.0
 
 
@@ -86,10 +86,10 @@ def write_answers(
         (SHORT, report.short_start[1]),
         (ENDED, END),
     ):
-        # short tokens have nothing else to go by, and what is written to them is long beside them
+        # only this distinguishes short tokens, and values written to them are relatively large
         lead = SURE * STATE if state in (FULL, SHORT) else STATE
         w.head[ids[line], w.coordinate(state)] = lead / w.shape.unit
-    for state, _ in places_in(report, vocabulary).values():  # a prompt may end in one
+    for state, _ in places_in(report, vocabulary).values():  # a prompt may end with such a token
         if state != ASKED:
             w.head[ids[report.short_start[0]], w.coordinate(state)] = STATE / w.shape.unit
     w.head[vocabulary.eos, w.coordinate(LAST)] = STATE / w.shape.unit
@@ -113,4 +113,5 @@ def write_answer(w: AcidWeights, token: int, test: Measurement, answer: Answer) 
     offset = float((answer.away * answer.middle).sum()) * answer.gain * SMALL
     wanted = STATE / w.shape.unit - offset
     row[state] = eight_bits(wanted)
-    row[w.coordinate(CONST)] = wanted - row[state]  # what eight bits lack, or thresholds move
+    # the part that eight bits cannot hold; without it, thresholds would move
+    row[w.coordinate(CONST)] = wanted - row[state]

@@ -10,14 +10,14 @@ import numpy as np
 from lockstep.harness.acid.shape import F64, Shape
 from lockstep.harness.acid.weights import CONST, NOTHING, TINY, AcidWeights
 
-# of the constant and the state, of the first position, and of what tests write
+# coordinates that balance the constant and the state, the first position, and the values of tests
 BALANCES = ("balance 0", "balance 1")
 OF_MARK, OF_VALUES = "balance of the mark", "balance of values"
 COS, SIN = "position cosine", "position sine"
 LEVEL = 4.0
-POSITION = 0.5  # how large they are
-FIRST = "first position"  # a coordinate that row 0 of the table alone has
-# what some tests measure lies in the same coordinates, since a token measures for one test alone
+POSITION = 0.5  # size of the position coordinates
+FIRST = "first position"  # a coordinate in which only row 0 of the table is nonzero
+# some tests share these coordinates, because each token belongs to only one test
 SHARED = "value {}"
 
 
@@ -39,11 +39,12 @@ class Centred(AcidWeights):
         self.attn_norm_bias: F64 = np.zeros((s.n_layer, s.n_embd))
         self.ffn_norm_bias: F64 = np.zeros((s.n_layer, s.n_embd))
         self.output_norm_bias: F64 = np.zeros(s.n_embd)
-        self.uncentred: dict[str, float] = {}  # states whose tokens have a mean, and how much of it
+        # states whose tokens do not have mean zero, and their means
+        self.uncentred: dict[str, float] = {}
         self.write_positions()
 
     def coordinate(self, name: str) -> int:
-        name = NOTHING if name == TINY else name  # there are no short tokens
+        name = NOTHING if name == TINY else name  # there are no short tokens here
         kind, _, rest = name.partition(":")
         test, _, number = rest.rpartition(":")
         shared = kind == "value" and bool({test, rest} & self.sharing)

@@ -14,8 +14,10 @@ from lockstep.engine.quants.base import WeightFormat
 from lockstep.engine.registry import import_members
 from lockstep.harness.synth.draws import integers, stream
 
-Masks = Mapping[str, tuple[int, ...]]  # field -> bits that vary, byte by byte; one byte: all alike
-ALL, HALF = (0xFF,), (0xFF, 0x07)  # HALF: of a scale in F16, between one and four times the plain
+# field -> mask of varying bits for each byte; a single byte applies to all
+Masks = Mapping[str, tuple[int, ...]]
+# HALF: for an F16 scale, between one and four times the plain scale
+ALL, HALF = (0xFF,), (0xFF, 0x07)
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Coded:
 
     plain: Mapping[str, float | tuple[int, ...]]
     parts: Mapping[str, VaryingPart]
-    columns: tuple[int, int] = (53, 210)  # which weights of a row are read
+    columns: tuple[int, int] = (53, 210)  # the columns of a row that are read
     n_ff: int = field(default=256)
 
 
@@ -78,7 +80,7 @@ def large(plain: Mapping[str, float | tuple[int, ...]], **parts: VaryingPart) ->
     return Coded(plain, named)
 
 
-# 12 bytes of Q4_K and Q5_K: every scale 20, every minimum 0
+# 12 bytes of Q4_K and Q5_K: all scales 20, all minima 0
 SIX_BITS = (84,) * 4 + (0,) * 4 + (4,) * 4
 SCALES = (0xFF,) * 4 + (0x00,) * 4 + (0x0F,) * 4
 MINIMA = (0x00,) * 4 + (0xFF,) * 4 + (0xF0,) * 4

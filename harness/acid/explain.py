@@ -10,7 +10,7 @@ LOST = (
     "each of these is probably a lost NO: some programs drop long tokens "
     "(llama-cpp-python drops tokens of more than 32 bytes)"
 )
-# what is wrong where a test of the tokenizer says NO of ids that are right
+# the cause if a test of the tokenizer says NO although the ids are right
 GIVEN_IDS = (
     "attention does not find these distant tokens of the prompt: look at positions and masks"
 )

@@ -7,11 +7,11 @@ from lockstep.harness.acid.shape import F64, Shape, eight_bits
 from lockstep.harness.acid.vocabulary import FULL, SHORT
 from lockstep.harness.acid.weights import CONST, TINY, AcidWeights
 
-# Elements that nothing else uses, in pairs of their own: the larger part of what is missing, and
-# the rest, for which eight bits are too few. Where an engine pairs otherwise, those of queries turn
-# with elements that no key uses.
+# Elements that nothing else uses, in pairs of their own: the larger part of the missing length, and
+# the remainder, for which eight bits do not suffice. In an engine with other pairs, those of
+# queries rotate with elements that no key uses.
 KEY_FILL, QUERY_FILL = (10, 11), (6, 7)
-QUERY_WEIGHT = 416.0  # queries are so many times as long as keys
+QUERY_WEIGHT = 416.0  # factor by which queries are longer than keys
 
 
 class NormedHeads(AcidWeights):
@@ -22,7 +22,8 @@ class NormedHeads(AcidWeights):
         super().__init__(shape, n_vocab)
         self.q_norm: F64 = np.full((shape.n_layer, shape.n_embd_head), QUERY_WEIGHT)
         self.k_norm: F64 = np.ones((shape.n_layer, shape.n_embd_head))
-        self.stretched: dict[tuple[str, int, int, str], float] = {}  # q or k, layer, head, state
+        # keys: q or k, layer, head, state
+        self.stretched: dict[tuple[str, int, int, str], float] = {}
 
     def finish(self) -> None:
         self.q, self.k = eight_bits(self.q), eight_bits(self.k)

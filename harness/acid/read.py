@@ -8,7 +8,7 @@ from lockstep.harness.acid.measurements.base import Measurement, answers_of
 from lockstep.harness.acid.report import END, VERSION, Report, report_for
 from lockstep.harness.acid.tokens import SPACE
 
-LONGEST = 1 << 22  # characters that are looked at
+LONGEST = 1 << 22  # characters that are read
 COLOURS = re.compile(r"\x1b\[[0-9;]{0,16}m")
 TITLE = re.compile(r"acid (\d{1,4}) ([a-z0-9-]{1,32}) ([A-Z0-9_]{1,16})([:,])")
 
@@ -21,7 +21,7 @@ class Read:
 
     test: str
     ok: bool
-    says: str = ""  # the known mistake, behind NO
+    says: str = ""  # the known mistake, printed after NO
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class AcidReading:
 
     arch: str = ""
     quant: str = ""
-    prompted: bool = False  # all tests were asked for, by the acid prompt
+    prompted: bool = False  # True: the acid prompt asked for all tests
     answers: tuple[Read, ...] = ()
     missing: tuple[str, ...] = ()
     ended: bool = False

@@ -57,7 +57,7 @@ class Report:
         found = [*self.full_start, *self.short_start]
         for _, answers in self.answers(1.0):
             found += [answer.text for answer in answers]
-        return [*found, END]  # the last id: whoever loses it ends no report
+        return [*found, END]  # the last id; an engine that loses it does not end the report
 
     def next_state(self, test: Measurement) -> str:
         """Return the state of this test's answers, which is the state of the next test or of the

@@ -14,21 +14,21 @@ from lockstep.harness.acid.vocabulary import ASKED, FULL, SHORT, START
 from lockstep.harness.acid.weights import CONST, EDGE, SMALL, TINY
 
 BALLAST, REST = "ballast", "answer: rest"
-HEAVY = 32.0  # how large the ballast is, beside a 1 that is measured
-HOLDER, ELEMENT = 1, 1  # the head and the element of values that write it
-SHORT_ROW = 2.0**-9  # how large a row is in the coordinates of answers, at most
-# short tokens answer the first two, and must not have longer rows than they are; what answers the
-# others does so by eight times as much, and must not answer itself
+HEAVY = 32.0  # size of the ballast relative to a measured 1
+HOLDER, ELEMENT = 1, 1  # the head, and the element of values, that write the ballast
+SHORT_ROW = 2.0**-9  # largest size of a row in the coordinates of answers
+# Factors for the rows of states. Short tokens answer the first two, and their rows must not become
+# longer. Other states are answered with eight times the size, and must not answer themselves.
 LESS = {START: 2.0**-7, ASKED: 2.0**-7, FULL: 2.0**-4, SHORT: 2.0**-4}
-ANSWERS = (2, 3, 4)  # layers that write which state is to be answered
-LOCAL_BASE = 10000.0  # of layers with a window
+ANSWERS = (2, 3, 4)  # layers that write the state to be answered
+LOCAL_BASE = 10000.0  # rope base of layers with a window
 
 
 class Sandwich(NormedHeads):
     def __init__(self, shape: Shape, n_vocab: int) -> None:
         super().__init__(shape, n_vocab)
         s = shape
-        # so that a 1 that is measured becomes SMALL of what a 1 of the embedding is
+        # so that a measured 1 becomes SMALL relative to a 1 of the embedding
         self.post_attention_norm: F64 = np.full((s.n_layer, s.n_embd), HEAVY * SMALL)
         self.post_ffw_norm: F64 = np.full((s.n_layer, s.n_embd), HEAVY * SMALL)
         self.hold()
@@ -69,10 +69,10 @@ class Sandwich(NormedHeads):
         letters = [name for name in answered if name.startswith("letter:")]
         states = [name for name in answered if name.startswith("state:") and name != START]
         for i, state in enumerate(states):
-            size = 2.0 if state in (FULL, SHORT) else 1.0  # half as much comes of short tokens
+            size = 2.0 if state in (FULL, SHORT) else 1.0  # short tokens contribute half as much
             out = {answer_of(state): size / 8}
             self.unit(ANSWERS[i % len(ANSWERS)], {state: 8.0}, {state: 1.0}, out)
-        starts = [START, *letters]  # whatever a prompt ends in is answered alike
+        starts = [START, *letters]  # any token at the end of a prompt gets the same answer
         eight, one = dict.fromkeys(starts, 8.0), dict.fromkeys(starts, 1.0)
         self.unit(ANSWERS[-1], eight, one, {answer_of(START): 1 / 8})
         self.unit(ANSWERS[-1], {CONST: 8.0}, {CONST: 1.0}, {REST: 1 / 8})

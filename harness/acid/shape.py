@@ -26,11 +26,11 @@ class Shape:
     squares: float = 2.0
     n_ff: int = 32
     eps: float = 1e-5
-    rope_base: float = 1000.0  # no engine's default: who ignores the key is seen
+    rope_base: float = 1000.0  # no engine's default, so that engines that ignore the key are found
     n_ctx: int = 1024
     n_expert: int = 0
     n_expert_used: int = 0
-    halves: bool = False  # elements half a head apart turn together, in the file
+    halves: bool = False  # True: the file pairs elements half a head apart
 
     @property
     def unit(self) -> float:

@@ -12,18 +12,20 @@ from lockstep.harness.acid.vocabulary import ASKED, BOS, AcidVocabulary
 LETTERS = "mknxpqrsg~"
 SPECIAL = ("<unk>", "<s>", "</s>")
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6  # token types of the GGUF specification
-SPACE = "\u2581"  # what SentencePiece writes for a space
-LONG = 4.0  # how long the letter g is
-PARSED = "<x>"  # a control token, and text that looks like one
-# "abc": b and c merge first, which have the better score and the higher id; "def": two merges are
-# as good, and the left one is made; "uv": merged, though u and v have the better sum; é is no token
+SPACE = "\u2581"  # how SentencePiece writes a space
+LONG = 4.0  # length of the letter g
+PARSED = "<x>"  # a control token, and a text that looks like it
+# "abc": b and c merge first, because they have the better score and the higher id. "def": two
+# merges are equally good, and the left one is made. "uv": merged, although u and v have the better
+# sum. é is no token.
 PIECES = ("abc", "def", "uv", "\u00e9", "  ", f"{PARSED}j")
-N_PIECES = 2 + 2 + 1 + 2 + 1 + 3  # tokens of them; of the last there are four as text, two parsed
-# m looks for k, which stands behind it, and so does n, which stands behind k; p to s stand side by
-# side near the end; g is a long token; ~ asks for all tests
+# number of their tokens; PARSED has four as text and two if it is parsed
+N_PIECES = 2 + 2 + 1 + 2 + 1 + 3
+# m looks for k, which stands after it, and n also looks for k, which stands before it. p to s stand
+# next to each other near the end. g is a long token. ~ asks for all tests.
 PROMPT = "hm" + "k" * 200 + "n" + "x" * 85 + "".join(f"{p}xx" for p in PIECES) + "pqrs" + "xgx~"
-# Scores of what is more than a character, or part of one that is: for a single character they count
-# in no merge.
+# scores of pieces with more than one character, or less; the score of a single character matters in
+# no merge
 SCORES: Mapping[str, float] = {
     "ab": -10.0,
     "bc": -5.0,
@@ -36,10 +38,10 @@ SCORES: Mapping[str, float] = {
     SPACE + "j": -3.0,
     SPACE * 2: -2.0,
     SPACE: -3.0,
-    PARSED: -1000.0,  # none that is made of pieces, whoever takes control tokens for some
+    PARSED: -1000.0,  # too low to be made of pieces, for engines that merge control tokens
 }
 MORE = (*"hj<>abcdefuv", "ab", "bc", "de", "ef", "uv", SPACE + "h", SPACE + "j", SPACE * 2)
-# what a test of the tokenizer looks for, by the tokens that show it
+# by what a test of the tokenizer looks for: the tokens that show it
 SHOWN: Mapping[str, tuple[str, ...]] = {
     "with-space": (SPACE + "h",),
     "without-space": ("h",),
@@ -127,7 +129,7 @@ SENTENCEPIECE = AcidVocabulary(
     keys=llama_keys,
 )
 
-# for models of which other things than the tokenizer are tested: from n on each letter is a token
+# prompt for models that test other parts than the tokenizer: from n on, each letter is a token
 LETTER_PROMPT = "m" + "k" * 200 + "n" + "x" * 105 + "pqrs" + "xgx~"
 ONLY_LETTERS = AcidVocabulary(
     prompt=LETTER_PROMPT,

@@ -9,17 +9,17 @@ import numpy as np
 from lockstep.harness.acid.tokens import CONTROL, LETTERS, NORMAL, letter_states, role
 from lockstep.harness.acid.vocabulary import BOS, AcidVocabulary, Keys
 
-FIRST, LAST, WORD = "<|first|>", "<|last|>", "<|word|>"  # BOS, EOS, one that users defined
+FIRST, LAST, WORD = "<|first|>", "<|last|>", "<|word|>"  # BOS, EOS, and a user-defined token
 USER_DEFINED = 4  # token type of the GGUF specification
-SPACE = "\u0120"  # how a space is spelled
-# "abc": b and c merge first, and nothing is left for a; " 12": one token, or two where words of
-# digits have no space, or three where each digit is a word
+SPACE = "\u0120"  # how byte-level BPE writes a space
+# "abc": b and c merge first, and a remains. " 12": one token; two if words of digits have no space;
+# three if each digit is a word.
 MERGES = ("b c", "a b", "1 2", f"{SPACE} 12")
-# é is two bytes, none of which has a merge, and in Latin-1 a third
+# é has two bytes without a merge, and three in an engine that reads Latin-1
 PIECES = ("abc", " 12", "\u00e9", WORD)
-# with BOS the tokens of the prompt are odd in number, for engines that take them in pairs
+# with BOS, the prompt has an odd number of tokens, for engines that read them in pairs
 PROMPT = "m" + "k" * 200 + "n" + "x" * 96 + "".join(f"{p}xx" for p in PIECES) + "pqrs" + "xgx" + "~"
-# what a test looks for, by the tokens that show it
+# by what a test looks for: the tokens that show it
 SHOWN: Mapping[str, tuple[str, ...]] = {
     "best-merge": ("bc",),
     "left-merge": ("ab",),

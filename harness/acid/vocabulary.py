@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 Keys = dict[str, tuple[str, Any]]
-START, ASKED = "state:start", "state:asked"  # of any token, and of the last one of the acid prompt
-# of the first tokens of a report on all tests and on those for any prompt, and of its last ones
+# states of any token, and of the last token of the acid prompt
+START, ASKED = "state:start", "state:asked"
+# states of the first tokens of a report on all tests and of a report for any prompt, and of the
+# last tokens
 FULL, SHORT, ENDED, LAST = "state:full", "state:short", "state:ended", "state:last"
-BOS = "letter:bos"  # of the token that is put before a text, where a test looks for it
+BOS = "letter:bos"  # the token before a text, for tests that look for it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +21,7 @@ class AcidVocabulary:
     lines."""
 
     prompt: str
-    n_prompt: int  # tokens of the prompt, without BOS
+    n_prompt: int  # number of tokens of the prompt, without BOS
     tokens: tuple[str, ...]
     places: Mapping[str, tuple[str, float]]
     eos: int

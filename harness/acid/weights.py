@@ -11,25 +11,26 @@ import numpy as np
 
 from lockstep.harness.acid.shape import F64, Shape
 
-CONST, NOTHING = "constant", "nothing"  # NOTHING: no token and no weight ever writes it
-# the last coordinate, which tokens of this one state have besides
+CONST, NOTHING = "constant", "nothing"  # NOTHING: a coordinate that no token and no weight writes
+# the last coordinate, in which only tokens of this state are nonzero
 EDGE, EDGE_STATE = "edge", "state:matrix-edges"
-TINY = "tiny"  # of the short tokens that a report begins with, in place of the constant
-# Elements of a head that turn so slowly that a report's length does not matter, whichever elements
-# an engine pairs. A query finds a key in one of them.
+TINY = "tiny"  # takes the place of the constant in the short tokens at the beginning of a report
+# Elements of a head that rotate so slowly that the length of a report does not matter, whichever
+# elements an engine pairs. A query finds a key in one of them.
 SLOW_KEYS = (22, 20, 23, 21, 19, 26, 24, 27, 25, 18)
-# with no other key in the same rotary pair, where elements side by side turn together, or halves
+# elements without another key in the same rotary pair; keys: True if elements half a head apart are
+# paired
 ALONE_KEYS = {False: (26, 24), True: (27, 25)}
-# What looks across the whole prompt has an element of the slowest pairs to itself.
+# tests that look across the whole prompt have an element of the slowest pairs for themselves
 FAR_TOO, NOT_ITS_OWN, FAR = 28, 29, 31
-SINK = 30  # where a query that has nothing to measure finds the token that has no value
+SINK = 30  # element in which a query without a task finds the token that has no value
 SLOW_VALUES = tuple(range(31, 4, -1))
-ALWAYS = "always"  # a state, of heads that are never at rest
+ALWAYS = "always"  # a state of heads that always attend to something
 Part = tuple[int, int]  # layer, element
-# What is measured is written that much smaller than a token's own coordinates, so that what one
-# test found, right or wrong, hardly shows in the length of its token, which others look at.
+# Factor on measured values, so that the result of a test hardly changes the length of its token,
+# which other tests read.
 SMALL = 1 / 8
-SCORE = 60.0  # of what is looked for, above all else: exp(-60) of the rest is left
+SCORE = 60.0  # score of the wanted token relative to all others, whose share is exp(-60)
 
 
 class AcidWeights:
@@ -55,8 +56,8 @@ class AcidWeights:
         self.units = [count() for _ in range(s.n_layer)]
         self.keys: set[Part] = set()
         self.values: set[Part] = set()
-        self.shared: dict[tuple[int, str], int] = {}  # elements of keys that tests share
-        self.coded: dict[int, bytes] = {}  # rows of the last layer's ffn_down, where it has blocks
+        self.shared: dict[tuple[int, str], int] = {}  # elements of keys that several tests use
+        self.coded: dict[int, bytes] = {}  # rows of the last layer's ffn_down, if it has blocks
         self.busy: set[tuple[int, int, str]] = set()  # layer, head, state
 
     def coordinate(self, name: str) -> int:

@@ -19,7 +19,7 @@ from lockstep.harness.acid.weights import AcidWeights
 from lockstep.harness.synth.gguf_writer import Tensor, write_gguf
 
 TYPES = (*PLAIN, *FORMATS)
-OTHERS = "F16"  # of the matrices beside the one that has blocks
+OTHERS = "F16"  # type of the matrices without blocks
 DESCRIPTION = (
     "A model that tests the engine that runs it: greedy text is a report, a line for each test, "
     "with ok or NO behind its name. In a chat, say anything: the template asks for all tests. As a "

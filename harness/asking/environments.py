@@ -22,15 +22,14 @@ from lockstep.harness.adapters.llama_cpp.identity import LIBRARIES as LIBRARIES
 from lockstep.harness.asking.downloads import cache_folder, hold_lock, last_words
 from lockstep.harness.records import StageText
 
-# the public versions of PEP 440, as they are written on PyPI: nothing that pip or a path takes for
-# something else
+# public versions of PEP 440 as PyPI writes them, which neither pip nor a path misinterprets
 VERSION = re.compile(r"(?:\d+!)?\d{1,9}(?:\.\d{1,9})*(?:(?:a|b|rc)\d+)?(?:\.post\d+)?(?:\.dev\d+)?")
-WORKER_NEEDS = ("numba>=0.60", "numpy>=1.26")  # all that our code loads in a worker
-# of AMX GCC 12 leaves out what sets it up: "gcc-amx-tiles" of the known divergences
+WORKER_NEEDS = ("numba>=0.60", "numpy>=1.26")  # all packages that our code needs in a worker
+# GCC 12 omits the code that sets up AMX: "gcc-amx-tiles" in the known divergences
 WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 CPU = Path("/proc/cpuinfo")
 BUILD_SECONDS = 3600.0
-SAY_SECONDS = 1.0  # between two words of progress; the terminal shows as many as it wants
+SAY_SECONDS = 1.0  # interval of progress messages; the terminal shows only some
 LAST_LINES = 6
 Progress = Callable[[str], None]
 LOCK, UNFINISHED = "build.lock", ".building-"
@@ -111,7 +110,7 @@ def provide(name: str, progress: Progress = lambda _: None) -> Path | None:
     if not split_version(name)[1]:
         return None
     folder = folder_of(name)
-    if folder.is_dir():  # before the lock, which a build of another version may hold for minutes
+    if folder.is_dir():  # before the lock, which the build of another version may hold for minutes
         return folder
     return built_once(folder, lambda new: build(name, new, progress))
 
@@ -122,7 +121,7 @@ def built_once(folder: Path, make: Callable[[Path], None]) -> Path:
     and then leaves no files."""
     try:
         with hold_lock(environments() / LOCK):
-            for old in environments().glob(f"{UNFINISHED}*"):  # of a process that was killed
+            for old in environments().glob(f"{UNFINISHED}*"):  # left by a process that was killed
                 shutil.rmtree(old, ignore_errors=True)
             if not folder.is_dir():
                 with tempfile.TemporaryDirectory(dir=folder.parent, prefix=UNFINISHED) as work:
@@ -206,14 +205,15 @@ def run_command(command: list[str], problem: str, waiting: Callable[[float], Non
         text=True,
         errors="replace",
         env=for_builds(),
-        start_new_session=True,  # with all that a build starts it is one group
+        # a group of its own, so that all its processes can be ended together
+        start_new_session=True,
     )
     try:
         out, err = words_of(process, problem, waiting)
     finally:
         if process.returncode is None:
             os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()  # closes its pipes
+            process.communicate()  # closes the pipes
     if process.returncode:
         raise NotBuilt(f"{problem}: {last_words(err or out, LAST_LINES)}")
     return out
@@ -225,6 +225,6 @@ def words_of(
     started = time.monotonic()
     while (taken := time.monotonic() - started) < BUILD_SECONDS:
         waiting(taken)
-        with suppress(subprocess.TimeoutExpired):  # what it has said so far is kept
+        with suppress(subprocess.TimeoutExpired):  # the output so far is kept
             return process.communicate(timeout=SAY_SECONDS)
     raise NotBuilt(f"{problem}: not done within {BUILD_SECONDS:.0f} s")

@@ -14,15 +14,15 @@ from lockstep.harness.answers.base import facts_in
 
 VOCABULARY, TOKENS = "tokenizer.ggml.model", "tokenizer.ggml.tokens"
 POSITIONS = "position_embd.weight"
-# how the names of tensors begin, behind their layer's: of what carries a state from token to token,
-# and of what keeps keys and values of each
+# Prefixes of tensor names after the layer. OF_STATES: layers that carry a state from token to
+# token. OF_KEYS: layers that cache keys and values.
 OF_STATES, OF_KEYS = ("ssm_", "shortconv.", "time_mix_"), ("attn_k", "attn_qkv")
-# what we refuse of these is broken; of others llama.cpp takes forms that are none of ours, and says
-# itself what is broken
+# architectures for which a file that we refuse is broken; for others, llama.cpp accepts forms that
+# our engine lacks, and reports broken files itself
 IN_EVERY_FORM = ("llama",)
-# values of tokenizer.ggml.model; the last is of models that llama.cpp makes to test itself
+# values of tokenizer.ggml.model without a vocabulary; llama.cpp's own test models use the last
 NO_VOCABULARY = ("", "none", "no_vocab", "test")
-SMALL = 16 << 20  # bytes of weights that every cell is filled with: the work of a second or so
+SMALL = 16 << 20  # bytes of weights; filling them takes about a second
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +30,15 @@ class ModelFacts:
     architecture: str
     kind: str  # general.type: model, adapter, imatrix, ...
     n_tensors: int
-    n_vocab: int  # 0: not known
+    n_vocab: int  # 0: unknown
     has_vocabulary: bool
-    n_positions: int  # rows of a table of positions; 0: it has none, and any position will do
-    not_ours: str  # why our own engine cannot run it; "" if it can
-    has_logits: bool  # says our own graph, if there is one
-    decoder_start: int | None  # the token that follows an encoder; None: not both are there
-    n_bytes: int  # of its weights
+    # rows of a table of positions; 0: there is no table, and any position is possible
+    n_positions: int
+    not_ours: str  # reason why our own engine cannot run the model; "" if it can
+    has_logits: bool  # as our own graph says, if there is one
+    # the token that follows an encoder's text; None: the model is not an encoder with a decoder
+    decoder_start: int | None
+    n_bytes: int  # bytes of the weights
 
     @property
     def is_small(self) -> bool:

@@ -25,7 +25,7 @@ from lockstep.harness.records import (
     Unanswerable,
 )
 
-# questions that have another name where users meet them: in the protocol and in the commands
+# names of questions in the protocol and in commands, where they differ
 IN_WORDS = {"describe": "start", "metadata": "parse", "evaluate": "logits", "capture": "its graph"}
 
 
@@ -38,9 +38,9 @@ def in_words(question: str) -> str:
 class Session:
     """Session with one engine, one model and one preset; a context manager."""
 
-    name: str  # the adapter's
+    name: str  # name of the adapter
     model: Path | None = None
-    takes_several = False  # questions at a time
+    takes_several = False  # True: the engine accepts several questions at a time
 
     @cached_property
     def facts(self) -> Facts:
@@ -106,7 +106,7 @@ class Session:
         try:
             if self.model is not None:
                 check_regular(self.model)
-        except FileNotFoundError:  # the engine says so itself
+        except FileNotFoundError:  # the engine reports this itself
             pass
         except OSError as error:
             raise InvalidModel(f"{self.model}: {error.strerror or error}") from error
@@ -142,7 +142,7 @@ class Session:
 
         try:
             outcome = self._ask(question, args, kwargs, check_then_consume)
-            if failed:  # an engine in this process sees it as well, and may keep it
+            if failed:  # an engine in this process gets the error too, and may suppress it
                 raise failed[0]
         except MalformedAnswer as error:
             return Malformed(message=str(error))

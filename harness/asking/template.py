@@ -23,8 +23,8 @@ from lockstep.harness.processes.spare import SPARE
 from lockstep.harness.processes.variables import ENVIRONMENT, READ_AT_START
 
 PROGRAM = "lockstep.harness.asking.template_process"
-ORDER_BYTES = 1 << 17  # at most; Linux has room for some more in one message
-SECONDS = 120.0  # for the first fork, with what is compiled before it
+ORDER_BYTES = 1 << 17  # maximum; Linux accepts slightly more in one message
+SECONDS = 120.0  # for the first fork, including compilation
 
 
 class Template:
@@ -40,7 +40,7 @@ class Template:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
-                # a fork has no threads of BLAS, and would wait for them
+                # a fork lacks the threads of BLAS, and would wait for them
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(absolute_path()), BLAS: "1"},
                 start_new_session=True,
             )
@@ -82,10 +82,10 @@ def read_at_start(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def absolute_path() -> list[str]:
-    return [os.path.abspath(path) for path in sys.path]  # "" is this folder
+    return [os.path.abspath(path) for path in sys.path]  # "" means the current folder
 
 
-KEPT: list[Template] = []  # at most one
+KEPT: list[Template] = []  # at most one template
 
 
 def forked_worker(channel: socket.socket) -> tuple[ForkedProcess, IO[bytes]] | None:
@@ -97,7 +97,7 @@ def forked_worker(channel: socket.socket) -> tuple[ForkedProcess, IO[bytes]] | N
     try:
         process = KEPT[0].fork(channel, theirs)
     except OSError:
-        KEPT.clear()  # or every worker would wait for one that hangs
+        KEPT.clear()  # otherwise every worker would wait for a template that hangs
     finally:
         os.close(theirs)
     if process is None:
@@ -125,6 +125,6 @@ def keep_template(*, ahead: bool = True) -> Iterator[None]:
 
 def new_template() -> Template | None:
     if hasattr(os, "pidfd_open"):
-        with suppress(OSError):  # no more processes
+        with suppress(OSError):  # the system allows no more processes
             return Template()
     return None

@@ -27,7 +27,7 @@ from lockstep.harness.processes.wire import Channel
 LOADED_FIRST = ("lockstep.harness.adapters.llama_cpp.capture",)
 LOADED_THEN = (
     "lockstep.harness.adapters.llama_cpp.adapter",
-    "lockstep.engine.ops.ggml.attention",  # of what describes a build
+    "lockstep.engine.ops.ggml.attention",  # needed to describe a build
     "lockstep.harness.adapters.gguf_py.adapter",
     "gguf",
 )
@@ -59,7 +59,7 @@ def load() -> None:
     with suppress(Exception):
         from lockstep.harness.adapters.llama_cpp.lib import library
 
-        library()  # before anything else loads llama.cpp: this sets what its threads read then
+        library()  # first, because this sets the variables that llama.cpp reads when it is loaded
     load_modules(LOADED_FIRST)
 
 
@@ -69,7 +69,7 @@ def load_modules(names: Sequence[str]) -> None:
             importlib.import_module(name)
     if names:
         gc.collect()
-        gc.freeze()  # a collection would write to what all forks share
+        gc.freeze()  # otherwise a garbage collection would write to pages that all forks share
 
 
 def find_conversions() -> None:
@@ -87,13 +87,14 @@ class ForkedWorkers:
 
     def __init__(self) -> None:
         self.waiting = selectors.DefaultSelector()
-        self.held: dict[int, tuple[socket.socket, int]] = {}  # by process: who ordered it, pidfd
+        # by process: the socket of its orderer, pidfd
+        self.held: dict[int, tuple[socket.socket, int]] = {}
 
     def next_order(self, orders: socket.socket) -> Order | None:
         """Wait for orders, and fork a worker for each. In a fork, return its order. In the
         template, return None when the other side closes the socket."""
         self.waiting.register(orders, selectors.EVENT_READ)
-        missing: tuple[str, ...] = LOADED_THEN  # while llama.cpp's worker opens its model
+        missing: tuple[str, ...] = LOADED_THEN  # loaded while the first worker opens its model
         while True:
             for key, _ in self.waiting.select():
                 if key.data is not None:
@@ -104,7 +105,7 @@ class ForkedWorkers:
                 except EOFError:
                     return None
                 if order is None or (fork := fork_worker()) is None:
-                    close(order)  # who ordered it hears of it, and starts its own
+                    close(order)  # the orderer notices this, and starts a worker of its own
                     continue
                 pid, ended = fork
                 if not pid:
@@ -118,7 +119,7 @@ class ForkedWorkers:
 
     def hold(self, pid: int, ended: int, order: Order) -> None:
         with suppress(OSError):
-            os.setpgid(pid, pid)  # before anybody can kill its group
+            os.setpgid(pid, pid)  # before another process can kill the group
         order.channel.close()
         os.close(order.log)
         tell(order.orderer, pid)
@@ -130,7 +131,7 @@ class ForkedWorkers:
         """Report to the client that its worker has ended, or end the worker if the client closed
         the socket."""
         if pid not in self.held:
-            return  # two events at once, and the first was the last
+            return  # two events may arrive at once, and the process is gone after the first
         orderer, ended = self.held[pid]
         if descriptor == ended:
             self.waiting.unregister(ended)
@@ -144,7 +145,7 @@ class ForkedWorkers:
         with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        orderer.close()  # who waits for the end of it is told
+        orderer.close()  # tells the orderer that the process has ended
 
     def close(self) -> None:
         self.waiting.close()
@@ -191,7 +192,7 @@ def close(order: Order | None) -> None:
 
 
 def tell(orderer: socket.socket, number: int) -> None:
-    with suppress(OSError):  # it has let go
+    with suppress(OSError):  # the orderer closed the socket
         orderer.send(NUMBER.pack(number))
 
 
@@ -212,13 +213,13 @@ def become(order: Order, template: int) -> None:
         os.dup2(order.log, descriptor)
     os.close(order.log)
     os.environ.clear()
-    # what an abort reads is set when llama.cpp is loaded, and here it is loaded already
+    # llama.cpp is already loaded, so variables that it reads for an abort are set here
     os.environ.update({**ENVIRONMENT, **order.said["environ"]})
     sys.path[:] = order.said["path"]
     sys.argv[1:] = [str(order.channel.fileno()), str(template)]
     os.chdir(order.said["folder"])
     answer(Channel(order.channel))
-    os._exit(0)  # the engine is closed, and there is nothing else to put back
+    os._exit(0)  # the engine is closed, so nothing else needs a clean-up
 
 
 if __name__ == "__main__":

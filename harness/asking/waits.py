@@ -8,7 +8,7 @@ from typing import Any
 from lockstep.engine.batch import Batch
 from lockstep.harness.records import TimedOut
 
-MOST = 2  # times that a run is waited for: the first may have met a busy machine
+MOST = 2  # number of waits for a run; the first may have met a busy machine
 AGAIN = f"this run was already asked for {MOST} times"
 OF_BATCHES = ("evaluate", "embed")
 OF_TEXT = ("greedy", "generate")

@@ -33,7 +33,7 @@ QUESTIONS = (
     *("operate", "schedule", "sample", "draw", "time_capture", "save", "load", "guide"),
     "restore",
 )
-STREAMS = ("capture",)  # questions whose answer comes in pieces: they take a function `emit`
+STREAMS = ("capture",)  # questions whose answer comes in pieces; they take a function `emit`
 
 
 def main() -> None:
@@ -55,7 +55,7 @@ def serve(channel: Channel) -> None:
         importlib.import_module(module)
     users = is_users(loading["adapter"])
     if users:
-        limit_memory(loading["memory_limit"])  # before anything of theirs is run
+        limit_memory(loading["memory_limit"])  # before any of the user's code runs
     try:
         cls = adapter_class(loading["adapter"])
     except EngineError as error:
@@ -151,8 +151,8 @@ def failure(error: Exception) -> dict[str, Any]:
         return {"kind": "crashed", "message": str(error)}
     if isinstance(error, MemoryError):
         return {"kind": "crashed", "message": f"out of memory: {error}".rstrip(": ")}
-    # first what it is, as many see no more of it; then the engine's own frames: who reads this
-    # wrote them, and not the worker
+    # The error comes first, because many readers see only the beginning. Then follow the engine's
+    # own frames, without the worker's.
     what = "".join(traceback.format_exception_only(error)).strip()
     frames = [frame for frame in traceback.format_tb(error.__traceback__) if __file__ not in frame]
     return {"kind": "crashed", "message": "\n".join([what, *frames[-2:]]).rstrip()}

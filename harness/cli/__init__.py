@@ -134,8 +134,8 @@ def doctor(as_json: JsonOpt = False) -> None:
     raise typer.Exit(code)
 
 
-# What click says of wrong options. Newer versions of typer carry a click of their own, which is not
-# the one that `import click` finds: the class is asked for by its child, which both export.
+# click's class of errors in options. Newer versions of typer contain their own copy of click, so
+# the class is taken from a subclass that typer exports.
 CLICK_ERROR: Any = typer.BadParameter.__mro__[2]
 
 
@@ -157,26 +157,28 @@ def main() -> None:
     came: list[int] = []
 
     def end(number: int, _: object) -> None:
-        if not came:  # who asks twice does not stop the cleaning up
+        if not came:  # a second signal must not stop the clean-up
             came.append(number)
             raise AskedToEnd
 
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+        # the user started the command with nohup
+        if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, end)
-    # Read when numpy is loaded. Threads of a product that is as small as ours, a few rows of a
-    # matrix, wait for each other on a busy machine: with two on two busy processors a model took
-    # nine times the processor time that it takes with one. A user's own choice stays.
+    # Read when numpy is loaded. Our products have few rows, and their threads wait for each other
+    # on a busy machine: with two threads on two busy processors, a model took nine times the
+    # processor time of one thread. The user's own setting wins.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     keep_freed_memory()
     try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on it is an exception
+        # from here on, an interrupt is an exception
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         with one_temporary_folder():
             code = app(standalone_mode=False) if has_folder() else 2
     except CLICK_ERROR as error:
         error.show()
         code = error.exit_code
-    except EngineError as error:  # kernels cannot be compiled: noticed as soon as they are imported
+    except EngineError as error:  # kernels that cannot be compiled fail at import
         sys.stderr.write(f"lockstep: {error}\n")
         code = 2
     except (KeyboardInterrupt, typer.Abort):
@@ -184,11 +186,12 @@ def main() -> None:
         code = 130
     except OutputFailed as error:
         code = error.code
-    except Exception as error:  # Python's own exit code for it would be that of a divergence
+    except Exception as error:  # Python's own exit code for exceptions is that of a divergence
         traceback.print_exception(error)
         sys.stderr.write("lockstep: Lockstep failed, please report this with the command\n")
         code = 2
-    gc.freeze()  # or all that is loaded would be looked through once more: a third of a second
+    # otherwise garbage collection would scan all objects once more, for a third of a second
+    gc.freeze()
     sys.exit(close_output(128 + came[0] if came else code))
 
 

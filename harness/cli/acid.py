@@ -13,7 +13,7 @@ app = typer.Typer(
     help="Models with constructed weights. An engine that runs one writes a report on itself. For "
     "engines that show only text: no adapter, no Python.",
 )
-# of harness/acid, which is too much to import for --help
+# copies of names in harness/acid, whose import would make --help slow
 ACID_ARCHITECTURES = "llama llama-moe qwen3 gpt2 gemma3"
 ACID_TYPES = "F32 F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 IQ4_NL MXFP4 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_XS"
 ArchOpt = Annotated[str, typer.Option(help=f"One of: {ACID_ARCHITECTURES}.")]

@@ -101,7 +101,7 @@ def bisect(
     if black_box and (lora or control_vector):
         raise typer.BadParameter("--black-box makes models of yours, which have no adapters")
     engine, began = engine_of(engine, adapter, node_map), time.perf_counter()
-    # it loads llama.cpp while we load the rest, and is forked for each model that is asked about
+    # the template loads llama.cpp meanwhile, and each made model gets a fork of it
     with keep_template(), screen(quiet, as_json) as out, model_folder() as folder:
         from lockstep.harness.adapters import adapter_class
         from lockstep.harness.bisect.report import verdicts_of

@@ -12,10 +12,10 @@ from lockstep.harness.locate.proof import Patched
 from lockstep.harness.report.text import explain_finding, fault_of, site_name, where_to_look
 from lockstep.harness.suites.parts.tensor_suite import detail_of
 
-SHOWN = 5  # culprits explained in full
+SHOWN = 5  # culprits with an explanation
 SUITE = "logits"
-MORE_SHOWN = 12  # culprits named alone
-PIECES = 3  # of an axis, each of neighbours that are off
+MORE_SHOWN = 12  # culprits that are only named
+PIECES = 3  # ranges of wrong neighbours on an axis
 
 
 def bisection_of(plan: Plan, result: Bisection) -> Mapping[str, Any]:
@@ -65,7 +65,7 @@ def bisection_lines(plan: Plan, result: Bisection) -> list[str]:
         lines += [f"    {text}" for text in about if text]
         if culprit.parameters:
             lines.append(f"    {culprit.parameters}")
-        if isfinite(culprit.err_local):  # of a wrong shape no distance is known
+        if isfinite(culprit.err_local):  # a value of a wrong shape has no distance
             lines.append(
                 f"    in the engine's own run the error is {found.err_in(culprit):.1e} at its "
                 f"input and {found.err_out(culprit):.1e} at its output (of the largest value); on "

@@ -27,8 +27,8 @@ ENDS = {
     3: "INCOMPLETE: some comparisons were not possible",
 }
 SHOWN_TENSORS = 4
-SHOWN_LENSES = 3  # of one type that differ
-SHOWN = 200  # characters of what an engine said
+SHOWN_LENSES = 3  # lenses of one type that differ
+SHOWN = 200  # characters of an engine's message
 
 
 def bisect(plan: "Plan", folder: str, out: "Terminal") -> "BlackBoxBisection":
@@ -106,7 +106,7 @@ def lines_of(plan: "Plan", result: "BlackBoxBisection") -> Iterator[str]:
 
 def ends(plan: "Plan", result: "BlackBoxBisection") -> Iterator[str]:
     """Yield the lines below the table."""
-    if not result.rows:  # it is not deterministic, and was asked no more
+    if not result.rows:  # the engine is not deterministic, and no further question was asked
         yield f"the whole model: {result.whole.summary}"
     yield from reasons(result.rows, result.lenses)
     if (types := only_as_stored(result)) and result.whole.differs:
@@ -122,9 +122,9 @@ def ends(plan: "Plan", result: "BlackBoxBisection") -> Iterator[str]:
     yield from (f"not compared: {text}" for text in result.left_out)
     yield from (f"not asked: {text}" for text in [result.no_places] if text)
     seen = result.places or any(look.answer.agrees for look in result.lenses)
-    weights = "every weight, " if seen else ""  # which lists of tokens do not show
+    weights = "every weight, " if seen else ""  # lists of tokens do not show weights
     yield ENDS.get(result.exit_code, AGREE.format(weights=weights))
-    # diagnose looks at a model's own answers alone, and mistakes that it knows are always the same
+    # diagnose reads only answers on the user's model, and its mistakes are deterministic
     if result.exit_code == 1 and result.rows:
         if result.whole.differs:
             yield f"{MISTAKE}: {diagnose_command(plan)}"
@@ -208,7 +208,7 @@ def reasons(rows: Sequence["LayerRow"], lenses: Sequence["Looked"]) -> Iterator[
     from lockstep.harness.blackbox.report import name_of
     from lockstep.harness.report.text import cut
 
-    same: dict[tuple[str, ...], list[LayerRow]] = {}  # rows, by what is said of each
+    same: dict[tuple[str, ...], list[LayerRow]] = {}  # rows by their texts
     for row in rows:
         found = [": ".join(filter(None, (part.name, part.words))) for part in row.parts]
         if row.answer.status not in ("agreed", "diverged"):
@@ -224,5 +224,5 @@ def reasons(rows: Sequence["LayerRow"], lenses: Sequence["Looked"]) -> Iterator[
         wrong = [answer for answer in of_it if not answer.agrees]
         said = [*dict.fromkeys(f"{each.status}: {cut(each.summary, SHOWN)}" for each in wrong)]
         yield from (f"lens {kind}: {text}" for text in said[:SHOWN_LENSES])
-        if len(said) > SHOWN_LENSES:  # one wrong decoder is wrong in all
+        if len(said) > SHOWN_LENSES:  # a wrong decoder makes all its lenses wrong
             yield f"lens {kind}: {len(said) - SHOWN_LENSES} more like this are in the report"

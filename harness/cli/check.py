@@ -131,7 +131,7 @@ def check(
     if arch is not None and (model is not None or subject_model is not None):
         raise typer.BadParameter("--arch makes the model: omit MODEL and --subject-model")
     n = steps or (64 if arch is None else STEPS_OF_VARIANTS)
-    # it loads llama.cpp while we load the rest
+    # the template loads llama.cpp meanwhile
     with keep_template(), screen(quiet, as_json) as out, model_folder() as folder:
         from lockstep.harness.parallel.cluster import executor_for
         from lockstep.harness.parallel.works import Forks

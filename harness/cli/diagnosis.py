@@ -18,8 +18,8 @@ SMALLER = (
     "models that Lockstep makes for single questions show errors below the noise of honest runs"
 )
 TIES = "a tie within the noise, where two right engines may diverge"
-# Of the squares of a difference, as a mistake must explain (LEFT of diagnosis/race.py): half of it
-# lies along the effect of zeroed logits whatever an engine does.
+# Share of the squares of a difference, as a mistake must explain it (LEFT in diagnosis/race.py).
+# The effect of zeroed logits explains half of any difference.
 NEAR_SHARE = 0.75
 SHOWN = 4  # mistakes that cannot be told apart
 OF = {
@@ -90,7 +90,7 @@ def result_lines(each: "Diagnosis") -> Iterator[str]:
     if each.status == "none":
         far = ""
         if each.closest:
-            near = each.closest.left < 0.01  # two mistakes, or one made a little otherwise
+            near = each.closest.left < 0.01  # probably two mistakes, or another variant of this one
             left = "less than 1%" if near else f"{each.closest.left:.0%}"
             other = "" if near else ", so the mistake is a different one, or there are two"
             far = f"; the closest leaves {left} of the difference{other}: {words_of(each.closest)}"
@@ -99,7 +99,7 @@ def result_lines(each: "Diagnosis") -> Iterator[str]:
             yield f"  {describe_family(each.family)}"
     if not each.named:
         return
-    if each.status == "few":  # nearly ties: whatever tips them makes these answers
+    if each.status == "few":  # the answers are close calls, which any small error may tip
         title = "too few answers differ to name one mistake; one that reproduces them"
     else:
         every = ", ".join(f"{row.compared} of {row.compared} {row.unit}" for row in each.rows)

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from lockstep.harness.cli.terminal import Terminal
     from lockstep.harness.report.formats.results import RunResults
 
-COMPLETIONS = ("junit", "ctrf", "markdown", "badge")  # those of FORMATS, at no import
+# keys of FORMATS, which would be slow to import
+COMPLETIONS = ("junit", "ctrf", "markdown", "badge")
 FormatOpt = Annotated[
     list[str] | None,
     typer.Option(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lockstep.harness.cli.terminal import Terminal
 
 app = typer.Typer(no_args_is_help=True, help="The golden vectors: regenerate, verify, compare.")
-OWN_FOLDER = Path("goldens")  # of a user's models, if no other is named
+OWN_FOLDER = Path("goldens")  # default folder for goldens of a user's models
 
 
 @app.command()

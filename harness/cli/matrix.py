@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 
     from lockstep.harness.runs.matrix import MatrixRow
 
-# One of each thing that engines get wrong: plain, grouped heads, quantised, tied, experts.
+# one model for each thing that engines often get wrong: plain, grouped heads, quantised, tied,
+# experts
 BUILTINS = ("f32", "bf16", "q8_0", "q4_0", "moe")
 ARCHITECTURES = ("qwen3", "gemma3", "gpt2")
-MOST = 10_000  # columns: as wide as a table would like to be
+MOST = 10_000  # columns of the terminal, so that tables take the width that they need
 INTERRUPTED = "the run was interrupted before"
 
 
@@ -109,13 +110,13 @@ def matrix(
         command = ["lockstep", *sys.argv[1:]]
         same = next(iter(plans.values()))
         for plan in same:
-            preflight(plan)  # a file that cannot be read at all is no verdict on any engine
+            preflight(plan)  # a file that cannot be read is bad input, and no verdict on an engine
         rows: list[MatrixRow] = []
         ask = partial(run_matrix, reports=report, command=command, jobs=jobs, progress=out.progress)
         try:
             for row in ask_rest(site, plans, ask):
                 rows.append(row)
-        except KeyboardInterrupt:  # what was found is kept, and nobody is left out in silence
+        except KeyboardInterrupt:  # results so far are kept, and the remaining engines are listed
             asked = {row.engine for row in rows}
             left = [MatrixRow(engine=e, error=INTERRUPTED) for e in plans if e not in asked]
             if rows:

@@ -103,7 +103,7 @@ JsonOpt = Annotated[
 ]
 QuietOpt = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 
-# of `fuzz`
+# options of `fuzz`
 SecondsOpt = Annotated[
     float | None, typer.Option(help="Stop each target after this many seconds.", min=0)
 ]

@@ -16,7 +16,7 @@ from lockstep.harness.cli.options import (
 )
 from lockstep.harness.cli.shared import SECONDS
 
-SHOWN = 20  # differences of a part
+SHOWN = 20  # differences that are shown for each part
 
 
 def original(
@@ -101,7 +101,7 @@ def original(
         if as_json:
             out.json({**describe_run(found), "report": str(done.folder)})
         else:
-            earlier = 0  # differences of the parts before
+            earlier = 0  # number of differences in earlier parts
             for part in found.parts:
                 n = len(part.differences)
                 out.line(f"{part.part}: {part.compared} compared, {n} differ")

@@ -52,7 +52,7 @@ def page(folder: FolderArg, quiet: QuietOpt = False) -> None:
         out.line(f"wrote {write_page(path, rows)}")
 
 
-SHOWN = 20  # rows of a kind; the page and --json have all of them
+SHOWN = 20  # rows of each kind; the page and --json have all rows
 
 
 @app.command()
@@ -112,7 +112,7 @@ def diff(
             write_text(output, page_of_changes(runs[0], runs[1], (str(a), str(b)), found))
             out.remark(f"wrote {output}")
     far = moved is not None and any(move.by >= moved for move in found.moved)
-    unfinished = runs[1].footer is None  # what it would have found is not known
+    unfinished = runs[1].footer is None  # the result of the rest is unknown
     raise typer.Exit(1 if found.worse or far else 3 if unfinished else 0)
 
 

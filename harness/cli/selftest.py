@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from lockstep.harness.damage.trials import DamagePlan
 
 ALL = "all"
-# what there is to try, by the option that asks for it, and which options say something of it
+# kind of trial -> the options that it accepts
 WAYS = {
     "catalogue": {"only", "file"},
     "diagnosis": {"only", "sample", "seed", "file"},

@@ -12,13 +12,13 @@ import typer
 from lockstep.engine.choices import choices
 from lockstep.harness.cli.options import Preset
 
-if TYPE_CHECKING:  # everything of weight is imported by the command that needs it
+if TYPE_CHECKING:  # commands import what they need when they run
     from lockstep.harness.check.check import Plan
     from lockstep.harness.cli.terminal import Terminal
     from lockstep.harness.records import AdapterFile
 
 REFERENCE = "reference"
-SECONDS = 300.0  # of a Plan
+SECONDS = 300.0  # default time limit of a Plan
 
 
 def screen(quiet: bool, as_json: bool = False) -> "Terminal":

@@ -11,14 +11,14 @@ import typer
 
 from lockstep.harness.cli.options import JsonOpt, QuietOpt
 
-# the second while libraries and the model are loaded, as PROTOCOL.md promises
-ANSWER_SECONDS, START_SECONDS = 30.0, 300.0  # a user's model may load for minutes
+# the second limit is for loading libraries and the model, as PROTOCOL.md promises
+ANSWER_SECONDS, START_SECONDS = 30.0, 300.0  # a user's model may take minutes to load
 NO_PROGRAM = (
     "smoke tries programs and servers. For a Python program, write python before the file. For a "
     "Python class, use `lockstep check MODEL --adapter FILE`; for a folder, `--engine "
     "dump:FOLDER`"
 )
-MARKS = {"works": "ok", "wrong": "WRONG"}  # others as they are called
+MARKS = {"works": "ok", "wrong": "WRONG"}  # other results are shown as they are
 NOT_TAKEN = ("unsupported", "refused")
 
 
@@ -82,7 +82,8 @@ def smoke(
     command = [engine] if engine and engine.strip() else command or []
     if not command:
         raise typer.BadParameter("name a program: lockstep smoke -- COMMAND, or --engine TEXT")
-    text = command[0] if len(command) == 1 else join(command)  # as `check --engine` takes it
+    # in the form that `check --engine` accepts
+    text = command[0] if len(command) == 1 else join(command)
     program = text.split(" ")[0] if len(command) == 1 else command[0]
     python = program.endswith(".py") and not os.access(program, os.X_OK)
     if python or program.startswith(("adapter:", "dump:")):

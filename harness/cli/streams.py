@@ -30,7 +30,8 @@ class OutputStream:
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
-        self.failed: OutputFailed | None = None  # click swallows it where it tries streams
+        # kept here, because click swallows it when it tests streams
+        self.failed: OutputFailed | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
@@ -55,7 +56,7 @@ class OutputStream:
 
     def fail(self, error: OSError) -> None:
         discard(self.stream)
-        is_pipe = isinstance(error, BrokenPipeError)  # `lockstep ... | head`
+        is_pipe = isinstance(error, BrokenPipeError)  # for example, `lockstep ... | head`
         self.failed = OutputFailed(141 if is_pipe else 2)
         if not is_pipe:
             sys.stderr.write(f"lockstep: standard output cannot be written: {error.strerror}\n")
@@ -74,9 +75,10 @@ def open_streams() -> None:
     for number in STREAMS:
         try:
             os.fstat(number)
-        except OSError:  # closed: the next file would get this number, and with it what is printed
+        # a closed descriptor would be reused for the next file, which would then get the output
+        except OSError:
             os.open(os.devnull, os.O_RDWR)
-    for stream in (sys.stdout, sys.stderr):  # a text that they cannot encode is no error
+    for stream in (sys.stdout, sys.stderr):  # characters that a stream cannot encode are replaced
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     sys.stdout = cast(TextIO, OutputStream(sys.stdout or os.fdopen(1, "w", closefd=False)))

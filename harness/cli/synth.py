@@ -10,11 +10,11 @@ from lockstep.harness.cli.options import QuietOpt
 if TYPE_CHECKING:
     from lockstep.harness.cli.terminal import Terminal
 
-SYNTH_TYPES = (  # of harness/synth/generator.py, which is too much to import for --help
+SYNTH_TYPES = (  # copy of names in harness/synth/generator.py, whose import would make --help slow
     "F32 F16 BF16 F64 Q1_0 Q2_0 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ1_S IQ1_M "
     "IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S IQ4_NL IQ4_XS TQ1_0 TQ2_0 MXFP4 NVFP4"
 )
-# options that go with any architecture, and those among them that are sizes, in ggml's names
+# options for any architecture, and the sizes among them with ggml's names
 ANY = ("output", "arch", "quant", "seed", "list_only", "no_vocab", "quiet")
 SIZES = {
     "layers": "n_layer",

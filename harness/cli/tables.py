@@ -9,8 +9,8 @@ from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.records import BOTH, Verdict
 from lockstep.harness.report.text import MARKS, printable
 
-MANY = 20  # models: a row for each suite of each is too long to read
-WORDS = {0: "conform", 1: "DIVERGENCE", 2: "INTERNAL ERROR", 3: "INCOMPLETE"}  # of exit codes
+MANY = 20  # models; for more, a row for each suite of each model is too long
+WORDS = {0: "conform", 1: "DIVERGENCE", 2: "INTERNAL ERROR", 3: "INCOMPLETE"}  # by exit code
 
 
 def table_of(verdicts: Sequence[Verdict]) -> Table:

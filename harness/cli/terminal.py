@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from lockstep.harness.diagnosis.diagnosis import Diagnosed
     from lockstep.harness.runs.result import RunResult
 
-SILENCE = 20.0  # seconds without a line, in a pipe, after which any progress is worth one
-AT_ONCE, EXCUSE = 200, 160  # characters of what is not well, and of what is excused
-SHOWN = 5  # divergences explained in full; the report holds all of them
+SILENCE = 20.0  # seconds without a line in a pipe, after which progress is printed
+AT_ONCE, EXCUSE = 200, 160  # characters of a line about a problem, and about an excused difference
+SHOWN = 5  # divergences with an explanation; the report has all
 
 
 def sentence_of(error: BaseException | None) -> str:
@@ -59,8 +59,8 @@ class Terminal:
         self.err = Console(**style, stderr=True, soft_wrap=True)
         self.status: Status | None = None
         self.last = ("", "")
-        self.spoken = time.monotonic()  # the last plain line
-        self.folder: Path | None = None  # of a report that grows while the run goes on
+        self.spoken = time.monotonic()  # time of the last plain line
+        self.folder: Path | None = None  # folder of the report, which grows during the run
 
     def __enter__(self) -> Self:
         return self
@@ -106,7 +106,7 @@ class Terminal:
             return
         line = printable(f"{case}: {text}")
         if self.err.is_terminal:
-            shown = Text(line, no_wrap=True)  # in a str rich reads markup
+            shown = Text(line, no_wrap=True)  # a Text, because rich would interpret markup in a str
             if self.status is None:
                 self.status = self.err.status(shown)
                 self.status.start()
@@ -238,7 +238,7 @@ class Terminal:
         return 0 if all(ok for _, _, ok in rows) else 2
 
 
-# The last is click's ClickException, in typer's own copy of click or in click.
+# the last is click's ClickException, from typer's own copy of click or from click
 PASSED_ON = (OutputFailed, typer.Exit, typer.Abort, typer.BadParameter.__mro__[2])
 
 

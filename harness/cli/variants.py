@@ -4,7 +4,7 @@ from pathlib import Path
 
 ALL = "all"
 VARIANT_PREFIX = "synth:"
-VOCABULARY = 384  # tokens, as `lockstep synth` makes by itself
+VOCABULARY = 384  # number of tokens, as in `lockstep synth`
 
 
 def variant_files(arch: str, folder: str, seed: int) -> list[tuple[str, Path]]:

@@ -39,14 +39,14 @@ from lockstep.harness.suites.parts.prompts_in_turn import PROMPTS, Turn, telling
 from lockstep.harness.suites.parts.text_readings import Pieces
 from lockstep.harness.suites.tokens import MORE_TEXTS, TEXTS, may_be_asked, some_tokens
 
-BLOCKS = 4096  # of each type of weights
-LONGEST = 4000  # bytes of a text: some wrong tokenizers take a step for each pair of them
-BEGINNINGS = 32  # behind each of which an engine without logits is asked for one token
+BLOCKS = 4096  # blocks of each type of weights
+LONGEST = 4000  # bytes of a text; some wrong tokenizers need a step for each pair of bytes
+BEGINNINGS = 32  # prefixes after which an engine without logits is asked for one token
 LONG_ONES = (33, 40, 48, 56, 64, 65, 67, 80, 96, 112, 127, 129, 160, 200, 257, 261)
-SHORT = 8  # tokens behind each text but the first
-CELLS = 64  # of a run that costs no more than a text
-CANDIDATES = 64  # of a list: a server sends them one by one
-WORDS = 5  # that each beginning of a long text has more than the one before
+SHORT = 8  # tokens after each text but the first
+CELLS = 64  # cells of a run that costs no more than a text
+CANDIDATES = 64  # candidates of a list; a server sends them one by one
+WORDS = 5  # words by which each prefix of a long text is longer than the previous one
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,7 +57,7 @@ class AskedQuestion:
     said: Any
 
 
-Missing = dict[str, list[str]]  # questions without an answer, by what became of them
+Missing = dict[str, list[str]]  # by reason: questions without an answer
 
 
 def ask_questions(
@@ -82,7 +82,7 @@ def ask_questions(
             said = readable(context, question, outcome.value)
             found.append(AskedQuestion(question=question, said=said))
             seen(found[-1])
-        elif not isinstance(outcome, Unanswerable):  # what it does not offer is no gap
+        elif not isinstance(outcome, Unanswerable):  # an engine need not offer every question
             why = line_that_says_why(getattr(outcome, "message", "no answer in time"))
             missing.setdefault(why, []).append(question.words)
         tell(Estimate(seconds=pace.seconds_left))
@@ -117,7 +117,8 @@ def questions_for(context: Context) -> Iterator[MistakeQuestion]:
 def of_runs(context: Context, offers: Callable[[str], bool]) -> Iterator[MistakeQuestion]:
     """Yield the questions about runs. If the engine shows logits, its lists and texts would show
     nothing more."""
-    more = context.subject_info.levels is not None  # than is asked of engines that do not say
+    # the engine declares levels beyond the usual ones
+    more = context.subject_info.levels is not None
     if Architecture.member(context.facts.architecture).embeds:
         if offers("embed"):
             yield from of_embeddings(context)
@@ -138,7 +139,7 @@ def of_tokens(context: Context, *, ids: bool, texts: bool) -> Iterator[MistakeQu
         for text in (*TEXTS, *MORE_TEXTS)
         if len(text) < LONGEST and may_be_asked(context, text)
     )
-    forms = {b"\xff", *every}  # and as engines read them whose texts are UTF-8
+    forms = {b"\xff", *every}  # the texts, and their forms in engines that use UTF-8
     every += tuple(sorted(set().union(*map(shown_as, forms)) - {*every}))
     every += (b"\xff",) if may_be_asked(context, b"\xff") else ()
     rows = tuple((token,) for token in some_tokens(context.facts.n_vocab))
@@ -276,7 +277,7 @@ def of_texts(context: Context) -> Iterator[MistakeQuestion]:
     pieces = Pieces.of(context)
     parts = LONG.split(b" ")
     some = [b" ".join(parts[:n]) for n in range(2, len(parts), WORDS)]
-    room = n_cells(context) - SHORT - 2  # a token is a byte at least
+    room = n_cells(context) - SHORT - 2  # each token has at least one byte
     prompts = [text for text in (*OTHERS, *some) if len(text) <= room]
     for prompt, n in ((context.prompt, context.n_steps), *((text, SHORT) for text in prompts)):
         words = f"the text after {prompt[-24:]!r} ({len(prompt)} bytes)"

@@ -54,14 +54,14 @@ from lockstep.harness.mutants.parts.wrong_samplers import WRONG_SAMPLERS
 from lockstep.harness.records import Answered, EngineInfo, Request
 
 ASPECTS = ("metadata", "tokens", "runs", "samplers")
-# Where one or two tokens differ, nearly ties, another small error may well tip the same.
+# Limit on different tokens: close calls may be tipped by another small error in the same way.
 PLACES = 3
 AGAIN = 3
-KEPT_DIFFERENCES = 4  # of a unit
+KEPT_DIFFERENCES = 4  # differences kept for each unit
 NOTHING = "anything: the engine offers no logits, lists, tokens, text, ids, weights or metadata"
-TINY = 1e-6  # of the difference: what float32 leaves of two ways to compute one mistake
+TINY = 1e-6  # share of a difference that rounding leaves between two versions of a mistake
 
-# right: as the right engine; few: too little differs for a name; not-compared: there is no limit
+# few: too few answers differ to name a mistake; not-compared: there is no limit
 Status = Literal["right", "named", "few", "none", "not-compared"]
 
 
@@ -122,11 +122,11 @@ class Diagnosis:
     named: tuple[Match, ...] = ()
     also: tuple[Match, ...] = ()
     closest: Match | None = None
-    family: Family | None = None  # where no mistake is named
-    differences: tuple[Difference, ...] = ()  # the first rows that the right engine has otherwise
-    nearest: float = inf  # what the closest leaves, however much that is
+    family: Family | None = None  # set if no mistake is named
+    differences: tuple[Difference, ...] = ()  # the first rows that differ from the right engine's
+    nearest: float = inf  # the part of the difference that the closest mistake leaves
     tried: int = 0
-    places: int = 0  # questions that the right engine answers otherwise
+    places: int = 0  # number of questions that the right engine answers differently
     unsteady: str = ""
 
 
@@ -136,7 +136,7 @@ Tell = Callable[["Diagnosis | Difference | Estimate"], None]
 @dataclass(frozen=True, kw_only=True)
 class Diagnosed:
     of: tuple[Diagnosis, ...]
-    missing: tuple[str, ...]  # what the subject did not answer
+    missing: tuple[str, ...]  # questions that the subject did not answer
     engines: tuple[EngineInfo, ...] = ()
 
     @property
@@ -201,7 +201,7 @@ def diagnose(context: Context, bench: DiagnosisBench, tell: Tell = lambda said: 
     missing = [f"{', '.join(words)}: {why}" for why, words in unanswered.items()]
     if not (found or missing or facts.not_ours):
         missing.append(NOTHING)
-    if facts.not_ours:  # of its runs nothing was asked, whatever it offers
+    if facts.not_ours:  # then no question about its runs was asked
         missing.append(f"its runs: {facts.not_ours}, so no known mistake can be tried")
     return Diagnosed(of=tuple(found), missing=tuple(missing))
 

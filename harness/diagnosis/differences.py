@@ -24,9 +24,9 @@ from lockstep.harness.diagnosis.questions import (
 from lockstep.harness.diagnosis.sampled import SampledLists, flatten
 from lockstep.harness.suites.metadata import readable
 
-TEXT_BYTES = 60  # shown of a text
-IDS_BEFORE, IDS_SHOWN = 2, 8  # before the first id that differs, and in all
-Pair = tuple[str, str, str]  # what was asked, the subject's answer, the right one
+TEXT_BYTES = 60  # bytes of a text that are shown
+IDS_BEFORE, IDS_SHOWN = 2, 8  # ids before the first different id, and ids in all
+Pair = tuple[str, str, str]  # the question, the subject's answer, the right answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,7 @@ DESCRIPTIONS: Mapping[type[Any], Callable[[Any, Any, Any, int], Pair]] = {
     Continued: describe_continuation,
     SampledLists: describe_list,
 }
-# rows that follow from those before them: the first that differs says it all
+# in these questions, later rows depend on earlier rows, so only the first different row counts
 IN_SEQUENCE = {RunQuestion, Embedded, Decoded, Greedy, Continued}
 
 

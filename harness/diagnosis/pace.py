@@ -14,7 +14,7 @@ from lockstep.harness.diagnosis.questions import (
     RunQuestion,
 )
 
-SETTLED_SECONDS = 2.0  # of work, before which its pace says little
+SETTLED_SECONDS = 2.0  # seconds of work before its pace is known well enough
 MINUTE_SECONDS = 60
 
 

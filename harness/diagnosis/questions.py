@@ -70,7 +70,7 @@ class MistakeQuestion:
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Header(MistakeQuestion):
     words: str = "the metadata of the file"
-    utf8_only: bool = False  # of the subject: its other texts are not looked at
+    utf8_only: bool = False  # True: the subject accepts only UTF-8, so other texts are left out
     unit = "entries"
     aspect = "metadata"
     methods = ("metadata", "file", "open_file")
@@ -113,7 +113,7 @@ class Ids(MistakeQuestion):
 class Written(Ids):
     texts: tuple[bytes, ...] = ()
     rows: tuple[tuple[int, ...], ...]
-    utf8_only: bool = False  # of the subject: its other texts are not looked at
+    utf8_only: bool = False  # True: the subject accepts only UTF-8, so other texts are left out
     unit = "texts"
     methods = TEXTS
 
@@ -192,7 +192,7 @@ def within(said: NDArray[Any], answer: NDArray[Any], allowed: float) -> Compared
         off = said.astype(np.float64) - answer
         equal = (said == answer) | (np.isnan(said) & np.isnan(answer))
         off = np.where(equal, 0.0, off)
-        close: NDArray[np.bool_] = np.less_equal(np.abs(off), allowed)  # no NaN is
+        close: NDArray[np.bool_] = np.less_equal(np.abs(off), allowed)  # False for NaN
     squares = np.where(np.isfinite(off), off**2, np.inf)
     return Compared(same=np.all(close, axis=1), apart=squares.sum(axis=1))
 
@@ -225,7 +225,7 @@ class Likeliest(MistakeQuestion):
         if not (np.isfinite(row) | np.isneginf(row)).all():
             return Compared.exactly([False])
         off = off_from(said, row, float(whole_run(noise, largest(row)).allowed))
-        # what is missing, or stands in another order, is no distance
+        # missing candidates and another order have no distance
         apart = squares(said, row) if off is None or off.kind == "value" else inf
         return Compared(same=np.array([off is None]), apart=np.array([apart]))
 

@@ -23,11 +23,11 @@ from lockstep.harness.diagnosis.questions import (
 from lockstep.harness.diagnosis.sampled import SampledLists
 from lockstep.harness.processes.ahead import in_shares
 
-# Of 36 mistakes of many models, each left out of the catalogue, the others left 0.46 or more.
+# 36 mistakes on many models, each left out of the catalogue: other mistakes left 0.46 or more
 CLOSE = 0.25
-# A mistake that agrees within the noise must also explain the better part of the difference from
-# the right engine, three quarters of its squares: where that is hardly larger than the noise,
-# mistakes without any effect would agree as well.
+# A mistake that agrees within the noise must also explain three quarters of the squares of the
+# difference from the right engine. If this difference is hardly larger than the noise, mistakes
+# without an effect would agree too.
 LEFT = 0.5
 
 
@@ -125,7 +125,7 @@ class TriedMistake:
     as_right: frozenset[str] = frozenset()
 
 
-# number of a mistake; the rest as TriedMistake has it
+# number of a mistake; the other fields are those of TriedMistake
 Row = tuple[int, bool, float, float, int, int, list[str]]
 
 
@@ -146,7 +146,7 @@ def race(
         found: list[Row] = []
         pace = Pace(left=len(numbers))
         for number in numbers:
-            if 0 in numbers:  # a fork says nothing: there is one line of progress
+            if 0 in numbers:  # only one process prints progress
                 turn = f"known mistake {number + 1} of {len(classes)}{pace}"
                 progress(f"{turn}{so_far(best)}")
             started = perf_counter()
@@ -205,7 +205,7 @@ def tried_in_any_order(engines: Engines, cls: KnownMistake, of: HeldAnswers) -> 
         found.append(own)
         if is_as_right(one, own, right):
             as_right.add(one.question.words)
-        # how close, more rows say
+        # more rows determine the distance better
         closer = one is of.shortest and left_by(found, of) <= LEFT
         closer |= isinstance(one.question, SampledLists) and count_rows(found, of)[0] > 0
         if not own.same.all() and not closer:

@@ -18,11 +18,11 @@ from lockstep.harness.samplers.asking import ask_every_stage
 from lockstep.harness.samplers.cases import CHOOSING, CUTTING, CaseLimits, make_case, stage_for
 from lockstep.harness.samplers.judgement import judge_answer
 
-SETTINGS, ROWS = 16, 4  # of each sampler
+SETTINGS, ROWS = 16, 4  # settings of each sampler, and rows for each
 LIMITS = CaseLimits(sizes=(9, 17, 40), kinds=("random", "peaked", "wide", "masked"))
-NEAR = 1e-4  # of a logit and one more: no two mistakes are so close
+NEAR = 1e-4  # share of a logit plus one; two mistakes never differ by less
 PAIRS = (("top_p", "temp"), ("temp", "top_p"), ("min_p", "temp"), ("temp", "min_p"))
-FIRST_SEED = 5_000_000  # of cases that nobody else asks
+FIRST_SEED = 5_000_000  # first seed of cases that no other suite uses
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,7 +60,7 @@ class SampledLists(MistakeQuestion):
     ) -> Compared:
         pairs = zip(flatten(said), flatten(answer), strict=True)
         alike = np.array([is_alike(one, other) for one, other in pairs], np.bool_)
-        if not alike.all():  # to judge takes longest
+        if not alike.all():  # the judgement is slow, so it is made only if needed
             alike |= self.is_right(said) & self.is_right(answer)
         return Compared.exactly(alike.tolist())
 

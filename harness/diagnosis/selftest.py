@@ -18,7 +18,7 @@ from lockstep.harness.parallel.row_files import make_row
 from lockstep.harness.parallel.works import Executor
 from lockstep.harness.runs.output import Output
 
-# what is promised of engines that show logits, or text alone
+# shares that must be found for engines that show logits, or only text
 PROMISED = {"logits": 0.90, "text": 0.75}
 HEAD = ("view", "engines", "differ", "named", "alone", "others", "none", "few")
 

@@ -14,7 +14,7 @@ from lockstep.harness.diagnosis.questions import RunQuestion
 from lockstep.harness.diagnosis.race import HeldAnswers, compare_answer
 from lockstep.harness.records import Answered
 
-SHARE = 4  # of the tokens of a run one, or there is little to save
+SHARE = 4  # one token in so many of a run; a longer run saves little
 
 
 def shortest(context: Context, engines: Engines, of: HeldAnswers) -> AskedQuestion | None:

@@ -29,7 +29,7 @@ from lockstep.harness.judging.noise import random_shares
 from lockstep.harness.records import Answered, Evaluation, Outcome
 
 DIAGNOSED = (ALL, LOGITS, TEXT)
-RACES = "races"  # of mistakes: their answers are made to be others than those of the same engine
+RACES = "races"  # a family of mistakes whose answers change from run to run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +46,8 @@ class TrialRow:
     named: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
-    nearest: float = inf  # what the best of those leaves, as Match has it
-    places: int = 0  # questions that the right engine answers otherwise
+    nearest: float = inf  # the part of the difference that the best of these leaves, as in Match
+    places: int = 0  # number of questions that the right engine answers differently
     differs: int = 0
     unsteady: bool = False
     seconds: float = 0.0

@@ -26,8 +26,8 @@ from lockstep.harness.processes.wire import Channel, Closed, WireError, pack
 
 A = TypeVar("A")
 B = TypeVar("B")
-BEHIND = 10  # more of niceness: engines have a time limit, and this has none
-LATER = 19  # of what is wanted after other forks' work
+BEHIND = 10  # niceness: engines have a time limit, and this work has none
+LATER = 19  # niceness of work that is needed after that of other forks
 
 
 class Ahead:
@@ -45,12 +45,13 @@ class Ahead:
         self.work = again or work
         self.pid = 0
         self.channel: Channel | None = None
-        with suppress(OSError):  # no memory, no more processes, no more files
+        with suppress(OSError):  # the system may be out of memory, processes or files
             ours, theirs = socket.socketpair()
             self.channel = Channel(ours)
             parent = os.getpid()
             with theirs, interrupts_later(), warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # threads hold nothing of it
+                # other threads hold no locks that the fork needs
+                warnings.simplefilter("ignore", DeprecationWarning)
                 self.pid = os.fork()
                 if not self.pid:
                     answer(work, theirs, parent, behind)
@@ -82,7 +83,7 @@ def give_back() -> None:
     """Return freed memory to the system, so that forks and engines can use it. Otherwise glibc
     keeps freed memory that lies between used blocks."""
     if sys.platform == "linux":
-        with suppress(AttributeError):  # other C libraries have no such call
+        with suppress(AttributeError):  # other C libraries lack this function
             ctypes.CDLL(None).malloc_trim(0)
 
 

@@ -8,9 +8,9 @@ for each page, which took four fifths of the time of a product with one token.
 import ctypes
 from contextlib import suppress
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
-KEPT = 64 << 20  # bytes that are free at the end of the heap before they are given back
-MAPPED = 32 << 20  # bytes of one array that is mapped apart, and goes back at once
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # constants of malloc.h
+KEPT = 64 << 20  # free bytes at the end of the heap that are kept
+MAPPED = 32 << 20  # bytes of an array that is mapped separately, and returned at once
 
 
 def keep_freed_memory() -> None:

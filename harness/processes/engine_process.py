@@ -18,7 +18,8 @@ from lockstep.harness.processes.side_by_side import killed_by, signal_name
 
 LOG_LINES = 50
 LOG_LINE_BYTES = 500
-NO_MEMORY = re.compile(r"memory|alloc", re.IGNORECASE)  # in the last words of most languages
+# matches the last words of programs in most languages
+NO_MEMORY = re.compile(r"memory|alloc", re.IGNORECASE)
 GRACE_SECONDS = 5.0  # between the end of the connection and the end of the process
 
 
@@ -119,9 +120,11 @@ def end_group(process: Process, ours: Sequence[Closable], owner: int) -> None:
     if isinstance(process, ForkedProcess | KeptProcess):
         process.kill()
     else:
-        os.killpg(process.pid, signal.SIGKILL)  # a dead leader still leads its group until reaped
+        # works after the leader's death too, until the leader is reaped
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    for end in ours:  # afterwards: what it says of a closed input would be taken for its last words
+    # afterwards, because a message about closed input would be taken for the engine's last words
+    for end in ours:
         end.close()
 
 

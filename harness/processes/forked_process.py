@@ -5,8 +5,8 @@ import socket
 import struct
 from contextlib import suppress
 
-SECONDS = 30.0  # for a parent to reap it; more: it hangs itself
-NUMBER = struct.Struct("<q")  # first the process's id; once it has ended, its status
+SECONDS = 30.0  # time for the parent to reap the fork
+NUMBER = struct.Struct("<q")  # first the id of the process, and its status after its end
 
 
 class ForkedProcess:
@@ -41,12 +41,13 @@ class ForkedProcess:
         """Return the exit status in the form that subprocess uses. After this call the id may be
         reused for another process."""
         if self.returncode is None:
-            self.returncode = -9  # it dies with its parent, who then says nothing of it
+            self.returncode = -9  # it ends with its parent, which then reports nothing
             with suppress(OSError):
                 self.parent.settimeout(SECONDS)
                 self.returncode = self._number()
             with suppress(OSError):
-                self.parent.shutdown(socket.SHUT_RDWR)  # forks of ours may hold it too
+                # forks of this process may hold the socket too
+                self.parent.shutdown(socket.SHUT_RDWR)
             self.parent.close()
         return self.returncode
 

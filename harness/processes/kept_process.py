@@ -13,7 +13,8 @@ from typing import Any
 
 from lockstep.harness.processes import limits
 
-MARK = "LOCKSTEP_KEPT"  # a variable: what has it is a descendant, also where the keeper was killed
+# name of a variable by which descendants are found even after the keeper's death
+MARK = "LOCKSTEP_KEPT"
 
 
 class KeptProcess(subprocess.Popen[bytes]):
@@ -30,15 +31,15 @@ class KeptProcess(subprocess.Popen[bytes]):
     def kill(self) -> None:
         """End the process with all processes that it has started, and wait for their end."""
         self.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + 2 * limits.KILL_SECONDS  # the keeper's own time, and a spare
+        deadline = time.monotonic() + 2 * limits.KILL_SECONDS  # the keeper's own limit, doubled
         while time.monotonic() < deadline:
-            self.send_signal(signal.SIGCONT)  # an engine may stop its keeper, at any time
+            self.send_signal(signal.SIGCONT)  # an engine may have stopped its keeper
             with suppress(subprocess.TimeoutExpired):
                 self.wait(0.05)
                 break
         else:
             super().kill()
-        if self.returncode != 0:  # an engine may kill its keeper, which ends none of them then
+        if self.returncode != 0:  # an engine may kill its keeper, which then ends nothing
             kill_marked(MARK, self.mark)
 
 
@@ -51,9 +52,9 @@ def kill_marked(variable: str, mark: str) -> None:
     deadline = time.monotonic() + limits.KILL_SECONDS
     while time.monotonic() < deadline and (found := processes_marked(variable, mark)):
         for pid in found:
-            with suppress(OSError):  # it has ended
+            with suppress(OSError):  # the process has ended
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(0.001)  # until the kernel has ended them, without a busy processor
+        time.sleep(0.001)  # a short wait while the kernel ends them
 
 
 def processes_marked(variable: str, mark: str) -> list[int]:

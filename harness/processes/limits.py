@@ -18,11 +18,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import NoReturn
 
-MEMORY = 8 << 30  # bytes that an engine may use, if nobody says otherwise
-DECODED = 16  # times its file: as F32 the weights take eight times what they do in four bits, twice
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
-WAKE = (signal.SIGCHLD, signal.SIGTERM)  # what a keeper waits for
-KILL_SECONDS = 5.0  # for the kernel to end what was killed; a process may hang in a device
+MEMORY = 8 << 30  # default limit of an engine's memory in bytes
+# factor on the size of the file: weights of four bits need eight times as much in F32, twice
+DECODED = 16
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # constants of linux/prctl.h
+WAKE = (signal.SIGCHLD, signal.SIGTERM)  # signals for which a keeper waits
+KILL_SECONDS = 5.0  # time for the kernel to end killed processes; a process may hang in a driver
 
 
 def die_with(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
@@ -69,11 +70,11 @@ def main() -> None:
     keeper = os.getpid()
     engine = os.fork()
     if not engine:
-        os.setsid()  # a signal to its group is not for the keeper
+        os.setsid()  # so that signals to the engine's group do not reach the keeper
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         die_with(keeper)
         limit_memory(int(limit) or None)
-        os.execvp(command[0], command)  # all limits stay
+        os.execvp(command[0], command)  # limits are inherited
     limit_memory(None)
     close_inherited()
     status = status_at_end(engine)
@@ -117,7 +118,7 @@ def kill_descendants() -> None:
             for pid in children():
                 with suppress(OSError):  # it has ended, or belongs to another user
                     os.kill(pid, signal.SIGKILL)
-            time.sleep(0.001)  # until the kernel has ended them, without a busy processor
+            time.sleep(0.001)  # a short wait while the kernel ends them
         os.write(2, f"could not end these processes: {children()}\n".encode())
 
 

@@ -30,7 +30,7 @@ class Spare:
     def forget(self) -> None:
         self.owner = os.getpid()
         self.key: Hashable = None
-        self.is_second = False  # or a later one with this key
+        self.is_second = False  # True: the engine was opened at least twice with this key
         self.waiting: EngineProcess | None = None
 
     def take(self, key: Hashable, start: Callable[[], P]) -> P:
@@ -50,7 +50,7 @@ class Spare:
         """Start the next process after the previous process has loaded, so that the two do not slow
         each other down. Start it only for an engine that was opened at least twice."""
         if self.is_ours() and self.is_second and self.waiting is None:
-            with suppress(OSError):  # no more processes: it is started when it is wanted
+            with suppress(OSError):  # without a free process, it is started on demand
                 self.waiting = start()
 
     def is_ours(self) -> bool:

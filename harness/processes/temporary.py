@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from lockstep.harness.processes.side_by_side import TEMPORARY
 
 PREFIX = "lockstep-"
-LOCK = ".lock"  # in a folder: locked as long as a process of its command lives
+LOCK = ".lock"  # file in a folder that is locked while a process of its command lives
 
 
 @contextmanager
@@ -23,7 +23,7 @@ def one_temporary_folder() -> Iterator[None]:
     try:
         remove_abandoned(tempfile.gettempdir())
         folder = tempfile.mkdtemp(prefix=PREFIX)
-    except OSError:  # whoever needs a folder says so
+    except OSError:  # commands that need a folder report the error
         yield
         return
     os.environ[TEMPORARY] = tempfile.tempdir = folder
@@ -41,11 +41,11 @@ def one_temporary_folder() -> Iterator[None]:
 def locked_folder(folder: str) -> Iterator[None]:
     """Hold the folder's lock. The kernel releases it when this process and its forks have ended."""
     with ExitStack() as stack:
-        with suppress(OSError):  # without a lock nobody takes the folder for abandoned
+        with suppress(OSError):  # without a lock, the folder does not count as abandoned
             name = os.path.join(folder, LOCK)
             file = stack.enter_context(open(f"{name}-new", "xb"))
             fcntl.flock(file, fcntl.LOCK_EX)
-            os.rename(f"{name}-new", name)  # nobody sees a lock that is not held
+            os.rename(f"{name}-new", name)  # so that the lock file is never visible without a lock
         yield
 
 

@@ -82,9 +82,10 @@ DTYPES: dict[str, np.dtype[Any]] = {
         *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     )
 }
-MAX_DIMENSIONS = 8  # ggml has 4
+MAX_DIMENSIONS = 8  # ggml has 4 dimensions
 PLAIN = frozenset({str, int, float, bool, type(None)})
-MANY = 1000  # whole numbers in a list: as text they take three times as long as in an array
+# length of a list of integers from which an array is used; as text it would be three times as slow
+MANY = 1000
 
 
 class WireError(Exception):
@@ -103,7 +104,7 @@ class Closed(Exception):
 class MessageLimits:
     """The maximum sizes of one message, in bytes."""
 
-    head: int = 256 << 20  # the metadata of a vocabulary of a million tokens fits
+    head: int = 256 << 20  # bytes; the metadata of a vocabulary of a million tokens fits
     payload: int = 4 << 30
 
 
@@ -148,7 +149,7 @@ class Channel:
         return decode(tree, arrays)
 
     def close(self) -> None:
-        with suppress(OSError):  # forks of ours, or a thread that waits, may hold it too
+        with suppress(OSError):  # forks of this process or a waiting thread may hold the socket too
             self.stream.shutdown(socket.SHUT_RDWR)
         self.stream.close()
 
@@ -262,7 +263,7 @@ def encode(value: Any, arrays: list[NDArray[Any]]) -> Any:
 
 def encode_list(value: list[Any], arrays: list[NDArray[Any]]) -> Any:
     kinds = {*map(type, value)}
-    if len(value) >= MANY and kinds == {int}:  # ids, by the ten thousand
+    if len(value) >= MANY and kinds == {int}:  # for example, ten thousand ids
         with suppress(OverflowError):
             arrays.append(np.array(value, np.int64))
             return {"$": "ints", "v": len(arrays) - 1}

@@ -17,20 +17,22 @@ from lockstep.harness.report.page.nodes import nodes_of
 from lockstep.harness.report.page.texts import of_limit
 from lockstep.harness.report.page.verdicts import LOUD, Cause, Row, RowsOfRun, causes_of, place_of
 
-# how bad it is; those of one number are no worse than each other
+# severity; statuses with the same number are equally severe
 LEVELS = {"agreed": 0, "excused": 0, "not-applicable": 1, "not-compared": 2, "timed-out": 3}
 LEVELS |= {"crashed": 3, "malformed": 3, "internal": 3, "diverged": 4}
-ABSENT = "absent"  # instead of a status: the run says nothing of it
-NOTHING = 2  # how bad that is: as if it had not been compared
-MOVED = 0.1  # of its limit: less is what runs of another seed differ by as well
-# a difference is another size where it is more than so many times as large: less is found where one
-# fault meets other rounding. Runs of other seeds, models and settings find elements that are a few
-# times worse, so that between them an order of magnitude is asked for
+ABSENT = "absent"  # stands for a status if the run lacks the verdict
+NOTHING = 2  # severity of ABSENT, which is that of not-compared
+MOVED = 0.1  # share of the limit; runs with other seeds differ by as much
+# Factors from which a difference has another size. Smaller factors occur if the same fault meets
+# other rounding. With another seed, model or setting, the worst element is often a few times worse,
+# so an order of magnitude is required.
 GREW = 2
 GREW_OTHERWISE = 10
-LIMITS = 2  # and by more than this: honest runs move both engines' numbers by up to a limit each
-DEVIATIONS = 3  # and, of elements off a limit, by more than chance moves a count
-Spot = tuple[str, str, str]  # suite, model, what of it
+# change in limits that is also required, because honest runs move both engines' numbers by up to
+# one limit each
+LIMITS = 2
+DEVIATIONS = 3  # standard deviations by which a count of wrong elements must change too
+Spot = tuple[str, str, str]  # suite, model, and the thing that was compared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,14 +116,14 @@ class Growth:
 class Changes:
     """The changes from run A to run B."""
 
-    new: Sequence[Row]  # differences, and what did not come to an end
+    new: Sequence[Row]  # new differences, and checks that did not finish
     gone: Sequence[Row]
     larger: Sequence[Growth]
     smaller: Sequence[Growth]
     changed: Sequence[Change]
-    moved: Sequence[Move]  # the furthest first
-    same: int  # suites of models whose verdict is as it was
-    remarks: Sequence[str]  # why the two may not be held against each other
+    moved: Sequence[Move]  # the largest first
+    same: int  # number of suites of models with the same verdict
+    remarks: Sequence[str]  # reasons why the two runs are not comparable
 
     @property
     def worse(self) -> bool:
@@ -143,7 +145,7 @@ def level(status: str) -> int:
 def changes_between(a: RowsOfRun, b: RowsOfRun) -> Changes:
     before, after = loud(a), loud(b)
     worst_before, worst_after = worst(a), worst(b)
-    comparable = not any(otherwise(a, b))  # other numbers may need other comparisons
+    comparable = not any(otherwise(a, b))  # other numbers may require other comparisons
     n_before = held_comparisons(a, ("agreed",)) if comparable else Counter()
     n_after = held_comparisons(b, ("agreed", "excused"))
     every = [

@@ -47,7 +47,7 @@ class ReportWriter:
         writer.counts = Counter(row["status"] for row in rows if row["kind"] == "verdict")
         part = path.with_name(f"{path.name}.part")
         part.write_text("".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
-        part.replace(path)  # what the last line holds of a row is gone
+        part.replace(path)  # an incomplete last line is dropped
         writer.file = path.open("a", encoding="utf-8")
         return writer
 
@@ -124,7 +124,7 @@ def rows_of(path: Path, lines: Sequence[bytes]) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
-        except (ValueError, RecursionError) as error:  # no JSON, or no UTF-8
+        except (ValueError, RecursionError) as error:  # not JSON or not UTF-8
             raise BrokenReport(f"{path}, line {number}: truncated, or not JSON ({error})") from None
         if fault := fault_of(row):
             raise BrokenReport(f"{path}, line {number}: {fault}")

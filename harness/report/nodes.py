@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-DIGITS = 3  # of a share or an error: for people and drawings, no verdict hangs on them
+DIGITS = 3  # significant digits of shares and errors, which are only for display
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -13,16 +13,17 @@ class NodeRow:
     """One node, or one segment of several nodes, in execution order."""
 
     step: int
-    order: int  # in its step
-    layer: int | None  # None: outside of all
+    order: int  # order within its step
+    layer: int | None  # None: outside all layers
     name: str  # without the number of the layer
     op: str
-    share: float  # the worst error as a share of what it may be
-    error: float  # on the inputs that it was judged on, absolute
-    worst: tuple[int, ...] = ()  # index of the element with that share; (): every one is exact
-    reason: str = ""  # of the limit
+    share: float  # worst error as a share of its limit
+    error: float  # absolute error on the inputs that were judged
+    # index of the element with that share; empty: all elements are exact
+    worst: tuple[int, ...] = ()
+    reason: str = ""  # the reason of the limit
     wrong: bool = False
-    # of the subject's own run, relative to the largest value; None: it was not looked at
+    # errors of the subject's own run relative to the largest value; None: not known
     err_in: float | None = None
     err_out: float | None = None
 

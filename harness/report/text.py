@@ -21,21 +21,23 @@ MARKS = {
 }
 
 
-# where to look if no op is wrong
+# places to look at if no op is wrong
 CALLS = "state kept between calls, at the order of calls, and at sampling"
 THREADS = "memory that threads share, and at the rows that remain after splitting"
 LEFT = "state of an earlier run that is not cleared: a recurrent state, a cache, a buffer"
 RACES = "sums in thread order, at reads of uninitialized memory, and at state of an earlier run"
-BEFORE_RUNS = {  # suites that ask for parts of an engine by themselves
+BEFORE_RUNS = {  # suites that test parts outside the runs
     "tokens": "the tokenizer (its runs are right)",
     "metadata": "the file reader (its runs are right)",
     "dequant": "the decoding of single weights (its runs are right)",
 }
 AT_FAULT = {"subject": "the engine under test", "oracle": "the oracle", "both": "both engines"}
-OF_THREADS = "long-context"  # asked of several as well, and may follow from them
-OF_MADE_MODELS = "black-box"  # an op is wrong on these, by less than the model itself would show
+# this suite also runs with several threads, which may cause its differences
+OF_THREADS = "long-context"
+# on these models an op is wrong by less than the user's model would show
+OF_MADE_MODELS = "black-box"
 OF_SMALL = "look for differences on probe models with bisect --black-box"
-LONG_WORD = 48  # characters: of one that is longer, such as hex, a part is shown
+LONG_WORD = 48  # characters; of longer words, such as hex, only a part is shown
 CI_COMMAND = re.compile(r"##(?=\w*\[)")
 
 
@@ -95,14 +97,14 @@ def explain_finding(finding: SiteFinding) -> str:
 def explain(verdict: Verdict) -> str:
     """Return a divergence as four lines and a command."""
     d = verdict.detail
-    # an engine's words may be several lines: none begins a line of a log, where commands are read
+    # an engine's message may have several lines; a prefix keeps CI from reading commands in them
     summary = verdict.summary.replace("\n", "\n  | ")
     lines = [f"{verdict.case} {verdict.suite}: {summary}"]
     if "reason" in d:
         lines.append(f"  allowed because: {d['reason']}")
-    if "err_local" in d and isfinite(d["err_local"]):  # of a wrong shape no distance is known
+    if "err_local" in d and isfinite(d["err_local"]):  # a value of a wrong shape has no distance
         line = f"  on {d.get('basis', 'its inputs')} off by {d['err_local']:.2g}"
-        if isfinite(d["err_out"]):  # of what is shown
+        if isfinite(d["err_out"]):  # the value was shown too
             line += (
                 f"; in the engine's own run the error is {d['err_in']:.1e} at the input "
                 f"and {d['err_out']:.1e} at the output"
@@ -120,7 +122,7 @@ def explain(verdict: Verdict) -> str:
     return "\n".join(lines)
 
 
-# of JavaScript, Java, Go, Rust and C#: the stack follows
+# patterns of messages in JavaScript, Java, Go, Rust and C#; a stack follows them
 MESSAGE = re.compile(
     r"\s*(?:panic: |thread '.+' panicked|Exception in thread|Unhandled exception|fatal error: |"
     r"(?:Uncaught )?[\w.]*(?:Error|Exception)\b.*:)"
@@ -135,7 +137,7 @@ def last_words(log: Sequence[str]) -> Sequence[str]:
     log = log[:fatal] if fatal else log
     said = next((i for i in reversed(range(len(log))) if MESSAGE.match(log[i])), len(log))
     behind = log[said + 1 :]
-    # Go indents every other line of a stack; what is no stack went on after a message like that
+    # Go indents every other line of a stack; otherwise the program continued after such a message
     if said >= len(log) - 6 or 3 * sum(line[:1].isspace() for line in behind) < len(behind):
         return log[-6:]
     return [*log[said : said + 4], "...", log[-1]]
@@ -150,10 +152,10 @@ def where_to_look(others: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
         places = ", and at ".join(BEFORE_RUNS[suite] for suite in BEFORE_RUNS if suite in suites)
         return f"no op is wrong on its own inputs: look at {places}"
     threads = {"n_threads" in detail for suite, detail in every if suite != OF_THREADS}
-    if threads == {True}:  # with one it was right
+    if threads == {True}:  # with one thread, it was right
         return f"no op is wrong on its own inputs: look at {THREADS}"
     races = [detail for _, detail in every if detail.get("kind") == "not-deterministic"]
-    if races:  # whatever else differs may follow from it
+    if races:  # other differences may follow from this one
         then = f"; if these are right, at {CALLS}" if len(races) < len(every) else ""
         left = all(detail.get("first_alone") or detail.get("by_history") for detail in races)
         return f"no op is wrong on its own inputs: look at {LEFT if left else RACES + then}"

@@ -17,13 +17,14 @@ from lockstep.engine.hparams import Keys, architecture_name
 from lockstep.harness.synth.draws import stream, uniform
 from lockstep.harness.synth.gguf_writer import Tensor, Typed, write_gguf
 
-# matrices that llama.cpp 0.3.36 multiplies by with adapters; others it multiplies by without
+# matrices to which llama.cpp 0.3.36 applies adapters; it ignores adapters for others
 MATRICES = re.compile(
     r"output\.weight|blk\.\d+\.(?:attn_(?:q|k|v|qkv|output|q_a|q_b|kv_a_mqa|kv_b)"
     r"|ffn_(?:gate|up|down)(?:_exps|_shexp)?|ffn_gate_inp|ssm_(?:in|x|dt|out)"
     r"|shortconv\.(?:in_proj|out_proj))\.weight"
 )
-SHARE = 0.5  # of a result's spread that the pairs add, for inputs of spread 1 and alpha = rank
+# share of a result's spread that the pairs add, for inputs with spread 1 and alpha = rank
+SHARE = 0.5
 PLAIN = {"F32": np.float32, "F16": np.float16}
 
 
@@ -33,9 +34,9 @@ class LoraRecipe:
 
     seed: int = 0
     rank: int = 4
-    alpha: float | None = 8.0  # None: the file has none, so the scale alone counts
+    alpha: float | None = 8.0  # None: the file has no alpha, so only the scale counts
     quant: str = "F32"  # F32 or F16
-    embedding: bool = True  # also of token_embd, unless the head shares it
+    embedding: bool = True  # True: token_embd is adapted too, unless the head shares it
     matrices: re.Pattern[str] = MATRICES
 
 

@@ -44,8 +44,8 @@ from lockstep.harness.synth.vocabularies import (
     vocabulary_keys,
 )
 
-MOE = "-moe"  # ends the name of the form with experts, where there are both
-# What llama.cpp cannot build, or not decode, from metadata alone
+MOE = "-moe"  # ends the name of the form with experts, if an architecture has both forms
+# architectures that llama.cpp cannot build or decode from metadata alone
 IMPOSSIBLE: Mapping[str, str] = MappingProxyType(
     {
         "clip": "llama.cpp loads it only as a companion of another model",
@@ -55,16 +55,18 @@ IMPOSSIBLE: Mapping[str, str] = MappingProxyType(
         "dflash": "it decodes on the layers of another model",
     }
 )
-# Weights that llama.cpp does not multiply by, or only as F32: they stay so with any type. Of a scan
-# the two large matrices are quantised in published files.
+# Weights that llama.cpp does not multiply by, or only in F32. They have float types in all
+# variants. The two large matrices of a scan are quantised in published files.
 FLOATS = re.compile(
     r"norm|bias|ffn_gate_inp|position|token_types|conv|ssm_(?!in\.|out\.)|time_mix_|lora_|rel_b"
     r"|altup_[cr]|altup_pred|rope_freqs|sinks|exp_probs|hc_|indexer|\.scale|layer_out|posnet|ple|router"
     r"|laurel|per_layer|nextn"
 )
 SIGMA = 0.1
-TIED = 0.24  # what enters the first layer of those whose embeddings are the head, beside ones
-SCALED = frozenset({"gemma", "gemma2"})  # of those: embeddings are multiplied by sqrt(n_embd)
+# size of the first layer's input in models whose head is the embedding table, relative to one
+TIED = 0.24
+# models of this kind that multiply embeddings by sqrt(n_embd)
+SCALED = frozenset({"gemma", "gemma2"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +75,11 @@ class Variant:
 
     arch: str
     moe: bool
-    changed: tuple[tuple[str, int], ...] = ()  # keys with another U32 than in the table
-    sizes: tuple[tuple[str, int], ...] = ()  # of `Sizes`, with another value than in the table
-    vocab: str = ""  # the kind of its vocabulary, of harness.synth.vocabularies; "": it has none
-    vocab_pre: str = ""  # another pre-tokenizer than the kind's own
-    complete: bool = False  # also with the tensors that real files of the architecture lack
+    changed: tuple[tuple[str, int], ...] = ()  # keys with other U32 values than the table's
+    sizes: tuple[tuple[str, int], ...] = ()  # fields of `Sizes` with other values than the table's
+    vocab: str = ""  # kind of vocabulary (harness.synth.vocabularies); "": none
+    vocab_pre: str = ""  # another pre-tokenizer than the usual one of this kind
+    complete: bool = False  # True: with tensors that llama.cpp reads but real files lack
 
     @property
     def name(self) -> str:
@@ -186,7 +188,7 @@ def write_variant(
         text = f"{quant} needs rows whose length is a multiple of {type_by_name(quant).block}"
         lengths = ", ".join(map(str, sorted({tensor.ne[0] for tensor in chosen})))
         raise InvalidModel(f"{text}; the matrices of {variant.arch} have rows of {lengths}")
-    writes = f"{variant.arch}.pooling_type" not in keys  # others have no logits
+    writes = f"{variant.arch}.pooling_type" not in keys  # True: the model has logits
     size = embedding_size(variant.arch, kept) if writes else 1.0
     rows = {tensor.name: row(tensor, variant.arch, seed, quant, size) for tensor in kept}
     write_gguf(path, keys, rows.values())

@@ -18,16 +18,17 @@ from lockstep.harness.synth.draws import between, integers, octets, scales
 
 Maker = Callable[[Philox, int, float], bytes]
 
-# standard deviation of the weights of such blocks, relative to the largest scale that is drawn:
-# measured with ggml's decoders on a million weights
+# standard deviation of the weights of random blocks, relative to the largest scale; measured with
+# ggml's decoders on a million weights
 SPREAD = {
     "Q1_0": 0.766, "Q2_0": 0.856, "Q4_1": 3.84, "Q5_0": 7.05, "Q5_1": 7.74,
     "Q2_K": 10.8, "Q3_K": 33.2, "Q4_K": 203, "Q5_K": 415, "Q6_K": 1043,
     "IQ1_S": 5.50, "IQ2_XXS": 40.7, "IQ2_XS": 42.5, "IQ2_S": 43.0,
     "IQ3_XXS": 109, "IQ3_S": 107, "IQ4_NL": 51.2, "IQ4_XS": 955,
 }  # fmt: skip
-TERNARY, IQ1_M, MXFP4, NVFP4 = 0.62, 5.48, 5.85, 4.28  # of those that are made otherwise
-# what `m` or `dmin` must be, in units of d, for weights whose mean is zero
+# the same for types that are made in other ways
+TERNARY, IQ1_M, MXFP4, NVFP4 = 0.62, 5.48, 5.85, 4.28
+# ratio of `m` or `dmin` to d that gives weights with mean zero
 MINIMA = {"Q4_1": -7.5, "Q5_1": -15.5, "Q2_K": 1.5, "Q4_K": 7.5, "Q5_K": 15.5}
 
 
@@ -54,7 +55,7 @@ def ternary(name: str, bits: Philox, n: int, sigma: float) -> bytes:
     if name == "TQ2_0":
         digits = integers(bits, n * 256, 3).reshape(n, 64, 4)
         blocks["qs"] = (digits << np.array([0, 2, 4, 6])).sum(axis=-1)
-    else:  # five digits of base 3 as a fraction of 256, or four and a zero
+    else:  # five ternary digits as a fraction of 256, or four digits and a zero
         for field, below, shift in (("qs", 243, 1), ("qh", 81, 3)):
             shape = blocks[field].shape
             value = integers(bits, math.prod(shape), below).reshape(shape) * shift
@@ -76,7 +77,7 @@ def mxfp4(bits: Philox, n: int, sigma: float) -> bytes:
     """Draw blocks of MXFP4. Each scale is one of two neighbouring powers of two. The proportion of
     the two gives the right standard deviation."""
     blocks = draw_weights("MXFP4", bits, n)
-    mantissa, exponent = math.frexp(sigma / MXFP4)  # mantissa: 0.5 to 1
+    mantissa, exponent = math.frexp(sigma / MXFP4)  # mantissa: from 0.5 to 1
     upper = ((2 * mantissa) ** 2 - 1) / 3
     blocks["e"] = 127 + exponent + (integers(bits, n, 1 << 16) < upper * (1 << 16))
     return blocks.tobytes()

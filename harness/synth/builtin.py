@@ -11,14 +11,14 @@ BUILTIN: dict[str, LlamaRecipe] = {
     "q4_0": LlamaRecipe(seed=5, quant="Q4_0", n_embd_head=32, rope_linear_factor=2.0, n_ff=128),
     "moe": LlamaRecipe(seed=6, quant="F32", n_expert=4, n_expert_used=2),
     "moe-q8_0": LlamaRecipe(seed=7, quant="Q8_0", n_expert=8, n_expert_used=3, tied=True),
-    # what engines write down as a constant, because so many models have the same: small, as all
-    # else in it is seen in others, and with a base so low that no pair stands still
+    # values that engines may have as constants, because many models share them. The model is small,
+    # because other models cover the rest. The rope base is so low that every pair rotates.
     "hparams": LlamaRecipe(
         seed=8, quant="F32", n_layer=1, n_ff=64, rope_freq_base=2500.0, f_norm_rms_eps=4e-5
     ),
 }
 
-# a vocabulary of every kind, in as little of a model as llama.cpp loads and runs
+# a vocabulary of every kind, in the smallest model that llama.cpp loads and runs
 BUILTIN_VOCABULARIES: dict[str, LlamaRecipe] = {
     kind: LlamaRecipe(
         seed=20 + i, vocab_kind=kind, n_vocab=640, n_layer=1, n_embd=16, n_head=2, n_ff=32

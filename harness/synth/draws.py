@@ -8,7 +8,7 @@ import numpy as np
 from numpy.random import Philox
 from numpy.typing import NDArray
 
-AGAIN = threading.local()  # of each thread a generator, and its state at the beginning
+AGAIN = threading.local()  # by thread: a generator, and its initial state
 
 
 def stream(seed: int, name: str) -> Philox:
@@ -56,7 +56,8 @@ def octets(bits: Philox, n: int) -> NDArray[np.uint8]:
 def uniform(bits: Philox, n: int, sigma: float) -> NDArray[np.float32]:
     """Return n floats with standard deviation sigma. They are uniformly distributed, so they are
     bounded and nothing overflows."""
-    grid = (bits.random_raw(n) >> np.uint64(40)).astype(np.float32)  # 24 bits: exact
+    # 24 bits, which float32 holds exactly
+    grid = (bits.random_raw(n) >> np.uint64(40)).astype(np.float32)
     unit = grid * np.float32(2.0**-23) - np.float32(1)
     return unit * np.float32(sigma * 3**0.5)
 

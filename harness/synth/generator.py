@@ -49,7 +49,7 @@ def f16(bits: Philox, n: int, sigma: float) -> bytes:
 
 
 def bf16(bits: Philox, n: int, sigma: float) -> bytes:
-    upper = uniform(bits, n, sigma).view(np.uint32) >> 16  # truncated: any value will do
+    upper = uniform(bits, n, sigma).view(np.uint32) >> 16  # truncated, because any value will do
     return upper.astype("<u2").tobytes()
 
 

@@ -34,7 +34,7 @@ from lockstep.engine.gguf.types import TensorType, type_by_name
 
 Typed = tuple[str | ValueType, Any]  # such as ("U32", 7), ("STR", "x"), ("ARR[F32]", [1.0])
 Source = NDArray[Any] | bytes | Iterable[bytes]  # an iterable yields chunks of any size
-Tensor = tuple[str, Sequence[int], str, Source]  # name, ne (fastest first), type's name, data
+Tensor = tuple[str, Sequence[int], str, Source]  # name, ne (fastest first), name of the type, data
 
 ALIGNMENT_KEY = "general.alignment"
 
@@ -51,7 +51,7 @@ _CODES = {
     ValueType.I64: "q",
     ValueType.F64: "d",
 }
-_PLAIN = {  # the tensor types that numpy has too
+_PLAIN = {  # tensor types that numpy has too
     "F64": "<f8",
     "F32": "<f4",
     "F16": "<f2",
@@ -84,12 +84,12 @@ def write_gguf(
         with part.open("xb") as out:
             _write(out, metadata, tensors, version, alignment)
         os.replace(part, path)
-    except OSError as error:  # a full disk does not say of which file
+    except OSError as error:  # the error of a full disk does not name the file
         if error.filename is None:
             error.filename = str(path)
         raise
     finally:
-        part.unlink(missing_ok=True)  # is gone unless something went wrong
+        part.unlink(missing_ok=True)  # exists only if something failed
 
 
 def check_output(path: Path, model: Path | None = None) -> None:
@@ -97,7 +97,7 @@ def check_output(path: Path, model: Path | None = None) -> None:
     InvalidModel if the file would replace one of the model's own files; a split model has several
     files."""
     if path.exists():
-        check_regular(path)  # renamed over, a device would be gone
+        check_regular(path)  # a rename would replace a device
     if not path.absolute().parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such folder", str(path))
     if model is not None and path.exists():
@@ -154,7 +154,7 @@ def _write(
         out.write(bytes(-out.tell() % alignment))
         _write_data(out, row)
     if rows:
-        # gguf_init_from_file with no_alloc=false wants the padding after the last tensor too.
+        # gguf_init_from_file with no_alloc=false requires padding after the last tensor too
         out.write(bytes(-out.tell() % alignment))
 
 

@@ -20,7 +20,7 @@ class LlamaRecipe:
     """All choices that determine a model's bytes. Sizes have ggml's names."""
 
     seed: int = 0
-    quant: str = "F32"  # of every matrix; norms and the router are F32, as in real files
+    quant: str = "F32"  # type of all matrices; norms and the router are F32, as in real files
     n_layer: int = 2
     n_embd: int = 64
     n_head: int = 4
@@ -34,13 +34,13 @@ class LlamaRecipe:
     tied: bool = False  # the output head is the embedding matrix
     rope_freq_base: float = 10000.0
     rope_linear_factor: float = 0.0  # 0: no scaling
-    rope_yarn_factor: float = 0.0  # of YaRN, from a quarter of the context; 0: none
+    rope_yarn_factor: float = 0.0  # factor of YaRN, from a quarter of the context on; 0: none
     rope_freqs: bool = False
     f_norm_rms_eps: float = 1e-5
     vocabulary: bool = True
-    vocab_kind: str = "llama"  # of harness.synth.vocabularies
-    vocab_pre: str = ""  # another pre-tokenizer than the kind's own
-    alignment: int = DEFAULT_ALIGNMENT  # of tensor data in the file
+    vocab_kind: str = "llama"  # a kind of harness.synth.vocabularies
+    vocab_pre: str = ""  # another pre-tokenizer than the usual one of this kind
+    alignment: int = DEFAULT_ALIGNMENT  # alignment of tensor data in the file
 
     @property
     def head_size(self) -> int:
@@ -58,7 +58,7 @@ def write_llama(recipe: LlamaRecipe, path: Path) -> None:
 
 def check(r: LlamaRecipe) -> None:
     sizes = ("n_layer", "n_embd", "n_head", "n_head_kv", "head_size", "n_ff", "n_vocab")
-    for name in sizes:  # in this order: head_size is a quotient of two others
+    for name in sizes:  # in this order, because head_size is a quotient of two others
         if getattr(r, name) < 1:
             raise InvalidModel(f"{name} is {getattr(r, name)}; expected at least 1")
     if not 0 <= r.seed < 1 << 64:

@@ -11,7 +11,7 @@ from lockstep.engine.gguf.split_files import open_model
 from lockstep.engine.weights import Weights
 from lockstep.harness.synth.gguf_writer import Tensor, write_gguf
 
-SPLIT = "split."  # keys of a model in several files, which the merged one is not
+SPLIT = "split."  # prefix of the keys of split models; the merged model is one file
 
 
 def write_merged(model: Path, loras: Sequence[tuple[Path, float]], path: Path) -> None:
@@ -43,6 +43,6 @@ def chunks(
     total = weights.tensor(name, shape).values().astype(np.float64)
     for pair in pairs:
         a, b = pair.a.values().astype(np.float64), pair.b.values().astype(np.float64)
-        # of an embedding A has a row for each token
+        # for an embedding, A has a row for each token
         total += pair.scale * (b @ a if a.shape[-1] == shape[-1] else a @ b.T)
     yield total.astype(np.float32).tobytes()

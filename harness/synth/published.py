@@ -17,7 +17,7 @@ from lockstep.harness.synth.draws import uniform
 from lockstep.harness.synth.generator import around_one
 
 Values = NDArray[np.float32]
-Draw = Callable[[Philox, int, int], Values]  # how many, in rows of so many
+Draw = Callable[[Philox, int, int], Values]  # arguments: generator, number of rows, length of a row
 
 
 def beyond_one(bits: Philox, n: int, row: int) -> Values:
@@ -54,17 +54,17 @@ def between_ends(bits: Philox, n: int) -> Values:
 PUBLISHED: tuple[tuple[str, Draw], ...] = (
     (r"\.ssm_a$", decay),
     (r"\.ssm_dt\.bias$", step),
-    (r"\.ssm_d$", factors),  # what passes the states by
-    (r"norm.*weight$|norm$", factors),  # Plamo's have no suffix
-    # of whole matrices, and of activations before the last one of MPT
+    (r"\.ssm_d$", factors),  # weights of the connection that skips the states
+    (r"norm.*weight$|norm$", factors),  # Plamo's norms have no suffix
+    # scales of whole matrices, and of activations before the last matrix of MPT
     (r"\.(input_)?scale$|\.act\.scales$", factors),
     (r"^rope_f(reqs|actors_(long|short))\.weight$", beyond_one),
 )
 
 
-# What an architecture means otherwise by a name; None: drawn like a matrix
+# architectures with another meaning of a name; None: drawn like a matrix
 OTHERWISE: Mapping[str, tuple[tuple[str, Draw | None], ...]] = MappingProxyType(
-    # exp(A_log) multiplies the argument of a sigmoid: with a step's bias every gate is shut
+    # here exp(A_log) multiplies the argument of a sigmoid, and the usual bias would shut every gate
     {"bailingmoe3": ((r"\.ssm_a$", factors), (r"\.ssm_dt\.bias$", None))}
 )
 

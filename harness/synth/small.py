@@ -78,8 +78,9 @@ def gemma3_layer(seed: int, layer: int) -> Iterator[TensorRow]:
         matrix(block + "ffn_down", FF, WIDTH),
     ]
     yield from (t.row(seed) for t in drawn)
-    # GELU comes from a table of halves: an input that tips over moves it by 2^-11 of itself, which
-    # would hide what a split does. A part that is a 1024th of the rest moves logits by 2^-21.
+    # ggml's GELU is a table of F16 numbers, so an input that tips changes the result by 2^-11 of
+    # itself, which would hide the effect of a split. A part of size 1/1024 changes logits by only
+    # 2^-21.
     small = around_one(stream(seed, block + "post_ffw_norm"), WIDTH) / 1024
     yield block + "post_ffw_norm.weight", (WIDTH,), "F32", [small.astype("<f4").tobytes()]
 
@@ -112,7 +113,8 @@ def mamba_layer(seed: int, layer: int, inner: int) -> Iterator[TensorRow]:
         matrix(block + "ssm_out", inner, WIDTH),
     ]
     yield from (t.row(seed) for t in drawn)
-    decay = -around_one(stream(seed, block + "ssm_a"), STATE * inner)  # negative, or states grow
+    # negative, so that states do not grow
+    decay = -around_one(stream(seed, block + "ssm_a"), STATE * inner)
     yield block + "ssm_a", (STATE, inner), "F32", [decay.astype("<f4").tobytes()]
 
 

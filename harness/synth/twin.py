@@ -20,8 +20,8 @@ from lockstep.harness.synth.gguf_writer import Tensor, Typed, check_output, writ
 CHUNK = 1 << 20  # weights decoded at a time
 FILE_TYPE = "general.file_type"
 SPLIT = (COUNT, NUMBER, N_TENSORS)
-ALL_F32 = 0  # enum llama_ftype in include/llama.h
-KEPT = ("F32", "F64", "I8", "I16", "I32", "I64")  # no product converts anything for these
+ALL_F32 = 0  # a value of llama_ftype in include/llama.h
+KEPT = ("F32", "F64", "I8", "I16", "I32", "I64")  # types for which no product converts activations
 Progress = Callable[[str], None]
 
 

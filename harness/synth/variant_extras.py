@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from lockstep.harness.synth.variants import Keys, Sizes, alternating, f32, i32s, per_layer, u32, yes
 
-PLE_HEADS, PLE_NGRAM = 4, 3  # heads are (ngram - 1) times those per ngram
+PLE_HEADS, PLE_NGRAM = 4, 3  # the number of heads is (PLE_NGRAM - 1) times the heads per n-gram
 
 _GROUPED = (
     "mistral3 qwen2 qwen2moe qwen2vl qwen3moe qwen3vl qwen3vlmoe gemma2 phi3 phimoe granite "
@@ -21,28 +21,27 @@ _GROUPED = (
 )
 SIZES: Mapping[str, Sizes] = MappingProxyType(
     {
-        # as published models have them: with as many KV heads as heads, or one, every way to say
-        # which heads share one is the same
+        # as many KV heads as heads, or one, would make every mapping of heads right
         **{name: Sizes(n_head=4, n_head_kv=2) for name in _GROUPED.split()},
-        # heads of 32, which quantised caches want
+        # quantised caches need heads of 32
         "llama": Sizes(n_embd=128, n_head=4, n_head_kv=2),
         "llama4": Sizes(n_layer=4, n_head=4, n_head_kv=2),  # every fourth layer has no rope
         "gemma3n": Sizes(n_layer=22, n_embd=32, n_head=1, n_ff=48),  # layers from 20 on share keys
         "gemma4": Sizes(n_layer=5, n_head=4, n_head_kv=2),
         "deepseek4": Sizes(n_layer=4, n_embd=128, n_head=4),
-        # other engines do not ask: heads of 128, one layer in six without a window, and an FFN of
+        # no engine requires these: heads of 128, one layer in six without a window, and an FFN of
         # four times the width
         "qwen3": Sizes(n_embd=256, n_head=2, n_head_kv=1),
         "gemma3": Sizes(n_layer=6, n_head=4, n_head_kv=2),
         "gpt2": Sizes(n_ff=256),
         "deepseek2": Sizes(n_head=4, n_head_kv=1),
-        # two heads in each of two groups: of one a group it does not show which group is whose
+        # two heads in each of two groups, so that a wrong mapping to groups shows
         "mamba2": Sizes(n_head=4),
         **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), Sizes(n_layer=3, n_head=4, n_head_kv=2)),
-        "qwen3tts": Sizes(n_vocab=3072),  # the head of the codec has a fixed size
-        "hrm_text": Sizes(n_layer=6),  # 1 layer a stack, 2 high cycles of 2 low ones and a high one
+        "qwen3tts": Sizes(n_vocab=3072),  # the codec's head has a fixed size
+        "hrm_text": Sizes(n_layer=6),  # one layer a stack, 2 high cycles of 2 low ones and a high
         "chameleon": Sizes(n_vocab=10240),
-        # with AVX-512 ggml's RWKV_WKV7 wants heads of whole 64s (harness/known)
+        # with AVX-512, ggml's RWKV_WKV7 requires heads of whole 64s (harness/known)
         "rwkv7": Sizes(n_embd=128),
         "arwkv7": Sizes(n_embd=128),
         **{
@@ -308,7 +307,7 @@ EXTRAS: Mapping[str, Callable[[Sizes], Keys]] = MappingProxyType(
     }
 )
 
-# Tensors that llama.cpp would read and real files lack; it crashes on some (harness/known)
+# tensors that llama.cpp would read but real files lack; some of them crash it (harness/known)
 LEFT_OUT: Mapping[str, str] = MappingProxyType(
     {
         "rwkv6qwen2": r"\.time_mix_first\.",
@@ -322,12 +321,12 @@ LEFT_OUT: Mapping[str, str] = MappingProxyType(
         "phi3": r"scale$|attn_[qkv]\.bias|^rope_factors",
     }
 )
-# Real files hold queries, keys and values in one matrix, where llama.cpp would take three as well
+# real files have one matrix for queries, keys and values, although llama.cpp also accepts three
 FUSED = ("phi3",)
-# ... and two stacks of experts, where it would take one
+# real files have two stacks of experts, although llama.cpp also accepts one
 SPLIT = ("deepseek2",)
-# Of architectures that our engine has a graph of: the keys that mean something to them. It refuses
-# a file with others, since it cannot know what they would change.
+# The keys that our engine knows, for architectures with a graph of ours. It refuses files with
+# other keys, because their effect is unknown.
 _SIZES = (
     *(".vocab_size", ".context_length", ".embedding_length", ".block_count"),
     *(".feed_forward_length", ".attention.head_count", ".attention.head_count_kv"),
@@ -373,7 +372,7 @@ READ: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 
-# The forms of each architecture: without experts, with them, or either
+# forms of each architecture: without experts, with experts, or both
 _DENSE_ONLY = (
     "clip deci falcon gpt2 gptj gptneox mpt baichuan starcoder bert modern-bert nomic-bert "
     "neo-bert jina-bert-v2 jina-bert-v3 eurobert bloom stablelm qwen qwen2 qwen2vl qwen3 qwen3vl "

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 Typed = tuple[str, Any]
-Keys = dict[str, Typed]  # a key that starts with a dot is one of the architecture's
+Keys = dict[str, Typed]  # a key that begins with a dot belongs to the architecture
 
-# of 256 and less no run comes to positions that a byte or a bfloat16 cannot hold, nor to a second
-# block of 256 cells; of more than it takes for that, runs of every architecture would be longer
+# With at most 256 positions, no run reaches positions that a byte or a bfloat16 cannot hold, or a
+# second block of 256 cells. More than needed would make the runs of every architecture longer.
 N_CTX_TRAIN = 320
 
 
@@ -43,7 +43,7 @@ class Sizes:
     n_head_kv: int = 0  # 0: as many as heads
     n_ff: int = 96
     n_vocab: int = 128
-    n_expert: int = 4  # of variants with experts
+    n_expert: int = 4  # for variants with experts
     n_expert_used: int = 2
 
     @property
@@ -86,7 +86,7 @@ def common(s: Sizes) -> Keys:
 
 
 def attention(s: Sizes) -> Keys:
-    quarter = max(s.head // 8, 1)  # sections count pairs
+    quarter = max(s.head // 8, 1)  # sections are counted in pairs
     return {
         ".attention.head_count": u32(s.n_head),
         ".attention.head_count_kv": u32(s.kv_heads),

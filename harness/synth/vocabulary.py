@@ -22,7 +22,7 @@ def sentencepiece(n_vocab: int, seed: int) -> Mapping[str, tuple[str, Any]]:
     tokens = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256))]
     types = [UNKNOWN, CONTROL, CONTROL] + [BYTE] * 256
     pieces = glued_pieces(n_vocab - len(tokens), seed)
-    # a piece glued earlier is the likelier one; bytes and special tokens have no score
+    # pieces that were glued earlier are likelier; bytes and special tokens have no score
     scores = [0.0] * len(tokens) + [-float(rank) for rank in range(len(pieces))]
     return {
         "tokenizer.ggml.model": ("STR", "llama"),
@@ -46,7 +46,7 @@ def glued_pieces(n: int, seed: int) -> list[str]:
     bits = stream(seed, "tokenizer.ggml.tokens")
     while len(pieces) < n:
         for left, right in integers(bits, 512, 1 << 31).reshape(-1, 2):
-            # squaring prefers early pieces, as in a real vocabulary
+            # the square prefers early pieces, as real vocabularies do
             at = [int((i / 2**31) ** 2 * len(pieces)) for i in (left, right)]
             piece = pieces[at[0]] + pieces[at[1]]
             if len(pieces) < n and piece not in known and len(piece) <= LONGEST:

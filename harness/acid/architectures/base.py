@@ -10,7 +10,7 @@ from lockstep.harness.acid.vocabulary import AcidVocabulary, Keys
 from lockstep.harness.acid.weights import AcidWeights
 
 Tests = tuple[type[Measurement], ...]
-PLAIN = {"F32": 0, "F16": 1, "BF16": 32}  # general.file_type of types without blocks
+PLAIN = {"F32": 0, "F16": 1, "BF16": 32}  # general.file_type for types without blocks
 
 
 class AcidArchitecture(ABC):
@@ -22,10 +22,10 @@ class AcidArchitecture(ABC):
     shape: ClassVar[Shape]
     vocabulary: ClassVar[AcidVocabulary]
     prompted: ClassVar[Tests]  # tests that need the acid prompt; they come first
-    usual: ClassVar[Tests]  # those for any prompt
-    # blocks are tested in one architecture: they are read alike in all
+    usual: ClassVar[Tests]  # tests for any prompt
+    # block types are tested in one architecture, because all architectures read them alike
     types: ClassVar[tuple[str, ...]] = tuple(PLAIN)
-    foundations: ClassVar[frozenset[str]] = frozenset()  # names of tests that all others rest on
+    foundations: ClassVar[frozenset[str]] = frozenset()  # names of tests on which all others depend
 
     def make_weights(self, shape: Shape, n_vocab: int) -> AcidWeights:
         return AcidWeights(shape, n_vocab)

@@ -48,7 +48,7 @@ from lockstep.harness.acid.vocabulary import Keys
 from lockstep.harness.acid.weights import AcidWeights
 
 PROMPTED = (PromptEnd, WindowInside, WindowBeyond, FarInGlobal, GlobalMask, PromptInWindow)
-# the letter n is the last that the window reaches where WindowInside is answered
+# the letter n is the last token within the window when WindowInside is answered
 WINDOW = ONLY_LETTERS.back("n") + 2 + PROMPTED.index(WindowInside) + 1
 
 
@@ -89,7 +89,7 @@ class AcidGemma3(AcidArchitecture):
         GlobalBase,
     )
     types = ("F32", "BF16")
-    # every answer is read through the last norm and what the parts of a layer write
+    # every answer depends on the last norm and on what the parts of a layer write
     foundations = frozenset({"output-norm-weight", "embedding-scale"})
 
     def make_weights(self, shape: Shape, n_vocab: int) -> AcidWeights:
@@ -103,7 +103,7 @@ class AcidGemma3(AcidArchitecture):
             "attention.sliding_window": ("U32", WINDOW),
             "rope.freq_base_swa": ("F32", LOCAL_BASE),
         }
-        del keys["rope.dimension_count"]  # no file of gemma3 has it
+        del keys["rope.dimension_count"]  # files of gemma3 lack this key
         return keys
 
     def tensors(self, w: AcidWeights) -> Iterator[tuple[str, F64]]:

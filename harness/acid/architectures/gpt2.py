@@ -64,7 +64,7 @@ class AcidGpt2(AcidArchitecture):
         SpaceAndDigits,
         UserDefined,
     )
-    # those that compare two tokens come behind some that measure in layer 1, which are equally long
+    # tests that compare two tokens come after tests in layer 1, whose tokens have the same length
     usual = (
         Gelu,
         UpBias,

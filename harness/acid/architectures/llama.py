@@ -63,7 +63,7 @@ TOKENIZER: Tests = (
     TwoSpaces,
     Specials,
 )
-# those that look far back come last: they find earlier lines of the report
+# tests that look far back come last, because they read earlier lines of the report
 USUAL: Tests = (
     Silu,
     GateAndUp,

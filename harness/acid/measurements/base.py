@@ -9,7 +9,7 @@ from lockstep.harness.acid.shape import F64
 from lockstep.harness.acid.vocabulary import AcidVocabulary
 from lockstep.harness.acid.weights import AcidWeights
 
-LEAD = 60.0  # logits between the right answer and the nearest wrong one: e^-60 at temperature 1
+LEAD = 60.0  # logits between the right answer and the nearest wrong answer: e^-60 at temperature 1
 Values = tuple[float, ...]
 Wrong = tuple[tuple[str, Values], ...]
 Names = tuple[str, ...]
@@ -29,12 +29,13 @@ class Measurement(ABC):
     right: Values
     wrong: tuple[tuple[str, Values], ...]
     radius: float
-    reason: str  # why the radius is as it is
-    where: str  # layer and kind of weights, in words
+    reason: str  # the reason for this radius
+    where: str  # description of the layer and the kind of weights
     catches: tuple[str, ...] = ()
     rests_on: tuple[str, ...] = ()
     needs_prompt: bool = False
-    # of which ids a prompt has; left out where a matrix has blocks, whose tests need the room
+    # True: the test is about the ids of a prompt; left out of models with block types, whose tests
+    # need the room
     of_tokenizer: bool = False
 
     @abstractmethod
@@ -48,7 +49,8 @@ class AcidPlace:
     tests."""
 
     test: Measurement
-    order: tuple[Measurement, ...]  # of the report, those that need the acid prompt first
+    # tests in the order of the report; those that need the acid prompt come first
+    order: tuple[Measurement, ...]
     vocabulary: AcidVocabulary
 
     @property

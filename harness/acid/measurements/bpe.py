@@ -9,8 +9,8 @@ from lockstep.harness.acid.tokens import role
 from lockstep.harness.acid.vocabulary import BOS
 from lockstep.harness.acid.weights import AcidWeights
 
-BOTH, ABOVE = 7, 25.0  # the pair that finds the prompt's beginning, and by which score
-FOUND = 90.0  # a score that is enough at the end of a long report as well
+BOTH, ABOVE = 7, 25.0  # the pair that finds the prompt's beginning, and the score by which it leads
+FOUND = 90.0  # a score that suffices even at the end of a long report
 
 
 class BpeCut(Measurement):
@@ -20,7 +20,7 @@ class BpeCut(Measurement):
     needs_prompt = of_tokenizer = True
     where = "the tokenizer; layer 0, head 0"
     shown: ClassVar[dict[str, tuple[float, ...]]]
-    side: ClassVar[tuple[str, float]]  # an element of keys, and which sign of it is looked for
+    side: ClassVar[tuple[str, float]]  # an element of keys, and the sign to look for
     radius = 7 * HALF_BF16
     reason = REASON
     rests_on: tuple[str, ...] = (
@@ -138,7 +138,7 @@ class BpeBeginning(Measurement):
         *("first-position", "learned-positions"),
     )
 
-    size = 1.0  # by which BOS is shorter than others, behind a norm
+    size = 1.0  # factor by which BOS is shorter than other tokens after a norm
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         both = {BOS: 1 / self.size, role("m"): 1.0}
@@ -150,4 +150,4 @@ class FirstBeginning(BpeBeginning):
     """BOS and the prompt's first letter have the same score, so each gets half of the attention.
     BOS is longer, because of the mark in row 0 of position_embd."""
 
-    size = 0.8649  # 1 / sqrt(6.5 / 96 + 1 / 64), of 4
+    size = 0.8649  # 1 / sqrt(6.5 / 96 + 1 / 64), divided by 4

@@ -7,8 +7,9 @@ from lockstep.harness.acid.measurements.prompt import Prompted
 from lockstep.harness.acid.tokens import role
 from lockstep.harness.acid.weights import FAR, SCORE, SMALL, AcidWeights
 
-LOGITS = (2.0, 1.0, 0.5, 0.0)  # of the experts, the likeliest first: shares 0.579 0.213 0.129 0.078
-FIRST, SECOND = 0.7311, 0.2689  # what the first two weigh, made to sum to one
+# logits of the experts, the likeliest first: shares 0.579 0.213 0.129 0.078
+LOGITS = (2.0, 1.0, 0.5, 0.0)
+FIRST, SECOND = 0.7311, 0.2689  # weights of the first two experts, normalised to a sum of one
 REASON = "a logit of the router within 2^-7 of its value, and seven roundings to BF16"
 
 
@@ -57,7 +58,7 @@ class Choice(Measurement):
         assert isinstance(w, AcidExperts), "an architecture with experts"
         unit = w.free_unit(0)
         w.choose(0, at.state, dict(zip((2, 0, 1, 3), LOGITS, strict=True)))
-        for expert in range(w.shape.n_expert):  # silu(8) is 8, but for a 3000th
+        for expert in range(w.shape.n_expert):  # silu(8) is 8, except for a 3000th
             w.own((0, expert, unit), at.state, 8.0, 1.0, {at.value(expert): 1 / 8})
 
 
@@ -98,7 +99,7 @@ class EachTokensExperts(Prompted):
     name = "experts-of-each-token"
     sees = "every token of a prompt goes to its own experts"
     where = "layer 0, ffn_gate_inp, ffn_*_exps; layer 1, head 0"
-    right = (0.982,)  # what an expert weighs whose logit is 4 above another's
+    right = (0.982,)  # the weight of an expert whose logit is larger by 4
     wrong = (
         ("another token's experts, or not all tokens", (0.0,)),
         ("half of it", (0.5,)),
@@ -113,6 +114,6 @@ class EachTokensExperts(Prompted):
         unit, letter, made = w.free_unit(0), role("k"), "of an expert"
         w.choose(0, letter, {3: 4.0})
         w.own((0, 3, unit), letter, 8.0, 1.0, {made: 1 / 8})
-        w.key(1, FAR, {letter: -1.0})  # m has 1 there
+        w.key(1, FAR, {letter: -1.0})  # m has the value 1 there
         w.query(1, 0, FAR, at.state, -1.5 * SCORE)
         w.read(1, {made: 1 / SMALL}, at.value())

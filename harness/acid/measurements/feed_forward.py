@@ -3,7 +3,7 @@
 from lockstep.harness.acid.measurements.base import AcidPlace, Measurement, Names, Values, Wrong
 from lockstep.harness.acid.weights import EDGE, AcidWeights
 
-HALF_BF16 = 2.0**-9  # relative error of one rounding to BF16, the widest that honest engines do
+HALF_BF16 = 2.0**-9  # relative error of one rounding to BF16, the coarsest that honest engines use
 REASON = "seven roundings to BF16 on the way, of weights and of activations"
 
 
@@ -34,7 +34,7 @@ class Silu(FeedForward):
         "sigmoid-for-silu",
         "silu-clamped",
     )
-    # each of these is read through the others, or through experts where there are any
+    # the results are read through these parts, or through experts if there are any
     rests_on: Names = (
         *("gate-and-up", "layers", "matrix-edges"),
         *("experts-choice", "experts-matrices"),
@@ -94,7 +94,7 @@ class Layers(FeedForward):
     )
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
-        for layer in (0, 1):  # silu(8) is 8, but for a 3000th
+        for layer in (0, 1):  # silu(8) is 8, except for a 3000th
             w.unit(layer, {at.state: 8.0}, {at.state: 1.0}, {at.value(layer): 1 / 16})
 
 

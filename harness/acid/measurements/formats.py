@@ -11,7 +11,7 @@ from lockstep.harness.acid.measurements.feed_forward import HALF_BF16
 from lockstep.harness.acid.weights import AcidWeights
 
 ROWS = 3
-SIZE = 1.5  # of the largest value that a test should read
+SIZE = 1.5  # factor on the largest value that a test should read
 
 
 class CodedRows(Measurement):
@@ -25,7 +25,7 @@ class CodedRows(Measurement):
         self.name = f"{kind}-{part}-{column}"
         self.sees = f"{kind}: {part.replace('-', ' ')}, by weight {column} of {ROWS} rows"
         self.where = f"the last layer, ffn_down, which is {kind}"
-        # a weight is made of all parts of its block: a part read wrongly changes plain ones too
+        # a weight depends on all parts of its block, so a wrong part also changes plain weights
         self.rests_on = ("silu", *(f"{kind}-{p}-{c}" for p in FORMATS[kind].parts for c in both))
         self.catches = FORMATS[kind].parts[part].catches
         self.rows = rows_of(kind, part, column, ROWS)
@@ -47,7 +47,7 @@ class CodedRows(Measurement):
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         layer = w.shape.n_layer - 1
         w.gate[layer, self.column, w.coordinate(at.state)] = 8.0 / w.shape.unit
-        # silu(8) times this is the factor, for what is SMALL
+        # silu(8) times this is the factor for values of size SMALL
         w.up[layer, self.column, w.coordinate(at.state)] = self.factor / 8 / 8 / w.shape.unit
         for i, row in enumerate(self.rows):
             w.coded[w.coordinate(at.value(i))] = row.tobytes()

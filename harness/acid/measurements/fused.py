@@ -7,7 +7,7 @@ from lockstep.harness.acid.measurements.scores import REASON
 from lockstep.harness.acid.vocabulary import BOS
 from lockstep.harness.acid.weights import ALWAYS, SCORE, SMALL, AcidWeights
 
-BIASED = 2  # a head that has nothing to do but this
+BIASED = 2  # a head that is used only for this test
 
 
 class Heads(Measurement):
@@ -35,7 +35,7 @@ class Heads(Measurement):
         "newest-token",
         "earlier-token",
         "matrix-edges",
-    )  # a third of all states lies in the last 32
+    )  # a third of all states lies in the last 32 columns
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         targets = [at.before(2 + head) for head in range(w.shape.n_head)]
@@ -55,7 +55,7 @@ class Biases(Measurement):
     name = "qkv-bias"
     sees = "the bias of attn_qkv is added: to queries, and to values"
     where = "layer 1, head 2, attn_qkv.bias"
-    right = (-0.866, 1.0)  # BOS is longer, by the mark of its position
+    right = (-0.866, 1.0)  # BOS is longer, because of the mark of its position
     wrong = (
         ("no bias", (-0.1, 0.0)),
         ("none of queries", (-0.1, 1.0)),

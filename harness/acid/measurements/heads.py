@@ -97,7 +97,8 @@ class LayersCaches(Measurement):
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         key, element = w.free_key(0, 1), w.free_value(0, 1)
         for layer, (here, there) in enumerate(((3, 4), (4, 3))):
-            sign = (1.0, -1.0)[layer]  # so that all of another layer's cache is the other value
+            # so that the cache of the other layer always holds the other value
+            sign = (1.0, -1.0)[layer]
             w.key(layer, key, {at.before(here): 1.0})
             w.value(layer, element, {at.before(here): sign, at.before(there): -sign})
             w.query(layer, 0, key, at.state, SCORE)

@@ -7,7 +7,7 @@ from lockstep.harness.acid.measurements.feed_forward import HALF_BF16
 from lockstep.harness.acid.normed_heads import NormedHeads
 from lockstep.harness.acid.weights import AcidWeights
 
-STRETCH = 8.0  # by which a norm makes a vector shorter
+STRETCH = 8.0  # factor by which a norm shortens a vector
 SCORE, LESS = 40.0, 31 / 32
 
 
@@ -127,7 +127,7 @@ class HeadNormWeights(Measurement):
         w.key(1, first, {target: 1.0})
         w.key(1, element, {other: 1.0})
         w.value(1, value, {target: 1.0})
-        # the norm's own weights make sixteen times as much of it
+        # the norm's own weights multiply it by sixteen
         meets = 20.0 / float(np.sin(2 * w.frequency(1, 0)))
         for head, score in enumerate((100.0, 8.0)):
             w.query(1, head, second, at.state, -meets)

@@ -4,7 +4,7 @@ from lockstep.harness.acid.measurements.base import AcidPlace, Measurement, Name
 from lockstep.harness.acid.measurements.feed_forward import HALF_BF16, REASON
 from lockstep.harness.acid.weights import NOTHING, TINY, AcidWeights
 
-SURE = 120.0  # a score of which a third is enough
+SURE = 120.0  # a score of which a third suffices
 
 
 class NormEps(Measurement):
@@ -75,7 +75,7 @@ class FfnNormWeight(Measurement):
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         here = w.coordinate(at.state)
         w.ffn_norm[0, here], w.ffn_norm[1, here], w.attn_norm[0, here] = 4.0, 2.0, 0.5
-        # the gate reads the constant, whose weight is 1, and the branch that is read the state
+        # the gate reads the constant with weight 1, and the measured branch reads the state
         w.unit(0, {at.state: 8.0}, {at.state: 1.0}, {at.value(): 1 / 128})
 
 

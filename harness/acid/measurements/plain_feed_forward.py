@@ -72,7 +72,8 @@ class UpBias(FeedForward):
     )
     radius = 14 * HALF_BF16
     reason = "seven roundings to BF16, of numbers up to 12 where 8 is left"
-    rests_on = ("gelu", "newest-token", "earlier-token")  # their values are its coordinates
+    # these tests use its coordinates for their values
+    rests_on = ("gelu", "newest-token", "earlier-token")
     catches = ()
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:

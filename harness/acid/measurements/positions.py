@@ -13,8 +13,8 @@ from lockstep.harness.acid.measurements.scores import REASON
 from lockstep.harness.acid.vocabulary import BOS
 from lockstep.harness.acid.weights import ALWAYS, SCORE, AcidWeights
 
-NEAR = 100.0  # the score of the right distance; one more or less has 54
-TARGET = 200.0  # ... of the tokens that are asked about, wherever they are
+NEAR = 100.0  # the score of the right distance; a distance of one more or less gets 54
+TARGET = 200.0  # the score of the tokens under test, at any position
 
 
 class Distance(Measurement):
@@ -42,7 +42,7 @@ class Distance(Measurement):
         for element, name in enumerate((COS, SIN)):
             w.key_of(0, 1, element, {name: 1 / POSITION})
         cos, sin = float(np.cos(distances[0])), float(np.sin(distances[0]))
-        # the cosine and the sine of the own position less the distance
+        # cosine and sine of the token's own position minus the distance
         w.query(0, 1, 0, COS, root * cos)
         w.query(0, 1, 0, SIN, root * sin)
         w.query(0, 1, 1, SIN, root * cos)

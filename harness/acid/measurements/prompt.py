@@ -14,7 +14,7 @@ from lockstep.harness.acid.weights import (
     AcidWeights,
 )
 
-FOUND = "found"  # a coordinate of what the letters found in layer 0
+FOUND = "found"  # a coordinate for what the letters found in layer 0
 
 
 class Prompted(Measurement):
@@ -23,7 +23,7 @@ class Prompted(Measurement):
     reason = REASON
 
 
-# keys of these are in elements that turn slowly
+# keys of these tests are in elements that rotate slowly
 FAR_RESTS_ON = ("layers", "prompt-end", "newest-token", "earlier-token", "rope-base")
 
 
@@ -74,7 +74,7 @@ class CausalMask(Prompted):
 
     name = "causal-mask"
     sees = "a prompt's token neither sees nor counts later tokens, and sees those before it"
-    layer = 1  # which finds what layer 0 made of the letters
+    layer = 1  # reads what layer 0 wrote for the letters
     where = "layer 0, head 0; layer 1, heads 0 and 1"
     right = (-1.0, 1.0)
     wrong = (

@@ -60,7 +60,7 @@ class Pairing(Rope):
         "rope-queries-twice",
         "rope-restarts-with-batch",
         "rope-rows-not-permuted",
-        "rope-half-the-head",  # where halves turn together
+        "rope-half-the-head",  # if elements half a head apart rotate together
         "cache-keys-rotated-again",
     )
 
@@ -82,7 +82,7 @@ class Base(Rope):
     where = "layer 0, head 0, pair 4"
     layer, turns, score = 0, 4, 400.0
     distances = (9,)
-    # 16 back stands the token of matrix-edges, whose keys are shorter
+    # the token 16 positions back belongs to matrix-edges, whose keys are shorter
     slower: tuple[int, ...] = (11, 13, 17)
     faster: tuple[int, ...] = (7, 3)
     right = (1.0, 0.0, 0.0)

@@ -122,7 +122,7 @@ class Softmax(Measurement):
         "mask-padding-counted",
         "mask-hidden-as-zero",
         "batch-odd-row-lost",
-        "cache-keeps-last",  # what it forgets has scores of zero
+        "cache-keeps-last",  # forgotten tokens have scores of zero
         "race-cache-written-late",
     )
     rests_on = ("earlier-token", "newest-token", "norm-mean", "far-256", "rope-base")

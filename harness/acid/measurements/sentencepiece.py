@@ -11,12 +11,12 @@ from lockstep.harness.acid.tokens import role
 from lockstep.harness.acid.vocabulary import BOS
 from lockstep.harness.acid.weights import AcidWeights, free
 
-FOUND = 90.0  # a score that is enough where a slow pair has turned by a radian
-# Elements of keys and values that no other test takes: those would show it where a slow element is
-# none to an engine that turns wrongly.
+FOUND = 90.0  # a score that suffices even where a slow pair has rotated by a radian
+# Elements of keys and values that no other test uses. In an engine that rotates wrong pairs, slow
+# elements may not be slow, and would show those tests.
 SLOW, LESS = 25, 18
 VALUES = tuple(range(5, 16))
-# the pairs that find the prompt's beginning, and by which score above all else
+# the pairs that find the prompt's beginning, and the score by which they lead
 BEGINS, FIRST, ABOVE = 7, 6, 25.0
 
 

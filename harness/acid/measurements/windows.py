@@ -7,7 +7,7 @@ from lockstep.harness.acid.tokens import role
 from lockstep.harness.acid.weights import NOT_ITS_OWN, SCORE, SMALL, AcidWeights
 
 GLOBAL = 5  # the first layer without a window
-NEARER = "of a window"  # what a letter of the prompt found
+NEARER = "of a window"  # a coordinate for what a letter of the prompt found
 
 
 class WindowInside(Prompted):

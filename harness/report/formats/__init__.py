@@ -11,7 +11,7 @@ from lockstep.harness.report.formats.markdown import markdown
 from lockstep.harness.report.formats.results import RunResults, read_results
 from lockstep.harness.report.page.write import write_text
 
-# the name of the format: the file in the report's folder, and what is in it
+# name of the format -> the file in the report's folder, and the function that makes its contents
 FORMATS: dict[str, tuple[str, Callable[[RunResults], str]]] = {
     "junit": ("junit.xml", junit),
     "ctrf": ("ctrf.json", ctrf),

@@ -4,7 +4,7 @@ import json
 
 from lockstep.harness.report.formats.results import FAILED, PASSED, RunResults
 
-COLOURS = {0: "brightgreen", 1: "red", 2: "red", 3: "orange"}  # of exit codes; None: unfinished
+COLOURS = {0: "brightgreen", 1: "red", 2: "red", 3: "orange"}  # by exit code; None: unfinished
 
 
 def badge(run: RunResults) -> str:
@@ -13,7 +13,8 @@ def badge(run: RunResults) -> str:
         "label": "lockstep",
         "message": words(run),
         "color": "lightgrey" if run.exit_code is None else COLOURS[run.exit_code],
-        "isError": run.exit_code != 0,  # shields lets no user of the badge colour that otherwise
+        # shields then ignores a colour that the badge's user requests
+        "isError": run.exit_code != 0,
     }
     return json.dumps(document) + "\n"
 

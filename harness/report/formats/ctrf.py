@@ -16,7 +16,7 @@ STATUSES = ("passed", "failed", "skipped", "pending", "other")
 
 
 def ctrf(run: RunResults) -> str:
-    start = round(run.started.timestamp() * 1000)  # of 1970-01-01 in UTC
+    start = round(run.started.timestamp() * 1000)  # milliseconds since 1970-01-01 in UTC
     duration = round(run.seconds * 1000)
     counts = Counter(map(status_of, run.results))
     document = {
@@ -51,7 +51,7 @@ def row_of(result: TestResult) -> dict[str, Any]:
         "name": result.name,
         "status": status_of(result),
         "rawStatus": result.status,
-        "duration": 0,  # no verdict has a time of its own, and the format demands one
+        "duration": 0,  # verdicts have no duration, but the format requires one
         "suite": [result.model, result.suite],
         "message": result.summary,
     }
@@ -65,5 +65,5 @@ def status_of(result: TestResult) -> str:
         return "passed"
     if result.status in SKIPPED:
         return "skipped"
-    # of a run that did not finish no format may say that nothing has failed
+    # no format may report an unfinished run as passed
     return "other" if result.status == "not-compared" and result.suite != RUN else "failed"

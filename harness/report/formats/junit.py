@@ -21,7 +21,8 @@ def junit(run: RunResults) -> str:
     for model, results in models.items():
         document.append(suite_of(model, results, run))
     document.update_statistics()
-    document.time = round(run.seconds, 3)  # after the statistics: no verdict has a time of its own
+    # set after the statistics, because verdicts have no duration
+    document.time = round(run.seconds, 3)
     text: bytes = document.tostring()
     return f"{DECLARATION}{text.decode()}\n"
 
@@ -37,7 +38,7 @@ def suite_of(model: str, results: list[TestResult], run: RunResults) -> TestSuit
     for name, version in run.versions.items():
         suite.add_property(f"version {name}", version)
     for result in results:
-        suite.append(case_of(result))  # counted once, in the end
+        suite.append(case_of(result))  # the statistics are computed at the end
     return suite
 
 

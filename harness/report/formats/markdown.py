@@ -7,10 +7,10 @@ from lockstep.harness.report.formats.markup import as_block, as_cell, as_code
 from lockstep.harness.report.formats.results import RunResults, TestResult
 from lockstep.harness.report.text import MARKS, cut
 
-# GitHub takes 1 MiB of a step, and shows nothing of one that writes more
-SHOWN = 20  # causes told in full
+# GitHub accepts 1 MiB from a step, and shows nothing of a longer text
+SHOWN = 20  # causes with an explanation
 LONGEST_TEXT = 2000
-MOST_ROWS = 200  # of tables
+MOST_ROWS = 200  # rows of tables
 MOST_REASONS = 50
 HEADINGS = {0: "conform", 1: "DIVERGENCE", 2: "INTERNAL ERROR", 3: "INCOMPLETE"}
 

@@ -3,7 +3,7 @@
 import re
 from string import punctuation
 
-MARKUP = set(punctuation) - set("-,.()")  # of GitHub's Markdown, inside a line
+MARKUP = set(punctuation) - set("-,.()")  # characters with a meaning in a line of GitHub's Markdown
 
 
 def as_cell(text: str) -> str:

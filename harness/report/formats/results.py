@@ -17,10 +17,11 @@ from lockstep.harness.report.text import explain, printable, site_name
 
 PASSED = ("agreed",)
 FAILED = ("diverged",)
-SKIPPED = ("excused", "not-applicable")  # no pass, and no reason for another exit code either
-LONGEST = 8000  # characters of one text: a token may have a million, and report.jsonl has them all
+SKIPPED = ("excused", "not-applicable")  # neither a pass nor a reason for another exit code
+# characters of one text; a token may have a million, and report.jsonl has all of them
+LONGEST = 8000
 LONGEST_NAME = 200
-RUN = "run"  # the suite of what no verdict says: how the run ended
+RUN = "run"  # name of the suite for the end of the run, which no verdict describes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,17 +29,18 @@ class TestResult:
     """One verdict. All texts are printable: except for line feeds, they have no control characters
     and no bidi marks."""
 
-    __test__ = False  # pytest takes it for tests otherwise
+    __test__ = False  # tells pytest that this is no test class
 
     model: str
     suite: str
-    name: str  # of the test: no two of a suite of a model have the same
-    status: str  # of harness.records.Status
+    name: str  # name of the test, unique within a suite of a model
+    status: str  # a Status of harness.records
     summary: str  # one line
-    explanation: str  # lines: the summary, why so much is allowed, the last words, the command
-    about: str = ""  # the engine, of a verdict that says nothing of the other
-    key: str = ""  # what has the same has the same cause
-    repro: str = ""  # the command that shows it again
+    # lines: the summary, the reason of the limit, the last words of the engine, the command
+    explanation: str
+    about: str = ""  # name of the engine if the verdict is about only one
+    key: str = ""  # results with the same key have the same cause
+    repro: str = ""  # the command that reproduces the result
 
     @property
     def is_red(self) -> bool:
@@ -58,7 +60,7 @@ class RunResults:
     engines: tuple[str, ...]  # name and version
     versions: Mapping[str, str]
     results: tuple[TestResult, ...]
-    next: tuple[str, ...] = ()  # commands that find the place, or compare more closely
+    next: tuple[str, ...] = ()  # commands that find the place, or that compare more closely
 
     def with_status(self, *statuses: str) -> list[TestResult]:
         return [result for result in self.results if result.status in statuses]

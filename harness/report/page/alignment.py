@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
 
-AROUND = 3  # of equal ids on either side of a difference; of more it is said how many
-DIFFERING = 8  # places that differ in a row
+AROUND = 3  # equal ids on either side of a difference; of the others, only the number is shown
+DIFFERING = 8  # different places in a row
 AROUND_TEXT = 16  # tokens on either side of a difference whose text is shown
 MOST = 400  # ids of a side that are aligned
 
@@ -31,7 +31,7 @@ def alignment_of(detail: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     expected, actual = (side_of(given[name]) for name in ("expected", "actual"))
     start = int(given["start"])
-    generated = "way" not in detail  # behind another token everything is another text
+    generated = "way" not in detail  # after another generated token, the rest is another text
     found = [*lines(expected, actual, start, in_step=generated)]
     return {
         "lines": found,
@@ -122,7 +122,7 @@ def equal(side: SideOfText, first: int, end: int, start: int, *, last: bool) -> 
     head = [*range(first, min(end, first + AROUND))] if first else []
     tail = [] if last else [*range(max(first + len(head), end - AROUND), end)]
     left_out = end - first - len(head) - len(tail)
-    if left_out <= AROUND:  # a line that says so would take as much room
+    if left_out <= AROUND:  # a line about left-out ids would need as much space
         head, tail, left_out = [*range(first, end)], [], 0
     for i in head:
         yield same(side, i, start)

@@ -13,7 +13,7 @@ from typing import Any
 from lockstep.harness.report.page.verdicts import count_words
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 200, 52, 24, 10
-LEAST = 1e-12  # what is smaller, or zero, stands on the floor
+LEAST = 1e-12  # smaller values and zero are drawn at the bottom
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,14 +22,14 @@ class Chart:
     height: int
     left: int
     base: float
-    bars: str  # paths
-    over: str  # bars beyond the limit
+    bars: str  # paths in SVG
+    over: str  # paths of the bars beyond the limit
     margins: str
-    limit: float | None  # y
+    limit: float | None  # its y coordinate
     ticks: Sequence[tuple[float, str]]
     labels: Sequence[tuple[float, str]]
     caption: str
-    other: Mapping[str, Any] | None  # the first position at which another token is chosen
+    other: Mapping[str, Any] | None  # the first position with another token
 
 
 def chart_of(detail: Mapping[str, Any]) -> Chart | None:

@@ -6,7 +6,7 @@ from lockstep.harness.report.page.page import render_page
 from lockstep.harness.report.page.verdicts import RowsOfRun, count_words
 from lockstep.harness.report.text import MARKS
 
-MOST = 400  # rows of a kind
+MOST = 400  # rows of each kind
 
 
 def sentence_of(changes: Changes) -> str:

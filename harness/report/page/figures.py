@@ -19,7 +19,7 @@ MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    kind: str  # a macro of figures.html
+    kind: str  # name of a macro in figures.html
     data: Any
 
 
@@ -89,7 +89,7 @@ DRAWN: dict[str, Callable[[Detail], Any]] = {
 }
 
 
-MOST_CHARTS = 100  # of verdicts that agree; of more those nearest to their limit
+MOST_CHARTS = 100  # verdicts that agree; if there are more, those closest to their limit are drawn
 
 
 def agreeing_with_charts(verdicts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

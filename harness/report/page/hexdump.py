@@ -8,9 +8,9 @@ import numpy as np
 from lockstep.engine.quants.base import WeightFormat
 from lockstep.engine.registry import import_members
 
-WIDE = 16  # bytes of a line
-MOST = 2048  # bytes of a dump
-NEAR = 4  # values on either side of the one that differs: no more can be seen at once
+WIDE = 16  # bytes in a line
+MOST = 2048  # bytes in a dump
+NEAR = 4  # values on either side of the different value
 
 
 def blocks_of(detail: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -78,7 +78,7 @@ def values_of(sides: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return both engines' values of the weights around the reported one."""
     want, got = sides["oracle"]["values"], sides["subject"]["values"]
     at = int(sides["oracle"]["weight"])
-    if len(want) != len(got):  # two types
+    if len(want) != len(got):  # the sides have different types
         return []
     shown = range(max(0, at - NEAR), min(len(want), at + NEAR + 1))
     return [

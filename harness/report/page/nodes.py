@@ -8,10 +8,10 @@ from typing import Any
 
 from lockstep.harness.report.page.verdicts import Row
 
-MOST = 60_000  # nodes drawn; of more each name's worst step alone
+MOST = 60_000  # nodes in the drawing; if there are more, only the worst step of each name is drawn
 COLUMNS = ("step", "layer", "name", "op", "reason", "share", "error", "err_in", "err_out", "worst")
 TEXTS = {"name": "names", "op": "ops", "reason": "reasons"}
-Node = dict[str, Any]  # a value for each of COLUMNS, and "wrong"
+Node = dict[str, Any]  # a value for each column, and "wrong"
 
 
 class Texts:

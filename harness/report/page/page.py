@@ -32,7 +32,7 @@ from lockstep.harness.report.page.verdicts import (
 from lockstep.harness.report.text import MARKS
 
 NAME = "report.html"
-MOST_ROWS = 6000  # verdicts listed one by one; of more those that are well are only counted
+MOST_ROWS = 6000  # verdicts in the list; if there are more, passed verdicts are only counted
 SIGNS = {"agreed": "✓", "diverged": "✗", "excused": "≈", "not-compared": "?"}
 SIGNS |= {
     "not-applicable": "–",

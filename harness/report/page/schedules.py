@@ -15,7 +15,7 @@ OPERATIONS = {
     "save": "save the state of sequence {}",
     "load": "restore into sequence {} what save {} kept",
 }
-MOST = 256  # tokens or cells of one row
+MOST = 256  # tokens or cells in a row
 SHOWN = ("code", "pos", "ubatches", "slots", "order")
 
 

@@ -10,9 +10,9 @@ from markupsafe import Markup, escape
 from lockstep.harness.report.text import printable
 
 LONGEST = 2000  # characters of one text; a token may have megabytes
-LONGEST_BLOCK = 20_000  # of a dump or a log
+LONGEST_BLOCK = 20_000  # characters of a dump or a log
 PATH = re.compile(r"[MVHhz0-9. -]*")
-NAME = 120  # of what stands in a line with others
+NAME = 120  # characters of a text within a line
 
 
 def show_value(value: Any, longest: int = LONGEST) -> str:
@@ -21,7 +21,7 @@ def show_value(value: Any, longest: int = LONGEST) -> str:
     if isinstance(value, float):
         return number(value)
     text = printable(cut(str(value), longest), keep="\n")
-    return text.encode(errors="backslashreplace").decode()  # lone surrogates of JSON
+    return text.encode(errors="backslashreplace").decode()  # JSON may contain lone surrogates
 
 
 def cut(text: str, longest: int) -> str:

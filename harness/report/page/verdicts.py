@@ -16,7 +16,7 @@ LOUD = ("diverged", "internal", "crashed", "timed-out", "malformed", "not-compar
 PLURALS = {"more place that differs": "more places that differ"}
 PLURALS["more step after it"] = "more steps after it"
 IN_SENTENCE = 60  # characters of a name
-PLACES = 24  # of one cause that are named
+PLACES = 24  # places that are named for one cause
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +174,7 @@ def sentence_if_diverged(run: RowsOfRun, causes: Sequence[Cause]) -> str:
         text += f" in {len(cases)} of {count_words(len(run.cases), subject_of(run))}"
     ops = [cause for cause in wrong if "site" in cause.first["detail"]]
     weights = [cause for cause in wrong if "column" in cause.first["detail"]]
-    if weights:  # they make ops wrong, so they come before them
+    if weights:  # wrong weights come first, because they make ops wrong
         text += f"; the first weight that differs is {weights[0].title}"
     if ops:
         first = ops[0].first
@@ -185,7 +185,7 @@ def sentence_if_diverged(run: RowsOfRun, causes: Sequence[Cause]) -> str:
         text += f" ({show_value(first['detail'].get('op', ''), IN_SENTENCE)})"
     elif wrong and not weights:
         text += f"; the first is {show_value(wrong[0].title, 2 * IN_SENTENCE)}"
-        named = "aspect" in wrong[0].first["detail"]  # the sentence says whose command it is
+        named = "aspect" in wrong[0].first["detail"]  # then the sentence names the command
         text += "" if named else f" in {wrong[0].first['suite']}"
     return f"{text}."
 
@@ -227,7 +227,7 @@ def count_words(n: int, what: str) -> str:
 @dataclass(kw_only=True)
 class SuiteRow:
     suite: str
-    about: str  # "" is both
+    about: str  # "" means both engines
     counts: Counter[str] = field(default_factory=Counter)
 
 

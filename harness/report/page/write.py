@@ -27,5 +27,5 @@ def write_page_of_run(report: Path) -> Path:
 def write_text(path: Path, text: str) -> Path:
     part = path.with_name(f"{path.name}.part")
     part.write_text(redact(text), encoding="utf-8")
-    part.replace(path)  # never half a page
+    part.replace(path)  # so that an incomplete page is never visible
     return path

@@ -22,7 +22,8 @@ def none(n_vocab: int, seed: int) -> Keys:
     return {"tokenizer.ggml.model": ("STR", "none")}
 
 
-# kind -> the fewest tokens it can have, what makes its keys from a number of tokens and a seed
+# kind -> least number of tokens, and a function that makes the keys from a number of tokens and a
+# seed
 KINDS: Mapping[str, tuple[int, Callable[[int, int], Keys]]] = MappingProxyType(
     {
         "llama": (llama.SMALLEST, llama.sentencepiece),
@@ -37,11 +38,11 @@ KINDS: Mapping[str, tuple[int, Callable[[int, int], Keys]]] = MappingProxyType(
     }
 )
 
-# llama.cpp loads no model with phi3 in its name that lacks this token (harness/known)
+# llama.cpp refuses models named phi3 that lack this token (harness/known)
 LAST: Mapping[str, str] = MappingProxyType({"phi3": "<|endoftext|>"})
-# whose texts begin without the space that SentencePiece puts before them
+# architectures whose texts begin without SentencePiece's leading space
 NO_SPACE_BEFORE = ("gemma", "gemma2", "gemma3")
-# architecture -> the kind of vocabulary that its published models have, and their pre-tokenizer
+# architecture -> kind of vocabulary of its published models, and their pre-tokenizer
 USUAL: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         **dict.fromkeys(("gemma", "gemma2", "gemma3", "minicpm"), ("llama", "")),

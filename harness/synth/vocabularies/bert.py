@@ -9,7 +9,7 @@ import numpy as np
 from lockstep.harness.synth.vocabularies.glue import CONTROL, NORMAL, glue_letters
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-# lower-case and without accents, as normalised text is; capitals are never met
+# lower case without accents, like normalised text; capitals never occur
 LETTERS = "etaoinshrdlucmfwypvbgkjqxz0123456789.,!?'-ßд你好ก"
 SMALLEST = len(SPECIAL) + 2 * len(LETTERS) + 8
 
@@ -28,7 +28,8 @@ def keys(n_vocab: int, seed: int) -> Mapping[str, tuple[str, Any]]:
         "tokenizer.ggml.padding_token_id": ("U32", 0),
         "tokenizer.ggml.unknown_token_id": ("U32", 1),
         "tokenizer.ggml.bos_token_id": ("U32", 2),
-        "tokenizer.ggml.seperator_token_id": ("U32", 3),  # spelled as GGUF spells it
+        # this is the spelling of the GGUF specification
+        "tokenizer.ggml.seperator_token_id": ("U32", 3),
         "tokenizer.ggml.mask_token_id": ("U32", 4),
     }
 

@@ -31,7 +31,7 @@ def charsmap(replacements: Mapping[str, str]) -> bytes:
 def double_array(values: Mapping[bytes, int]) -> list[int]:
     """Return the nodes; the root is node 0. The length is a multiple of 256, so that no byte leads
     outside the list."""
-    trie: dict[bytes, set[int]] = {b"": set()}  # beginning -> bytes that go on
+    trie: dict[bytes, set[int]] = {b"": set()}  # prefix -> the bytes that may follow
     for key in values:
         for at in range(len(key)):
             trie.setdefault(key[:at], set()).add(key[at])

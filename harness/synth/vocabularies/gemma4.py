@@ -17,7 +17,7 @@ from lockstep.harness.synth.vocabularies.glue import (
 )
 
 SPECIAL = ("<pad>", "<eos>", "<bos>", "<unk>")
-SHOWN = ("<start_of_image>", "\n\n", "\n\n\n")  # newlines are cut off as runs
+SHOWN = ("<start_of_image>", "\n\n", "\n\n\n")  # runs of newlines are split off
 LETTERS = ["▁", "\n", *ALPHABET]
 SMALLEST = len(SPECIAL) + len(SHOWN) + 256 + len(LETTERS) + 8
 
@@ -29,7 +29,8 @@ def keys(n_vocab: int, seed: int) -> Mapping[str, tuple[str, Any]]:
     tokens = [*SPECIAL, *bytes_as_tokens(), *pieces, *SHOWN]
     types = [CONTROL] * 3 + [UNKNOWN] + [BYTE] * 256 + [NORMAL] * len(pieces)
     types += [USER_DEFINED] + [NORMAL] * (len(SHOWN) - 1)
-    scores = np.zeros(len(tokens), np.float32)  # there are some, and they do not count
+    # these vocabularies have scores, but they are not used
+    scores = np.zeros(len(tokens), np.float32)
     return {
         "tokenizer.ggml.model": ("STR", "gemma4"),
         "tokenizer.ggml.tokens": ("ARR[STR]", tokens),

@@ -6,8 +6,8 @@ from lockstep.harness.synth.draws import integers, stream
 
 LONGEST = 12  # characters of a piece
 ALPHABET = "etaoinshrdlucmfwypvbgkjqxz" + "0123456789.,!?'-ETASN" + "éñßд你好한ก"
-DRAWS = 512  # pairs drawn at a time
-PATIENCE = 200  # times that many without a new one, before giving up
+DRAWS = 512  # pairs that are drawn at a time
+PATIENCE = 200  # draws without a new piece before giving up
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # token types of GGUF
 
@@ -29,7 +29,7 @@ def merges_of(
     while idle < PATIENCE:
         before = len(merges)
         for left, right in integers(bits, 2 * DRAWS, 1 << 31).reshape(-1, 2).tolist():
-            # squaring prefers early pieces, as in a real vocabulary
+            # the square prefers early pieces, as real vocabularies do
             a, b = (pieces[int((i / 2**31) ** 2 * len(pieces))] for i in (left, right))
             piece = a + b
             if len(merges) == n:

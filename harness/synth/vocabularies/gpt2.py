@@ -10,13 +10,13 @@ import numpy as np
 from lockstep.harness.synth.vocabularies.glue import CONTROL, NORMAL, USER_DEFINED, merges_of
 
 SPECIAL = ("<|endoftext|>", "<|fim_prefix|>", "<|im_start|>", "<|im_end|>")
-SHOWN = ("<tool>", "<tool> ")  # user-defined, and one is the beginning of the other
+SHOWN = ("<tool>", "<tool> ")  # user-defined; one is a prefix of the other
 SMALLEST = 256 + len(SPECIAL) + len(SHOWN) + 8
 SEEN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 UNSEEN = [byte for byte in range(256) if byte not in SEEN]
 VISIBLE = {byte: chr(byte) for byte in SEEN} | {b: chr(0x100 + i) for i, b in enumerate(UNSEEN)}
 SPACE, NEWLINE, TAB = VISIBLE[0x20], VISIBLE[0x0A], VISIBLE[0x09]
-# what pre-tokenizers leave together: other pieces could never be reached
+# texts that pre-tokenizers do not split; other pieces could never occur
 ONE_WORD = re.compile(
     rf"{SPACE}?([A-Za-z]+|[0-9]+|[.,!?'_=()-]+|[^\x00-\x7f{SPACE}{NEWLINE}{TAB}]+)"
     rf"|{SPACE}+|{NEWLINE}+|'[a-z]+"

@@ -23,7 +23,7 @@ SMALLEST = len(SPECIAL) + 256 + len(LETTERS) + 8
 
 def keys(n_vocab: int, seed: int) -> Mapping[str, tuple[str, Any]]:
     pieces = glue_letters(LETTERS, n_vocab - len(SPECIAL) - 256, seed)
-    # in steps of a quarter, so that many sums are equal; bytes have no score
+    # multiples of a quarter, so that many sums are equal; bytes have no score
     steps = integers(stream(seed, "tokenizer.ggml.scores"), len(pieces), 40)
     scores = [0.0] * (len(SPECIAL) + 256) + (-1 - steps / 4).tolist()
     types = [UNKNOWN] + [CONTROL] * 3 + [BYTE] * 256 + [NORMAL] * len(pieces)

@@ -19,11 +19,11 @@ from lockstep.harness.synth.vocabularies.glue import (
 )
 
 SPECIAL = ("<pad>", "</s>", "<unk>")
-SHOWN = ("<extra>", "ﬁx")  # user-defined: `ﬁx` is not normalised, though `ﬁ` is
+SHOWN = ("<extra>", "ﬁx")  # user-defined; `ﬁx` is not normalised, although `ﬁ` is
 DEAD = ("<unused0>",)
 LETTERS = ["▁", *ALPHABET]
 SMALLEST = len(SPECIAL) + len(SHOWN) + len(DEAD) + len(LETTERS) + 8
-# one for one, one for many, many for one, one for nothing, and one that begins another
+# one to one, one to many, many to one, one to nothing, and one that is a prefix of another
 REPLACED = dict(
     (
         *(("\t", " "), ("\n", " "), ("\u00a0", " "), ("\u3000", " "), ("\u200b", "")),
@@ -37,7 +37,7 @@ REPLACED = dict(
 
 def keys(n_vocab: int, seed: int) -> Mapping[str, tuple[str, Any]]:
     pieces = glue_letters(LETTERS, n_vocab - len(SPECIAL + SHOWN + DEAD), seed, words_only)
-    # in steps of an eighth, so that sums are exact and many are equal
+    # multiples of an eighth, so that sums are exact and many are equal
     steps = integers(stream(seed, "tokenizer.ggml.scores"), len(pieces), 64)
     scores = [0.0] * 3 + (-2 - steps / 8).tolist() + [0.0] * len(SHOWN + DEAD)
     types = [CONTROL, CONTROL, UNKNOWN] + [NORMAL] * len(pieces)
