@@ -19,7 +19,7 @@ def main() -> None:
     try:
         from lockstep.harness.cli import main as run
     except Exception as error:
-        with suppress(OSError):  # a full disk
+        with suppress(OSError):  # the disk may be full
             traceback.print_exception(error)
         os._exit(2)
     run()

@@ -12,7 +12,7 @@ from functools import cache, lru_cache
 from itertools import takewhile
 from urllib.parse import quote
 
-API_KEY = "LOCKSTEP_API_KEY"  # the variable whose value servers that want a key are sent
+API_KEY = "LOCKSTEP_API_KEY"  # variable with the key that is sent to servers
 SECRET_VARIABLE = re.compile(
     r"(?:^|_)(?:\w*KEY(?:_ID)?|\w*TOKEN|\w*SECRET|\w*PASSWORD|PASS|PASSWD|PASSPHRASE|\w+_PWD|PAT|JWT"
     r"|AUTH|BEARER|COOKIE|CREDENTIALS?|DSN|WEBHOOK)$",
@@ -21,33 +21,35 @@ SECRET_VARIABLE = re.compile(
 # an address with a password, in the value of any variable
 PASSWORD_IN_ADDRESS = re.compile(r"://[^\s/:@]*:([^\s/@]+)@")
 REDACTED = "[redacted]"
-SHORTEST_KEY_CHARACTERS = 5  # a shorter key is a placeholder such as "none": sentences contain it
-SHORTEST_VALUE_CHARACTERS = 16  # of another variable: a shorter value may be any word
-# A longer key is also found inside of words and where a message was cut: its first or last
-# characters alone. A shorter one stands for itself.
+# a shorter key is a placeholder such as "none", which sentences contain
+SHORTEST_KEY_CHARACTERS = 5
+SHORTEST_VALUE_CHARACTERS = 16  # limit for other variables, because a shorter value may be any word
+# Longer keys are also found within words, and where a message was cut, by their first or last
+# characters. Shorter keys are found only as a whole.
 SHORTEST_PART_CHARACTERS = 8
 
 NAME = (
     r"(?:proxy-)?authorization|(?:set-)?cookie|x-auth-token|\w*(?:password|passwd|passphrase)|"
     r"[\w-]*api[_-]?key|[\w-]*(?:client|access|secret|auth|hf|private|signing)[_-](?:token|key|secret)"
 )
-# an option's own name, or the variable of `env NAME=VALUE COMMAND`: in a sentence these are words
+# an option, or the variable of `env NAME=VALUE COMMAND`; in a sentence these are ordinary words
 OPTION_NAME = rf"{NAME}|[\w-]*(?:token|secret|[_-]key|key|credentials?)|pass|pat|bearer"
 VARIABLE = r"(?-i:\b[A-Z][A-Z0-9_]*(?:TOKEN|SECRET|KEY|PASSWORD)=)"
 OPTION = rf"(?:--(?:{OPTION_NAME})(?:\s+|=)|{VARIABLE})[\\\"']*"
 SCHEME = r"(?:(?:bearer|basic|digest|token)\s+)?"
 VALUE = r"[^\s\"',;&<>\\]+"
-# what stands in front of a secret, and the secret
+# text before a secret, and the secret
 PATTERNS = [
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
         rf"(\b(?:{NAME})\b[\\\"']*\s*[:=]\s*[\\\"']*{SCHEME}){VALUE}",
         r"(\bcookie\b[\\\"']*\s*[:=]\s*)[^\r\n\"'\\]+",
         rf"({OPTION}){VALUE}",
-        # a token, and no word such as in "Bearer authentication"
+        # a token, but not a word as in "Bearer authentication"
         r"(\bbearer\s+)(?=[\w.~+/=-]*[\d_~+/=-])[\w.~+/=-]{4,}",
-        r"(\w://?|//)[^\s/\"'<>\\]*(?=@)",  # a path has one slash where the address had two
-        r"(\w://?|//)[^\s/:@\"<>]*:(?!\d+(?:/|\b))[^\s\"<>]*(?=@)",  # a password with a slash in it
+        r"(\w://?|//)[^\s/\"'<>\\]*(?=@)",  # a path may have one slash where the address had two
+        # a password that contains a slash
+        r"(\w://?|//)[^\s/:@\"<>]*:(?!\d+(?:/|\b))[^\s\"<>]*(?=@)",
         rf"([?&]\w*(?:key|token|secret|signature)=){VALUE}",
     )
 ]
@@ -116,7 +118,7 @@ def spellings_of(value: str) -> Iterator[str]:
     yield "".join(f"%{byte:02X}" for byte in raw)
     yield "".join(f"\\u{ord(character):04x}" for character in value)
     yield "".join(f"&#{ord(character)};" for character in value)
-    for shift in range(3):  # behind a user's name or the word Bearer
+    for shift in range(3):  # the secret may follow a user's name or the word Bearer
         shifted = base64.b64encode(bytes(shift) + raw).decode().rstrip("=")
         yield shifted[-(-shift * 4 // 3) : len(shifted) - 1]
 

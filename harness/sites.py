@@ -15,8 +15,8 @@ class SiteInfo:
     """A site's ggml op, its weight tensor, if any, and the shape of its values."""
 
     op: str
-    weight: str | None = None  # without "blk.N." and ".weight"
-    shape: str  # in words, slowest first
+    weight: str | None = None  # name without "blk.N." and ".weight"
+    shape: str  # description, slowest axis first
 
 
 SITES: dict[str, SiteInfo] = {
@@ -61,9 +61,9 @@ SITES: dict[str, SiteInfo] = {
 # --- tensors of the file ---
 
 IN_A_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
-# what a part of a layer adds to the residual comes out of these, and of their biases
+# tensors, with their biases, whose results a half of a layer adds to the residual
 ATTENTION_OUT = ("attn_output", "attn_out", "ssm_out", "time_mix_output", "shortconv.out_proj")
-# proj: of gemma4, whose tokens have an embedding for each layer, which is added behind the FFN
+# proj: in gemma4, tokens have an embedding for each layer, which is added after the FFN
 FFN_OUT = (
     *("ffn_down", "ffn_down_exps", "ffn_down_shexp", "ffn_down_chexps"),
     *("channel_mix_value", "proj"),

@@ -12,9 +12,10 @@ from lockstep.engine.errors import EngineError
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.processes.wire import DTYPES, HINTS, PLAIN, fits
 
-MOST = (1 << 63) - 1  # int64
+MOST = (1 << 63) - 1  # maximum of int64
 MOST_IDS = 1 << 31  # token ids are int32 in llama.h
-ARRAYS = (np.ndarray, np.memmap)  # not masked arrays or matrices, whose operators mean other things
+# not masked arrays or matrices, whose operators have other meanings
+ARRAYS = (np.ndarray, np.memmap)
 
 
 class MalformedAnswer(Exception):
@@ -45,10 +46,10 @@ def short(value: Any) -> str:
 class Facts:
     """Facts about a session's file, from our own reader. None means unknown."""
 
-    n_bytes: int | None = None  # of the file
+    n_bytes: int | None = None  # size of the file
     n_vocab: int | None = None
     n_layer: int | None = None
-    axes: Mapping[str, int] = field(default_factory=dict)  # by the words of harness.sites
+    axes: Mapping[str, int] = field(default_factory=dict)  # keys: descriptions as in harness.sites
 
 
 def facts_of(path: Path | None) -> Facts:
@@ -60,7 +61,7 @@ def facts_of(path: Path | None) -> Facts:
     return facts_at(path, now.st_size, now.st_mtime_ns)
 
 
-@lru_cache(maxsize=8)  # of one file every session wants them
+@lru_cache(maxsize=8)  # cached, because every session needs the facts of the same file
 def facts_at(path: Path, n_bytes: int, _changed: int) -> Facts:
     try:
         with GgufFile.open(path) as file:
@@ -91,7 +92,7 @@ def facts_in(file: GgufFile, n_bytes: int) -> Facts:
         "n_ff": number("feed_forward_length"),
         "experts": number("expert_count"),
         "used": number("expert_used_count"),
-        "vocabulary": n_vocab if listed in (None, n_vocab) else None,  # two sizes are none
+        "vocabulary": n_vocab if listed in (None, n_vocab) else None,  # None if there are two sizes
     }
     return Facts(
         n_bytes=n_bytes,

@@ -22,7 +22,7 @@ from lockstep.harness.answers.base import (
 )
 from lockstep.harness.records import EngineInfo, FileSummary, TensorSummary
 
-MOST_DIMENSIONS = 4  # GGML_MAX_DIMS
+MOST_DIMENSIONS = 4  # GGML_MAX_DIMS in ggml.h
 MAY_BE_UNKNOWN = ("version", "alignment", "data_offset", "tensors", "types")
 KINDS = {*VALUE_TYPES, *map(array_type, VALUE_TYPES)}
 
@@ -82,7 +82,7 @@ def check_size(tensor: TensorSummary, where: str) -> None:
     try:
         kind = type_by_name(tensor.type)
     except Unsupported:
-        return  # a type that we do not know: nothing says how large it is
+        return  # the size of an unknown type is unknown
     n_blocks = prod(tensor.ne) // kind.block
     whole = tensor.n_bytes % n_blocks == 0 if n_blocks else tensor.n_bytes == 0
     if tensor.ne[0] % kind.block or not whole or n_blocks > tensor.n_bytes:

@@ -11,7 +11,7 @@ from lockstep.engine.gguf.types import type_by_name
 from lockstep.engine.node import Node, layout
 from lockstep.harness.answers.base import ARRAYS, Facts, MalformedAnswer, expect_array, expect_type
 
-WAYS = {"plain", "callback", "capture", "copy"}  # that are timed; counts stand beside them
+WAYS = {"plain", "callback", "capture", "copy"}  # names of timed runs; counts are listed separately
 
 
 def weights_in(type_name: str, raw: NDArray[np.uint8]) -> int | None:

@@ -27,7 +27,7 @@ from lockstep.harness.records import (
 )
 
 STEP = {"code", "pos", "ubatches", "slots", "order", "logits"}
-# of columns; others are flat
+# widths of two-dimensional columns; others are flat
 WIDTHS = {"ne": 4, "nb": 4, "params": 16, "name": 64, "weight": 64, "root_name": 64}
 
 

@@ -13,7 +13,7 @@ from lockstep.harness.answers.base import (
 )
 from lockstep.harness.records import DrawAnswer, DrawRequest, SampleAnswer, SampleRequest
 
-NEARLY_ONE = 1e-5  # what float32 sums may be beyond 1
+NEARLY_ONE = 1e-5  # limit by which float32 sums may exceed 1
 
 
 def check_sample(value: Any, facts: Facts, request: SampleRequest) -> None:

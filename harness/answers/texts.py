@@ -11,7 +11,7 @@ from lockstep.harness.answers.base import (
     expect_type,
 )
 
-LONGEST_TOKEN = 1 << 12  # bytes; what a generated token may come to
+LONGEST_TOKEN = 1 << 12  # bytes of one generated token
 
 
 def check_tokenize(value: Any, facts: Facts, texts: Sequence[bytes], **flags: bool) -> None:

@@ -11,7 +11,7 @@ from lockstep.harness.check.check import REFERENCE, BadInput
 from lockstep.harness.context.suite import no_answer
 from lockstep.harness.records import EXACT, Outcome, Rejected, Settings
 
-Progress = Callable[[str, str], None]  # (what is measured, text)
+Progress = Callable[[str, str], None]  # arguments: what is measured, text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Promise:
     text: str
     least: float
     found: float
-    below: tuple[str, ...] = ()  # the targets that are the reason
+    below: tuple[str, ...] = ()  # the targets that caused it
 
     @property
     def kept(self) -> bool:
@@ -71,8 +71,8 @@ class Promise:
 
 
 class Bench(Registered):
-    unit: ClassVar[str]  # of what a rate counts
-    # adapters and their names in a table: ours first, then the one to beat
+    unit: ClassVar[str]  # name of the unit that a rate counts
+    # adapters, and their names in tables: first ours, then the one to compare with
     engines: ClassVar[dict[str, str]]
     threads: ClassVar[tuple[int, ...]] = (1, 2)
 

@@ -16,10 +16,10 @@ from lockstep.harness.blackbox.in_check import questions
 from lockstep.harness.check.check import Plan, open_plan, run_suites
 from lockstep.harness.records import StageText
 
-NUMBERED = re.compile(r"\d|\.\w")  # a number, or the name of a tensor
+NUMBERED = re.compile(r"\d|\.\w")  # matches a number or the name of a tensor
 WALL, OWN = "seconds", "own"
 START, END, WHOLE = "the start", "the end", "all of it"
-SHORTEST = 1e-3  # seconds: a phase that took less has no rate
+SHORTEST = 1e-3  # seconds; a shorter phase has no rate
 
 
 class CheckBench(Bench, name="check"):
@@ -69,7 +69,8 @@ class PhaseClock:
     name count as one phase."""
 
     say: Callable[[str], None]
-    times: dict[str, tuple[float, float]] = field(default_factory=dict)  # (seconds, our processor)
+    # (seconds, processor time of this process)
+    times: dict[str, tuple[float, float]] = field(default_factory=dict)
     suite: str = START
     now: str = ""
     since: tuple[float, float] = field(default_factory=lambda: clocks())

@@ -3,7 +3,7 @@ word."""
 
 from lockstep.harness.synth.draws import stream
 
-# the commonest words of English, in that order: a third of any text
+# the most frequent English words in order, which are a third of any text
 COMMONEST = (
     "the of and to a in is it you that he was for on are with as I his they be at one have this "
     "from or had by not but what all were we when your can said there use an each which she do how "
@@ -31,7 +31,7 @@ FOREIGN = (
     "É",
 )
 CODE = ("x += 1;", "def f(a):\n    ", "if (n > 0) {", "return", "// ", "[i]", "==", "12345", "0x1F")
-DISTINCT = 40_000  # ranks of words; with punctuation a megabyte meets about as many different ones
+DISTINCT = 40_000  # number of different words; with punctuation, a megabyte contains about as many
 
 
 def prose(n_bytes: int, seed: int) -> bytes:

@@ -23,7 +23,7 @@ from lockstep.harness.records import EXACT, Answered
 from lockstep.harness.synth.draws import octets, stream
 
 OURS, GGML, GGUF = "reference", "llama.cpp", "gguf-py"
-ALONE = 1.0, 1.5, 1.8  # least: of each type, in the geometric mean, of two threads to one
+ALONE = 1.0, 1.5, 1.8  # least ratios: of each type, in the geometric mean, of two threads to one
 
 
 class QuantsBench(Bench, name="quants"):
@@ -65,7 +65,7 @@ class QuantsBench(Bench, name="quants"):
                 elif name == OURS:
                     raise why_unmeasured(name, "time_dequantize", outcome)
                 else:
-                    turns.remove((name, threads))  # it has no decoder for this type
+                    turns.remove((name, threads))  # the engine has no decoder for this type
         return best
 
     def promises(self, rows: Sequence[BenchRow]) -> list[Promise]:

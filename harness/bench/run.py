@@ -26,10 +26,10 @@ from lockstep.harness.synth.draws import integers, stream
 OURS, THEIRS = "fast", "llama.cpp"
 THREADS = 2
 PROMPT, STEPS = 128, 32
-# how many tokens are computed at once, and what is promised
+# description -> tokens in one batch, and the promised ratio
 WORK = {f"prompt of {PROMPT}": (PROMPT, 0.5), f"{STEPS} single tokens": (1, 0.9)}
-SHORT = 5e-3  # seconds: of a model whose tokens take less, Python is most of the time
-LIMIT = 3600  # seconds, of a turn
+SHORT = 5e-3  # seconds; with faster tokens, most of the time is spent in Python
+LIMIT = 3600  # time limit of a turn in seconds
 
 
 class RunBench(Bench, name="run"):

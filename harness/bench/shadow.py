@@ -26,7 +26,7 @@ from lockstep.harness.synth.llama import write_llama
 
 ENGINE = "llama.cpp"
 CAPTURE, PLAIN, CALLBACK, COPY = "capture", "plain", "callback", "copy"
-MOST = 3.0  # plain decodes, besides the time to copy the bytes: promised of a capture
+MOST = 3.0  # promised limit of a capture in plain decodes, without the time to copy bytes
 PROMPT, STEPS = 64, 16
 SMALLEST_VOCABULARY = 32
 WAITING = "OMP_WAIT_POLICY"

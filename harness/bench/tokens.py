@@ -23,9 +23,9 @@ from lockstep.harness.synth.llama import write_llama
 
 OURS, THEIRS = "reference", "llama.cpp"
 BUILTIN = "builtin:"
-HALF = 0.5  # of llama.cpp's speed, promised
-SHORTER = 4  # the long word is measured at a quarter of its length too
-# of the speed on the short one; work that grows with the square of the length would give a quarter
+HALF = 0.5  # promised share of llama.cpp's speed
+SHORTER = 4  # the long word is also measured at one so-many-th of its length
+# least share of the speed on the short word; quadratic work would give a quarter
 LINEAR = 0.5
 PROSE, WORD, PART = "prose", "one word", "a quarter of it"
 

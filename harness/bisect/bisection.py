@@ -27,8 +27,8 @@ from lockstep.harness.suites.parts.whole_runs import compare_runs
 from lockstep.harness.suites.products import on_sparse_inputs
 
 OF_TWIN = "the F32 twin, which needs no conversions"
-NO_OP = 4  # exit code: both engines part, and no op is wrong on its own inputs
-WRITTEN = "SET_ROWS"  # into the cache
+NO_OP = 4  # exit code: the engines diverge, but no op is wrong on its own inputs
+WRITTEN = "SET_ROWS"  # op that writes into the cache
 UNANSWERED = {"crashed", "timed-out", "malformed", "not-compared"}
 Place = tuple[int | None, str]  # layer and site
 
@@ -38,9 +38,9 @@ class Layer:
     """One layer of the subject's own run, or the part before or after the layers."""
 
     layer: int | None
-    last: str  # the last site of it, in execution order
-    error: float  # of that site, relative to the largest value: what the layer passes on
-    guilty: tuple[str, ...]  # sites of it at which an op is wrong by itself
+    last: str  # the layer's last site in execution order
+    error: float  # error of that site relative to its largest value, which the next layer gets
+    guilty: tuple[str, ...]  # sites of the layer with a wrong op
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,16 +48,17 @@ class Bisection:
     found: Findings
     layers: tuple[Layer, ...]
     culprits: tuple[SiteFinding, ...]  # one for each place, from the first step that shows it
-    patched: Patched | None = None  # None: there is nothing to put right, or it `failed`
+    patched: Patched | None = None  # None: nothing to repair, or `failed` gives the reason
     failed: str = ""
-    logits: Verdict | None = None  # of the subject's own run; None: there are culprits
-    asked: str = ""  # what else check asks for, that this is of
-    others: tuple[Verdict, ...] = ()  # what check says besides, where no op is guilty
+    logits: Verdict | None = None  # verdict on the subject's own run; None: there are culprits
+    asked: str = ""  # the further question of check in which the difference shows
+    others: tuple[Verdict, ...] = ()  # other findings of check if no op is guilty
     engines: tuple[EngineInfo, ...] = ()  # oracle and subject
-    unsteady: Unsteady | None = None  # its runs differ from each other: no patch shows anything
-    in_f16: str = ""  # what to say where its keys and values are, and it says F32
-    # of the twin: what is wrong in the model as it is by more than the twin explains, and by how
-    # much it is there
+    # the subject's runs differ from each other, so a patch shows nothing
+    unsteady: Unsteady | None = None
+    in_f16: str = ""  # a note if the subject's cache seems to be F16 although it declares F32
+    # for a twin: errors of the stored model that exceed what the twin explains, with their size
+    # there
     as_stored: tuple[tuple[SiteFinding, float], ...] = ()
 
     @property
@@ -97,7 +98,7 @@ def bisect(context: Context, on_twin: Callable[[], Bisection | None] = lambda: N
         return first
     said = tuple(said_by_check(context))
     wrong = tuple(verdict for verdict in said if verdict.status == "diverged")
-    # an answer to other tokens is of no op, though the look-up of these is the first to differ
+    # an answer to earlier tokens is no op's fault, although the embedding is the first to differ
     old = [verdict for verdict in wrong if verdict.detail.get("answered_before")]
     asked = {verdict.detail.get("asked") for verdict in wrong if verdict not in old}
     runs = [run for run in runs_asked(context, first) if run.words in asked]
@@ -168,7 +169,7 @@ def bisect_run(context: Context) -> Bisection:
         if found.guilty and not shaky:
             patched = patch(context, found)
             in_f16 = cache_in_f16(context, found)
-    except NoAnswer as error:  # what was found is true all the same
+    except NoAnswer as error:  # the findings so far are valid
         failed = error.summary
     proof = {"patched": patched, "failed": failed, "in_f16": in_f16}
     return make_bisection(found, logits=logits, unsteady=shaky, **proof)
@@ -228,7 +229,7 @@ def layers_of(found: Findings) -> tuple[Layer, ...]:
     worst: dict[Place, float] = {}
     for f in found.all:
         place, error = (f.layer, f.site.name), found.free.get(f.site)
-        if error is not None:  # not of what was never shown in a run of its own
+        if error is not None:  # sites that were never shown in the subject's own run are left out
             worst[place] = max(worst.get(place, 0.0), error)
     groups = [[first[i] for i in group] for group in by_layer([f.layer for f in first])]
     return tuple(

@@ -32,7 +32,7 @@ def verdicts_of(
             key=verdict.key,
         )
     proven = result.patched is not None and result.patched.confirms
-    # what differs is said by the culprits' own verdicts; this one is about the proof
+    # the culprits' own verdicts report the differences, and this verdict reports the proof
     open_proof = "not-compared" if result.culprits else STATUSES[result.exit_code]
     status: Status = "agreed" if proven else open_proof
     yield Verdict(

@@ -20,7 +20,8 @@ from lockstep.harness.records import EXACT, Answered, Settings
 
 TOKENS = 48  # the longest report has 38
 SHORT = "Hello"
-# what every test rests on: how large a layer is beside the embedding, and what norms divide by
+# tests on which all others depend: the size of a layer relative to the embedding, and the divisor
+# of norms
 FOUNDATIONS = {"layers", "norm-of-each-token"}
 
 
@@ -29,12 +30,12 @@ class SeenReport:
     """Report of one engine."""
 
     engine: str
-    covering: tuple[str, ...]  # tests that name it
+    covering: tuple[str, ...]  # tests that cover the mistake
     said_no: tuple[str, ...]
-    kept: tuple[str, ...]  # tests that do not rest on what is covered, and said ok
-    lost: tuple[str, ...]  # ... and did not
+    kept: tuple[str, ...]  # tests that do not depend on the covering tests, and said ok
+    lost: tuple[str, ...]  # tests that do not depend on them, and did not say ok
     complete: bool
-    readings: tuple[AcidReading, ...]  # behind the acid prompt, and behind a short one
+    readings: tuple[AcidReading, ...]  # after the acid prompt, and after a short prompt
 
     @property
     def names_cause(self) -> bool:

@@ -40,7 +40,7 @@ WIDE, NARROW = "NMSE 1e-2 on logits", "NMSE 1e-4 on logits"
 TOP, COSINE = "the same top-1", "cosine 0.999"
 LIMITS = (ON_OPS, NARROW, WIDE, TOP, COSINE)
 TEXT = b"Hello, my name is"
-SHORT, LONG = 6, 128  # tokens
+SHORT, LONG = 6, 128  # numbers of tokens
 Array = NDArray[np.float64]
 
 
@@ -83,7 +83,8 @@ def long_prompt(context: Context) -> list[int]:
     """Return seeded ids. Their number is LONG, or less if the model or the cache has fewer
     positions."""
     n = min(LONG, context.facts.n_positions or LONG, context.settings.n_ctx)
-    n_vocab = len(context.tokens) and context.facts.n_vocab  # raises where it is not known
+    # raises NoAnswer if the size is unknown
+    n_vocab = len(context.tokens) and context.facts.n_vocab
     raw = Philox(key=[context.seed, LONG]).random_raw(n)
     return [int(r >> np.uint64(33)) % n_vocab for r in raw]
 

@@ -94,6 +94,6 @@ class Kept:
                 except StopIteration:
                     return
                 except Exception as error:
-                    self.failed = error  # who comes later meets it as well, and not an end
+                    self.failed = error  # later readers get the same error instead of an end
                     raise
             yield self.values[number]

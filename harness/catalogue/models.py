@@ -22,19 +22,19 @@ from lockstep.harness.synth.gguf_writer import Tensor, write_gguf
 from lockstep.harness.synth.llama import LlamaRecipe, write_llama
 
 ARCH, OWN = "arch:", "arch:llama:"
-Rows = NDArray[Any]  # the blocks of a matrix, row by row
+Rows = NDArray[Any]  # the blocks of a matrix by row
 
 
 def lowest_bytes(rows: Rows) -> None:
     rows["qs"][..., ::8] = -128
 
 
-MOE_TYPES = ("F16", "BF16", "Q4_0", "Q5_1")  # beside the built-in F32 and Q8_0
+MOE_TYPES = ("F16", "BF16", "Q4_0", "Q5_1")  # in addition to the built-in F32 and Q8_0
 
-# a recipe, and how one of its matrices is made what no recipe makes it
+# recipe, name of a matrix, function that changes this matrix
 SPECIAL: Mapping[str, tuple[LlamaRecipe, str, Callable[[Rows], None] | None]] = MappingProxyType(
     {
-        # the first and the last token are due
+        # the first and the last token are the most likely
         "few-tokens": (LlamaRecipe(seed=1, n_vocab=3, vocabulary=False), "", None),
         "lowest-bytes": (BUILTIN["q8_0"], "", lowest_bytes),
         **{f"moe-{q.lower()}": (replace(BUILTIN["moe"], quant=q), "", None) for q in MOE_TYPES},
@@ -44,7 +44,7 @@ SPECIAL: Mapping[str, tuple[LlamaRecipe, str, Callable[[Rows], None] | None]] = 
         "five-layers-q4_1": (LlamaRecipe(seed=13, n_layer=5, quant="Q4_1"), "", None),
     }
 )
-# models of `synth` with other keys: what scales positions, how experts are weighed
+# models of `synth` with other keys, for scaling of positions and for weights of experts
 WITH_KEYS: Mapping[str, tuple[str, Mapping[str, tuple[str, Any]]]] = MappingProxyType(
     {
         "deepseek2-yarn": (
@@ -56,7 +56,8 @@ WITH_KEYS: Mapping[str, tuple[str, Mapping[str, tuple[str, Any]]]] = MappingProx
                 "rope.scaling.yarn_log_multiplier": ("F32", 0.1),
             },
         ),
-        "deepseek2-lite": (  # as V2-Lite: a softmax over all, and what is chosen keeps its share
+        # as V2-Lite: a softmax over all experts, whose shares are not normalised after the choice
+        "deepseek2-lite": (
             "deepseek2",
             {"expert_gating_func": ("U32", 1), "expert_weights_norm": ("BOOL", False)},
         ),
@@ -65,17 +66,17 @@ WITH_KEYS: Mapping[str, tuple[str, Mapping[str, tuple[str, Any]]]] = MappingProx
         "gemma3-scaled": ("gemma3", {"rope.scaling.factor": ("F32", 8.0)}),
     }
 )
-# original contexts in tokens of phi3 models with two sets of factors, as Phi-3's of 128k: each
-# run's context is longer than the first, and shorter than the second
+# original contexts in tokens of phi3 models with two sets of factors, like Phi-3's with 128k; each
+# run's context is longer than the first and shorter than the second
 ORIGINAL_CONTEXTS: Mapping[str, int] = MappingProxyType(
     {"phi3-long-factors": 4, "phi3-short-factors": 4096}
 )
-# models of `synth` with four layers, where it makes two
+# models of `synth` with four layers instead of two
 DEEPER: Mapping[str, str] = MappingProxyType(
     {"qwen2-deeper": "qwen2", "qwen3-deeper": "qwen3", "gpt2-deeper": "gpt2"}
 )
 FOUR = (("n_layer", 4),)
-LLAMA = "llama"  # the architecture of models whose names do not say another
+LLAMA = "llama"  # architecture of models whose name does not contain another
 ARCHITECTURES: Mapping[str, str] = MappingProxyType(
     {
         **{name: arch for name, (arch, _) in WITH_KEYS.items()},

@@ -13,7 +13,7 @@ from lockstep.harness.check.check import REFERENCE, Opened, Plan, describe_engin
 from lockstep.harness.context.suite import Context
 from lockstep.harness.records import Settings
 
-Start = Callable[[Path, Settings], Session]  # the engine under test, on a model
+Start = Callable[[Path, Settings], Session]  # starts the engine under test on a model
 Progress = Callable[[str], None]
 LARGEST = 1 << 24  # bytes of a model that is kept
 
@@ -33,7 +33,7 @@ class KnownModels:
 
     folder: Path
     known: dict[str, Opened] = field(default_factory=dict)
-    asked: int = 0  # how many models engines were opened on
+    asked: int = 0  # number of models on which engines were opened
 
     def opening(self, start: Start, view: View = LOGITS) -> Callable[[Plan, Progress], Opened]:
         """Return a replacement for `open_plan` that opens this engine as the engine under test,
@@ -52,7 +52,7 @@ class KnownModels:
     def keep_open(self, plan: Plan, progress: Progress) -> Opened:
         key = hashlib.sha256(plan.model.read_bytes()).hexdigest()
         if key not in self.known:
-            copy = self.folder / f"{key}.gguf"  # the caller's file is gone when this is asked again
+            copy = self.folder / f"{key}.gguf"  # a copy, because the caller's file may be deleted
             shutil.copy(plan.model, copy)
             opened = opened_alone(replace(plan, model=copy), progress)
             remember(opened.context)

@@ -11,7 +11,7 @@ from lockstep.harness.catalogue.trial import SeenInView, Trial
 from lockstep.harness.catalogue.views import VIEWS
 
 BEGIN, END = "<!-- catalogue: begin -->\n", "<!-- catalogue: end -->\n"
-PAGES = {"README.md": summary, "reports/TRUST.md": lines}  # what of it stands in each
+PAGES = {"README.md": summary, "reports/TRUST.md": lines}  # page -> function that writes its part
 
 
 def write_rates(found: Sequence[Trial]) -> str:

@@ -31,8 +31,8 @@ from lockstep.harness.parallel.works import Executor, as_done
 from lockstep.harness.records import EXACT, PRESETS
 from lockstep.harness.runs.output import Output
 
-AT_ONCE = 16  # engines of one model, for which its oracle is started once
-# for honest engines: those that treat experts otherwise are like all others where there are none
+AT_ONCE = 16  # number of engines that share one model's oracle
+# models for honest engines; designs of experts need models with experts
 TEN = ("f32", "q8_0", "yarn", "bf16", "q4_0", "f16", "arch:qwen3", "arch:gemma3", "moe", "moe-q8_0")
 WITH_EXPERTS = (
     *("moe", "moe-q8_0", "moe-f16", "moe-bf16", "moe-q4_0", "moe-q5_1"),

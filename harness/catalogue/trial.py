@@ -34,7 +34,7 @@ from lockstep.harness.records import EXACT, Settings, Verdict
 
 Wrong = type[Mutant] | type[WrongTokenizer]
 QUESTIONS_OF = {"metadata": ("metadata",), "tokens": ("tokenize", "detokenize", "tokenizer")}
-N_TOKENS = 64  # of greedy text
+N_TOKENS = 64  # tokens of greedy text
 HONEST = HonestEngine.group
 
 
@@ -43,10 +43,11 @@ class SeenInView:
     """The result of a trial in one view."""
 
     caught: bool
-    compared: bool = True  # else nothing of the model can be seen so: embeddings are no text
-    suite: str = ""  # the first that found something
+    # False: this view shows nothing of the model, for example because embeddings are no text
+    compared: bool = True
+    suite: str = ""  # the first suite with a finding
     said: str = ""
-    seconds: float = 0.0  # of this process, whatever runs beside it
+    seconds: float = 0.0  # processor time of this process
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +61,15 @@ class Trial:
     source: str
     model: str
     preset: str = EXACT.name
-    seed: int = 0  # of the tokens
-    expected: str  # where it is wrong
-    found: str = ""  # where bisect saw it first, or the suite, where no op is wrong
+    seed: int = 0  # seed of the tokens
+    expected: str  # the wrong site
+    found: str = ""  # the first site that bisect found, or the suite if no op is wrong
     views: dict[str, SeenInView] = field(default_factory=dict)
     layer_right: bool = False
     op_right: bool = False
     confirmed: bool = False
-    passes: dict[str, bool] = field(default_factory=dict)  # by fixed limits
+    # by fixed limit: True if the engine passes it
+    passes: dict[str, bool] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
@@ -91,7 +93,7 @@ class TrialBench:
     plan: Plan
     opened: Opened
     truth: Truth
-    made: KnownModels  # of the model, for one question each
+    made: KnownModels  # made models and their answers, for one question each
 
     @property
     def context(self) -> Context:
@@ -161,7 +163,8 @@ def look(bench: TrialBench, cls: type[Reference], view: View) -> SeenInView:
     except NoAnswer as error:
         return SeenInView(caught=error.status != "not-compared", suite="start", said=str(error))
     verdicts = []
-    for verdict in run_suites(context, suites(cls)):  # the rest is for bisect
+    # only the first finding counts, because bisect does the rest
+    for verdict in run_suites(context, suites(cls)):
         verdicts.append(verdict)
         if blames(verdict):
             break
@@ -207,7 +210,8 @@ def locate(bench: TrialBench, name: str) -> Located:
     finally:
         context.subject.close()
     confirmed = result.patched is not None and result.patched.confirms
-    seen = result.first or result.unsteady  # which says where its own runs begin to differ
+    # `unsteady` says where two runs of the engine begin to differ
+    seen = result.first or result.unsteady
     site = seen.site if seen else None
     if site is None:
         return Located(found="nowhere", layer=None, confirmed=confirmed)

@@ -21,7 +21,7 @@ from lockstep.harness.records import (
 )
 from lockstep.harness.sites import SITES
 
-K = 20  # candidates, which is what OpenAI's interface gives
+K = 20  # candidates, as many as OpenAI's interface gives
 RUNS = frozenset({"tokenize", "detokenize", "evaluate", "embed", "greedy"})
 LAYER_ENDS = ("embd", "l_out", "result_output")
 Row = list[tuple[int, float]]
@@ -46,9 +46,9 @@ LISTS = View(
     levels=("tokenize", "logprobs", "greedy"),
     questions=frozenset({"tokenize", "detokenize", "logprobs", "greedy"}),
 )
-# what is said behind a text needs a vocabulary: of models without one, tokens
+# a model without a vocabulary has no texts, so tokens take their place
 TEXT = View(name="text", levels=("greedy",), questions=frozenset({"greedy"}))
-# what a tokenizer does to a text is seen in texts alone
+# only texts show a tokenizer's mistakes
 TEXTS = View(name="text", levels=("generate",), questions=frozenset({"generate"}))
 VIEWS = (ALL, LAYERS, LOGITS, LISTS, TEXT)
 

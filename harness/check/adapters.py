@@ -14,7 +14,7 @@ from lockstep.harness.graph.program import Program
 from lockstep.harness.graph.record import record
 from lockstep.harness.records import CONTROL_VECTOR, LORA, Settings
 
-TOKENS = (0, 0)  # of a run that shows the graph
+TOKENS = (0, 0)  # tokens of a run that shows the graph
 NAMED = 4
 
 

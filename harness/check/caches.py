@@ -14,7 +14,7 @@ from lockstep.engine.ops.ggml.stored import STORED
 from lockstep.engine.quants.base import WeightFormat
 from lockstep.harness.records import Settings
 
-UNQUANTISED = ("F32", "F16", "BF16")  # values that llama.cpp attends to without flash attention
+UNQUANTISED = ("F32", "F16", "BF16")  # types of values for which llama.cpp needs no flash attention
 
 
 def check_heads(settings: Settings, path: Path) -> None:

@@ -67,9 +67,9 @@ from lockstep.harness.shadow.known import known_crash_of, perhaps_amx
 from lockstep.harness.suites.decode import PROMPT
 
 LLAMA_CPP = "llama.cpp"
-REFERENCE, REPLAY = "reference", "replay"  # the second takes the first's place, see stand_in
-CELLS = 256  # llama.cpp's granule of the cache
-PROMPT_TOKENS = 64  # room for the prompt of `decode`, unless a longer one is given
+REFERENCE, REPLAY = "reference", "replay"  # REPLAY may take REFERENCE's place, see stand_in
+CELLS = 256  # llama.cpp's cache grows by so many cells
+PROMPT_TOKENS = 64  # room for the prompt of `decode`, unless the user gives a longer one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,17 +82,17 @@ class Plan:
     engine: str = "reference"
     oracle: str = "llama.cpp"
     settings: Settings
-    suites: tuple[str, ...] = ()  # empty: all
-    by_name: bool = True  # somebody asked for just these, so none may be left out
+    suites: tuple[str, ...] = ()  # empty: all suites
+    by_name: bool = True  # True: the user named the suites, so all of them must run
     n_tokens: int = 32
     n_steps: int = 64
-    prompt: bytes = PROMPT  # what `decode` goes on from, if the model has a vocabulary
+    prompt: bytes = PROMPT  # prompt of `decode`, if the model has a vocabulary
     seed: int = 0
-    time_limit: float = 300.0  # seconds for one answer, and for a start
+    time_limit: float = 300.0  # seconds for an answer, and for a start
     memory_limit: int = MEMORY
-    optional: bool = False  # one of many that are made for any engine, which need not take it
+    optional: bool = False  # True: a made model that no engine need support
     form: OracleForm = OracleForm.USUAL
-    command: str = ""  # the options that make this plan, for the command that repeats it
+    command: str = ""  # options that make this plan, for the command that repeats it
 
 
 def suites_named(names: Sequence[str]) -> list[type[Suite]]:
@@ -186,7 +186,7 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
         program = None
         if is_outside(engine):
             program = runner.open(engine, plan.subject_model, settings)
-            # it may not be able to set everything, and the oracle can
+            # the program may not support every setting, and the oracle does
             progress(f"starting {program.name}")
             settings = describe_engine(program, under_test=True).settings or settings
             if why := why_not_followed(settings):
@@ -199,13 +199,13 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
         oracle = runner.open(plan.oracle, plan.model, settings)
         progress(f"starting {plan.oracle}")
         build = describe_engine(oracle)
-        settings = replace(settings, generic=build.generic)  # so that both round activations alike
+        settings = replace(settings, generic=build.generic)  # both round activations alike
         of_subject = replace(settings, adapters=adapters, turned=True)
         subject = program or runner.open(engine, plan.subject_model, of_subject)
         graph = plan.oracle == LLAMA_CPP
         llama_cpp = oracle if graph else runner.open(LLAMA_CPP, plan.model, settings)
         if not graph and named_folder() is not None:
-            describe_engine(llama_cpp)  # of the user's libraries: are they the pinned ones?
+            describe_engine(llama_cpp)  # checks that the user's libraries are the pinned ones
         check_used(llama_cpp, settings, plan.model)
         rounds = program is not None and in_full(settings) != settings
         full = runner.open(LLAMA_CPP, plan.model, in_full(settings)) if rounds else None
@@ -217,7 +217,7 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
     if engine == REPLAY and plan.oracle == LLAMA_CPP and plan.subject_model == plan.model:
         assert isinstance(subject, LocalSession)
         assert subject.adapter is not None
-        subject.adapter.borrow(oracle)  # one worker shows its graph to whoever wants it
+        subject.adapter.borrow(oracle)  # one worker shows its graph to both
         subject.lender = oracle
     return Opened(
         context=Context(
@@ -258,7 +258,7 @@ def dump_given(plan: Plan) -> Dump | None:
         check_model(dump, plan.subject_model)
     except EngineError as error:
         raise BadInput(str(error)) from error
-    except OSError as error:  # of the model
+    except OSError as error:  # an error of the model's file
         raise BadInput(f"{plan.subject_model}: {error.strerror or error}") from error
     return dump
 
@@ -302,7 +302,7 @@ def along_llama_cpp(context: Context) -> AlongLlamaCpp:
 def is_compiled(*, flash_attn: bool) -> bool:
     """Return True if numba's cache holds the compiled code of all honest runs, so that no run
     spends seconds on compiling. Products of weight formats may still be missing."""
-    from lockstep.engine.kernels.compiled import is_kept  # late: these imports take a while
+    from lockstep.engine.kernels.compiled import is_kept  # imported here: the imports are slow
     from lockstep.engine.ops.flash_mirror import one_by_one
     from lockstep.engine.ops.rotation import recursion
 
@@ -342,7 +342,7 @@ def run_suites(context: Context, names: Sequence[str]) -> Iterator[Verdict]:
     suites = suites_named(names)
     for suite in suites:
         if suite.begin is not Suite.begin and not suite().inapplicable(context.facts):
-            with suppress(NoAnswer, EngineError, OSError):  # its run meets it again, and says it
+            with suppress(NoAnswer, EngineError, OSError):  # the suite's run reports it
                 suite().begin(context)
     runs = [(suite, suite().run) for suite in suites]
     finishes = [(suite, suite().finish) for suite in suites if suite.finish is not Suite.finish]
@@ -352,7 +352,7 @@ def run_suites(context: Context, names: Sequence[str]) -> Iterator[Verdict]:
         for verdict in verdicts_of(suite, work, context):
             known = excused_if_known(verdict, context.facts.architecture, context.oracle.name)
             who, version = context.subject.name, context.subject_info.version
-            if not isinstance(context.subject, DumpSession):  # that can call itself anything
+            if not isinstance(context.subject, DumpSession):  # a dump may claim any engine's name
                 known = excused_if_foreign(known, who, version, context.subject_model)
             yield known if known.about != BOTH else replace(known, about=about)
 
@@ -371,12 +371,12 @@ def verdicts_of(
             compared = compared or verdict.status != "not-applicable"
             yield verdict
     except NoAnswer as error:
-        if context.named and not compared and NOT_OFFERED in error.detail:  # somebody wants it
+        if context.named and not compared and NOT_OFFERED in error.detail:  # the user named it
             error = NoAnswer("not-compared", error.summary, error.detail)
         yield verdict_for_no_answer(suite.name, context, error)
     except EngineError as error:
         yield context.verdict(suite.name, "not-compared", str(error))
-    except Exception as error:  # one suite's defect costs that suite
+    except Exception as error:  # a defect of one suite must not stop the others
         text = defect(f"{type(error).__name__}: {error}"[:500])
         detail = {"traceback": traceback.format_exc()}
         yield context.verdict(suite.name, "internal", text, detail, (suite.name, "internal"))

@@ -20,8 +20,8 @@ HALVES = {
     "attention": ("attention, or the scan in its place,", ATTENTION_OUT),
     "ffn": ("the feed-forward network", FFN_OUT),
 }
-BY_LOGITS = ("logits", "logprobs")  # suites
-BY_CHOICE = ("decode", "text")  # they see no more than which token is the likeliest
+BY_LOGITS = ("logits", "logprobs")  # suites that show logits
+BY_CHOICE = ("decode", "text")  # suites that show only the most likely token
 
 
 def halves_told(context: Context, verdicts: Sequence[Verdict]) -> Iterator[Verdict]:
@@ -36,7 +36,7 @@ def halves_told(context: Context, verdicts: Sequence[Verdict]) -> Iterator[Verdi
     suites = [suite for suite in (*BY_LOGITS, *BY_CHOICE) if suite in agreed]
     if not suites or "trace" in agreed or not context.facts.is_small:
         return
-    with suppress(NoAnswer, EngineError):  # of a graph that we cannot compute nothing is known
+    with suppress(NoAnswer, EngineError):  # our engine may be unable to compute the graph
         truth = np.concatenate(context.noise.logits)
         allowed = float(whole_run(context.noise.relative, largest(truth)).allowed)
         for half, (words, tensors) in HALVES.items():

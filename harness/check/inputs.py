@@ -4,8 +4,8 @@ import sys
 from pathlib import Path
 
 STANDARD_INPUT = Path("-")
-MAGIC = b"GGUF"  # at the beginning of every model
-# A text becomes a list of up to as many ids as it has bytes, each some ten times as large as one.
+MAGIC = b"GGUF"  # the first bytes of every model
+# bytes; a text may become as many ids as it has bytes, and an id needs ten times as much memory
 LARGEST_TEXT = 64 << 20
 
 

@@ -11,8 +11,8 @@ class OracleForm(Enum):
     """A way to run llama.cpp as the oracle of an engine under test."""
 
     USUAL = auto()
-    MERGED = auto()  # its file holds the LoRA files, added to the weights
-    UNTURNED = auto()  # its quantised cache holds heads as they are
+    MERGED = auto()  # the oracle's file has the LoRA files merged into its weights
+    UNTURNED = auto()  # heads in the oracle's quantised cache are not rotated
 
     def settings_for(self, settings: Settings) -> Settings:
         """Return the oracle's settings, given the settings of the engine under test."""

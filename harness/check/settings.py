@@ -12,7 +12,7 @@ from lockstep.harness.exit_codes import BadInput
 from lockstep.harness.protocol.messages import MOST_SETTING, MOST_THREADS
 from lockstep.harness.records import CACHE_TYPES, EXACT, PRESETS, Settings
 
-MOST_BYTES = 1 << 16  # of a file
+MOST_BYTES = 1 << 16  # bytes of a settings file
 SWITCH = {"on": True, "off": False}
 
 

@@ -16,9 +16,10 @@ from lockstep.engine.quants.base import WeightFormat
 from lockstep.engine.registry import import_members
 from lockstep.harness.synth.draws import stream
 
-KINDS = ("sign", "double", "rms")  # of an F32 weight: negated, doubled, one rms of its tensor added
-BIT = "bit"  # of a weight of blocks: one bit of a code or a scale
-TRIES = 100  # of bits, until one changes a weight to another finite one
+# changes of an F32 weight: negated, doubled, or increased by one rms of its tensor
+KINDS = ("sign", "double", "rms")
+BIT = "bit"  # change of a weight in blocks: one bit of a code or a scale
+TRIES = 100  # number of bits to try, until one changes a weight to another finite value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +28,11 @@ class Damage:
 
     tensor: str
     kind: str
-    element: int  # the first weight that it changes
+    element: int  # number of the first changed weight
     before: float
     after: float
-    at: int  # in the file
-    raw: bytes  # what stands there instead
+    at: int  # offset in the file
+    raw: bytes  # the new bytes
 
     def __str__(self) -> str:
         return (
@@ -63,7 +64,7 @@ def damage(file: GgufFile, name: str, bits: Philox) -> Damage:
     before = values[element]
     rms = np.float32(np.sqrt(np.square(values, dtype=np.float64).mean())) or np.float32(1)
     after = {"sign": -before, "double": 2 * before, "rms": before + rms}[kind]
-    if after == before:  # a zero
+    if after == before:  # the weight is zero
         kind, after = "rms", before + rms
     return Damage(
         tensor=name,

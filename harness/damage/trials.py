@@ -23,7 +23,7 @@ from lockstep.harness.records import EngineInfo, Evaluation, Request, Settings, 
 from lockstep.harness.shadow.known import known_crash
 
 SUITE = "damage"
-TOKENS = 8  # of the prompt: a change is seen at any of them
+TOKENS = 8  # tokens of the prompt, each of which may show the change
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,12 +59,13 @@ PREFIX, MAP = "dump:", "#map="
 INDEX = "index.json"
 LARGEST_INDEX = 64 << 20
 MOST_TOKENS = 1 << 20
-MOST_BATCHES = 512  # each costs a run of the oracle, and one of each honest run
+MOST_BATCHES = 512  # each costs a run of the oracle, and of each honest run
 LOGITS, EMBEDDINGS = "result_output", "result_embd_pooled"
 WIDE = ("F32", "F64")
 NUMERIC = ("type_k", "type_v", "flash_attn", "n_threads")
 STEP = re.compile(r"step[0-9]{1,6}/")
-OTHER_KINDS = (".npy", ".npz", ".bin", ".raw", ".pt", ".dat")  # of files that hold tensors
+# other extensions of files with tensors
+OTHER_KINDS = (".npy", ".npz", ".bin", ".raw", ".pt", ".dat")
 MOST_FILES = 1 << 16
 
 
@@ -77,9 +78,9 @@ class Dump:
     version: str
     batches: tuple[Batch, ...]
     files: Mapping[Site, HeldTensor]
-    settings: Mapping[str, Any]  # those that are known
-    models: tuple[str, ...]  # hashes of the file that was run, if they are known
-    strangers: tuple[str, ...] = ()  # names that no pattern of the map fits
+    settings: Mapping[str, Any]  # known settings
+    models: tuple[str, ...]  # hashes of the model's file, if known
+    strangers: tuple[str, ...] = ()  # names that match no pattern of the map
     map: NodeMap | None = None
 
 
@@ -111,7 +112,7 @@ def read_dump(folder: Path, map_name: str = "") -> Dump:
     if type(index) is not dict:
         raise InvalidModel(f"{path}: expected an object, got a {type(index).__name__}")
     batches = batches_of(path, index.get("tokens"))
-    said = index.get("engines") or [index]  # of one that lockstep wrote
+    said = index.get("engines") or [index]  # an index that lockstep wrote
     who = said[0] if type(said) is list and type(said[0]) is dict else {}
     settings = recorded_settings(path, who.get("settings", {}))
     names = map_in(path, index, map_name)
@@ -186,7 +187,8 @@ def check_inside(folder: Path, path: Path) -> None:
     """Raise InvalidModel for a path outside the dump's folder, because dumps are untrusted."""
     try:
         inside = path.resolve().is_relative_to(folder.resolve())
-    except (OSError, ValueError, RuntimeError):  # a loop, a NUL: said where it is opened
+    # a loop of links or a NUL; opening the file reports it
+    except (OSError, ValueError, RuntimeError):
         return
     if not inside:
         raise InvalidModel(f"{path} is outside the dump's folder: copy it there, or use --map")
@@ -306,7 +308,7 @@ class DumpSession(Session):
         self.name, self.map_name = folder.name or str(folder), map_name
         self.folder, self.model, self.settings = folder, model, settings
         self.dump: Dump | None = None
-        self.rounded = ""  # what floats of more bits were rounded to, all of them, before
+        self.rounded = ""  # the type to which all wider floats had been rounded
 
     def _ask(
         self,
@@ -364,7 +366,7 @@ class DumpSession(Session):
         wide = (site for site, held in dump.files.items() if held.kind in WIDE)
         self.rounded = looks_like(values[site] for site in wide)
         rows = (values[site] for site in ends)
-        # no site of ours has this name, so that leading axes of one are still there
+        # our sites lack this name, so leading axes of size one remain
         outputs = tuple(r.reshape(-1, r.shape[-1]) if request.embeddings else r for r in rows)
         records = tuple(TensorRecord(site=site, value=v) for site, v in values.items())
         trace = Trace(engine=self.name, records=records) if request.capture else None

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from lockstep.engine.errors import InvalidModel
 from lockstep.harness.processes.limits import memory_of_machine
 
-FLOAT32 = 4  # bytes
+FLOAT32 = 4  # number of bytes
 
 
 def check_room(folder: Path, paths: Iterable[Path]) -> None:

@@ -23,7 +23,7 @@ class HeldTensor:
 
     path: Path
     key: str
-    kind: str  # as safetensors calls its type
+    kind: str  # name of the type in safetensors
     rule: Rule | None = None
 
 
@@ -49,7 +49,7 @@ def as_computed(
 ) -> NDArray[Any]:
     """Return the values as float32, in llama.cpp's order of axes, without leading axes of size
     1."""
-    info = SITES.get(site.name)  # none of a node that llama.cpp alone has a name for
+    info = SITES.get(site.name)  # nodes that only llama.cpp names are not in SITES
     while info and value.ndim > len(info.shape.split(",")) and value.shape[0] == 1:
         value = value[0]
     if held.rule is not None:

@@ -27,7 +27,7 @@ from lockstep.harness.foreign.engines import (
 )
 from lockstep.harness.records import StageText
 
-ENTRY = "entry.mjs"  # of a node environment: imports the engine from where it lies
+ENTRY = "entry.mjs"  # file in a node environment that imports the engine from its folder
 
 
 def folder_of(engine: Foreign) -> Path:
@@ -61,7 +61,7 @@ def command_of(engine_name: str) -> list[str] | None:
         raise Unsupported(f"{name} is not added yet; add it: lockstep engine add {name}")
     if engine.kind == "node":
         return ["node", program, str(folder / ENTRY)]
-    # neither variables nor packages of the user's Python are meant; its own folder is
+    # -E and -s: the user's variables and packages must not be used
     return [str(interpreter(folder)), "-E", "-s", program, *filter(None, [argument])]
 
 

@@ -16,13 +16,13 @@ class Foreign:
 
     name: str
     kind: Literal["python", "node"]
-    packages: tuple[str, ...]  # the engine's own first
-    module: str  # whose import shows that it is whole
+    packages: tuple[str, ...]  # the engine's own package is first
+    module: str  # its import shows that the environment is complete
     program: str
-    can: str  # what it can be asked, in words
-    size: str  # of what is downloaded
-    needs: str = ""  # besides, of the machine
-    takes: str = ""  # what must follow its name behind a colon: "FOLDER"
+    can: str  # description of the questions that the engine answers
+    size: str  # size of the download
+    needs: str = ""  # other requirements on the machine
+    takes: str = ""  # what must follow the name after a colon, such as "FOLDER"
 
     @property
     def version(self) -> str:
@@ -153,7 +153,7 @@ ENGINES: dict[str, Foreign] = {
     )
 }
 
-# tried, and what happened: `engine add` says so instead of building it
+# engines that were tried in vain, with the result; `engine add` reports this instead of building
 NOT_RUNNING: dict[str, str] = {}
 
 

@@ -14,10 +14,11 @@ from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
 from lockstep.harness.honest.base import HonestEngine
 
-# lists and text are held to float32: they tell too little of which factors are rounded
+# views with logits; lists and text do not show which factors are rounded, so they are judged like
+# float32
 WITH_LOGITS = ("tensors", "layers", "logits")
 Round = Callable[[F32], F32]
-E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)  # magnitudes of four bits
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)  # magnitudes of E2M1
 
 
 def as_is(x: F32) -> F32:
@@ -104,7 +105,7 @@ class Rounded(Mirror):
 
     weights: Round = staticmethod(as_is)
     inputs: Round = staticmethod(as_is)
-    in_blocks: Round = staticmethod(as_is)  # activations that meet weights in blocks
+    in_blocks: Round = staticmethod(as_is)  # activations that are multiplied with block weights
     queries: Round = staticmethod(as_is)
     keys: Round = staticmethod(as_is)
     chances: Round = staticmethod(as_is)
@@ -170,25 +171,26 @@ def all_of(to: Round) -> dict[str, Round]:
     return dict.fromkeys(("weights", "inputs", "queries", "keys", "chances", "cells"), to)
 
 
-# cuBLAS and Metal, which multiply 16-bit tiles and add in float32.
+# cuBLAS and Metal multiply 16-bit tiles and add in float32
 add_rounded("f16", "all factors in F16, sums in F32", all_of(to_f16))
 add_rounded("bf16", "all factors in BF16, sums in F32", all_of(to_bf16))
 add_rounded("tf32", "all factors in TF32, sums in F32", all_of(to_tf32))
 add_rounded("weights-f16", "weights and activations in F16", {"weights": to_f16, "inputs": to_f16})
 add_rounded("weights-bf16", "weights in BF16, activations as they are", {"weights": to_bf16})
-# Fused attention on tensor cores: what the softmax gives is rounded before it meets values.
+# fused attention on tensor cores rounds the result of the softmax before it is multiplied with
+# values
 add_rounded("chances-f16", "attention weights in F16", {"chances": to_f16})
 add_rounded("cache-bf16", "keys and values in BF16", {"keys": to_bf16, "cells": to_bf16})
-# vLLM and TensorRT-LLM with caches of eight bits.
+# vLLM and TensorRT-LLM have 8-bit caches
 add_rounded("cache-e4m3", "keys and values in E4M3", {"keys": to_e4m3, "cells": to_e4m3})
 add_rounded("cache-e5m2", "keys and values in E5M2", {"keys": to_e5m2, "cells": to_e5m2})
-# SageAttention: queries and keys in bytes, the rest in F16.
+# SageAttention has queries and keys in int8, and the rest in F16
 add_rounded(
     "attention-int8",
     "queries and keys in bytes, attention weights and values in F16",
     {"queries": to_bytes, "keys": to_bytes, "chances": to_f16, "cells": to_f16},
 )
-# Blackwell, whose tensor cores multiply four bits.
+# Blackwell's tensor cores multiply 4-bit numbers
 add_rounded(
     "activations-mxfp4", "activations in MXFP4", {"in_blocks": to_fp4(32, powers_of_two)}, "q8_0"
 )
@@ -221,7 +223,7 @@ def toward_zero(x: NDArray[np.float64]) -> F32:
     return np.where(np.abs(near) > np.abs(x), np.nextafter(near, np.float32(0)), near)
 
 
-# Volta and later: additions inside a tile truncate.
+# in tensor cores from Volta on, additions inside a tile truncate
 HonestEngine.add_design(
     "sums-truncated", "float32 sums of four products at a time, truncated", ops=TensorCore
 )

@@ -17,7 +17,7 @@ class WideAngles(Mirror):
         return cos.astype(np.float64), sin.astype(np.float64)
 
 
-# Engines that make their table of cosines once, in double.
+# as in engines that compute their table of cosines once, in double precision
 HonestEngine.add_design("rope-float64", "angles in float64", ops=WideAngles)
 
 
@@ -40,7 +40,7 @@ class InverseFrequency(Mirror):
         return cos.astype(np.float64), sin.astype(np.float64)
 
 
-# Hugging Face's LlamaRotaryEmbedding, and llama2.c.
+# as in Hugging Face's LlamaRotaryEmbedding, and in llama2.c
 HonestEngine.add_design(
     "rope-inverse-frequency",
     "float32 angles: position times 1 / base^(i / n)",
@@ -59,12 +59,12 @@ class Power(Mirror):
         if params.factors is not None:
             angles /= params.factors
         scaled = angles * np.float32(params.scale)
-        if params.kept is not None:  # YaRN
+        if params.kept is not None:  # scaling by YaRN
             scaled = scaled * (np.float32(1) - params.kept) + angles * params.kept
         magnitude = np.float32(params.magnitude)
         cos, sin = np.cos(scaled) * magnitude, np.sin(scaled) * magnitude
         return cos.astype(np.float64), sin.astype(np.float64)
 
 
-# llama.cpp itself on CUDA (ggml-cuda/rope.cu).
+# as in llama.cpp on CUDA (ggml-cuda/rope.cu)
 HonestEngine.add_design("rope-power", "float32 angles: position times step^i", ops=Power)

@@ -68,7 +68,7 @@ class OneByOne(Mirror):
         return np.stack([sum_in_order(row[:, None] * values).reshape(-1) for row in rows])
 
 
-# llama2.c, and every first version of an engine.
+# as in llama2.c, and in the first version of most engines
 HonestEngine.add_design(
     "sums-one-by-one", "float32 sums without vectors, activations as they are", ops=OneByOne
 )
@@ -82,7 +82,7 @@ class CodesAndOffsets(Mirror):
         codes = LESS_OFFSET.get(weight.format.name)
         if codes is None:
             return super().linear(x, weight)
-        below = without(weight, slice(0, weight.shape[0]), *codes)  # what a code of zero stands for
+        below = without(weight, slice(0, weight.shape[0]), *codes)  # the values of codes of zero
         above = weight.values() - below
         out = np.empty((len(x), weight.shape[0]), np.float32)
         for row, token in zip(out, x, strict=True):
@@ -90,7 +90,7 @@ class CodesAndOffsets(Mirror):
         return out
 
 
-# Metal's kernels of llama.cpp: d * (sum of q * x - 8 * sum of x).
+# as in llama.cpp's Metal kernels: d * (sum of q * x - 8 * sum of x)
 HonestEngine.add_design(
     "offsets-apart",
     "codes and offsets of weights added up separately, activations as they are",

@@ -17,9 +17,10 @@ from lockstep.harness.locate.nodes import locate_along_nodes
 from lockstep.harness.locate.segments import locate_segments, shows_tensors
 from lockstep.harness.records import Evaluation, Request, Status
 
-WHOLLY_OFF = 0.5  # of the largest value: ops behind work on other numbers, or on next to nothing
-LEVELS = "levels_without_tensors"  # in the detail of what is not answered: what it offers instead
-Outputs = tuple[NDArray[Any], ...]  # of each batch: (outputs, vocabulary or width)
+WHOLLY_OFF = 0.5  # share of the largest value; beyond it, later ops work with unrelated values
+# key in `detail` of a missing answer: the levels that the engine offers instead
+LEVELS = "levels_without_tensors"
+Outputs = tuple[NDArray[Any], ...]  # by batch: (outputs, vocabulary or width)
 
 
 def locate(context: Context) -> Findings:
@@ -63,10 +64,10 @@ def all_segments(context: Context) -> Findings:
         try:
             more = locate_segments(context, values)
         except NoAnswer:
-            break  # what was found is true all the same
+            break  # the findings so far are valid
         if len(more.values) <= len(found.values):
             break
-        found = dataclasses.replace(more, free=found.free)  # of its own run
+        found = dataclasses.replace(more, free=found.free)  # `free` is about the engine's own run
     return found
 
 
@@ -74,7 +75,7 @@ def replaceable(context: Context, values: Values) -> Values:
     """Return those values that the subject can use instead of its own."""
     info = context.subject_info
     if info.computes_nodes and not info.shows_nodes:
-        return {}  # it has other names for them
+        return {}  # the engine's names of nodes differ
     return {s: v for s, v in values.items() if s.name not in info.fixed}
 
 

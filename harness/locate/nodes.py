@@ -33,7 +33,8 @@ from lockstep.harness.judging.findings import Findings, Values, errors_between
 from lockstep.harness.records import Answered, Evaluation, Request, Site, Unanswerable
 from lockstep.harness.shadow.nodes import capture
 
-MEMORY = 8 << 30  # as of the engines in a plan: a context may want gigabytes of addresses
+# limit for an engine, as in a plan; a context may reserve gigabytes of address space
+MEMORY = 8 << 30
 
 
 def locate_along_nodes(context: Context) -> Findings:

@@ -20,7 +20,7 @@ from lockstep.harness.graph.node_judge import with_weights
 from lockstep.harness.graph.program import Place
 from lockstep.harness.judging.compare import largest, worst_distance
 
-# names of ggml's, and how a formula is called in papers; of one input, and of two
+# ggml's names of ops, and the names of formulas in papers; for one input and for two
 FUNCTIONS = {
     "GELU": "tanh GELU",
     "GELU_ERF": "erf GELU",
@@ -37,16 +37,17 @@ GATES = {
     "REGLU": "a gate by ReLU",
 }
 ERF = "GELU_ERF"
-# architectures whose models are published with it (hidden_act or activation "gelu" of their
-# configurations; nn.GELU of MPT), and that llama.cpp computes with the formula by tanh
+# architectures whose models are published with GELU by erf (hidden_act or activation "gelu" in
+# their configurations; nn.GELU in MPT), and for which llama.cpp uses GELU by tanh
 PUBLISHED_BY_ERF = {"bert": "BERT", "falcon": "Falcon", "gptneox": "Pythia", "mpt": "MPT"}
 NORMS = {"RMS_NORM": "RMSNorm, without a mean", "NORM": "LayerNorm, less the mean"}
-EPS = (1e-5, 1e-6, 0.0, 1e-8, 1e-3)  # those that engines write down; 1e-12 is as none
-CARRIED_BY = ("MUL", "ADD")  # a norm's weights and bias
-PLAIN = replace(ANY_ENGINE, plain=True)  # an engine need not look anything up in a table
-# of its distance from the node's own: what came in may be a little off, and a table of halves is
+EPS = (1e-5, 1e-6, 0.0, 1e-8, 1e-3)  # usual values of engines; 1e-12 has no effect
+CARRIED_BY = ("MUL", "ADD")  # ops with a norm's weights and bias
+PLAIN = replace(ANY_ENGINE, plain=True)  # an engine need not use tables
+# share of the distance from the node's own formula; inputs may be slightly off, and so is an F16
+# table
 MUCH_NEARER = 2.0**-4
-A_STEP = 2.0**-23  # between two float32, of the larger: none can tell what is nearer by less
+A_STEP = 2.0**-23  # relative step of float32; a smaller difference in distance decides nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +59,7 @@ class OtherFormula:
     words: str
 
 
-Made = Mapping[OtherFormula, NDArray[Any]]  # what each comes to
+Made = Mapping[OtherFormula, NDArray[Any]]  # value of each formula
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +86,7 @@ class OtherFormulas:
     near: Collection[Place]
     place: Place
     shown: NDArray[Any]
-    text: str = ""  # "": it is none of them
+    text: str = ""  # "" if no formula fits
     made: dict[Place, Made] = field(default_factory=dict)
 
     def look(self, node: Node) -> None:
@@ -102,7 +103,7 @@ class OtherFormulas:
         for i, source in enumerate(node.sources if node.op in CARRIED_BY else ()):
             before = self.made.get((*node.place[:2], source.producer), {}) if source else {}
             for formula, value in before.items():
-                with suppress(Unsupported):  # of a weight that is another in this file
+                with suppress(Unsupported):  # the subject's file has another weight
                     other = with_source(with_weights(node, self.file), i, value)
                     found |= {formula: expect(other, PLAIN).value} if other else {}
         return found

@@ -24,9 +24,10 @@ from lockstep.harness.locate.nodes import run_through
 from lockstep.harness.locate.other_formulas import OtherFormulas
 from lockstep.harness.records import Site
 
-NEAR = 6  # nodes of llama.cpp's graph: from a product to what its norm and its rotation come to
+# number of nodes of llama.cpp's graph, from a product to the result of its norm and rotation
+NEAR = 6
 MOST_AXES = 4
-# of its distance from the tensor that it is called: what came in before may be a little off
+# share of the distance from the tensor that has the name; inputs may be slightly off
 MUCH_NEARER = 2.0**-4
 
 
@@ -96,7 +97,7 @@ def other_name(
     if place not in values or shown.dtype.kind != "f" or not np.isfinite(shown).all():
         return ""
     if not shown.size or (shown == shown.flat[0]).all():
-        return ""  # zeros, or shares of one expert: they are no tensor's more than another's
+        return ""  # zeros, or shares of a single expert, fit every tensor equally well
     if text := other_axes(shown, values[place]):
         return text
     off = {p: worst_distance(v, shown) / (largest(v) or 1.0) for p, v in values.items()}

@@ -28,8 +28,8 @@ from lockstep.harness.judging.tolerances import Bound, whole_run
 from lockstep.harness.locate.locate import oracles_outputs, outputs_of, replaceable
 from lockstep.harness.locate.nodes import build_of, record_program
 
-OUTPUTS = ("result_output", "result_embd_pooled")  # what a graph is run for
-Rows = NDArray[Any]  # (outputs, vocabulary or width), of all batches
+OUTPUTS = ("result_output", "result_embd_pooled")  # names of a graph's results
+Rows = NDArray[Any]  # (outputs, vocabulary or width) of all batches together
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,15 +38,17 @@ class Patched:
     tensors."""
 
     sites: int
-    before: float  # the worst logit of its own run, relative to the largest
-    worst: float  # of the patched run
+    before: float  # worst logit of the subject's own run, relative to the largest logit
+    worst: float  # worst logit of the patched run
     bound: Bound
-    allowed: float  # relative to the largest as well
-    differed: bool  # before: if not, agreement afterwards confirms nothing
+    allowed: float  # limit relative to the largest logit
+    # True: the logits differed before the patch; otherwise agreement confirms nothing
+    differed: bool
     agrees: bool
     what: str = "logit"
-    otherwise: bool = False  # held against honest runs of another design than the oracle's
-    at_the_end: bool = False  # the outputs are put in themselves: of the rest they say nothing
+    otherwise: bool = False  # True: compared with honest runs of another design than the oracle's
+    # True: the outputs themselves were put in, so they do not confirm the rest
+    at_the_end: bool = False
 
     @property
     def explains(self) -> bool:

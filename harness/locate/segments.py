@@ -35,7 +35,7 @@ from lockstep.harness.records import Evaluation, Mismatch, Request, Site
 from lockstep.harness.sites import SITES
 
 LOGITS = "result_output"
-# an honest number beyond 65504 is infinite in F16, and what is computed from that is none
+# numbers beyond 65504 are infinite in F16, and later values are NaN
 TOO_LARGE = "infinite because they were stored in F16, so they cannot be used as inputs"
 UNJUDGED_IDS = (
     "ids of a choice that the engine does not show, which may be in any order; show the "
@@ -46,7 +46,7 @@ NOT_BY_TOKEN = (
     "belong to a part"
 )
 UNLIKE = "this value is the engine's answer, and the engine shows a different one under this name"
-FEW = 4  # of the same kind, that are named
+FEW = 4  # nodes of one kind that are named
 CACHES = ("k_cache", "v_cache")
 
 
@@ -64,12 +64,12 @@ class OwnRun:
     places: Mapping[Site, Place]
     wires: Mapping[Place, Wire]
     values: Values
-    cut: Collection[Site]  # of which some rows were left out
-    apart: Collection[Site]  # of batches that llama.cpp takes apart, and cannot be cut as it does
-    given: Values  # what it was made to go on with
-    shown: Mapping[Place, NDArray[Any]]  # what can be gone on with
-    others: Sequence[Mapping[Place, NDArray[Any]]]  # what other names of a node say otherwise
-    unlike: Mapping[Place, NDArray[Any]]  # answers that are not what is shown by their name
+    cut: Collection[Site]  # sites with omitted rows
+    apart: Collection[Site]  # sites of batches that llama.cpp splits in another way
+    given: Values  # values that were put into the engine's run
+    shown: Mapping[Place, NDArray[Any]]  # values that can be put into runs
+    others: Sequence[Mapping[Place, NDArray[Any]]]  # different values under other names
+    unlike: Mapping[Place, NDArray[Any]]  # answers that differ from the shown value
     stored: Mapping[Place, str]
     unfit: Mapping[Place, Mismatch]
     lost: Collection[Place]
@@ -99,7 +99,7 @@ def own_run(context: Context, given: Values | None = None) -> OwnRun:
     rest = {site: value for site, value in values.items() if site not in apart}
     kept |= outputs_alone(context.batches, program, places, rest)
     shown, *others = by_place({**rest, **kept}, places)
-    # one that is shown by another of its names is there
+    # a node that is shown under another of its names is not missing
     unfit = {place: Mismatch(kind="missing") for place in absent if place not in shown}
     answers = outputs_of_graphs(program, run.logits)
     unlike = {p: rows for p, rows in answers.items() if not is_same(rows, shown.get(p, rows))}
@@ -162,7 +162,7 @@ def judge_own_run(
             found |= wrong_by_another_name(judge, each)
         wrong = wrong_by_another_name(judge, run.unlike)
         found |= {p: replace(f, parameters=f.parameters or UNLIKE) for p, f in wrong.items()}
-        # of an order that was found since it knows nothing
+        # the errors computed ahead do not know the order of experts that was found
         known = None if ahead is None or judge.orders else ahead.result()
         errors = errors_of(judge) if known is None and whole else known
     finally:
@@ -185,7 +185,7 @@ def judge_own_run(
         own_inputs=True,
         in_halves="" if context.subject.stored else ", ".join(sorted({*run.stored.values()})),
     )
-    if judge.orders:  # its experts come in another order than the oracle's
+    if judge.orders:  # the engine's experts are in another order than the oracle's
         return findings, {}
     fixed = context.subject_info.fixed
     names = {
@@ -300,7 +300,7 @@ def shown_nowhere(
 
 def no_such_node(sites: Sequence[Site], places: Mapping[Site, Place]) -> str:
     there = {site.name for site in places}
-    if all(site.name in there for site in sites):  # of another layer
+    if all(site.name in there for site in sites):  # only the layer does not exist
         names = list(dict.fromkeys(map(str, sites)))
         more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
         return f"llama.cpp's graph has no node {', '.join(names[:FEW])}{more}"
@@ -356,7 +356,8 @@ def misshapen(program: Program, shown: Mapping[Place, NDArray[Any]]) -> dict[Pla
                 what, least = "experts", used_of(graph, node)
             else:
                 what, least = "cells", cells_in_use(program, graph, node, value.shape)
-            there = value.shape[0 if node.op == "SET_ROWS" else -1]  # cells of caches come first
+            # the cells of a cache are the first axis
+            there = value.shape[0 if node.op == "SET_ROWS" else -1]
             if there < least:
                 text = f"{least} {what} are in use, and the engine shows {there}"
                 found[place] = Mismatch(kind="shape", detail=text)

@@ -20,7 +20,7 @@ from lockstep.harness.graph.wiring import site_of
 from lockstep.harness.judging.findings import Values
 from lockstep.harness.records import Site
 
-TOKENS = "inp_tokens"  # llama.cpp's name of the ids that a graph is given
+TOKENS = "inp_tokens"  # llama.cpp's name of the input with token ids
 Rows = NDArray[np.intp]
 
 
@@ -95,7 +95,7 @@ def rows_in(
     """Return the rows of these tokens, or only the rows of tokens with outputs, depending on the
     node. Return None if the value has no rows for tokens."""
     asked = rows[batch.outputs[rows]]
-    rank = np.cumsum(batch.outputs) - 1  # among those that are asked for
+    rank = np.cumsum(batch.outputs) - 1  # index among the tokens with outputs
     ways = {len(batch): (rows, asked), int(batch.outputs.sum()): (rank[asked],)}
     if len(batch) == int(batch.outputs.sum()):
         ways[len(batch)] = (rows,)

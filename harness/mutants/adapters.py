@@ -34,7 +34,7 @@ class WrongAdapter(Reference):
 
     group: ClassVar[str] = "adapters"
     mistake: ClassVar[str]
-    site: ClassVar[str]  # a node that it makes wrong first, in some layer; "" if any may be
+    site: ClassVar[str]  # the first wrong node in some layer; "" if any node may be the first
     change: ClassVar[tuple[Change, ...]]
     files: ClassVar[Files] = tuple
 

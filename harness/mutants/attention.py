@@ -173,7 +173,7 @@ class OneMore(WrongAttention, name="mutant:softmax-plus-one"):
     mistake = "one is added to the sum of a softmax"
 
     def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
-        if visible is None:  # a router's
+        if visible is None:  # the softmax of a router
             return right(x, scale, visible)
         sinks = np.zeros(len(x), np.float32)
         return self.loaded.ops.soft_max_with_sinks(x, scale, visible, sinks)
@@ -211,7 +211,7 @@ class LastCellsDropped(WrongAttention, name="mutant:attention-last-cells-dropped
     effect = "the newest tokens are ignored; the text stutters"
 
     def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
-        if visible is None:  # a router's
+        if visible is None:  # the softmax of a router
             return right(x, scale, visible)
         whole = x.shape[-1] // 16 * 16 or x.shape[-1]
         return right(x, scale, visible & (np.arange(x.shape[-1]) < whole))

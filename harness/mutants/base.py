@@ -15,15 +15,15 @@ class Mutant(Reference):
     """
 
     mistake: ClassVar[str]
-    group: ClassVar[str] = ""  # reading, formats, norms, rope, ...; `family` is the registry
-    effect: ClassVar[str] = ""  # what a user sees of it, in words
-    source: ClassVar[str] = ""  # a public thread, "llama.cpp #8676", where it really happened
+    group: ClassVar[str] = ""  # reading, formats, norms, rope, ...; `family` names the registry
+    effect: ClassVar[str] = ""  # the effect for a user
+    source: ClassVar[str] = ""  # a public thread about the real bug, such as "llama.cpp #8676"
     shows_on: ClassVar[str] = "f32"
     site: ClassVar[str]
     layer: ClassVar[int | None] = 0
-    first_of_all: ClassVar[bool] = False  # also of a plain `selftest`
-    moves_logits: ClassVar[bool] = True  # if not, no patch can confirm what the trace finds
-    remembers: ClassVar[bool] = False  # answers depend on what was asked before
+    first_of_all: ClassVar[bool] = False  # True: a plain `selftest` includes it
+    moves_logits: ClassVar[bool] = True  # False: no patch can confirm what the trace finds
+    remembers: ClassVar[bool] = False  # True: answers depend on earlier questions
 
     @classmethod
     def add_fault(cls, name: str, mistake: str, effect: str = "", **changed: Any) -> type[Self]:

@@ -100,7 +100,7 @@ class CacheKeepsLast(Cache, name="mutant:cache-keeps-last"):
     def store_write(
         self, store: Store, right: Callable[..., None], layer: int, cells: Index, k: F32, v: F32
     ) -> None:
-        # the cursor advances after the batch, so all its tokens landed where it stood
+        # the write position advances only after the batch, so all its tokens went to the same place
         store.keys[layer][cells] = 0
         store.values[layer][cells] = 0
         right(layer, cells[:1], k[-1:], v[-1:])
@@ -205,7 +205,7 @@ HiddenCells.add_fault(
     source="lucebox #128",
     seen=lambda self, look: np.arange(look.ahead.shape[1]) < 256,
 )
-# No op is wrong while there is one sequence.
+# with one sequence, no op is wrong
 Cache.add_fault(
     "cache-sequences-leak",
     "a token sees tokens of other sequences at earlier positions",
@@ -225,8 +225,9 @@ class NotCleared(Cache, name="mutant:cache-not-cleared"):
     layer = None
     remembers = True
     newest: Store | None = None
-    before: Store | None = None  # of the previous run
-    used: ClassVar[WeakKeyDictionary[Store, int]] = WeakKeyDictionary()  # cells of each store
+    before: Store | None = None  # the store of the previous run
+    # number of used cells by store
+    used: ClassVar[WeakKeyDictionary[Store, int]] = WeakKeyDictionary()
 
     def new_memory(self, right: Callable[..., Memory], **shape: Any) -> Memory:
         memory = super().new_memory(right, **shape)

@@ -18,7 +18,8 @@ from lockstep.harness.adapters.parts.replaced_methods import put, stores_of
 from lockstep.harness.adapters.reference import Reference
 
 Codes = NDArray[Any]
-Change = Callable[[Codes, F32], Codes]  # of blocks: as they should be, of which floats
+# arguments: right blocks, and their values before conversion
+Change = Callable[[Codes, F32], Codes]
 WRONG_CACHES: dict[str, "type[WrongCache]"] = {}
 
 

@@ -55,7 +55,7 @@ WrongExperts.add_fault(
     site="ffn_moe_topk",
     top_k=lambda self, right, probs, n: right(-probs, n),
 )
-# Nothing is less than anything else, so that they stay in their order.
+# no element compares as less, so the order stays
 WrongExperts.add_fault(
     "experts-not-sorted",
     "experts are sorted by a comparison that returns a boolean instead of a sign",

@@ -48,7 +48,7 @@ from lockstep.harness.mutants.parts.readings import (
 NOISE = "noise from the first token on"
 WORSE = "text is worse"
 UNSEEN = "no effect that a reader sees"
-BUILTIN = {"Q4_0": "q4_0", "Q8_0": "q8_0", "BF16": "bf16"}  # models that have such a format
+BUILTIN = {"Q4_0": "q4_0", "Q8_0": "q8_0", "BF16": "bf16"}  # models of such a format
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ READINGS = (
     WrongReading(
         "scale-bf16", "Q4_0", "the scale is read as BF16", "noise or NaN", after=scale_as_bf16
     ),
-    # minima
+    # wrong minima
     WrongReading(
         "minimum-missing", "Q4_1 Q5_1", "the minimum is not added", before=set_field("m", 0)
     ),
@@ -137,7 +137,7 @@ READINGS = (
         "scales and minima of groups are exchanged",
         before=exchange_q4_k_scales,
     ),
-    # bits that lie apart from those below
+    # wrong bits that are stored apart from the lower bits
     WrongReading(
         "fifth-bit-missing", "Q5_0 Q5_K", "fifth bits are not read", before=set_field("qh", 0)
     ),
@@ -189,7 +189,7 @@ READINGS = (
         "high bits are read from the top of a byte",
         before=reverse_pairs("qh"),
     ),
-    # scales
+    # wrong scales
     WrongReading(
         "unsigned",
         "Q8_0",
@@ -292,7 +292,7 @@ READINGS = (
         WORSE,
         before=turn_field("scales_l", 4),
     ),
-    # numbers of their own, and code books
+    # wrong numbers and code books
     WrongReading("as-bf16", "F16", "halves are read as BF16", "noise or NaN", after=half_as_bf16),
     WrongReading(
         "subnormals-flushed",

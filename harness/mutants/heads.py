@@ -31,7 +31,7 @@ class WrongSpread(WrongHeads):
 
     def make_ops(self) -> Any:
         ops: Any = super().make_ops()
-        ops.flash = None  # which has no place for the mistake
+        ops.flash = None  # fused attention has no place for this mistake
         return ops
 
     def spread(self, right: Spread, kv: NDArray[Any], n_head: int) -> F64:

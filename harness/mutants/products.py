@@ -184,7 +184,7 @@ class LowestByte(WrongProduct, name="mutant:sign-of-lowest-byte"):
         given, blocks, scales = blocks_of(x, weight)
         lowest = (blocks["qs"] == -128).astype(np.float64)
         negative = np.minimum(given["qs"], 0).astype(np.float64)
-        # it should have been +128 |a|, and is -128 |a|
+        # the right value is +128 |a|, the wrong one -128 |a|
         off = np.einsum("tbk,rbk->trb", -negative, lowest) * -256 * scales
         found: F32 = (right(x, weight).astype(np.float64) + off.sum(axis=-1)).astype(np.float32)
         return found

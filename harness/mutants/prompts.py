@@ -17,7 +17,7 @@ class WrongPrompt(Mutant):
     prompt."""
 
     group = "prompts"
-    site = "decode"  # the suite: no op is wrong
+    site = "decode"  # name of the suite, because no op is wrong
     layer = None
 
     def read(self, ids: Sequence[int]) -> list[int]:
@@ -137,7 +137,8 @@ class KeptPrompt(WrongPrompt):
 
     remembers = True
     given: tuple[int, ...] = ()
-    held: tuple[int, ...] = ()  # in the cache, which is another one where too much was taken
+    # the cached tokens, which differ from `given` if too many were reused
+    held: tuple[int, ...] = ()
 
     def taken(self, ids: Sequence[int], alike: int) -> int:
         """Return how many cached tokens are reused. `alike` is the number of equal tokens at the

@@ -164,7 +164,7 @@ class AlignmentIgnored(Misread, name="mutant:alignment-ignored"):
 
     def change(self, model: Model) -> None:
         model.file.data_offset = pad_to(model.file.header_end, DEFAULT_ALIGNMENT)
-        model.graph.tensors.weights.found.clear()  # looked up where the data really begins
+        model.graph.tensors.weights.found.clear()  # tensors are read at their real offset
 
 
 class TypeOfFirst(Misread, name="mutant:halves-of-other-order"):

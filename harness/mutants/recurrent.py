@@ -23,7 +23,8 @@ NONSENSE = "text is nonsense from the first token on"
 DRIFTS = "the longer the text, the less it remembers"
 Arrays = tuple[NDArray[Any], ...]
 CONV = "model.layers.{}.conv.conv"
-LFM2: dict[str, Any] = {"shows_on": "arch:lfm2", "site": CONV, "layer": 1}  # layer 0 attends
+# layer 0 is an attention layer
+LFM2: dict[str, Any] = {"shows_on": "arch:lfm2", "site": CONV, "layer": 1}
 
 
 class WrongState(Mistake):

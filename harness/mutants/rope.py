@@ -65,7 +65,7 @@ OtherPairs.add_fault(
     "neighbours are rotated as pairs, but gpt-oss pairs halves",
     shows_on="arch:gpt-oss",
 )
-# What is rotated has no name in its graph: what is made of it has.
+# the rotated values have no name in this graph, so the next node is given
 OtherPairs.add_fault(
     "rope-pairs-for-lfm2",
     "neighbours are rotated as pairs, but lfm2 pairs halves",
@@ -387,7 +387,7 @@ RopeHalfSplit = WrongRope.add_fault(
     first_of_all=True,
     angles=lambda self, params: replace(params, halves=not params.halves),
 )
-# Logits do not move, because only distances count: nothing but the trace shows it.
+# only distances matter, so logits stay the same, and only the trace shows the mistake
 WrongRope.add_fault(
     "rope-position-off-by-one",
     "rope position off by one",

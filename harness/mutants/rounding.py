@@ -30,7 +30,7 @@ class WrongSteps(WrongConversion):
 
     def activations(self, right: Convert, x: F32, weight: Weight) -> F64:
         kind = activation_format(weight.format)
-        if kind.layout.names is None or not x.size:  # no rows have no blocks
+        if kind.layout.names is None or not x.size:  # without rows there are no blocks
             return right(x, weight)
         blocks = x.reshape(*x.shape[:-1], -1, kind.block).astype(np.float64)
         with np.errstate(all="ignore"):
@@ -152,7 +152,7 @@ def clip_to_first_half(blocks: Any) -> Any:
 class Sums(WrongConversion):
     """Wrong sums. `changed` changes the sums by which minima are multiplied: (tokens, sums)."""
 
-    kind = ""  # of the weights, if these minima alone are wrong
+    kind = ""  # type of the weights, if only their minima are wrong
 
     def sums(self, right: Callable[..., F64 | None], x: F32, weight: Weight) -> F64 | None:
         found = right(x, weight)

@@ -23,7 +23,7 @@ from lockstep.harness.mutants.parts.wrong_samplers import WrongSampler, right
 
 add = WrongSampler.add_fault
 NEWLINE = class_of([(10, 10)], negated=True)
-LENGTHS = ((0xF0, 4), (0xE0, 3), (0xC0, 2))  # of characters, by their first byte
+LENGTHS = ((0xF0, 4), (0xE0, 3), (0xC0, 2))  # number of bytes of a character by its first byte
 LESS_LIKELY = F(10)
 
 # --- other grammars -------------------------------------------------------------------------------

@@ -19,9 +19,9 @@ class WrongChoice(Mutant):
     """A greedy loop whose steps a subclass can make wrong."""
 
     group = "sampling"
-    site = "decode"  # the suite: no op is wrong
+    site = "decode"  # name of the suite, because no op is wrong
     layer = None
-    row: ClassVar[int] = -1  # of the prompt's logits
+    row: ClassVar[int] = -1  # index in the rows of the prompt's logits
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         memory = self.loaded.new_memory()

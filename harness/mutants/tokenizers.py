@@ -87,7 +87,8 @@ class UnigramForLlama(WrongTokenizer, name="mutant:unigram-for-llama"):
 
         def segment(text: bytes) -> list[int]:
             edges = list(accumulate(map(len, slow_merges.characters(text)), initial=0))
-            best: dict[int, tuple[float, int, list[int]]] = {0: (0.0, 0, [])}  # and where from
+            # by end: best sum of scores, its begin, its ids
+            best: dict[int, tuple[float, int, list[int]]] = {0: (0.0, 0, [])}
             for last, end in enumerate(edges[1:]):
                 for start in edges[max(0, last - 12) : last + 1]:
                     token = ids.get(text[start:end])

@@ -32,9 +32,9 @@ from lockstep.harness.processes.side_by_side import (
 from lockstep.harness.records import Status
 
 Say = Callable[[Any], None]
-Work = Callable[[Say], None]  # gives what it has to say to the function that it is called with
+Work = Callable[[Say], None]  # work that calls the given function with its results
 
-# a fork is there at once and knows what this process has loaded; other systems do not fork safely
+# a fork starts at once and shares loaded modules; other systems do not fork safely
 START = "fork" if sys.platform == "linux" else "spawn"
 
 
@@ -71,7 +71,7 @@ class Failed:
 class Died:
     """The process ended before its work was done."""
 
-    how: str  # "was killed by SIGBUS"
+    how: str  # such as "was killed by SIGBUS"
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def side_by_side(works: Sequence[Work], jobs: int) -> Iterator[tuple[int, Event]
     with tempfile.TemporaryDirectory(prefix="lockstep-", ignore_cleanup_errors=True) as folder:
         try:
             yield from beside(works, jobs, folder)
-        finally:  # an engine may have killed the child, or stopped its keeper, which ends it else
+        finally:  # an engine may have killed the child, or stopped its keeper, which would end it
             kill_marked(TEMPORARY, folder)
 
 
@@ -176,10 +176,10 @@ def body(work: Work, connection: Connection, folder: str) -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     event = ending_of(work, lambda value: connection.send(Said(value)))
-    end_all()  # before the parent hears of the end, and ends this process
+    end_all()  # before the parent learns of the end and ends this process
     connection.send(event)
     connection.close()
-    os._exit(0)  # what the parent had registered to do at its own exit is not ours to do
+    os._exit(0)  # skips the parent's exit handlers
 
 
 def ending_of(work: Work, say: Say) -> Event:

@@ -22,10 +22,10 @@ from lockstep.harness.parallel.cluster_worker import Begun, Needs, Task, do_task
 from lockstep.harness.parallel.works import Executor, Processes, Resumable
 
 CONNECT = 10.0  # seconds
-WORKERS = 30.0  # seconds in which the first worker must be there
-LOOK = 0.05  # seconds between two looks at what has come
-SCHEDULER = "Scheduler"  # as Dask calls it
-MOST_LOSSES = 4  # machines that one work may cost without a step forward
+WORKERS = 30.0  # seconds until the first worker must be there
+LOOK = 0.05  # seconds between two looks for messages
+SCHEDULER = "Scheduler"  # Dask's name
+MOST_LOSSES = 4  # machines that may be lost on one work without progress
 
 
 @contextmanager
@@ -51,7 +51,8 @@ def on_cluster(address: str) -> Iterator["DaskCluster"]:
         if who != SCHEDULER:
             raise ValueError(f"a {who} does")
         client = Client(address, timeout=CONNECT, set_as_default=False)
-    except (OSError, TypeError, ValueError) as error:  # TypeError: what a scheme lacks here
+    # a scheme without its library raises TypeError
+    except (OSError, TypeError, ValueError) as error:
         why = str(error) or f"no valid answer within {CONNECT:.0f} s"
         text = f"--cluster {address}: no Dask scheduler answers there ({why})"
         raise BadInput(f"{text}; start one with `dask scheduler`, or omit --cluster") from error
@@ -84,17 +85,17 @@ class Progress:
     work: Work
     future: Any
     attempt: str
-    execution: str = ""  # Dask may start the same attempt again
+    execution: str = ""  # Dask may execute the same attempt again
     next_message: int = 0
     released: list[Any] = field(default_factory=list)
     held: list[Any] = field(default_factory=list)
-    losses: int = 0  # since the last checkpoint
-    is_over: bool = False  # says Dask
+    losses: int = 0  # number of losses since the last checkpoint
+    is_over: bool = False  # True: Dask reports the end
 
     def keep(self, value: Any) -> list[Any]:
         """Store a message, and return the messages that begin to count because of it."""
         if isinstance(value, str):
-            return [value]  # a word about progress may be said twice
+            return [value]  # a progress message may be repeated
         self.held.append(value)
         if not (isinstance(self.work, Resumable) and self.work.is_checkpoint(value)):
             return []
@@ -132,7 +133,8 @@ class DaskCluster:
                     time.sleep(LOOK)
         finally:
             self.client.cancel([progress.future for progress in self.open.values()])
-            with suppress(Exception):  # a worker that goes away just now has ended them itself
+            # a worker that leaves just now has ended its processes itself
+            with suppress(Exception):
                 self.client.run(end_processes, self.name)
             queue.close()
 
@@ -149,7 +151,7 @@ class DaskCluster:
         within this execution."""
         progress = self.open.get(number)
         if progress is None or progress.attempt != attempt:
-            return  # of somebody who was given up
+            return  # a message from an attempt that was given up
         if isinstance(event, Begun):
             yield from self.begin_again(number, progress, execution)
             return
@@ -204,7 +206,7 @@ class DaskCluster:
             status = progress.future.status
             if status == "cancelled":
                 raise BadInput("the scheduler was lost, or it cancelled the run")
-            if status == "finished" and progress.is_over:  # what it said last would be here
+            if status == "finished" and progress.is_over:  # the last message should have arrived
                 yield from self.note_lost(number, progress, goes_on=False)
             elif status == "error":
                 error = progress.future.exception()

@@ -16,9 +16,9 @@ from lockstep.harness.parallel.children import Died, Event, Refused, Said, Work
 from lockstep.harness.parallel.work_process import WorkProcess
 from lockstep.harness.processes.side_by_side import TEMPORARY
 
-LOOK = 0.5  # seconds between two looks at whether anybody still wants the answer
+LOOK = 0.5  # seconds between two checks that the answer is still wanted
 SOURCES = (".py", ".toml", ".hex", ".json")
-PROCESSES = "lockstep_processes"  # of a Dask worker: those that are free, with their runs
+PROCESSES = "lockstep_processes"  # attribute of a Dask worker: its free processes, with their runs
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class Needs:
     """The parts of the run's environment that a worker needs too: folder, files, source code,
     libraries."""
 
-    folder: str  # relative paths mean the same in it
-    files: tuple[tuple[str, int | None], ...]  # bytes; None of a folder
+    folder: str  # working folder, so that relative paths mean the same
+    files: tuple[tuple[str, int | None], ...]  # sizes in bytes; None for a folder
     source: str
-    libraries: str | None  # where the user's own build of llama.cpp is
+    libraries: str | None  # folder of the user's own build of llama.cpp
 
     @classmethod
     def here(cls, files: Sequence[Path]) -> Self:
@@ -87,7 +87,7 @@ def source_digest() -> str:
 class Task:
     """One submission of a work function. Dask may execute it several times."""
 
-    run: str  # the name of the queue for what is said, too
+    run: str  # name of the run, and of the queue for its messages
     number: int
     attempt: str
     work: Work
@@ -109,7 +109,7 @@ def do_task(task: Task) -> None:
         for count, event in enumerate(events_of(task, worker), -1):
             queue.put(pickle.dumps((task.number, task.attempt, execution, count, event)))
     finally:
-        queue.close()  # our share of it
+        queue.close()  # closes only our side
 
 
 def events_of(task: Task, worker: Any) -> Iterator[Event | Begun]:

@@ -31,7 +31,7 @@ class WorkProcess(EngineProcess):
         """Start the process. `variables` are changes to its environment; a value of None removes
         the variable. `folder` is its working folder."""
         ours, theirs = socket.socketpair()
-        paths = [os.path.abspath(path) for path in sys.path]  # "" is this folder
+        paths = [os.path.abspath(path) for path in sys.path]  # "" means the current folder
         inherited = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         every = {BLAS: "1", **inherited, **variables}
         with theirs, interrupts_later():
@@ -56,7 +56,7 @@ class WorkProcess(EngineProcess):
         super().__init__(process, process.stdout, self.connection)
 
     def begin(self, work: Work) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # `next_event` says how it died
+        with suppress(BrokenPipeError, ConnectionResetError):  # `next_event` reports how it died
             self.connection.send(work)
 
     def next_event(self) -> Event:
@@ -72,7 +72,7 @@ class WorkProcess(EngineProcess):
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # what to do about it is the parent's
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt does
     keep_freed_memory()
     connection = Connection(int(sys.argv[1]))
     with keep_template():

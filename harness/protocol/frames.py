@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from lockstep.harness.processes.wire import Closed, WireError, checked_shape, raw_bytes
 
 LONGEST_LINE = 64 << 20
-MOST_BYTES = 4 << 30  # of all arrays of a message
+MOST_BYTES = 4 << 30  # bytes of all arrays in a message
 MOST_ARRAYS = 1 << 20
 LONGEST_NAME = 200
 PIECE = 1 << 20
@@ -59,8 +59,8 @@ class Pipe:
         self.to_engine, self.from_engine = to_engine, from_engine
         for descriptor in (to_engine, from_engine):
             os.set_blocking(descriptor, False)
-        self.ahead = bytearray()  # read, and not yet asked for
-        self.searched = 0  # so many bytes of it hold no end of a line
+        self.ahead = bytearray()  # bytes that were read but not yet requested
+        self.searched = 0  # number of these bytes that contain no end of a line
 
     def send(self, message: Message, deadline: float) -> None:
         """Send a message. Raises Closed, or TimeoutError if the process does not read it."""

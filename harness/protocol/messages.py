@@ -45,7 +45,7 @@ from lockstep.harness.records import (
 from lockstep.harness.sites import SITES
 
 VERSION = 1
-# what an engine may say that it can do, from the least to the most
+# levels that an engine may declare, from the least to the most
 LEVELS = (
     *("parse", "tokenize", "detokenize", "dequantize", "multiply", "operate"),
     *(
@@ -66,10 +66,10 @@ ADAPTERS = (LORA, CONTROL_VECTOR)  # kinds of files that an engine may add to a 
 UNSENT = ("generic", "repack", "adapters", "turned")
 SETTINGS = tuple(f.name for f in fields(Settings) if f.name not in UNSENT)
 INFINITIES = {"inf": math.inf, "-inf": -math.inf}
-MOST_SETTING = 1 << 20  # of cells, tokens
-MOST_THREADS = 512  # GGML_MAX_N_THREADS in ggml.h: of more llama.cpp dies, and would be blamed
-LONGEST_TEXT = 2000  # of an engine's own words
-LONGEST_NAME, MOST_NAMES = 64, 4096  # of nodes: GGML_MAX_NAME in ggml.h
+MOST_SETTING = 1 << 20  # largest number of cells or tokens
+MOST_THREADS = 512  # GGML_MAX_N_THREADS in ggml.h: with more, llama.cpp would die and be blamed
+LONGEST_TEXT = 2000  # characters of an engine's own message
+LONGEST_NAME, MOST_NAMES = 64, 4096  # names of nodes: GGML_MAX_NAME in ggml.h
 
 Read = Callable[..., Any]
 
@@ -80,7 +80,7 @@ class Question:
 
     level: str
     send: Callable[..., Message]
-    read: Read  # the answer, and what was asked -> the adapter's answer
+    read: Read  # arguments: the answer and the question; returns the adapter's answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +144,7 @@ def settings_of(asked: Settings, said: Any) -> Settings:
     for name, value in said.items():
         if type(value) is not type(getattr(asked, name)):
             raise MalformedAnswer(f'"settings", {name}', f"such as {getattr(asked, name)!r}", value)
-        # llama.cpp is run with the same, and its refusal would be told of llama.cpp
+        # llama.cpp gets the same settings, and would be blamed for refusing them
         if name in ("type_k", "type_v") and value not in CACHE_TYPES:
             raise MalformedAnswer(f'"settings", {name}', f"one of {', '.join(CACHE_TYPES)}", value)
         most = MOST_THREADS if name == "n_threads" else MOST_SETTING

@@ -16,11 +16,11 @@ from lockstep.harness.processes.wire import Closed, WireError
 from lockstep.harness.protocol.frames import PIECE, Message, NoJson, Pipe, head_of, wait_for
 from lockstep.harness.protocol.messages import printable
 
-DESCRIPTOR = "LOCKSTEP_ANSWERS"  # names one that answers may be written to, see PROTOCOL.md
+DESCRIPTOR = "LOCKSTEP_ANSWERS"  # variable with a descriptor for answers, see PROTOCOL.md
 SHOWN = 60  # characters of a line that is no answer
 ENDINGS = ("answer", "refused", "unsupported", "failed")
-MOST_STARTS = 8  # places in a line at which a message is looked for
-# a message begins with its number or its ending; Python prints a dict with the other quotes
+MOST_STARTS = 8  # positions in a line at which a message is sought
+# a message begins with its number or its ending; Python prints a dict with single quotes
 MEANT = re.compile(rf"""\{{\s*["'](?:id["']\s*:\s*\d|(?:{"|".join(ENDINGS)})["'])""".encode())
 
 
@@ -65,11 +65,12 @@ class EngineProgram(EngineProcess):
         assert process.stdout is not None
         assert process.stderr is not None
         self.output, self.answers = process.stdout, os.fdopen(from_engine, "rb", 0)
-        self.pipe: Pipe | None = None  # not known before the first answer comes
+        self.pipe: Pipe | None = None  # None before the first answer
         super().__init__(process, process.stderr, process.stdin, self.output, self.answers)
         self.asked = 0
-        self.announced: int | None = None  # bytes of arrays behind the answer before
-        self.n_printed, self.printed = 0, ""  # lines before the first message, and the last
+        self.announced: int | None = None  # bytes of arrays that the last answer announced
+        # number of lines before the first message, and the last of them
+        self.n_printed, self.printed = 0, ""
 
     def strange(self) -> str:
         """Describe the text that the program wrote instead of a message; "" if it wrote nothing."""

@@ -42,8 +42,8 @@ from lockstep.harness.records import (
     Unanswerable,
 )
 
-START_SECONDS = 300.0  # loading a model; not charged to the first question
-# questions that no program is asked, where the name alone would be taken for one of the protocol
+START_SECONDS = 300.0  # for loading a model; this time does not count for the first question
+# questions outside the protocol, with a description instead of their name
 UNASKED = {
     "parse": "to parse many files at once",
     "schedule": "operations on its cache",
@@ -128,7 +128,7 @@ class ProgramSession(Session):
         self.memory_limit = memory_limit
         self.program: EngineProgram | None = None
         self.said: Introduction | None = None
-        self.heeds = False  # whether it was seen to go on with values that were put in
+        self.heeds = False  # True: the engine was seen to continue with values that were put in
 
     @property
     def pid(self) -> int | None:
@@ -185,7 +185,7 @@ class ProgramSession(Session):
             self.end()
             return Malformed(message=printable(str(error)))
         except BaseException:
-            self.end()  # its answer would be taken for that of the next question
+            self.end()  # otherwise its answer would be taken for the answer to the next question
             raise
 
     def lacks(self, question: str, args: tuple[Any, ...]) -> str:

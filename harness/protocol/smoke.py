@@ -28,11 +28,11 @@ from lockstep.harness.records import (
     Unanswerable,
 )
 
-PROMPT, NEXT = (1, 5, 9, 13), (2,)  # ids that every model here has
+PROMPT, NEXT = (1, 5, 9, 13), (2,)  # ids in every model here
 N_GREEDY = 4
 TEXTS = (b"Once upon a time", b"", "\u00e4\u2713\U0001f600".encode())
 NO_UTF8 = b"\xff no UTF-8"
-Q8_0 = np.arange(2 * 34, dtype=np.uint8)  # two blocks: a scale in half precision, 32 weights
+Q8_0 = np.arange(2 * 34, dtype=np.uint8)  # two blocks: an F16 scale and 32 weights each
 SAMPLED = SampleRequest(
     chain=({"sampler": "top_k", "k": 2}, {"sampler": "greedy"}),
     logits=np.array([[0, 2, 1, -1]], np.float32),

@@ -18,7 +18,7 @@ from lockstep.harness.asking.downloads import NotDownloaded, cache_folder, downl
 from lockstep.harness.real_models.table import RealModel, Wheel, model_named
 from lockstep.harness.report.header import sha256_of
 
-GIVEN = "LOCKSTEP_MODELS"  # a folder that holds the files already
+GIVEN = "LOCKSTEP_MODELS"  # variable with a folder that holds the files
 Progress = Callable[[str], None]
 
 
@@ -40,7 +40,7 @@ def model_file(name: str) -> Path | None:
     path = (Path(given) if given else models_folder()) / model.file
     if not path.is_file():
         return None
-    if given:  # what is in the cache was checked before it came there
+    if given:  # files in the cache were checked when they were stored
         found = digest(path, path.stat().st_mtime_ns)
         if found != model.sha256:
             raise NotFetched(f"{path}: its sha256 is {found}, expected {model.sha256}")

@@ -14,13 +14,13 @@ from typing import IO, Any
 
 from lockstep.harness.synth.gguf_writer import Tensor, Typed, write_gguf
 
-CHUNK = 1 << 20  # bytes
-HEADER_SIZE = Struct("<Q")  # of a safetensors file: the length of its JSON
-WORD_START = "\u2581"  # llama.cpp marks where a word starts, BERT where it goes on
+CHUNK = 1 << 20  # number of bytes
+HEADER_SIZE = Struct("<Q")  # a safetensors file begins with the length of its JSON
+WORD_START = "\u2581"  # llama.cpp marks the start of a word; BERT marks continuations
 GOES_ON = "##"
 NORMAL, CONTROL = 1, 3  # types of tokens
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-PARTS = {  # names of tensors that are no layer's
+PARTS = {  # names of tensors outside the layers
     "embeddings.LayerNorm": "token_embd_norm",
     "embeddings.position_embeddings": "position_embd",
     "embeddings.token_type_embeddings": "token_types",
@@ -63,7 +63,7 @@ def metadata_of(words: Sequence[str]) -> dict[str, Typed]:
         "bert.attention.layer_norm_epsilon": ("F32", 1e-12),
         "general.file_type": ("U32", 0),
         "bert.attention.causal": ("BOOL", False),
-        "bert.pooling_type": ("U32", 1),  # the mean
+        "bert.pooling_type": ("U32", 1),  # mean pooling
         "general.quantization_version": ("U32", 2),
         "tokenizer.ggml.token_type_count": ("U32", 2),
         "tokenizer.ggml.model": ("STR", "bert"),
@@ -76,7 +76,8 @@ def metadata_of(words: Sequence[str]) -> dict[str, Typed]:
         "tokenizer.ggml.bos_token_id": ("U32", words.index("[CLS]")),
         "tokenizer.ggml.eos_token_id": ("U32", words.index("[SEP]")),
         "tokenizer.ggml.unknown_token_id": ("U32", words.index("[UNK]")),
-        "tokenizer.ggml.seperator_token_id": ("U32", words.index("[SEP]")),  # so spelt in GGUF
+        # this is the spelling of the GGUF specification
+        "tokenizer.ggml.seperator_token_id": ("U32", words.index("[SEP]")),
         "tokenizer.ggml.padding_token_id": ("U32", words.index("[PAD]")),
         "tokenizer.ggml.mask_token_id": ("U32", words.index("[MASK]")),
         "tokenizer.ggml.add_bos_token": ("BOOL", True),

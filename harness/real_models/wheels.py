@@ -5,7 +5,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-CHUNK = 1 << 20  # bytes
+CHUNK = 1 << 20  # number of bytes
 
 
 def join(wheels: Sequence[tuple[Path, str]], output: Path) -> None:

@@ -26,9 +26,9 @@ from lockstep.harness.synth.llama import LlamaRecipe, write_llama
 from lockstep.harness.synth.vocabulary import SMALLEST
 
 HEAD_SIZES = (2, 6, 8, 16, 20, 32, 64, 128, 256)
-WIDEST = 512  # all heads together, if blocks allow it
-ALIKE = ("gpt2", "bert")  # queries, keys and values have as many heads
-ONE_KEY = ("deepseek2",)  # for all heads
+WIDEST = 512  # limit for all heads together, if blocks allow it
+ALIKE = ("gpt2", "bert")  # queries, keys and values have the same number of heads
+ONE_KEY = ("deepseek2",)  # one KV head for all heads
 Pick = Callable[..., int]
 
 
@@ -81,7 +81,7 @@ def random_shape(quant: str, pick: Pick) -> LlamaRecipe:
     """Return random sizes that are whole blocks. If a block is a single weight, the sizes include
     unusual numbers, such as 7 and 129. If blocks are long, the sizes are few blocks."""
     block = type_by_name(quant).block
-    counts: tuple[int, ...] = (1, 2, 3, 4)  # of heads
+    counts: tuple[int, ...] = (1, 2, 3, 4)  # numbers of heads
     if block == 1:
         width, n_ff = pick(10, 24, 48, 64, 100), pick(7, 20, 64, 129, 172)
     elif block <= 64:
@@ -170,10 +170,11 @@ class TriedCase:
     seed: int
     case: str
     code: int  # exit code
-    wrong: tuple[str, ...]  # something differs
+    wrong: tuple[str, ...]  # what differs
     untold: tuple[
         str, ...
-    ] = ()  # not compared: of some random models every answer is within limits
+        # suites without a verdict, because in some random models every answer is within the limits
+    ] = ()
 
     @property
     def alarm(self) -> bool:

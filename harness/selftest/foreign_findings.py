@@ -20,7 +20,7 @@ from lockstep.harness.synth.llama import LlamaRecipe, check, metadata, tensors
 FILE = "case.gguf"
 FAILED = ("crashed", "timed-out", "malformed", "internal")
 N_VOCAB = 384
-N_TOKENS, N_STEPS = 8, 4  # enough for every finding; some engines compile anew for each step
+N_TOKENS, N_STEPS = 8, 4  # enough for every finding; some engines compile for each step
 
 
 def write_case(finding: Finding, path: Path) -> None:

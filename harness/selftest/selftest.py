@@ -14,9 +14,11 @@ from lockstep.harness.runs.output import Output
 from lockstep.harness.selftest.clean_cases import clean_results
 from lockstep.harness.selftest.tokens import in_words, try_wrong_tokenizer, wrong_tokenizers
 
-AT_ONCE = 3  # wrong engines of one model, for which its oracle is started once
+AT_ONCE = 3  # number of wrong engines that share one model's oracle
 UNTOLD = (
-    20  # of so many random models one may tell too little: 11 of 500 did, and a blind suite all
+    # at most one in so many random models may show too little; 11 of 500 did, and a blind suite
+    # would fail on all
+    20
 )
 
 

@@ -7,16 +7,16 @@ from lockstep.harness.fuzzers.base import FuzzPlan, fuzzer_named
 from lockstep.harness.mutants.tokenizers import WRONG, WrongTokenizer
 from lockstep.harness.records import Verdict
 
-CASES = 1000  # texts for each of them
+CASES = 1000  # texts for each tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenResult:
     name: str
     caught: bool
-    size: int | None  # of the smallest case in the direction that is wrong, in bytes or ids
-    most: int  # what that may be
-    again: str  # the command that shows it
+    size: int | None  # bytes or ids of the smallest case in the wrong direction
+    most: int  # limit for `size`
+    again: str  # the command that reproduces it
 
     @property
     def located(self) -> bool:

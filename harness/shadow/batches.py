@@ -10,7 +10,7 @@ from lockstep.engine.errors import EngineError
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.asking.facts import has_both
 
-SECOND = 3  # tokens of the second batch: it is neither a prompt nor a single token
+SECOND = 3  # tokens of the second batch, which is neither a prompt nor a single token
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from lockstep.harness.shadow.faults import TRIES, FaultTrial
 from lockstep.harness.shadow.verdicts import SUITE
 
 ALL = "all"
-NO_FAMILY = "without a meaning"  # ops that nothing is known of: a fault in them cannot be judged
+NO_FAMILY = "without a meaning"  # ops without a known meaning, whose faults cannot be judged
 
 
 def ending_of(trial: FaultTrial) -> tuple[Status, str, tuple[str, ...]]:
@@ -55,7 +55,7 @@ class Count:
     injected: Counter[str] = field(default_factory=Counter)  # by kind of fault
     found: Counter[str] = field(default_factory=Counter)
     located: int = 0
-    smallest: float = float("inf")  # of those injected, in bounds
+    smallest: float = float("inf")  # smallest injected change, in limits
     again: Counter[str] = field(default_factory=Counter)  # drawn again, by reason
 
 

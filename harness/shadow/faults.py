@@ -26,11 +26,12 @@ from lockstep.harness.shadow.nodes import capture
 from lockstep.harness.synth.draws import stream
 
 KINDS = ("scale", "swap", "nudge", "stale")
-SIZES = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # of the values; the smallest are roundings of some ops
-TRIES = 50  # of other nodes, if a fault is none
-VISIBLE = 2.0  # bounds
+# relative changes; for some ops, the smallest are rounding errors
+SIZES = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+TRIES = 50  # other nodes to try if a change is no fault
+VISIBLE = 2.0  # size of a change, in limits, from which it must be found
 
-Again = Literal["same", "small", "fatal", "unjudged"]  # why a fault is drawn again
+Again = Literal["same", "small", "fatal", "unjudged"]  # reason why a fault is drawn again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,7 @@ class Injected:
 
     fault: Fault
     place: FaultPlace
-    size: float  # of the change, in bounds
+    size: float  # of the change, in limits
     seen: tuple[FaultPlace, ...]
 
     @property
@@ -79,8 +80,8 @@ class FaultTrial:
 
     number: int
     kind: str
-    again: list[tuple[str, Again]] = field(default_factory=list)  # the op, and why
-    injected: Injected | None = None  # None: none of the tries was a fault
+    again: list[tuple[str, Again]] = field(default_factory=list)  # the op, and the reason
+    injected: Injected | None = None  # None: no try gave a fault
 
 
 @dataclass(kw_only=True)
@@ -94,7 +95,8 @@ class Trials:
 
     def run(self, numbers: Sequence[int]) -> Iterator[FaultTrial]:
         """Run the trials. The seed and the number determine each trial."""
-        places: dict[str, list[FaultPlace]] = {}  # by op: rare ones are drawn as often as others
+        # by op, so that rare ops are drawn as often as others
+        places: dict[str, list[FaultPlace]] = {}
         outcome = self.stream(lambda n: places.setdefault(n.op, []).append(FaultPlace.of(n)), None)
         if not isinstance(outcome, Answered):
             raise no_answer(self.session.name, "capture", outcome)
@@ -123,7 +125,7 @@ class Trials:
                 struck.append(node)
 
         outcome = self.stream(consume, fault)
-        if isinstance(outcome, Crashed):  # an id that is none, say
+        if isinstance(outcome, Crashed):  # for example, because an id is invalid
             return "fatal"
         if not isinstance(outcome, Answered):
             raise no_answer(self.session.name, "capture", outcome)

@@ -23,9 +23,11 @@ from lockstep.harness.judging.tolerances import limits_of, where_limited
 from lockstep.harness.records import Mismatch
 from lockstep.harness.report.nodes import NodeRow
 
-# what a node raises whose shapes, types or parameters do not go together: an engine may lie
-UBATCH = 100_000  # more than the nodes of a graph: those of a later ubatch come behind it
-OF_LAYER = re.compile(r"-\d+(?= \(|$)")  # in llama.cpp's names of nodes
+# SENSELESS: errors of a node whose shapes, types or parameters do not fit; an engine may send wrong
+# data
+# exceeds the number of nodes in a graph, so that nodes of later ubatches come later in the order
+UBATCH = 100_000
+OF_LAYER = re.compile(r"-\d+(?= \(|$)")  # layer in llama.cpp's names of nodes
 SENSELESS = (ArithmeticError, AssertionError, LookupError, MemoryError, TypeError, ValueError)
 
 
@@ -54,16 +56,17 @@ class Tally:
     """The counts for one kind of op, in one layer or in all layers."""
 
     nodes: int = 0
-    elements: int = 0  # really compared; these are not, see Incomparable:
+    # number of compared elements; elements below are not compared, see Incomparable
+    elements: int = 0
     nan: int = 0
     unbounded: int = 0
-    worst: float = 0.0  # the largest error, as a share of what it may be
-    worst_error: float = 0.0  # the largest error, absolute
-    exact: int = 0  # nodes equal to the last bit to the rounded truth
-    free: int = 0  # elements whose bound counts more than the rounding on their way out
-    reach: float = 0.0  # of those, the largest error as a share of what `reach_of` says
+    worst: float = 0.0  # largest error as a share of its limit
+    worst_error: float = 0.0  # largest absolute error
+    exact: int = 0  # number of nodes that equal the rounded truth bit for bit
+    free: int = 0  # number of elements whose limit includes more than the last rounding
+    reach: float = 0.0  # for these elements, largest error as a share of `reach_of`
     violations: int = 0
-    not_compared: dict[str, int] = field(default_factory=dict)  # reason -> nodes
+    not_compared: dict[str, int] = field(default_factory=dict)  # reason -> number of nodes
 
     def add(self, other: "Tally") -> None:
         self.nodes += other.nodes
@@ -93,7 +96,7 @@ class ShadowJudge:
     def __init__(self, file: GgufFile, build: Build) -> None:
         self.file = file
         self.build = build
-        self.tallies: dict[tuple[str, int | None], Tally] = {}  # (op, layer)
+        self.tallies: dict[tuple[str, int | None], Tally] = {}  # keys: (op, layer)
         self.findings: list[NodeFinding] = []
         self.rows: list[NodeRow] = []
 
@@ -203,13 +206,13 @@ def view_of(raw: NDArray[np.uint8], source: Operand) -> NDArray[Any]:
     view reaches outside the weight."""
     dtype, shape, strides, reach = lying(source.type, source.ne, source.nb)
     if reach is None:
-        return np.empty(shape, dtype)  # a batch of which no output is asked for ends in no rows
+        return np.empty(shape, dtype)  # the last tensors of a batch without outputs have no rows
     if not 0 <= source.offset < source.offset + reach <= raw.size:
         raise EngineError(f"the operand {source.name!r} lies outside the weight {source.weight!r}")
     return np.ndarray(shape, dtype, raw, source.offset, strides)
 
 
-@lru_cache(maxsize=1 << 12)  # tensors of a graph are alike from run to run
+@lru_cache(maxsize=1 << 12)  # cached, because graphs have the same tensors in every run
 def lying(
     kind: str, ne: tuple[int, ...], nb: tuple[int, ...]
 ) -> tuple[np.dtype[Any], tuple[int, ...], tuple[int, ...], int | None]:

@@ -14,8 +14,9 @@ from lockstep.harness.synth.any_arch import (
     write_variant,
 )
 
-NAMES_TENSORS = "llama.cpp"  # the only engine that can
-ROOM = 64 << 30  # bytes: it allocates every tensor in F32, and nobody touches the large ones
+NAMES_TENSORS = "llama.cpp"  # only this engine can name its tensors
+# bytes of address space: it allocates every tensor in F32, but large ones are never written
+ROOM = 64 << 30
 
 
 def make_variant(

@@ -16,8 +16,8 @@ from lockstep.harness.answers import MalformedAnswer
 from lockstep.harness.context.runner import Session
 from lockstep.harness.records import ANY_KIND, Fault, Nodes, Outcome
 
-LAYER = re.compile(r"-(\d+)(?: \(|$)|blk\.(\d+)\.|_l(\d+)\b")  # in llama.cpp's names
-NODE = -1  # a place
+LAYER = re.compile(r"-(\d+)(?: \(|$)|blk\.(\d+)\.|_l(\d+)\b")  # layer in llama.cpp's names
+NODE = -1  # place of a node in the list of its sources
 
 
 def capture(

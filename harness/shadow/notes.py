@@ -9,7 +9,7 @@ thousand elements stay below an eighth of the expected size, this is not chance:
 of roundings is wrong. A note is not a failure.
 """
 
-ELEMENTS = 1000  # the worst of so many is no accident
+ELEMENTS = 1000  # the worst of so many elements is no coincidence
 EIGHTH = 1 / 8
 
 

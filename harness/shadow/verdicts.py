@@ -9,7 +9,7 @@ from lockstep.harness.report.nodes import node_columns
 from lockstep.harness.shadow.judge import NodeFinding, ShadowJudge, Tally
 from lockstep.harness.shadow.notes import note_of
 
-PLACES = 20  # of nodes that are named; all are counted
+PLACES = 20  # places of nodes that are named; all are counted
 SUITE = "shadow"
 
 Made = TypeVar("Made")

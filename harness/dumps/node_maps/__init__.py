@@ -32,12 +32,12 @@ from lockstep.engine.gguf.regular_file import read_regular
 LARGEST = 1 << 20  # bytes of a map file
 MOST_STARS = 2
 LONGEST_NAME = 500
-# names times patterns: a hundred layers with thirty names each are 10^5 with the maps here, and at
-# worst one try takes tens of microseconds, which makes half a minute
+# Limit on names times patterns. A hundred layers with thirty names each need 10^5 with the maps
+# here. A try takes at most tens of microseconds, so the limit is half a minute.
 MOST_TRIES = 1_000_000
 LAYER = "{layer}"
-# which there are, a model's graph says; of several with one name the op and a number tell: norm
-# RMS_NORM 2-{layer}; and a node may be of one layer alone: inp_norm-0
+# Names of nodes as in llama.cpp's graph. Nodes of one name are distinguished by their op and a
+# number, as in norm RMS_NORM 2-{layer}. A node may belong to only one layer, as inp_norm-0.
 NODE = re.compile(r"[\w.]{1,64}( [A-Z][A-Z_0-9]{0,30})?( [0-9]{1,3})?(-(\{layer\}|[0-9]{1,6}))?")
 STEP, NUMBER = re.compile(r"^step[0-9]+/"), re.compile(r"(?<![A-Za-z0-9])[0-9]+")
 HEADS = {"Qcur": "heads", "Kcur": "kv_heads", "Qcur_rope": "heads", "Kcur_rope": "kv_heads"}
@@ -75,7 +75,7 @@ def neighbours(value: NDArray[Any], n_head: int) -> NDArray[Any]:
 class NodeMap:
     name: str
     rules: tuple[Rule, ...]
-    architectures: tuple[str, ...] = ()  # whose names these are; empty: nobody says
+    architectures: tuple[str, ...] = ()  # architectures with these names; empty: any
     known: dict[str, tuple[str, Rule] | None] = field(default_factory=dict, compare=False)
 
     def find(self, name: str) -> tuple[str, Rule] | None:
@@ -168,10 +168,10 @@ def check_node(where: str, pattern: str, node: Any) -> None:
 def regex(where: str, pattern: str) -> re.Pattern[str]:
     if pattern.count("*") > MOST_STARS or pattern.count(LAYER) > 1:
         raise InvalidModel(f"{where}: at most {MOST_STARS} * and one {LAYER}")
-    layer = r"(?<![0-9])(?P<layer>[0-9]{1,6})(?![0-9])"  # never a part of a number
+    layer = r"(?<![0-9])(?P<layer>[0-9]{1,6})(?![0-9])"  # must not be part of a longer number
     first, *parts = re.escape(pattern).replace(re.escape(LAYER), layer).split(r"\*")
-    # what stands between two stars is taken where it comes first and never looked for again, so
-    # that a name is gone through a few times and not once for each of its places
+    # text between two stars is matched at its first occurrence only, so that each name is read a
+    # few times, and not once for each position
     between = [f"(?>.*?{part})" for part in parts[:-1]]
     return re.compile(first + "".join(between) + "".join(f".*{part}" for part in parts[-1:]))
 

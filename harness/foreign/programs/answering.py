@@ -52,7 +52,7 @@ def serve(start):
             except Refused as error:
                 ending, answer = "refused", str(error)
             except Exception as error:
-                traceback.print_exc()  # into the log
+                traceback.print_exc()  # goes to the log
                 ending, answer = "failed", f"{type(error).__name__}: {error}"
             write(out, {"id": question["id"], ending: answer}, arrays)
 

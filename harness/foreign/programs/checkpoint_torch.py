@@ -18,9 +18,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 SAFE = {"local_files_only": True, "trust_remote_code": False}
 OPTIONS = {"dtype": torch.float32, "attn_implementation": "eager", "use_safetensors": True}
-MODULES = "modules.json"  # of sentence-transformers: what comes behind the model
+MODULES = "modules.json"  # file of sentence-transformers that lists the steps after the model
 OWN_MODULES = "sentence_transformers."
-HIDDEN = "result_embd"  # what is pooled
+HIDDEN = "result_embd"  # name of the values that are pooled
 
 
 class Checkpoint(TorchModel):

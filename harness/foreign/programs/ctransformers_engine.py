@@ -7,7 +7,7 @@ import numpy as np
 from answering import Unsupported, encode_answer, greedy_ids, later, rows_of, serve, texts
 from ctransformers import LLM, Config
 
-LIBRARY = "basic"  # of the three in the wheel the one that runs on every CPU
+LIBRARY = "basic"  # one of three libraries in the wheel; it runs on every CPU
 
 
 class Model:
@@ -15,7 +15,7 @@ class Model:
         config = Config(context_length=settings["n_ctx"], threads=settings["n_threads"])
         try:
             self.llm = LLM(path, model_type="llama", config=config, lib=LIBRARY)
-        except RuntimeError as error:  # also of types that came later: its log says which
+        except RuntimeError as error:  # newer types raise this too, and the log names them
             raise Unsupported(str(error)) from error
 
     def decode(self, ids, start):
@@ -50,7 +50,7 @@ class Model:
 
 def start(path, settings):
     said = {"engine": "ctransformers", "version": importlib.metadata.version("ctransformers")}
-    cache = {"type_k": "F16", "type_v": "F16", "flash_attn": False}  # always
+    cache = {"type_k": "F16", "type_v": "F16", "flash_attn": False}  # these cannot be changed
     asked = ("tokenize", "detokenize", "greedy", "logits") if path else ()
     answers = later(lambda: Model(path, settings), *asked)
     return {**said, "text": "utf8", "settings": cache}, answers

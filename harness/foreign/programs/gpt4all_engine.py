@@ -25,7 +25,7 @@ class Model:
 def start(path, settings):
     said = {"engine": "gpt4all", "version": importlib.metadata.version("gpt4all")}
     asked = ("generate",) if path else ()
-    cache = {"type_k": "F16", "type_v": "F16", "flash_attn": False}  # always
+    cache = {"type_k": "F16", "type_v": "F16", "flash_attn": False}  # these cannot be changed
     answers = later(lambda: Model(path, settings), *asked)
     return {**said, "text": "utf8", "settings": cache}, answers
 

@@ -10,7 +10,7 @@ from answering import greedy_ids, later, rows_of, serve, texts
 from ik_llama_cpp._internals import IkModel, make_batch_range
 from ik_llama_cpp_samplers import Samplers
 
-# it takes a cache of F32 for a quantised one, which it has with flash attention alone
+# the engine needs flash attention for a quantised cache, and treats an F32 cache as quantised
 CACHE = {"type_k": "F16", "type_v": "F16", "flash_attn": False}
 
 
@@ -56,7 +56,7 @@ class Model:
 
 def start(path, settings):
     path = os.path.abspath(path) if path else path
-    os.chdir(tempfile.gettempdir())  # a sampler that aborts leaves a file where it is
+    os.chdir(tempfile.gettempdir())  # a sampler that aborts leaves a file in the current folder
     name = "ik-llama-cpp-python"
     said = {"engine": name, "version": importlib.metadata.version(name), "text": "utf8"}
     asked = ("tokenize", "greedy", "logits") if path else ()

@@ -14,12 +14,12 @@ import numpy as np
 from answering import Refused, Unsupported
 from ik_llama_cpp._internals import IkModel
 
-ROW = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])  # llama_token_data
+ROW = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])  # layout of llama_token_data
 SAMPLING = np.dtype(
     [("state", "<u8", 624), ("place", "<u8"), ("n_vocab", "<i4"), ("timings", "V20")]
 )
-ADAPTIVE_GENERATOR = 16  # bytes before it in struct llama_sampler_adaptive_p
-LARGEST = 2**32 - 1  # of the generator
+ADAPTIVE_GENERATOR = 16  # offset of the generator in struct llama_sampler_adaptive_p
+LARGEST = 2**32 - 1  # largest number of the generator
 I32, U64, FLOAT, POINTER = ctypes.c_int32, ctypes.c_size_t, ctypes.c_float, ctypes.c_void_p
 
 
@@ -57,7 +57,7 @@ def generator_word(share):
 class Stage:
     """A sampler with its parameters and state."""
 
-    shows_old_p = False  # its p are of the list that it was given
+    shows_old_p = False  # True: the list's p are those before the stage
 
     def __init__(self, said, n_vocab, vocabulary):
         self.numbers = {name: value for name, value in said.items() if name != "sampler"}
@@ -263,7 +263,7 @@ def apply_all(stages, logits, draws):
     data = ctypes.cast(rows.ctypes.data, ctypes.POINTER(api.llama_token_data))
     array = api.llama_token_data_array(data=data, size=len(rows), selected=-1, sorted=False)
     for stage, draw in zip(stages, draws, strict=True):
-        rows["p"] = np.nan  # what an earlier stage has computed is not this one's
+        rows["p"] = np.nan  # p of an earlier stage do not belong to this stage
         token = stage.apply(array, draw)
         if stage.shows_old_p:
             rows["p"] = np.nan

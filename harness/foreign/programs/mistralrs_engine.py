@@ -5,7 +5,7 @@ It reads LoRA files in PEFT's format, and adds one LoRA per request.
 
 import os
 
-os.environ["MISTRALRS_CPU_KV_F32"] = "1"  # else its cache is F16
+os.environ["MISTRALRS_CPU_KV_F32"] = "1"  # otherwise the cache is F16
 
 import base64
 import importlib.metadata
@@ -39,7 +39,7 @@ class Model:
         if not loras:
             self.runner = load(path, None)
             return
-        from peft_folder import write_peft_folder  # imports gguf
+        from peft_folder import write_peft_folder  # imported here, because it imports gguf
 
         with TemporaryDirectory(prefix="lockstep-") as folder:
             place = write_peft_folder(path, loras[0], Path(folder, ADDED))

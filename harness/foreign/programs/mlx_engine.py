@@ -13,7 +13,7 @@ import numpy as np
 from answering import Unsupported, greedy_ids, later, serve, steps, wanted_rows
 from mlx_lm.models.cache import make_prompt_cache
 
-# mlx-lm has no loader of GGUF: its modules by the names that tensors have in a file
+# mlx-lm cannot load GGUF files, so this maps names of tensors to modules
 MODULES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -30,10 +30,11 @@ MODULES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-ROPE_OF_NEIGHBOURS = {"llama": True, "qwen2": False, "qwen3": False}  # or of halves
+# False: rope pairs elements half a head apart
+ROPE_OF_NEIGHBOURS = {"llama": True, "qwen2": False, "qwen3": False}
 SHOWS = ["embd", "attn_norm", "attn_out", "ffn_inp", "ffn_norm", "ffn_out", "l_out"]
 SHOWS += ["result_norm", "result_output"]
-TYPES = {  # ggml's number of each, weights and bytes of a block
+TYPES = {  # ggml's number of the type, weights and bytes of a block
     "F32": (0, 1, 4),
     "F16": (1, 1, 2),
     "BF16": (30, 1, 2),
@@ -190,7 +191,7 @@ def dequantize(question, arrays):
         raise Unsupported(f"a file with {question['type']}, which was not tested")
     kind, weights, size = TYPES[question["type"]]
     raw = arrays["raw"].tobytes()
-    rows = len(raw) // size  # of one block each
+    rows = len(raw) // size  # each row is one block
     name = b"a.weight"
     head = b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + struct.pack("<Q", len(name)) + name
     head += struct.pack("<IQQIQ", 2, weights, rows, kind, 0)

@@ -18,7 +18,7 @@ MODULES = {
     **{f"ffn_{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
 }
 EMBEDDING = "token_embd"
-# rows that files of llama have in pairs, which Hugging Face has in halves
+# files of llama interleave the rows of these; Hugging Face has halves
 HEADS = {"attn_q": "llama.attention.head_count", "attn_k": "llama.attention.head_count_kv"}
 
 

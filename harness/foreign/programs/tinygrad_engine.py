@@ -3,7 +3,7 @@ layer."""
 
 import os
 
-os.environ["HALF"] = "0"  # weights stay in single precision, as `exact` means them
+os.environ["HALF"] = "0"  # weights stay in single precision, as with `exact`
 os.environ.setdefault("DEVICE", "CPU")
 
 import importlib.metadata
@@ -18,14 +18,15 @@ from tinygrad.llm.gguf import ggml_data_to_tensor, gguf_load
 
 try:
     import tinygrad.llm.model
-except ModuleNotFoundError:  # the wheel of 0.14.0 lacks this package; on a CPU Linear is all of it
+# the wheel of 0.14.0 lacks this package; on a CPU only its Linear is needed
+except ModuleNotFoundError:
     lacking = types.ModuleType("tinygrad.llm.kernels.amd")
     lacking.Linear, lacking.gated_delta_prefill, lacking.flash_attention = nn.Linear, None, None
     lacking.amd_custom_kernels_supported = lambda device: False
     sys.modules |= {"tinygrad.llm.kernels": types.ModuleType("kernels"), lacking.__name__: lacking}
     import tinygrad.llm.model
 
-IDS = {  # of ggml's types
+IDS = {  # numbers of ggml's types
     "F32": 0,
     "F16": 1,
     "Q4_0": 2,
@@ -53,7 +54,7 @@ IDS = {  # of ggml's types
     "MXFP4": 39,
     "Q1_0": 41,
 }
-BLOCKS = {0: (1, 4), 1: (1, 2), 30: (1, 2)}  # (weights, bytes) of those that are no blocks
+BLOCKS = {0: (1, 4), 1: (1, 2), 30: (1, 2)}  # (weights, bytes) of types without blocks
 SHOWS = [
     *("embd", "attn_norm", "attn_out", "ffn_inp", "ffn_norm", "ffn_out", "ffn_moe_out", "l_out"),
     *("result_norm", "result_output"),
@@ -147,7 +148,7 @@ def start(path, settings):
         "dequantize": dequantize,
     }
     can = [*answers, *(["trace"] if path else [])]
-    cache = {"type_k": "F16", "type_v": "F16", "flash_attn": False}  # always
+    cache = {"type_k": "F16", "type_v": "F16", "flash_attn": False}  # these cannot be changed
     return {**said, "can": can, "shows": SHOWS, "settings": cache}, answers
 
 

@@ -10,9 +10,10 @@ from answering import Unsupported, encode_answer, greedy_ids, steps, texts, want
 from transformers import DynamicCache
 from transformers.pytorch_utils import Conv1D
 
-PERMUTED = ("llama", "mistral", "mixtral")  # whose files have rows of Q and K in another order
-LAYERS = ("layers", "h", "layer")  # lists of decoder layers, by their own names
-# what a module gives, by its place in a layer; a name in brackets is what it is given
+# architectures whose files have rows of Q and K in another order
+PERMUTED = ("llama", "mistral", "mixtral")
+LAYERS = ("layers", "h", "layer")  # names of lists of decoder layers
+# module by its place in a layer -> nodes that it outputs; names in brackets are its inputs
 OF_LAYER = {
     "": ("l_out",),
     "input_layernorm": ("attn_norm",),
@@ -25,7 +26,7 @@ OF_LAYER = {
     "mlp.up_proj": ("ffn_up",),
     "mlp.down_proj": ("ffn_out", "ffn_swiglu"),
 }
-# as above where there are norms behind attention and the network as well, as in gemma
+# the same for layers with norms after attention and after the network, as in gemma
 OF_NORMED = {
     **OF_LAYER,
     "post_attention_layernorm": ("attn_post_norm",),
@@ -33,7 +34,7 @@ OF_NORMED = {
     "mlp.down_proj": ("ffn_out", "ffn_geglu"),
     "post_feedforward_layernorm": ("ffn_post_norm",),
 }
-# the results of these have their biases in them
+# outputs of these modules include their biases
 OF_GPT2 = {
     "": ("l_out",),
     "ln_1": ("attn_norm",),
@@ -49,8 +50,8 @@ OF_BERT = {
     "intermediate.dense": ("ffn_up_b",),
     "output.dense": ("ffn_out", "ffn_gelu"),
 }
-OF_OTHERS = {"": OF_LAYER[""]}  # whose parts have other names
-TABLES = {  # by a module that layers have, the first of them that there is
+OF_OTHERS = {"": OF_LAYER[""]}  # for layers whose parts have other names
+TABLES = {  # by a module of the layers; the first that exists counts
     "pre_feedforward_layernorm": OF_NORMED,
     "input_layernorm": OF_LAYER,
     "ln_1": OF_GPT2,
@@ -58,7 +59,7 @@ TABLES = {  # by a module that layers have, the first of them that there is
 }
 WITH_BIAS = (OF_GPT2, OF_BERT)
 OUTSIDE = {"embed_tokens": "embd", "norm": "result_norm", "ln_f": "result_norm", "wte": "embd"}
-SCALED = "inp_scaled"  # what an embedding gives that multiplies by a factor
+SCALED = "inp_scaled"  # output of an embedding that multiplies by a factor
 LOGITS = "result_output"
 SHOWS = [SCALED, *dict.fromkeys(OUTSIDE.values()), LOGITS]
 SHOWS += dict.fromkeys(n for own in (OF_LAYER, OF_NORMED) for names in own.values() for n in names)
@@ -74,7 +75,7 @@ class TorchModel:
         self.shown, self.shows = (
             None,
             {LOGITS: None},
-        )  # what there is to see, by names without layers
+        )  # visible values by names without layers
         self.at, self.layers = layers_of(model, self.config.num_hidden_layers)
         for layer, module in enumerate(self.layers):
             self.watch_layer(layer, module)

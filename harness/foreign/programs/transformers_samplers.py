@@ -36,7 +36,7 @@ def bias(s):
     return SequenceBiasLogitsProcessor([[[token], float(number)] for token, number in s["biases"]])
 
 
-MAKERS = {  # what `generate` makes of the numbers; None where it makes nothing
+MAKERS = {  # the processor that `generate` makes for a stage; None if it makes none
     "temp": lambda s: TemperatureLogitsWarper(s["t"]) if s["t"] != 1 else None,
     "top_k": lambda s: TopKLogitsWarper(s["k"]) if s["k"] else None,
     "top_p": lambda s: TopPLogitsWarper(s["p"], **least(s)) if s["p"] < 1 else None,

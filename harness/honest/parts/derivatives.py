@@ -22,10 +22,10 @@ from lockstep.engine.grammars.tree import (
 )
 
 Remainder = tuple[Item, ...]
-Left = frozenset[tuple[Remainder, bytes]]  # remainders, and the bytes of a character so far
+Left = frozenset[tuple[Remainder, bytes]]  # remainders, and the bytes of an incomplete character
 NAME = "left_by_derivatives"
-FIRST_TAILS = {0xE0: 0xA0, 0xF0: 0x90}  # the least second byte behind some first ones
-LAST_TAILS = {0xED: 0x9F, 0xF4: 0x8F}  # and the largest
+FIRST_TAILS = {0xE0: 0xA0, 0xF0: 0x90}  # least second byte after these first bytes
+LAST_TAILS = {0xED: 0x9F, 0xF4: 0x8F}  # largest second byte after these first bytes
 
 
 class Derivatives:
@@ -101,7 +101,7 @@ def may_go_on(remainder: Remainder, half: bytes) -> bool:
     head = remainder[0] if remainder else None
     try:
         return isinstance(head, CharacterClass) and head.meets(*ends_of(half))
-    except UnicodeDecodeError:  # a surrogate, which Python refuses at its end alone
+    except UnicodeDecodeError:  # a surrogate, which Python refuses only when it is complete
         return False
 
 

@@ -9,7 +9,7 @@ from lockstep.engine.model import Model
 from lockstep.engine.quants.base import F32, Bytes, WeightFormat
 from lockstep.harness.mutants.parts.mistakes import Mistake
 
-Blocks = NDArray[Any]  # (n,) of a format's layout
+Blocks = NDArray[Any]  # (n,) blocks of a format's layout
 
 
 class WrongFormat(Mistake):

@@ -18,8 +18,8 @@ from lockstep.harness.mutants.base import Mutant
 Op = Callable[..., F32]
 Read = Callable[[str], Weight]
 OPS = tuple(name for name in vars(Ops) if callable(getattr(Ops, name)) and name[0] != "_")
-# what names begin with of methods that take the place of others': of the graph, of what holds keys
-# and values, of what a memory of attention or of states shows to a layer
+# Prefixes of methods that replace methods of the graph, of the cache of keys and values, and of
+# what an attention or state memory shows to a layer.
 OF_GRAPH, OF_STORE, OF_CELLS, OF_STATES = "graph_", "store_", "cells_", "states_"
 
 

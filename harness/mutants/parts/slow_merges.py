@@ -20,7 +20,7 @@ def merge_parts(
     takes the rightmost first. `careless` ignores that the left part of a pair no longer exists."""
     text, sizes = b"".join(parts), list(map(len, parts))
     starts = list(accumulate(sizes, initial=0))
-    waiting: list[tuple[float, int, int, int]] = []  # rank, place, right, bytes of both
+    waiting: list[tuple[float, int, int, int]] = []  # rank, index, right index, bytes of both
 
     def part(i: int) -> bytes:
         return text[starts[i] : starts[i] + sizes[i]]

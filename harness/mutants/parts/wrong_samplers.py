@@ -30,8 +30,8 @@ class WrongSampler(Reference):
     group: ClassVar[str] = "samplers"
     mistake: ClassVar[str]
     stage: ClassVar[str]
-    source: ClassVar[str] = ""  # a public thread where it really happened
-    wrong: ClassVar[Mapping[str, Callable[..., Any]]] = {}  # by the method's name
+    source: ClassVar[str] = ""  # a public thread about the real bug
+    wrong: ClassVar[Mapping[str, Callable[..., Any]]] = {}  # by name of the method
 
     def sample(self, request: SampleRequest) -> SampleAnswer:
         return sample(self.change(request), self.sampler_vocabulary, make=self.make)

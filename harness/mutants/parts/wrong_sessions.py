@@ -27,7 +27,7 @@ class WrongSession(Reference):
 
     group: ClassVar[str] = "sessions"
     mistake: ClassVar[str]
-    memory: ClassVar[str]  # of a small model that shows it
+    memory: ClassVar[str]  # memory of a small model on which the mistake shows
     cells: ClassVar[Alter | None] = None
     state: ClassVar[Alter | None] = None
     near: ClassVar[Alter | None] = None

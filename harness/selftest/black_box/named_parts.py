@@ -12,7 +12,7 @@ from types import MappingProxyType
 from lockstep.harness.blackbox.numbers import BY_NUMBER, OR_A_TENSOR
 from lockstep.harness.selftest.black_box.truth import WrongPlace
 
-# the beginning of a name -> the nodes that it stands for
+# prefix of a name -> pattern of the nodes that it means
 NODES: Mapping[str, str] = MappingProxyType(
     {
         # outside the layers
@@ -37,7 +37,7 @@ NODES: Mapping[str, str] = MappingProxyType(
         "attention: output matrix": "attn_out.*",
         "attention: its norm": "attn_norm|attn_post_norm|Vcur|wqkv|attn_out",
         "attention: bias": ".cur ADD|wqkv_b|attn_out",
-        # states and convolutions, where attention is in other layers
+        # states and convolutions in models that also have attention layers
         "recurrent part": ".*(conv|ssm|state|mamba|in_proj|out_proj|operator_norm).*|attn_norm",
         # FFN
         "FFN norm": "ffn_norm|ffn_post_norm|attn_post_norm|model.layers.*ffn_out",
@@ -52,7 +52,7 @@ NODES: Mapping[str, str] = MappingProxyType(
         "FFN: shared experts": "ffn_shexp.*|ffn_out",
         "FFN: bias": "ffn_up_b|ffn_out|ffn_moe_.*biased",
         "tensors: the engine uses another layer": ".*",
-        # tensors, of lenses and of matrices at their places
+        # tensors named by lenses and by tests of matrices in their places
         "token_embd": "embd",
         "output.": "result_output",
         "attn_q.": "Qcur",
@@ -67,14 +67,14 @@ NODES: Mapping[str, str] = MappingProxyType(
     }
 )
 NORMS = re.compile(r".*norm(ed)?|inp_norm|kv_cmpr|q MUL|model.layers.*norm|model.layers.*ffn_out")
-# where nothing tells an op from a tensor of the half
+# patterns for answers that name only half a layer
 OF_HALF = MappingProxyType(
     {"FFN": "ffn_.*", "attention": "[QKV]cur.*|wqkv.*|attn_.*|kq.*|[kv]_cache"}
 )
-TURNS = re.compile(r".*(rope|rotat|yarn).*")  # wherever its result is taken
-# a scale of zero is what makes all weights alike
+TURNS = re.compile(r".*(rope|rotat|yarn).*")  # names of rotations, whatever their input
+# a wrong scale of zero makes all weights equal
 SCALE = re.compile(r".*(scale|soft-cap|key-length|all-alike).*")
-# of norms: who is wrong in eps, and who in the weight, or where the weight alone shows it
+# names of wrong norms: wrong eps, or wrong weights
 EPS = re.compile(r".*(eps|squares-in-half).*")
 WEIGHTS = re.compile(
     r".*(norm-without|weight-before-norm|norm-after-rope|norms-exchanged|one-added|bias-for-weight|of-a-layer).*"

@@ -31,7 +31,7 @@ from lockstep.harness.sites import IN_A_LAYER
 
 IN_THE_FILE, BY_NAME, BY_NUMBER = "file", "name", "number"
 PREFIX, SCALED = "one-layer", "scaled-by-1.001"
-Rows = NDArray[np.uint8]  # (rows, bytes of each)
+Rows = NDArray[np.uint8]  # (rows, bytes of a row)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ class Spoilt:
 
     def __init__(self, inner: Probe, fault: OneLayerFault) -> None:
         self.inner, self.fault = inner, fault
-        self.before: dict[str, NDArray[Any]] = {}  # of this layer, by the name of the node
+        self.before: dict[str, NDArray[Any]] = {}  # values of this layer by name of the node
 
     def __call__(self, name: str, layer: int | None, value: NDArray[Any]) -> NDArray[Any]:
         if layer == self.fault.layer:
@@ -257,7 +257,8 @@ def nodes_of(arch: str) -> Iterator[tuple[str, str]]:
 
 
 TURNED = ("attn_q.weight", "attn_k.weight")
-QUERIES = ("llama", "qwen2", "qwen3", "gemma3")  # of which queries are nodes of their own
+# architectures in whose graphs queries are separate nodes
+QUERIES = ("llama", "qwen2", "qwen3", "gemma3")
 ACTIVATIONS = {"gemma3": "ffn_geglu", "gpt2": "ffn_gelu"}
 OF_NODES = (
     ("attn_norm", "a-hundredth-more"),

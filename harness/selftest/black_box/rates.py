@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 
 from lockstep.harness.selftest.black_box.trials import BlackBoxRow
 
-LAYER, PART = 0.97, 0.85  # promised
+LAYER, PART = 0.97, 0.85  # shares that are promised
 HEAD = ("model", "engines", "differ", "layer", "all", "part", "seconds")
 COUNTED = ("layer", "layers", "part")
-SHOWN = 3  # parts of an answer
+SHOWN = 3  # parts of an answer that are shown
 
 
 def counts(row: BlackBoxRow) -> bool:

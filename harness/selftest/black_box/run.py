@@ -24,15 +24,16 @@ from lockstep.harness.selftest.black_box.one_layer import PREFIX, SCALED, faults
 from lockstep.harness.selftest.black_box.rates import is_kept, lines
 from lockstep.harness.selftest.black_box.trials import BlackBoxRow, tries
 
-AT_ONCE = 48  # engines of one model: what is known of its slices is shared
+AT_ONCE = 48  # number of engines that run on one model together and share its slices
 Pair = tuple[str, str]  # model, engine
-OWN = "f32"  # where mistakes of every engine are shown; OTHERS: on which they are tried as well
+OWN = "f32"  # OWN: the model on which every mistake shows; OTHERS: further models
 OTHERS = ("arch:qwen3", "arch:gemma3", "arch:gpt2")
 IN_ONE_LAYER = (
     *("five-layers", "five-layers-q4_1", "qwen2-deeper", "qwen3-deeper", "gpt2-deeper"),
     "arch:gemma3",
 )
-WITHOUT_LOGITS = ("arch:bert", "bert", "t5")  # or with layers that cannot be sliced
+# models without logits, or with layers that cannot be sliced
+WITHOUT_LOGITS = ("arch:bert", "bert", "t5")
 REAL = "smollm2"
 MATRICES = ("q.weight", "k.weight", "v.weight", "up.weight", "gate.weight", "down.weight")
 NOT_OF_LOGITS = ("sampling", "races")

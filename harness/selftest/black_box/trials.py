@@ -35,9 +35,9 @@ from lockstep.harness.selftest.black_box.one_layer import (
 )
 from lockstep.harness.selftest.black_box.truth import WrongPlace, nodes_of, wrong_places
 
-NODE_OF = {"logits": "result_output"}  # where the catalogue names a suite
+NODE_OF = {"logits": "result_output"}  # node for suites that the catalogue names as a site
 ANOTHER = "another mistake on this model"
-N_TOKENS = 32  # as bisect has by itself
+N_TOKENS = 32  # the default of bisect
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,16 +53,16 @@ class BlackBoxRow:
     engine: str
     family: str
     model: str
-    status: str  # agreed: its logits do not differ; else diverged, or what came instead
+    status: str  # agreed: logits do not differ; otherwise diverged, or another outcome
     wrong: tuple[str, ...] = ()
     said: tuple[tuple[str, str], ...] = ()
     layer: bool = False
     layers: bool = False
     part: bool = False
-    unasked: int = 0  # layers that no slice can be made of
-    seen: bool = False  # by any slice, lens or place
-    models: int = 0  # that were made and asked
-    seconds: float = 0.0  # of this process
+    unasked: int = 0  # number of layers without a slice
+    seen: bool = False  # True: a slice, a lens or a place shows the mistake
+    models: int = 0  # number of made models that were run
+    seconds: float = 0.0  # processor time of this process
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +201,7 @@ def claims_of(found: BlackBoxBisection) -> list[Claim]:
     """Return the claims of a bisection: first parts of layers, in order, then tensors."""
     rows = [Claim(layer=row.layer, part=part.name) for row in found.guilty for part in row.parts]
     looked = [name for each in found.lenses for name in each.tensors]
-    if not rows:  # what is asked at its place says more
+    if not rows:  # the test at a place shows more
         looked += of_places(found.places)
     return rows + [Claim(layer=layer_of(name), part=short(name)) for name in dict.fromkeys(looked)]
 
@@ -235,7 +235,7 @@ def score_claims(
     places = [place for place in wrong if place.layer == first]
     layer = bool(said and wrong) and first_of([claim.layer for claim in said]) == first
     found, expected = ({each.layer for each in some} for some in (said, wrong))
-    # where it is wrong outside the layers as well, their slices cannot be judged
+    # if something outside the layers is wrong too, slices of layers cannot be judged
     every = found <= expected if None in found else found == expected
     parts = all(is_right(claim.part, engine, family, places) for claim in named)
     return {

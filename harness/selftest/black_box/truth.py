@@ -17,7 +17,7 @@ from lockstep.harness.asking.session import Session
 from lockstep.harness.judging.compare import largest, worst_distance
 from lockstep.harness.records import Answered, Request, Site
 
-SEEN = 1e-6  # of a node's largest: whoever is nearer has another rounding
+SEEN = 1e-6  # share of a node's largest value; smaller differences are rounding errors
 
 
 @dataclass(frozen=True, kw_only=True)
