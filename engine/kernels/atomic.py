@@ -12,7 +12,8 @@ from lockstep.engine.kernels.lanes import compiled_as
 from lockstep.engine.kernels.vectors import I8, I32, I64, element_pointer
 
 ORDER, ALIGN = "seq_cst", 8
-PIECE = ir.FunctionType(I32, (I8.as_pointer(), I64, I64))  # (arguments, start, stop) -> failed?
+# arguments: arguments, start, stop; returns True after a failure
+PIECE = ir.FunctionType(I32, (I8.as_pointer(), I64, I64))
 
 
 @compiled_as

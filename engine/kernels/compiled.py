@@ -31,7 +31,8 @@ def compile_kernel(function: Callable[..., Any], stamp: str = "", **options: Any
         )
     try:
         kept = njit(cache=True, **options)(function)
-    except RuntimeError:  # "no locator available": neither beside the file nor in the user's cache
+    # "no locator available": numba can write neither beside the file nor in the user's cache
+    except RuntimeError:
         return njit(**options)(function)
     index = kept._cache._cache_file
     index.save = partial(save, index)
@@ -57,6 +58,6 @@ def save(index: Any, key: Any, data: Any) -> None:
 
 def is_kept(kernel: Any) -> bool:
     """Return True if numba's index on disk has compiled code of this source."""
-    if kernel.stats.cache_path is None:  # nothing is kept: each process compiles
+    if kernel.stats.cache_path is None:  # nothing is cached, so each process compiles
         return False
     return bool(kernel._cache._cache_file._load_index())

@@ -30,7 +30,7 @@ from lockstep.engine.kernels.vectors import (
 )
 
 WIDE = ir.VectorType(I16, 32)
-ints_at = load_of(I32, as_it_is, "int")  # of an array of int32
+ints_at = load_of(I32, as_it_is, "int")  # loads from an array of int32
 
 
 @compiled_as
@@ -65,11 +65,12 @@ def signed_products(typing: Any, steps: Any, x: Any, at: Any, added_up: Any) -> 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         w, y = bytes_of(context, builder, steps, x, args[:3])
         nothing, least = same(lanes.vector, 0), same(w.type, -128)
-        if has_vnni(context):  # which multiplies unsigned
+        if has_vnni(context):  # VNNI multiplies unsigned with signed bytes
             offset = builder.mul(args[3], ir.Constant(I32, -128))
             sums = builder.insert_element(nothing, offset, number(0))
             return fours(context, builder, sums, builder.xor(w, least), y)
-        if "+avx2" in features_of(context):  # unsigned too: magnitudes, and signs go to the others
+        # so does AVX2: it gets magnitudes, and the signs move to the other factors
+        if "+avx2" in features_of(context):
             y = by_name(builder, "llvm.x86.avx2.psign.b", y, w, to=I8)
             negative = builder.icmp_signed("<", w, same(w.type, 0))
             w = builder.select(negative, builder.neg(w), w)
@@ -103,7 +104,8 @@ def add_scaled_bytes(
             order = [lane + 4 * half for half in (0, 1) for lane in (0, 1, 2, 3, 8, 9, 10, 11)]
             order = ir.Constant(ir.VectorType(I32, 16), order)
             shorts = builder.trunc(builder.shuffle_vector(*found, order), packed_lanes.vector)
-        if has_vnni(context):  # by its name: LLVM would make one chain of sums that are kept apart
+        # by name, because LLVM would otherwise join the separate sums into one chain
+        if has_vnni(context):
             factors = (builder.bitcast(v, args[0].type) for v in (shorts, args[5]))
             return by_name(builder, "llvm.x86.avx512.vpdpwssd.256", args[0], *factors)
         return builder.add(args[0], multiply_pairs(context, builder, shorts, args[5]))
@@ -154,8 +156,9 @@ def twice(typing: Any, lanes: Any, first: Any) -> Any:
         both = join_vectors(builder, eight, eight)
         if "+avx2" not in features_of(context):
             return both
-        # an empty piece of assembly: LLVM, which would see that both halves are the same, would
-        # spread each number over both, by an instruction that costs more than one within halves
+        # An empty assembly statement hides from LLVM that both halves are equal. Otherwise LLVM
+        # would spread each number over both halves with an instruction that costs more than one
+        # within halves.
         kind = ir.FunctionType(both.type, (both.type,))
         return builder.asm(kind, "", "=x,0", [both], False)
 
@@ -219,7 +222,7 @@ def totals(typing: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         a, b, c, d = args
-        # lanes of two side by side, then of four: not neighbours, whose instruction is a slow one
+        # lanes at a distance of two, then of four; an addition of neighbours is a slow instruction
         low, high = (0, 8, 1, 9, 4, 12, 5, 13), (2, 10, 3, 11, 6, 14, 7, 15)
         ab, cd = (add_lanes(builder, *two, low, high) for two in ((a, b), (c, d)))
         low, high = (0, 1, 8, 9, 4, 5, 12, 13), (2, 3, 10, 11, 6, 7, 14, 15)

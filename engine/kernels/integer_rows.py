@@ -62,8 +62,8 @@ from lockstep.engine.quants.q3_k import scales_of
 
 I8 = NDArray[np.int8]
 I32 = NDArray[np.int32]
-Out = NDArray[Any]  # of float32 or float64
-TOGETHER = 3  # matrices that one call multiplies: queries, keys and values
+Out = NDArray[Any]  # array of float32 or float64
+TOGETHER = 3  # number of matrices that one call multiplies: queries, keys and values
 NOTHING = np.int32(0)
 ZERO = np.float32(0)
 
@@ -75,8 +75,8 @@ class Arithmetic(NamedTuple):
     of: Any  # float32 or float64
     start: Callable[[], Any]
     add: Callable[..., Any]
-    add_minima: Callable[..., Any]  # the same of blocks that have some
-    end: Callable[[Any], Any]  # -> the sum, and that of the minima if it is another
+    add_minima: Callable[..., Any]  # the same for blocks with minima
+    end: Callable[[Any], Any]  # returns the sum, and the sum of minima if it is separate
 
 
 def rows_of(block: "Block", arithmetic: Arithmetic) -> Any:
@@ -87,14 +87,14 @@ def rows_of(block: "Block", arithmetic: Arithmetic) -> Any:
     add = arithmetic.add_minima if has_minima else arithmetic.add
 
     # x: (tokens, columns), dx: (tokens, blocks), sums: (tokens, groups)
-    # lows: (tokens, blocks), what the lowest weights of blocks are multiplied by
+    # lows: (tokens, blocks), factors of the lowest weights of blocks
     def rows(
         raw: Bytes, row_bytes: int, x: I8, dx: F32, sums: I32, lows: F32,
         out: Out, first: int, start: int, stop: int,
     ) -> None:  # fmt: skip
         n, groups = dx.shape[1], sums.shape[1] // dx.shape[1]
         x, dx, sums, lows = x.reshape(-1), dx.reshape(-1), sums.reshape(-1), lows.reshape(-1)
-        fours = n // 4 * 4  # of so many the lanes are added side by side
+        fours = n // 4 * 4  # lanes of four blocks are added at once
         for r in range(start, stop):
             for t in range(out.shape[0]):
                 found = begin()
@@ -143,8 +143,8 @@ def through(rows: Any) -> Any:
 
 def name_kernel(function: Callable[..., None], *parts_of_it: Any) -> Any:
     """Compile a kernel without numba's reference counts, which would make threads wait."""
-    # numba names code after its function and a count of the process that compiled it: kernels of
-    # one name from two processes' caches would be one, the first that is loaded
+    # numba names code after the function and a counter of the compiling process, so kernels of the
+    # same name from two processes' caches would be confused
     names = [one.__name__ for one in parts_of_it]
     function.__qualname__ = ".".join([function.__qualname__, *names])
     function.__name__ = "_".join([function.__name__, *names])
@@ -280,7 +280,7 @@ def q4_k(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
     in_order()
     scales, minima = scales_and_minima(raw, at + 4)
     scales, found = twice(scales, 0), spread(NOTHING, 8)
-    for pair in range(4):  # two groups share 32 bytes: low nibbles, then high ones
+    for pair in range(4):  # two groups share 32 bytes: low nibbles, then high nibbles
         q, scale = shorts_at(raw, at + 16 + 32 * pair, 32), of_pair(scales, pair)
         found = add_scaled_bytes(found, q & 15, q >> 4, x, at_x + 64 * pair, scale)
     return found, minima * ints_at(sums, at_sums, 8)

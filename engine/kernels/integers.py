@@ -27,8 +27,8 @@ from lockstep.engine.kernels.vectors import (
     same,
 )
 
-TOKENS = 16  # in a vector register
-ROWS = 8  # of weights that are multiplied by them before they are read again
+TOKENS = 16  # number of tokens in a vector register
+ROWS = 8  # rows of weights that are multiplied before the tokens are read again
 
 
 @compiled_as
@@ -79,7 +79,7 @@ def of_eight_rows(
     """Return the sums, and the sums of magnitudes if `sizes` is true."""
     start, _, at, columns, _, at_steps, apart, size = args
     several = add_pairs if steps.dtype == types.int16 else added_bytes
-    # as many at once as there are registers for, beside those of what they are made of
+    # as many as there are registers for, in addition to those for the factors
     at_once = ROWS if "+avx512f" in features_of(context) else ROWS // (4 if sizes else 2)
     found: list[Any] = []
     far: list[Any] = []

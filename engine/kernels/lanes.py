@@ -26,7 +26,7 @@ from numba.core.typing import signature
 from numba.extending import intrinsic, lower_builtin, register_model, type_callable
 from numba.np.arrayobj import make_array
 
-from lockstep.engine.kernels.unpacking import kernel as kernel  # for the formats
+from lockstep.engine.kernels.unpacking import kernel as kernel  # re-exported for the formats
 from lockstep.engine.kernels.vectors import (
     F32,
     F64,
@@ -136,15 +136,15 @@ def scalar_of(stored: Any, widen: Widen, kind: Any, to: Any) -> Any:
 # arrays of bytes -> int lanes, little endian
 bytes_at = load_of(I8, to_unsigned, "int")
 signed_bytes_at = load_of(I8, to_signed, "int")
-uint32s_at = load_of(I32, as_it_is, "int")  # beyond 2**31 the lane is negative
-# bytes as short lanes, of which twice as many fit into a register
+uint32s_at = load_of(I32, as_it_is, "int")  # a lane of 2**31 or more is negative
+# bytes as short lanes, so that twice as many fit into a register
 shorts_at = load_of(I8, to_unsigned, "short")
 # arrays of bytes or of floats -> float lanes
 halves_at = load_of(I16, half, "float")
 floats_at = load_of(F32, as_it_is, "float")
 
 
-# one number: int64 (so that shifts and sums cannot overflow), float32 or float64
+# single numbers: int64, so that shifts and sums do not overflow; float32; float64
 byte_at = scalar_of(I8, to_unsigned, types.int64, I64)
 signed_byte_at = scalar_of(I8, to_signed, types.int64, I64)
 uint16_at = scalar_of(I16, to_unsigned, types.int64, I64)
@@ -346,7 +346,7 @@ binary(operator.and_, "and_", None)
 binary(operator.or_, "or_", None)
 binary(operator.xor, "xor", None)
 binary(operator.lshift, "shl", None)
-binary(operator.rshift, "lshr", None)  # zeros come in from above, also where a lane is negative
+binary(operator.rshift, "lshr", None)  # fills with zeros, even for negative lanes
 binary(operator.add, "add", "fadd")
 binary(operator.sub, "sub", "fsub")
 binary(operator.mul, "mul", "fmul")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lockstep.engine.kernels.lanes import compiled_as
 from lockstep.engine.kernels.vectors import I8, I32, address, number
 
-AHEAD = 4096  # bytes: by itself a processor reads ahead within a page alone, and pages are small
+AHEAD = 4096  # bytes; a processor's own prefetching stops at the end of a page
 LINE = 64
 
 

@@ -25,9 +25,9 @@ def bytes_of(typing: Any, word: Any) -> Any:
 @kernel
 def scales_and_minima(raw: NDArray[np.uint8], at: int) -> Any:
     """Return 8 scales and 8 minima of 6 bits each, from 12 bytes."""
-    # four bytes at a time: vector registers have enough to do
+    # four bytes at a time, because vector registers are needed elsewhere
     a, b, c = uint32_at(raw, at), uint32_at(raw, at + 4), uint32_at(raw, at + 8)
-    # the last four of each: four bits in c, the two above them at the top of a and of b
+    # the last four have four bits in c, and the two bits above at the top of a and of b
     scales = c & 0x0F0F0F0F | a >> 2 & 0x30303030
     minima = c >> 4 & 0x0F0F0F0F | b >> 2 & 0x30303030
     return bytes_of(a & 0x3F3F3F3F | scales << 32), bytes_of(b & 0x3F3F3F3F | minima << 32)

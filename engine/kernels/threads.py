@@ -9,10 +9,10 @@ from typing import TypeVar
 import numpy as np
 
 Piece = TypeVar("Piece")
-MOST = 8  # threads: the pieces are small, and all of them want the memory
-# by process: a fork has none of the threads of its parent
+MOST = 8  # maximum number of threads, because pieces are small and share the memory's bandwidth
+# by process, because a fork lacks the threads of its parent
 POOLS: dict[int, ThreadPoolExecutor] = {}
-BESIDE: set[int] = set()  # processes that compute beside their parents
+BESIDE: set[int] = set()  # processes that compute while their parents do
 
 
 def processors() -> int:
@@ -33,7 +33,7 @@ def each(work: Callable[[Piece], None], pieces: Sequence[Piece]) -> None:
 
     An exception is raised once the pieces that other threads have begun are finished.
     """
-    if len(pieces) == 1:  # the rest costs more than a small product
+    if len(pieces) == 1:  # a small product costs less than the rest of this function
         work(pieces[0])
         return
     left = deque(pieces)
@@ -44,12 +44,12 @@ def each(work: Callable[[Piece], None], pieces: Sequence[Piece]) -> None:
         while left:
             try:
                 piece = left.popleft()
-            except IndexError:  # another thread was faster
+            except IndexError:  # another thread took the last piece
                 return
             work(piece)
 
     def take_quietly() -> None:
-        with np.errstate(all="ignore"):  # of each thread its own
+        with np.errstate(all="ignore"):  # each thread has its own error state
             take()
 
     others = [pool().submit(take_quietly) for _ in range(helpers)]

@@ -86,12 +86,12 @@ def half(context: Any, builder: Any, bits: Any, to: Any) -> Any:
     NaN."""
     triple, _, features = context.codegen().magic_tuple()
     if triple.startswith(("x86", "i686")) and "+f16c" not in features:
-        return half_by_bits(builder, bits, to)  # LLVM would call a function that nobody has loaded
+        return half_by_bits(builder, bits, to)  # LLVM would call a function that is not loaded
     if isinstance(to, ir.VectorType):
         return builder.fpext(builder.bitcast(bits, like(to, ir.HalfType())), to)
-    # To read a lone half from memory, LLVM uses an instruction that waits for what the register
-    # held before, and so each block would wait for the one before it. An empty piece of assembly
-    # keeps it from seeing that the number comes from memory.
+    # To load a single F16 number, LLVM uses an instruction that depends on the register's old
+    # value, so each block would wait for the previous one. An empty assembly statement hides from
+    # LLVM that the number comes from memory.
     number = builder.zext(bits, I32)
     number = builder.asm(ir.FunctionType(I32, (I32,)), "", "=r,0", [number], False)
     return builder.fpext(builder.bitcast(builder.trunc(number, I16), ir.HalfType()), to)
@@ -101,7 +101,7 @@ def half_by_bits(builder: Any, bits: Any, to: Any) -> Any:
     wide = like(to, I32)
     bits = builder.zext(bits, wide)
     size = builder.shl(builder.and_(bits, same(wide, 0x7FFF)), same(wide, 13))
-    # the exponent's biases differ by 112; subnormal halves become normal here
+    # the biases of the exponents differ by 112; subnormal F16 numbers become normal here
     value = builder.fmul(builder.bitcast(size, to), same(to, 2.0**112))
     special = builder.icmp_unsigned(">=", size, same(wide, 0x7C00 << 13))
     endless = builder.or_(size, same(wide, 0x7F800000))

@@ -12,7 +12,7 @@ from lockstep.engine.kernels.raw_bytes import prefetch
 from lockstep.engine.kernels.unpacking import unpack_at
 from lockstep.engine.kernels.vectors import F32, I8, I16, I32, address, fill_vector
 
-AT_ONCE = 16  # weights; rows are a multiple of 32
+AT_ONCE = 16  # number of weights; rows are multiples of 32
 ALL = np.int32((1 << AT_ONCE) - 1)
 
 

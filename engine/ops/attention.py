@@ -135,7 +135,8 @@ def attend(
     rescaled = times * (EXP_ULP * ULP + 2 * U)
     powers, sums = weights(s, build, sinks, cells if tile == 1 else times + TREE, rescaled)
     if isinstance(powers, Near):
-        if build.factors is not None:  # rounded before the largest score is known: nobody sees how
+        # these are rounded before the largest score is known, so the error is not visible later
+        if build.factors is not None:
             powers = replace(powers, r=powers.r + build.factors.loss * powers.v)
         r = build.multiply(np.asarray(powers.r), np.abs(v))
         size = build.multiply(powers.v, np.abs(v))

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from lockstep.engine.ops.near import F64, Number, exact
 from lockstep.engine.ops.sums import in_order
 
-Multiply = Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]  # of matrices, or stacks of them
+# multiplies matrices or stacks of matrices
+Multiply = Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]
 Convert = Callable[[NDArray[np.float32]], F64]
 Tip = Callable[[NDArray[Any], F64], F64]
 
@@ -75,7 +76,7 @@ class Build:
     values. ties: returns n numbers that decide the order of equal values. None: no change.
     """
 
-    lanes: int  # float32 values in a vector register
+    lanes: int  # number of float32 values in a vector register
     n_threads: int = 1
     generic: tuple[str, ...] = ()
     plain: bool = False

@@ -17,8 +17,8 @@ from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.ggml.stored import STORED, store_rows
 from lockstep.engine.quants.base import F32, WeightFormat
 
-TURNED = 64  # elements of the smallest matrix that heads are turned by
-BUILD = Build(lanes=1, bounds=False)  # of which only the rounding of Q8_0 is used
+TURNED = 64  # size of the smallest matrix that rotates heads
+BUILD = Build(lanes=1, bounds=False)  # only its rounding of Q8_0 is used
 
 
 @cache

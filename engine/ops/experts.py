@@ -27,5 +27,5 @@ def sum_experts(x: F32, build: Build) -> Number:
         return because(out, f"a sum of {used} experts in any order")
     total = x[:, 0]
     for i in range(1, used):
-        total = total + x[:, i]  # each rounded to float32
+        total = total + x[:, i]  # each sum is rounded to float32
     return total.astype(np.float64)

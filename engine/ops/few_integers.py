@@ -15,9 +15,10 @@ from lockstep.engine.ops.integers import Steps
 from lockstep.engine.quants.base import WeightFormat
 from lockstep.engine.weights import Weight
 
-PIECE = 1 << 21  # weights: a third of a millisecond, so that threads are worth their while
-GROUPS = {"Q8_0": 32, "Q8_1": 32, "Q8_K": 16}  # steps whose sums minima and offsets meet
-NOTHING = (np.frombuffer(b"", np.uint8),) * (TOGETHER - 1)  # no other matrices
+PIECE = 1 << 21  # weights; a piece takes a third of a millisecond, which is worth a thread
+# number of steps whose sums are multiplied with minima and offsets
+GROUPS = {"Q8_0": 32, "Q8_1": 32, "Q8_K": 16}
+NOTHING = (np.frombuffer(b"", np.uint8),) * (TOGETHER - 1)  # no further matrices
 
 
 def takes(kind: type[WeightFormat]) -> bool:
@@ -32,7 +33,7 @@ def product(left: Steps, sums: F64 | None, weight: Weight) -> F64 | None:
     if len(left.columns) or not has_sums_for(kind, sums):
         return None
     x = row_by_row(left)
-    if x.min(initial=0) < -127:  # whose opposite is no byte
+    if x.min(initial=0) < -127:  # the opposite of -128 is no byte
         return None
     group = GROUPS[kind.vec_dot_type] * (2 if BLOCKS[kind.name].pairs else 1)
     sums_of = x.reshape(len(x), x.shape[1] // group, group).sum(axis=-1, dtype=np.int32)
@@ -46,7 +47,7 @@ def product(left: Steps, sums: F64 | None, weight: Weight) -> F64 | None:
         kernel(*args, out, start, min(start + step, n))
 
     each(run, range(0, n, step))
-    # of an infinite scale one decoded weight that is zero makes a NaN, where a sum makes infinity
+    # with an infinite scale, a decoded zero gives NaN, but a sum gives infinity
     return out if np.isfinite(out).all() else None
 
 

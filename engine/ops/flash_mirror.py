@@ -21,16 +21,17 @@ from numpy.typing import NDArray
 from lockstep.engine.kernels.compiled import compile_kernel
 from lockstep.engine.ops.functions import STAMP, one_exp
 
-kernel = partial(compile_kernel, stamp=STAMP)  # `one_exp` is compiled in
+kernel = partial(compile_kernel, stamp=STAMP)  # `one_exp` is part of the compiled code
 TILE = 64  # GGML_FA_TILE_Q and GGML_FA_TILE_KV
-SPLIT_KV = 512  # cells from which one token's attention is split over threads
+SPLIT_KV = 512  # number of cells from which threads share one token's attention
 U = np.float64(2.0**-24)  # unit roundoff of float32
-DIGITS, BIAS = np.int64(52), np.int64(1023)  # of a float64's bits
-HALF_MORE = np.int64(1 << 51)  # the first of its digits: one and a half
+DIGITS, BIAS = np.int64(52), np.int64(1023)  # parts of a float64's bits
+HALF_MORE = np.int64(1 << 51)  # first digit of the significand, for 1.5
 NO_SINK = np.full(1, np.nan)
-STEP = 128  # halves that AVX512-FP16 computes with at once (GGML_F16_STEP); the rest in float32
-U64 = np.float64(2.0**-53)  # of float64
-LANES_UP = 7  # rounds of the tree that adds the partial sums; at least four are kept
+# F16 numbers that AVX512-FP16 computes at once (GGML_F16_STEP); the remainder is in float32
+STEP = 128
+U64 = np.float64(2.0**-53)  # unit roundoff of float64
+LANES_UP = 7  # rounds of the tree that adds partial sums; at least four partial sums remain
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ def to_half(x: float) -> float:
     """
     size = abs(x)
     exponent = np.float64(size).view(np.int64) >> DIGITS
-    exponent = min(max(exponent, BIAS - 14), BIAS + 16)  # subnormal halves; beyond the largest
+    # the limits are subnormal F16 numbers, and numbers beyond F16
+    exponent = min(max(exponent, BIAS - 14), BIAS + 16)
     large = np.int64(((exponent + DIGITS - 10) << DIGITS) | HALF_MORE).view(np.float64)
     rounded = (size + large) - large
     return float(np.copysign(np.inf if rounded >= 65536.0 else rounded, x))
@@ -113,10 +115,11 @@ def one_by_one(
                 if s_sum == 0.0:
                     continue
                 new = max(top, m)
-                # a power of zero is one in every run, or what both sums share
+                # the power of zero is one in every run, or both sums share its error
                 old_by, r_old = power_of(new - top, r_top + r_m) if top < new else (1.0, 0.0)
                 new_by, r_new = power_of(new - m, r_top + r_m) if m < new else (1.0, 0.0)
-                slack = 2.0 * U if total != 0.0 else 0.0  # a product and the sum
+                # rounding errors of a product and of the sum
+                slack = 2.0 * U if total != 0.0 else 0.0
                 for d in range(dim):
                     wide = (abs(acc[d]) + r_acc[d]) * r_old + (abs(y[d]) + r[d]) * r_new
                     wide += r_acc[d] * old_by + r[d] * new_by
@@ -131,7 +134,7 @@ def one_by_one(
                     r_top = r_m
                 top = new
             for d in range(dim):
-                if total != 0.0:  # NaN as well: it must show
+                if total != 0.0:  # True for NaN too, so that NaN is visible
                     value = acc[d] / total
                     wide = r_acc[d] + abs(value) * r_total
                     wide = np.inf if r_total >= total else wide / (total - r_total)
@@ -159,7 +162,7 @@ def piece_of(
     r = np.zeros(dim)
     s_sum, r_sum, top, r_top = 0.0, 0.0, -np.inf, 0.0
     for c in range(start, stop + 1):
-        sinks = c == stop  # after the keys and in float32; it may be the new maximum
+        sinks = c == stop  # sinks come after the keys, in float32, and may be the new maximum
         if np.isnan(sink) if sinks else not on[c]:
             continue
         here, r_here = (sink, 0.0) if sinks else (s[c], r_s[c])
@@ -204,7 +207,7 @@ def add_row(
         z = y[d] + term
         off = abs(value) * r_by
         wide = r[d] + off
-        if term != 0.0:  # of zeros no rounding
+        if term != 0.0:  # zeros are not rounded
             wide += U * (abs(term) + off) + U * (abs(z) + wide)
         y[d], r[d] = settle(z, wide) if half else (z, wide)
 

@@ -20,17 +20,17 @@ from numpy.typing import ArrayLike, NDArray
 from lockstep.engine.kernels.compiled import compile_kernel, source_stamp
 
 F64 = NDArray[np.float64]
-STAMP = source_stamp(__file__)  # for kernels of other files that these are compiled into
+STAMP = source_stamp(__file__)  # for kernels in other files that contain this code
 
-# so many bits that products with the integers they meet are exact, and what is left of the constant
+# so few bits that products with these integers are exact, and the rest of the constant
 LN2_HIGH, LN2_LOW = float.fromhex("0x1.62e42fee00000p-1"), float.fromhex("0x1.a39ef35793c76p-33")
-QUARTER = (  # of a turn: pi / 2
+QUARTER = (  # pi / 2 in four parts
     *(float.fromhex("0x1.921fb54400000p+0"), float.fromhex("0x1.0b4611a600000p-34")),
     *(float.fromhex("0x1.3198a2e000000p-69"), float.fromhex("0x1.b839a252049c1p-104")),
 )
-ENOUGH = 2.0**-60  # of a sum, which a smaller term no longer changes
-FEW_TURNS = 2.0**20  # below, as many quarters times a part of QUARTER are exact
-# the factors of rising powers, from the last one on
+ENOUGH = 2.0**-60  # share of a sum below which a term changes nothing
+FEW_TURNS = 2.0**20  # limit below which products with the parts of QUARTER are exact
+# coefficients of rising powers, the last one first
 EXPM1 = tuple(1 / math.factorial(n) for n in range(15, 1, -1))
 LOG = tuple(2 / n for n in range(23, 2, -2))
 SIN = tuple((-1) ** (n // 2) / math.factorial(n) for n in range(19, 2, -2))
@@ -95,7 +95,7 @@ def series(x: float, factors: tuple[float, ...]) -> float:
 @compile_kernel
 def expm1_near_zero(r: float) -> float:
     """Return exp(r) - 1 for |r| up to log(2) / 2."""
-    if r == 0.0:  # which has a sign
+    if r == 0.0:  # keeps the sign of zero
         return r
     return float(r + r * (r * series(r, EXPM1)))
 
@@ -152,13 +152,13 @@ def one_erf(x: float) -> float:
     a = abs(x)
     if not a < 6.0:
         return x if x != x else math.copysign(1.0, x)
-    if a < 3.0:  # a series of positive terms
+    if a < 3.0:  # sums a series of positive terms
         term, total, n = a, a, 1.0
         while term > ENOUGH * total:
             term = term * (2.0 * a * a) / (2.0 * n + 1.0)
             total, n = total + term, n + 1.0
         out = 2.0 / math.sqrt(math.pi) * one_exp(-a * a) * total
-    else:  # a continued fraction for what is missing from one
+    else:  # computes the difference from one by a continued fraction
         below = 0.0
         for n in range(25, 0, -1):
             below = n / 2.0 / (a + below)
@@ -174,7 +174,7 @@ def one_sin(quarter: int, r: float) -> float:
     if quarter % 2:
         side = 1.0 + z * series(z, COS)
     else:
-        side = r if r == 0.0 else r + r * (z * series(z, SIN))  # zero has a sign
+        side = r if r == 0.0 else r + r * (z * series(z, SIN))  # keeps the sign of zero
     return float(side if quarter % 4 < 2 else -side)
 
 
@@ -199,7 +199,7 @@ def exps(x: F64, out: F64) -> None:
         v = x[i]
         known = abs(v) < 1000.0
         k, r = reduce_argument(v if known else 0.0)
-        # a half of k at a time: two products overflow, or round to a subnormal, as ldexp does
+        # half of k at a time, because powers of k may overflow or become subnormal
         first = k >> 1
         found = (1.0 + (r + r * (r * series(r, EXPM1)))) * power_of_two(first)
         beyond = v if v != v else (math.inf if v > 0 else 0.0)
@@ -246,7 +246,7 @@ def quarters(x: F64) -> tuple[NDArray[np.int64], F64]:
     rest = near
     for part in QUARTER:
         rest = rest - n * part
-    rest = np.where(n == 0, near, rest)  # minus zero stays
+    rest = np.where(n == 0, near, rest)  # keeps minus zero
     whole = n.astype(np.int64)
     if few.all():
         return whole, rest
@@ -260,7 +260,7 @@ def many_quarters(x: float) -> tuple[int, float]:
     """Return `quarters` of any number, computed with integers."""
     if not math.isfinite(x):
         return 0, math.nan
-    bits = 1200  # more than the exponent of the largest number, and twice its significant bits
+    bits = 1200  # exceeds the largest exponent plus twice the number of significant bits
     n, d = x.as_integer_ratio()
     above, below = n << bits, d * half_pi(bits)
     count = (2 * above + below) // (2 * below)

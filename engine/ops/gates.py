@@ -32,8 +32,8 @@ from lockstep.engine.quants.base import F32
 GELU_A, ROOT = 0.044715, sqrt(2 / pi)
 QUICK = -1.702
 OAI_ALPHA, OAI_LIMIT = float(np.float32(1.702)), np.float32(7)
-TABLE_ROUNDINGS = 8  # tanh or exp to 1 ulp, and the six operations around it
-CLOSED = -10.0  # a gate from which down GEGLU is zero in ggml
+TABLE_ROUNDINGS = 8  # rounding errors: tanh or exp to 1 ulp, and six further operations
+CLOSED = -10.0  # at and below this gate, ggml's GEGLU is zero
 
 
 def swiglu(gate: F32, up: F32, build: Build) -> Number:
@@ -51,7 +51,7 @@ def swiglu_oai(gate: F32, up: F32, build: Build) -> Number:
 
 def sigmoid(x: F32, build: Build) -> Number:
     out = 1.0 / (1.0 + exp(-build.number(x)))
-    if isinstance(out, Near):  # where the exponential overflows
+    if isinstance(out, Near):  # where the exponential overflows, the result is exact
         out = Near(out.v, np.where(np.isfinite(out.r), out.r, 0.0))
     return because(out, "exp to 2 ulp, sum, quotient")
 

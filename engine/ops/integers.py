@@ -19,15 +19,15 @@ from lockstep.engine.kernels.weight_steps import steps_of_rows
 from lockstep.engine.quants.base import F32, Bytes, WeightFormat, offset_of
 from lockstep.engine.weights import Weight
 
-LARGEST_STEP = 127  # of activations: the largest of a block is as many scales, in every format
-SMALL_BLOCK = 32  # weights
-GROUP = 16  # weights that share all scales, at least, in every format
-OFFSET = 128  # of steps in bytes, which a processor wants unsigned
-SHIFT = 11  # of minima, in place of `dmin`: 2048 is more than 63 * 31, the largest step of Q5_K
+LARGEST_STEP = 127  # largest step of activations in every format
+SMALL_BLOCK = 32  # number of weights
+GROUP = 16  # smallest number of weights that share all scales, in every format
+OFFSET = 128  # added to steps that are stored as unsigned bytes
+SHIFT = 11  # shift of minima in place of `dmin`: 2048 exceeds 63 * 31, the largest step of Q5_K
 SUM = 2**31 - 1
-MOST_REST = 8  # a share of the columns may hold what is no multiple of a scale
-# what makes integers of the weights of a block whose scale is one: grids are shifted by an eighth,
-# or their scales are odd multiples of one
+MOST_REST = 8  # one column in so many may have values that are no multiples of a scale
+# factors that make weights with a scale of one whole numbers: grids are shifted by an eighth, or
+# their scales are odd multiples of an eighth or a quarter
 FACTORS = {"IQ1_S": 8, "IQ1_M": 8, "IQ2_XXS": 8, "IQ2_XS": 8, "IQ2_S": 8, "IQ3_XXS": 4}
 
 
@@ -37,11 +37,11 @@ class Steps:
     integers."""
 
     steps: NDArray[Any]  # (runs, columns of a run / 2, tokens, 2), or in fours of int8
-    starts: NDArray[np.int32]  # (runs, tokens): what an offset of the weights adds
+    starts: NDArray[np.int32]  # (runs, tokens): the contribution of the weights' offset
     scales: F64  # (runs, tokens)
-    columns: NDArray[np.intp]  # where there is a rest
-    rest: F64  # (tokens, these columns)
-    tokens: int  # those of the arrays but for `rest` are filled up with zeros
+    columns: NDArray[np.intp]  # columns with a remainder
+    rest: F64  # (tokens, these columns): the remainders
+    tokens: int  # number of tokens; other arrays are padded with zeros
 
     @cached_property
     def sizes(self) -> F64:
@@ -61,9 +61,9 @@ class Steps:
 class WeightSteps:
     """Rows of a matrix as steps times scales, plus minima of groups."""
 
-    steps: NDArray[Any]  # (rows and some others, columns), of int16, or of uint8
-    offset: int  # that was added to the steps
-    scales: F32  # (as many, blocks)
+    steps: NDArray[Any]  # (rows and padding, columns), of int16 or uint8
+    offset: int  # offset that was added to the steps
+    scales: F32  # (rows and padding, blocks)
     minima: F32 | None  # (rows, groups)
     n: int
 

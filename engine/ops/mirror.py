@@ -26,8 +26,8 @@ class Mirror(ReferenceOps):
     `lanes` affects only bounds.
     """
 
-    bounds = False  # whether what an op gives comes with one
-    flash: FlashMirror | None  # how attention is rounded on the way; None: not at all
+    bounds = False  # True: ops return a limit of the error
+    flash: FlashMirror | None  # how attention rounds; None: it does not round
 
     def __init__(
         self,

@@ -17,14 +17,16 @@ from lockstep.engine.ops import functions
 
 F64 = NDArray[np.float64]
 
-U = 2.0**-24  # unit roundoff of float32: a correctly rounded operation is off by U times its result
-U16 = 2.0**-11  # of float16
-SMALLEST = 2.0**-126  # below it float32 is subnormal, and vector code may flush to zero
+# unit roundoff of float32: a correctly rounded result is off by at most U times itself
+U = 2.0**-24
+U16 = 2.0**-11  # unit roundoff of F16
+# smaller float32 numbers are subnormal, and vector code may flush them to zero
+SMALLEST = 2.0**-126
 LARGEST = float(np.finfo(np.float32).max)
-# ggml's vector exp says 1.46 + 0.5 in vec.h; glibc's manual lists 1 for its float functions, 2 for
-# tanhf ("Known Maximum Errors in Math Functions")
+# errors of functions: ggml's vec.h states 1.46 + 0.5 for its vector exp; glibc's manual states 1
+# for float functions and 2 for tanhf ("Known Maximum Errors in Math Functions")
 EXP_ULP, LIBM_ULP, TANH_ULP = 2.0, 1.0, 2.0
-ULP = 2 * U  # of a value: at most
+ULP = 2 * U  # relative size of a unit in the last place, at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +58,7 @@ class Near:
     reason: str = ""
     copied: NDArray[np.bool_] | None = None
 
-    __array_ufunc__ = None  # an array leaves arithmetic with these to them
+    __array_ufunc__ = None  # lets arrays use the operators of this class
 
     def __add__(self, other: "Number | float") -> "Near":
         other = near(other)
@@ -141,7 +143,7 @@ class Near:
         return Expected(self.v, allowed, reason or self.reason)
 
 
-# what a formula is given and gives back: a bound comes out where one went in
+# a formula takes and returns these; it returns a limit if it gets one
 Number = F64 | Near
 
 
@@ -191,7 +193,7 @@ def is_zero(r: F64 | float) -> bool:
 
 
 def round_to_f32(v: F64, r: F64 | float) -> Near:
-    wide = np.abs(v)  # r + U * (|v| + r), in one array: memory is most of the time
+    wide = np.abs(v)  # r + U * (|v| + r) in one array, because memory takes most of the time
     if is_zero(r):
         return Near(v, wide * U)
     wide += r

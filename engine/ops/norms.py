@@ -9,7 +9,7 @@ from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.near import LARGEST, Near, Number, because, sqrt, square, sum_terms, twice
 from lockstep.engine.quants.base import F32
 
-TREE = 6  # roundings of a vector's lanes added as a tree, with the square
+TREE = 6  # rounding errors of the square, and of the tree that adds the lanes of a vector
 
 
 def rms_norm(x: F32, weight: F32, eps: float, build: Build) -> Number:
@@ -57,7 +57,7 @@ def sum_of(x: Number, build: Build) -> Number:
     n = x.shape[-1]
     if build.plain:
         return sum_terms(x, n)
-    return twice(sum_terms(x, n * 2.0**-29))  # 2^-53 as a share of U
+    return twice(sum_terms(x, n * 2.0**-29))  # 2^-53 as a multiple of U
 
 
 def squares(x: Number, build: Build, together: float = 1) -> Number:

@@ -27,23 +27,23 @@ from lockstep.engine.ops.roundings import product_roundings
 from lockstep.engine.quants.base import F32, NO_PRODUCT, WeightFormat
 from lockstep.engine.weights import Weight
 
-Factors = tuple[F64, F32]  # (tokens, k) and (rows, k): to be multiplied and added up over k
+Factors = tuple[F64, F32]  # (tokens, k) and (rows, k); products are summed over k
 
-MINIMA = ("m", "dmin")  # ggml's names for the scale of a block's minima
-FEW = 4  # tokens
-# tokens for which weights are read as integers over and over: of more, to unpack them once takes
-# less time, which it takes most of where minima are unpacked as well
+MINIMA = ("m", "dmin")  # ggml's names of the scales of minima
+FEW = 4  # number of tokens
+# numbers of tokens up to which weights are read as integers each time; for more tokens, unpacking
+# once is faster, and with minima even more so
 FEW_AS_INTEGERS, FEW_WITH_MINIMA = 8, 32
-WORTH_THREADS = 1 << 24  # multiplications; of fewer, Python between them is most of the time
-MORE = 1 + 2.0**-40  # by which sums of float64 grow, more than is lost to their roundings
-INTEGERS = 1 << 19  # weights at a time, of two bytes or one
-UNPACKING = 16  # multiplications take as long as to unpack a weight
-# ggml may multiply grid and shift of these apart; of |grid + shift| that is 9 to 7 at most
+WORTH_THREADS = 1 << 24  # number of multiplications; below it, Python takes most of the time
+MORE = 1 + 2.0**-40  # covers the rounding errors of float64 sums
+INTEGERS = 1 << 19  # number of weights at a time, of one or two bytes
+UNPACKING = 16  # number of multiplications that take as long as unpacking a weight
+# factor for ggml's separate products with grid and shift; they are at most 9 to 7 of |grid + shift|
 APART = {"IQ1_S": 9 / 7, "IQ1_M": 9 / 7}
-# codes that ggml's vector code multiplies unsigned: the offset that makes them signed, times sums
-# of activations, is subtracted in other lanes than those of the codes, so that both are rounded
+# Types whose unsigned codes ggml's vector code multiplies. The offset that makes codes signed,
+# times sums of activations, is subtracted in other lanes, so both parts are rounded.
 UNSIGNED = {"Q6_K": ("ql", "qh"), "TQ1_0": ("qs", "qh"), "TQ2_0": ("qs",)}
-# all formats whose weights are codes less an offset or a minimum, and the fields of their codes
+# all types whose weights are codes minus an offset or a minimum, and the fields of their codes
 LESS_OFFSET = UNSIGNED | {
     "Q4_0": ("qs",),
     "Q4_1": ("qs",),
@@ -54,7 +54,7 @@ LESS_OFFSET = UNSIGNED | {
     "Q4_K": ("qs",),
     "Q5_K": ("qs", "qh"),
 }
-OFFSETS_APART = 3  # roundings: by two scales, and the sum of what codes and offsets give
+OFFSETS_APART = 3  # rounding errors of two scales, and of the sum of both parts
 
 
 def activation_format(kind: type[WeightFormat]) -> type[ActivationFormat]:
@@ -173,7 +173,8 @@ def is_for_amx(weight: Weight, build: Build) -> bool:
     if AMX not in build.generic or weight.format.name != "F16":
         return False
     rows, columns = weight.shape[-2:]
-    named = weight.name.endswith(".weight") and "exps" not in weight.name  # GroveMoE's: _chexps
+    # GroveMoE's experts are named _chexps
+    named = weight.name.endswith(".weight") and "exps" not in weight.name
     named = named and weight.name not in build.generic
     return named and rows % 32 == 0 and columns % 16 == 0
 
@@ -222,7 +223,7 @@ def summed_products(
     roundings = product_roundings(terms, build.lanes, run, most)
     if build.offsets_apart:
         roundings = roundings + OFFSETS_APART
-    # a partial sum may overflow where another order of addition stays within float32
+    # a partial sum may overflow, while another order of addition stays within float32
     r = np.where(size > LARGEST, np.inf, roundings * U * size + (terms - 1) * SMALLEST)
     what = "integer products" if run > 1 else "products"
     lanes = "" if run > 1 else f" in {build.lanes} lanes"
@@ -298,7 +299,7 @@ def by_rows(
     parts = [by_row.RowPart(left[0], (minimum,) if minimum else ())]
     if minimum:
         group = activation_format(weight.format).summed
-        if group == weight.format.weights:  # each block has one, and it lies there as it is
+        if group == weight.format.weights:  # each block has a minimum, which is stored unchanged
             parts.append(by_row.RowPart(left[1], half=minimum))
         else:
             parts.append(by_row.RowPart(left[1], ("d",), stride=group))
@@ -356,7 +357,7 @@ def by_integers(
     value, size = integers.product(whole, sums, right, sizes=build.bounds)
     if size is None:
         return value, None
-    if codes := codes_alone(weight, build):  # what they are less is the same within a group
+    if codes := codes_alone(weight, build):  # all weights of a group share the offset
         apart = np.abs(without(weight, rows, *codes)[:, :: integers.GROUP]).astype(np.float64)
         size = size + 2 * whole.sizes @ apart.T
     return value, size * MORE

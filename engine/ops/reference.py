@@ -21,7 +21,7 @@ from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
 
 Bools = NDArray[np.bool_]
-Formula = Callable[..., Number | F32]  # its last argument is the build
+Formula = Callable[..., Number | F32]  # the last argument is the build
 
 
 class ReferenceOps:
@@ -72,7 +72,7 @@ class ReferenceOps:
         if self.last is not None and self.last[0] == kind and np.array_equal(self.last[1], x):
             return self.last[2]
         found = products.convert_activations(x, weight, self.build)
-        if self.build.tip is None:  # which is another one each time
+        if self.build.tip is None:  # with a tip, the result changes each time
             found.values.flags.writeable = False
             self.last = kind, np.array(x), found
         return found
@@ -168,7 +168,7 @@ class ReferenceOps:
     # --- element by element ---------------------------------------------------------------
 
     def add(self, a: F32, b: F32) -> F32:
-        return a + b  # one rounding, in float32 as in float64
+        return a + b  # a single rounding, with float32 or float64 arithmetic
 
     def mul(self, a: F32, b: F32) -> F32:
         return a * b

@@ -17,7 +17,7 @@ from lockstep.engine.ops.near import F64, LIBM_ULP, ULP, Near, Number, U, becaus
 from lockstep.engine.quants.base import F32
 
 I32 = NDArray[np.int32]
-POW = 2  # in U: glibc's manual gives powf one ulp, which is one or two U of a value
+POW = 2  # error of powf in U: one ulp by glibc's manual, which is one or two U
 REASON = "cosine, sine, two products and their sum (the angle's own float32 recursion is mirrored)"
 
 
@@ -33,7 +33,7 @@ class RopeParams:
     base: float
     scale: float
     factors: F32 | None  # (n_rot / 2,)
-    halves: bool = False  # pairs lie half a rotation apart, not side by side
+    halves: bool = False  # True: pairs are half a rotation apart instead of adjacent
     kept: F32 | None = None  # (n_rot / 2,)
     magnitude: float = 1.0
 
@@ -55,7 +55,8 @@ def alike(a: F32 | None, b: F32 | None) -> bool:
     return a is b or (a is not None and b is not None and np.array_equal(a, b))
 
 
-Rotations = Callable[[I32, RopeParams], tuple[F64, F64]]  # cosines and sines: (tokens, n_rot / 2)
+# returns cosines and sines: (tokens, n_rot / 2)
+Rotations = Callable[[I32, RopeParams], tuple[F64, F64]]
 
 
 def rope(x: F32, positions: I32, params: RopeParams, rotations: Rotations, build: Build) -> Number:

@@ -18,7 +18,7 @@ from lockstep.engine.kernels.unpacking import pointer_to
 from lockstep.engine.quants.base import Bytes, WeightFormat, offset_of
 from lockstep.engine.weights import Weight
 
-PIECE = 1 << 21  # weights: a third of a millisecond, so that threads are worth their while
+PIECE = 1 << 21  # weights; a piece takes a third of a millisecond, which is worth a thread
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +30,7 @@ class RowPart:
     only to the magnitudes. times: factor of the magnitudes.
     """
 
-    left: F64  # (tokens, weights of a row that are meant)
+    left: F64  # (tokens, selected weights of a row)
     zero: tuple[str, ...] = ()
     half: str | None = None
     stride: int = 1

@@ -22,7 +22,9 @@ from lockstep.engine.ops.near import (
 )
 from lockstep.engine.quants.base import F32
 
-TREE = 4  # roundings of the 16 lanes of one vector, added as a tree; vectors are added in double
+# rounding errors of the tree that adds the 16 lanes of a vector; vectors are added in double
+# precision
+TREE = 4
 
 
 def soft_max(x: F32, scale: float, visible: NDArray[np.bool_] | None, build: Build) -> Number:
@@ -33,7 +35,8 @@ def soft_max(x: F32, scale: float, visible: NDArray[np.bool_] | None, build: Bui
     out = of_scores(scale_scores(x, scale, visible, build), build, empty=0.0)
     if not isinstance(out, Near):
         return out
-    size = np.abs(x.astype(np.float64) * scale)  # of a score of minus infinity that is not hidden
+    # infinite for a score of minus infinity that is not masked
+    size = np.abs(x.astype(np.float64) * scale)
     return in_range(out, size if visible is None else np.where(visible, size, 0.0))
 
 
@@ -60,7 +63,8 @@ def of_scores(s: Number, build: Build, sinks: F64 | None = None, empty: float = 
     """
     cells = value_of(s).shape[-1]
     powers, sums = weights(s, build, sinks, cells if build.plain else TREE)
-    if build.plain and isinstance(sums, Near):  # ggml keeps the sum in double for its reciprocal
+    # ggml computes the sum and its reciprocal in double precision
+    if build.plain and isinstance(sums, Near):
         sums = sums.twice()
     out = powers * (1.0 / sums)
     nothing = value_of(sums) == 0

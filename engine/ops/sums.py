@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from lockstep.engine.kernels.compiled import compile_kernel
 
-TILE = 32  # columns of the right matrix that are added up side by side
-DEPTH = 256  # of their rows that are copied at a time
-AT_ONCE = 4  # terms that are added before a sum is written back
+TILE = 32  # columns of the right matrix that are summed at once
+DEPTH = 256  # rows of the right matrix that are copied at once
+AT_ONCE = 4  # terms that are added before a sum is stored
 
 
 def in_order(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:

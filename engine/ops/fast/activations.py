@@ -71,11 +71,11 @@ def tiled_pairs(x: I16) -> I16:
 def to_q8(x: F32, steps: I8, scales: F32, sums: I32, wide_sums: I32) -> None:
     """Convert to Q8_0 or Q8_1 as x86 code does; scales are not rounded to halves yet. wide_sums:
     sums of the steps before clamping."""
-    lanes = np.empty(8, np.float32)  # as a vector register of eight
+    lanes = np.empty(8, np.float32)  # stands for a vector register of eight numbers
     for t in range(x.shape[0]):
         for b in range(scales.shape[1]):
             block, to = x[t, 32 * b : 32 * b + 32], steps[t, 32 * b : 32 * b + 32]
-            # in the order that decides what a NaN does: a > b is false of it
+            # this order decides the effect of NaN, for which a > b is false
             for i in range(8):
                 lanes[i] = abs(block[i])
             for i in range(8, 32):
@@ -119,7 +119,7 @@ def to_q8_k(x: F32, steps: I8, scales: F32, sums: I32, pairs: I32) -> None:
             size, first = np.int32(0), np.int32(255)
             for i in range(256):
                 size = max(size, magnitude(bits[i]))
-            for i in range(256):  # the first of equals
+            for i in range(256):  # the first of several equal values
                 first = min(first, np.int32(i) if magnitude(bits[i]) == size else np.int32(255))
             largest = block[first]
             inverse = -MOST / largest if size else ZERO
@@ -145,7 +145,7 @@ def q8_0(x: F32) -> ActivationSteps:
 
 def q8_1(x: F32) -> ActivationSteps:
     steps, scales, sums, wide = of_32(x)
-    with np.errstate(over="ignore", invalid="ignore"):  # large sums are infinite, as in ggml
+    with np.errstate(over="ignore", invalid="ignore"):  # large sums become infinite, as in ggml
         lows = round_to_halves(scales * wide.astype(np.float32))
     return ActivationSteps(steps, round_to_halves(scales), sums, sums[:, :0], lows)
 

@@ -12,7 +12,8 @@ from lockstep.engine.kernels.stamped import kernel
 from lockstep.engine.quants.base import F32, Bytes
 
 KINDS = types.Array(types.uint8, 1, "C", readonly=True), types.Array(types.float32, 1, "C")
-ROWS, LANES = 4, 16  # a row has several sums, so that they need not wait for each other
+# each row has several partial sums, so that additions need not wait for each other
+ROWS, LANES = 4, 16
 ZERO = np.float32(0)
 
 

@@ -18,8 +18,9 @@ Kept = NDArray[Any]
 LANES = 16
 ZERO = np.float32(0)
 ONE = np.float32(1)
-# of exp: 1 / log(2); log(2) in two parts, of which integers times the first are exact; a number so
-# large that no fraction is left of what is added; beyond MOST a result is infinite, or zero
+# Constants of exp: 1 / log(2); log(2) in two parts, whose first has exact products with integers; a
+# number that is so large that a sum with it has no fraction. Beyond MOST, the result is infinite or
+# zero.
 LOG2E, HIGH, LOW = np.float32(1.44269504), np.float32(0.693359375), np.float32(-2.12194440e-4)
 MAGIC, MAGIC_BITS, MOST = np.float32(1.5 * 2**23), np.int32(0x4B400000), np.float32(104)
 
@@ -29,7 +30,7 @@ def exp(x: Any) -> Any:
     """Compute exp to within an ulp, without branches or calls, so that loops can be vectorised. The
     polynomial is that of Cephes' expf (Moshier), for |r| up to log(2) / 2.
     """
-    x = MOST if x > MOST else (-MOST if x < -MOST else x)  # a NaN is neither
+    x = MOST if x > MOST else (-MOST if x < -MOST else x)  # False for NaN in both comparisons
     shifted = np.float32(x * LOG2E + MAGIC)
     n, whole = np.int32(shifted.view(np.int32) - MAGIC_BITS), shifted - MAGIC
     r = (x - whole * HIGH) - whole * LOW
@@ -40,7 +41,8 @@ def exp(x: Any) -> Any:
     y = y * r + np.float32(1.6666665459e-1)
     y = y * r + np.float32(5.0000001201e-1)
     y = y * (r * r) + r + ONE
-    first = np.int32(n >> 1)  # half of n at a time: two products overflow, or become subnormal
+    # half of n at a time, because powers of n may overflow or become subnormal
+    first = np.int32(n >> 1)
     return y * power_of_two(first) * power_of_two(np.int32(n - first))
 
 

@@ -26,11 +26,11 @@ from lockstep.engine.ops.reference import I32, Bools, RopeParams
 from lockstep.engine.quants.base import F32, NO_PRODUCT, WeightFormat
 from lockstep.engine.weights import Weight
 
-WORTH_A_THREAD = 1 << 17  # multiplications below which sharing them costs more than it saves
-FEW = 8  # tokens, of which each is multiplied by weights as they lie in the file
-NONE = (np.frombuffer(b"", np.uint8),) * TOGETHER  # fewer matrices were of another type
+WORTH_A_THREAD = 1 << 17  # number of multiplications from which threads are worth their cost
+FEW = 8  # number of tokens up to which weights are multiplied in the layout of the file
+NONE = (np.frombuffer(b"", np.uint8),) * TOGETHER  # stands for further matrices if there are fewer
 SINGLE, HALF_BITS, BOOL = np.dtype(np.float32), np.dtype(np.uint16), np.dtype(np.bool_)
-Prepared = tuple[Callable[..., None], tuple[Any, ...]]  # a kernel and its first arguments
+Prepared = tuple[Callable[..., None], tuple[Any, ...]]  # a kernel with its first arguments
 
 
 class Fast(Mirror):
@@ -42,7 +42,7 @@ class Fast(Mirror):
         super().__init__()
         self.n_threads = n_threads or os.cpu_count() or 1
         self.converted_last: tuple[Any, ActivationSteps] | None = None
-        # before they are asked for, and of which activations
+        # by weight: activations, and results that were computed in advance
         self.computed: dict[Weight, tuple[F32, F32]] = {}
         self.turned: tuple[bytes, RopeParams, F32, F32] | None = None
 
@@ -62,7 +62,7 @@ class Fast(Mirror):
         if known is not None and known[0] is x:
             return known[1]
         kind = weight.format
-        # a decoder that is wrong on purpose must not be replaced by a right one
+        # the fast kernels must not replace a decoder that is wrong on purpose
         if kind.family.get(kind.name) is not kind or kind.vec_dot_type == NO_PRODUCT:
             return super().linear(x, weight)
         if self.is_for_rows(x, kind):
@@ -113,7 +113,7 @@ class Fast(Mirror):
     # --- row by row -----------------------------------------------------------------------
 
     def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
-        rows = plain(x).reshape(-1, x.shape[-1])  # of each head, where x is cut into heads
+        rows = plain(x).reshape(-1, x.shape[-1])  # a row for each head if x is split into heads
         out = np.empty(rows.shape, np.float32)
         self.share(kernels.rms_norm, len(rows), x.size, rows, plain(weight), np.float32(eps), out)
         return out.reshape(x.shape)
@@ -150,7 +150,7 @@ class Fast(Mirror):
         return out
 
     def soft_max(self, x: F32, scale: float, visible: Bools | None) -> F32:
-        if visible is None:  # a router's few logits
+        if visible is None:  # the softmax of a router has few logits
             return super().soft_max(x, scale, None)
         out = np.empty(x.shape, np.float32)
         args = plain(x), np.float32(scale), visible_cells(visible)
@@ -214,7 +214,8 @@ def of_steps(found: ActivationSteps, weight: Weight) -> Prepared:
     kind, raw = weight.format, readable(weight.raw)
     x, dx = found.tiles
     if run_of(kind) < activation_format(kind).block:
-        dx = np.repeat(dx, 2, axis=1)  # NVFP4: two scales of weights for one of activations
+        # NVFP4 has two scales of weights for each scale of activations
+        dx = np.repeat(dx, 2, axis=1)
     y, dy = found.tiles_of_minima if minimum_of(kind) else (x[:, :0], dx[:, :0])
     return panels.products, (*panels.format_of(kind.name), raw, weight.row_bytes, x, dx, y, dy)
 

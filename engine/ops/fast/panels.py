@@ -25,11 +25,12 @@ from lockstep.engine.quants.base import F32, Bytes, WeightFormat
 I16 = NDArray[np.int16]
 I64 = NDArray[np.int64]
 NOTHING = np.int32(0)
-APART = 32  # steps between rows: of rows a power of two apart, only so many are cached
-MINUS_ONE = 0xBC00  # as a half
+# additional steps between rows, because a cache holds only few rows at a distance of a power of two
+APART = 32
+MINUS_ONE = 0xBC00  # bits of -1 in F16
 KINDS = types.Array(types.uint8, 1, "C", readonly=True), types.Array(types.int16, 1, "C")
-HALF, BYTES, NIBBLES = range(3)  # how scales of a block are stored
-# of bytes: how many, the one that means one, what each means
+HALF, BYTES, NIBBLES = range(3)  # types of a block's scales
+# for scales of bytes: number of scales, the byte that means one, values of all bytes
 TABLES = {"MXFP4": (1, 128, mxfp4.SCALES), "NVFP4": (4, 64, nvfp4.SCALES)}
 
 
@@ -67,7 +68,7 @@ def scale_of(stored: int, raw: Bytes, at: int, table: F32) -> Any:
         return table[raw[at]]
     if stored == HALF:
         return half_at(raw, at) * table[0]
-    bits = np.int64(0)  # in the highest four of each of four numbers of 16 bits, lowest first
+    bits = np.int64(0)  # the highest four bits of each of four 16-bit numbers, lowest number first
     for i in range(4):
         bits |= (np.int64(raw[at + 2 * i + 1]) >> 4) << 4 * i
     return half_of_bits(bits) * table[0]
@@ -96,7 +97,8 @@ def unpack_row(
     """
     size, weights, run, stored, d, count, one, low, several = how
     runs = weights // run
-    stride = count // runs  # bytes between scales; where several runs have one there is no other
+    # bytes between scales; with several runs for each scale, there is no second scale
+    stride = count // runs
     prefetch(raw, at, room.size)
     copy_bytes(room, raw, at)
     for i in range(room.size // size):

@@ -28,12 +28,12 @@ from lockstep.engine.kernels.pointers import address_of
 from lockstep.engine.kernels.stamped import kernel
 from lockstep.engine.kernels.threads import MOST, processors
 
-# numbers of a job, each in a cache line of its own where threads write to it
+# indices of a job's numbers; numbers that threads write are in separate cache lines
 APART = 8
 OPEN, TICKET, HELPERS, FUNCTION, ARGUMENTS, N, PIECE, BUSY, FAILED, NEXT = range(0, 80, APART)
-NUMBERS = NEXT + APART * (MOST + 1)  # NEXT is one for each part
-PIECES = 8  # of each thread: few enough to be no burden, so many that none has to wait for long
-PATIENCE = 20_000  # looks, of about ten nanoseconds or some more, before a thread falls asleep
+NUMBERS = NEXT + APART * (MOST + 1)  # one NEXT for each part
+PIECES = 8  # for each thread: few enough to cost little, and enough so that no thread waits long
+PATIENCE = 20_000  # iterations of about ten nanoseconds before a thread sleeps
 HASTY = 1000
 WRONG, FINE = -1, 0
 
@@ -75,7 +75,8 @@ def serve(box: Any, number: int, seen: int, patience: int) -> int:
             continue
         seen, waited = ticket, 0
         if number < get(box, HELPERS):
-            fetch_add(box, BUSY, 1)  # from here on whoever asked waits, unless the job is closed
+            # from here on the caller waits for this thread, unless the job is closed
+            fetch_add(box, BUSY, 1)
             if get(box, OPEN):
                 function, given, n = get(box, FUNCTION), get(box, ARGUMENTS), get(box, N)
                 parts = get(box, HELPERS) + 1
@@ -109,7 +110,7 @@ def share(
     while get(box, BUSY):
         pause()
         waited += 1
-        if waited > HASTY:  # the other may want this processor
+        if waited > HASTY:  # another thread may need this processor
             give_way()
     failed: int = get(box, FAILED)
     return failed
@@ -121,7 +122,7 @@ class Team:
     def __init__(self) -> None:
         self.most = min(processors() - 1, MOST)
         self.box = np.zeros(NUMBERS, np.int64)
-        self.asked = threading.Lock()  # by one at a time; another one works alone
+        self.asked = threading.Lock()  # one caller at a time; another caller works alone
         self.asleep: list[threading.Lock] = []
         self.members = 0
         self.known: dict[Any, tuple[int, int]] = {}
@@ -169,7 +170,7 @@ class Team:
             sleep.acquire()
 
 
-TEAMS: dict[int, Team] = {}  # by process: a fork has none of the threads of its parent
+TEAMS: dict[int, Team] = {}  # by process, because a fork lacks the threads of its parent
 
 
 def team() -> Team:

@@ -20,7 +20,7 @@ from lockstep.engine.ops.near import F64, Expected, Near, exact, near
 from lockstep.engine.ops.products import of_floats
 from lockstep.engine.registry import import_members
 
-Result = Expected | Mapping[str, Expected]  # several: there is more than one right way, by name
+Result = Expected | Mapping[str, Expected]  # several by name if there is more than one right result
 
 
 @dataclass(frozen=True, eq=False)

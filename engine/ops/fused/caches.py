@@ -8,7 +8,7 @@ from lockstep.engine.ops.fused.base import Call, Result, expect_copy, operation
 from lockstep.engine.ops.fused.heads import split_and_prepared
 from lockstep.engine.ops.near import F64, Expected
 
-Write = Callable[[F64, F64], None]  # into a whole cache: the new rows (heads, tokens, dim)
+Write = Callable[[F64, F64], None]  # writes new rows (heads, tokens, dim) into a whole cache
 
 
 def put(cache: F64, new: Result, write: Write) -> Expected:

@@ -40,7 +40,7 @@ def gemm_gptq(call: Call) -> dict[str, Result]:
     """Multiply by the packed weights. x: (m, k) -> (m, n)"""
     x, w = call["x"], weights(call)
     near = product(x, w)
-    # a decoded weight is rounded, or the scale is applied
+    # one more rounding: of a decoded weight, or of the product with the scale
     once_more = U * in_order(np.abs(x), np.abs(w))
     out = Near(near.v, near.r + once_more)
     return {"y": out.expect("weights decoded and products summed in any order")}

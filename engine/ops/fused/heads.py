@@ -17,7 +17,7 @@ from lockstep.engine.ops.fused.norms import rms_normed
 from lockstep.engine.ops.near import Near, exact, near
 from lockstep.engine.ops.rotation import rotate
 
-TRANSPOSE, NORM_AND_ROTATE, ROTATE = 0, 1, 2  # modes of qk_norm_rope
+TRANSPOSE, NORM_AND_ROTATE, ROTATE = 0, 1, 2  # values of qk_norm_rope's mode
 PAIRS: dict[str, Callable[[int], tuple[slice, slice]]] = {
     "half": lambda n: (slice(0, n // 2), slice(n // 2, n)),
     "adjacent": lambda n: (slice(0, n, 2), slice(1, n, 2)),

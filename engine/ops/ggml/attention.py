@@ -112,7 +112,7 @@ def as_node(
     """Compute attention as ggml's node does, without a captured node: (tokens, heads * dim of
     values).
     """
-    unused = flash.n_kv(len(k)) - len(k)  # cells that ggml has behind those in use
+    unused = flash.n_kv(len(k)) - len(k)  # unused cells that ggml adds after the used ones
     k, v = (np.concatenate([x, np.zeros((unused, *x.shape[1:]), x.dtype)]) for x in (k, v))
     node = call(q, k, v, scale, np.pad(visible, ((0, 0), (0, unused))), cap, sinks)
     found = flash_attn_ext(node, build)
@@ -149,7 +149,8 @@ def in_any_order(node: Node, form: Form, build: Build, tile: int = 1) -> Expecte
             v,
             added,
             form.scale,
-            # every sum one after the other, whatever the build; all in a tile below one largest
+            # terms are added one after the other, whatever the build; in a tile, all share one
+            # maximum
             replace(build, lanes=1, plain=tile == 1),
             softcap=form.softcap,
             sinks=sinks,
@@ -199,7 +200,7 @@ def scores(node: Node, form: Form, build: Build) -> tuple[F64, F64, NDArray[np.b
     """Return each score, its radius, and a mask of visible cells: (heads, tokens, cells)."""
     dot, off = dots(node, build)
     scale = form.scale
-    if form.softcap:  # which ggml takes into the factor
+    if form.softcap:  # ggml includes the cap in the factor
         scale = float(np.float32(scale) / np.float32(form.softcap))
     s = single(single(dot) * scale)
     off = off * abs(scale) + 2 * U * np.abs(s)

@@ -39,7 +39,7 @@ def expect(node: Node, build: Build) -> Expected:
     """Compute a node with its bound. Raises Unsupported for ops, or forms of ops, that are not
     defined here.
     """
-    with np.errstate(all="ignore"):  # infinities and NaN flow as IEEE says
+    with np.errstate(all="ignore"):  # infinities and NaN follow IEEE 754
         return meaning_of(node.op)(node, build)
 
 
@@ -90,6 +90,6 @@ def like(small: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     """Repeat an array up to a shape whose sizes are multiples of its own, as ggml broadcasts."""
     if small.shape == shape:
         return small
-    # of no rows, as where no output is asked for, none is made once
+    # for a node without rows, an array of one row is made and then cut
     times = (n // m if m else 1 for n, m in zip(shape, small.shape, strict=True))
     return np.tile(small, tuple(times))

@@ -35,11 +35,11 @@ BINARY: dict[str, Callable[[F64, F64], F64]] = {
     "MUL": np.multiply,
     "DIV": np.divide,
 }
-DETERMINED: dict[str, Callable[[F64], F64]] = {  # one correctly rounded operation, or none
+DETERMINED: dict[str, Callable[[F64], F64]] = {  # ops without rounding, or with a single one
     "SQR": np.square,
     "SQRT": np.sqrt,
     "ABS": np.abs,
-    "SGN": lambda x: np.where(x > 0, 1.0, np.where(x < 0, -1.0, 0.0)),  # of NaN: 0
+    "SGN": lambda x: np.where(x > 0, 1.0, np.where(x < 0, -1.0, 0.0)),  # 0 for NaN
     "NEG": np.negative,
     "STEP": lambda x: (x > 0).astype(np.float64),
     "RELU": lambda x: np.where(x > 0, x, 0.0),
@@ -78,7 +78,8 @@ def add_id(node: Node, _: Build) -> Expected:
 def expect_elements(node: Node, build: Build) -> Expected:
     x = node.wide(0)
     value = DETERMINED[node.op](x)
-    if build.plain and node.op in ("RELU", "SGN"):  # ggml compares, and NaN is not above zero
+    # ggml compares with zero, which is false for NaN
+    if build.plain and node.op in ("RELU", "SGN"):
         value = np.where(np.isnan(x), x, value)
     return Expected(round_to_type(single(value, node.type), node.type), 0.0, EXACT)
 
@@ -98,7 +99,8 @@ def scale(node: Node, _: Build) -> Expected:
     if bias == 0.0:
         return Expected(round_to_type(x * factor, node.type), 0.0, EXACT)
     near = exact(x) * constant(factor) + constant(bias)
-    near = near if np.isfinite(bias) else finite(near)  # which hides all, as a mask does
+    # an infinite bias hides all values, as a mask does
+    near = near if np.isfinite(bias) else finite(near)
     return near.expect("a product and a sum")
 
 

@@ -11,7 +11,7 @@ from lockstep.engine.ops.build import ANY_ENGINE, Build
 from lockstep.engine.ops.ggml.base import meaning
 from lockstep.engine.ops.near import Expected, Near, constant, exact, near, sigmoid, total
 
-HC = 4  # streams; ggml has no other number
+HC = 4  # number of streams; ggml supports no other
 
 
 def normalise_comb(comb: Near, eps: float, axis: int) -> Near:

@@ -11,7 +11,7 @@ from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.ggml.base import meaning
 from lockstep.engine.ops.near import F64, Expected
 
-DESCENDING = 1  # ggml_sort_order
+DESCENDING = 1  # a value of ggml_sort_order
 
 
 def in_order(x: F64, build: Build) -> NDArray[np.int64]:

@@ -23,7 +23,7 @@ from lockstep.engine.ops.roundings import product_roundings
 from lockstep.engine.quants.base import F32, WeightFormat
 from lockstep.engine.weights import Weight
 
-AT_ONCE = 1 << 19  # numbers of a result: four megabytes of each of a few arrays
+AT_ONCE = 1 << 19  # numbers of a result; a few arrays of four megabytes
 
 
 def matrix(operand: Operand, i3: int, i2: int) -> Weight:
@@ -59,7 +59,7 @@ def in_parts(
     token has no limit. x86 converts such a value to the step -128, whose sign ggml's AVX2 code
     cannot change; C does not define the step.
     """
-    if weight.format.name == "F64":  # of a cache, in a run without roundings
+    if weight.format.name == "F64":  # a cache in a run without rounding
         yield slice(None), multiply_exactly(x, rounded_left(weight, name, build), build)
         return
     acts = products.convert_activations(x, weight, build)
@@ -89,7 +89,7 @@ def factor(operand: Operand) -> F32 | F64:
     return single(operand.value, operand.type)
 
 
-CHANCES = "kq_soft_max"  # what llama.cpp calls the weights of attention
+CHANCES = "kq_soft_max"  # llama.cpp's name of attention weights
 
 
 def factors_of(node: Node) -> tuple[str, str]:

@@ -46,7 +46,8 @@ def latest(states: list[Near], node: Node) -> list[Near]:
     """Return the last few states, the newest first. States of tokens before the first keep their
     old contents, which a node does not show.
     """
-    keep = max(1, int(node.params[0]))  # 0: of a version that has no choice and keeps the last
+    # 0: older versions lack the parameter and keep the last state
+    keep = max(1, int(node.params[0]))
     if len(states) < keep:
         raise Unsupported(f"{node.op} with snapshots of earlier tokens")
     return states[::-1][:keep]

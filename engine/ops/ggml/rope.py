@@ -84,8 +84,8 @@ def angles_in_any_way(node: Node, pairs: int) -> tuple[F64, F64]:
     positions = ids.reshape(-1, node.ne[2]).astype(np.float64)
     which, at = bases(node, pairs)
     each = positions[which].T * functions.power(base, -2 * at / n_dims)
-    # each step: a power to 1 ulp and a product; once: the exponent's rounding, times log(base), and
-    # the products with position, factor and scale
+    # For each step, a power to 1 ulp and a product. Once, the rounding of the exponent times
+    # log(base), and products with position, factor and scale.
     roundings = at * (2 * LIBM_ULP + 1) + log(base) + 3
     return each, np.abs(each) * roundings * U
 
@@ -124,11 +124,13 @@ def rotations(node: Node, pairs: int, build: Build) -> tuple[Near, Near]:
     if mix is not None:
         turned = turned.astype(np.float64) * (1 - mix) + theta.astype(np.float64) * mix
         slack = wide_theta * max(abs(float(scale)), abs(float(ext)), 1.0)
-        slack += 6 * U * (np.abs(turned) + np.abs(theta))  # ramp, its complement, products, sum
+        # rounding errors of the ramp, its complement, the products and the sum
+        slack += 6 * U * (np.abs(turned) + np.abs(theta))
     wide = turned.astype(np.float64)[:, None, :]
     reach = slack[:, None, :]
     size = abs(float(magnitude))
-    off = size * (reach + (2 + (3 if ext != 0 else 1)) * U)  # the function, the factor
+    # errors of the function and of the factor
+    off = size * (reach + (2 + (3 if ext != 0 else 1)) * U)
     return Near(functions.cos(wide) * magnitude, off), Near(functions.sin(wide) * magnitude, off)
 
 
@@ -141,7 +143,7 @@ def pair_places(node: Node) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     if mode in (NEOX, MROPE, IMROPE):
         first = start + np.arange(n_dims // 2)
         return first, first + n_dims // 2
-    if mode == VISION:  # all of the row, which is twice as long as n_dims
+    if mode == VISION:  # the whole row, which has twice n_dims elements
         return np.arange(n_dims), np.arange(n_dims) + n_dims
     raise Unsupported(f"ROPE of mode {mode}")
 

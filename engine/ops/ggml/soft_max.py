@@ -15,7 +15,8 @@ from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.ggml.base import like, meaning
 from lockstep.engine.ops.near import F64, Expected, Near, Number, exact, finite, value_of
 
-PIECE = 1 << 15  # scores: a dozen arrays of float64 made of them stay in a processor's cache
+# number of scores at a time: a dozen float64 arrays of this size fit into the cache
+PIECE = 1 << 15
 
 
 def slopes(n_head: int, max_bias: float) -> F64:
@@ -47,7 +48,7 @@ def scores(node: Node, build: Build) -> Number:
     shape = x.shape
     shown = node.wide(1)[:, :, : shape[2]]
     if any(m not in (1, n) for m, n in zip(shown.shape, shape, strict=True)):
-        shown = like(shown, shape)  # else it is broadcast, and never as large
+        shown = like(shown, shape)  # otherwise it is broadcast
     slope = slopes(shape[1], max_bias)
     if not isinstance(x, Near):
         return x + shown if max_bias <= 0 else x + shown * slope

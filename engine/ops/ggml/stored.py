@@ -19,8 +19,8 @@ from lockstep.engine.quants.base import F32, WeightFormat
 
 ACTIVATIONS = ("Q8_0", "BF16")
 BLOCK = 32
-CENTRED = {"Q4_0": 8, "Q5_0": 16}  # codes below zero; the largest value has the lowest code
-FROM_MINIMUM = {"Q4_1": 15, "Q5_1": 31}  # codes above zero
+CENTRED = {"Q4_0": 8, "Q5_0": 16}  # offset of codes; the largest value has the lowest code
+FROM_MINIMUM = {"Q4_1": 15, "Q5_1": 31}  # largest code above the minimum
 
 
 STORED = (*ACTIVATIONS, *CENTRED, *FROM_MINIMUM)
