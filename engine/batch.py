@@ -16,8 +16,9 @@ class Batch:
     tokens: I32
     positions: I32
     seq_ids: I32
-    outputs: NDArray[np.bool_]  # whose logits are asked for
-    encoder: bool = False  # for the encoder of a model that has a decoder as well; no logits
+    outputs: NDArray[np.bool_]  # True for tokens whose logits are requested
+    # True: for the encoder of a model that also has a decoder; gives no logits
+    encoder: bool = False
 
     def __len__(self) -> int:
         return len(self.tokens)

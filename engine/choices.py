@@ -3,9 +3,10 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-ALL = 17  # so many names are told at once, all suites of `check`; of more the nearest
+# names that are all listed, enough for the suites of `check`; of more names, only the nearest are
+ALL = 17
 NEAREST = 5
-ALIKE = 0.3  # of difflib's ratio: a letter left out of a short name is still near
+ALIKE = 0.3  # least ratio of difflib, so that a short name without one letter is still near
 
 
 def choices(name: str, known: Iterable[str]) -> str:

@@ -37,10 +37,10 @@ class Hparams:
     n_head_kv: int
     n_embd_head: int  # elements of one head
     f_norm_rms_eps: float = 0.0
-    rope_freq_base: float = 0.0  # 0: nothing is rotated
+    rope_freq_base: float = 0.0  # 0: no rotation
     rope_freq_scale: float = 1.0  # 1 / the scaling factor
-    rope_attn_factor: float = 1.0  # what is turned is multiplied by it
-    n_ctx_orig_yarn: int = 0  # tokens that it was trained on before YaRN; 0: not scaled so
+    rope_attn_factor: float = 1.0  # factor on rotated values
+    n_ctx_orig_yarn: int = 0  # trained context in tokens before YaRN; 0: no YaRN
     n_expert: int = 0
     n_expert_used: int = 0
 
@@ -104,7 +104,7 @@ class Keys:
             return default
         value = self.metadata[full].data
         if isinstance(value, np.ndarray) and kind is int and len(set(value.tolist())) == 1:
-            value = value.tolist()[0]  # the same for every layer
+            value = value.tolist()[0]  # all layers have the same value
         if isinstance(value, np.ndarray | list):
             raise Unsupported(f"{full!r} differs between layers: this engine does not support that")
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
@@ -169,7 +169,7 @@ class Keys:
     def vocabulary_size(self) -> int:
         """Return `<arch>.vocab_size`, or else the number of the tokenizer's tokens."""
         tokens = None
-        if f"{self.arch}.vocab_size" not in self.metadata:  # to decode them takes a while
+        if f"{self.arch}.vocab_size" not in self.metadata:  # decoding the tokens is slow
             tokens = self.metadata.get("tokenizer.ggml.tokens")
         return self.positive("vocab_size", len(tokens.data) if tokens is not None else None)
 
@@ -196,8 +196,8 @@ class Keys:
         if not 0 < factor < math.inf:
             raise Unsupported(f"{self.arch}.rope.scaling.factor is {factor}; known: above 0")
         n_ctx = self.get("rope.scaling.original_context_length", int, 0)
-        # llama.cpp reads these for a few architectures only, so other values than YaRN's own are
-        # a matter of which engine runs the file
+        # llama.cpp reads these keys only for a few architectures, so with unusual values the
+        # engines would differ
         for key, usual in YARN_KEYS.items():
             self.without(f"rope.scaling.{key}", float, usual)
         return {

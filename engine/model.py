@@ -27,8 +27,8 @@ from lockstep.engine.sampling import greedy
 from lockstep.engine.tokenizers.base import Tokenizer, tokenizer_of
 from lockstep.engine.trace import Probe, silent
 
-N_SEQ_MAX = 256  # sequences that a memory may hold: LLAMA_MAX_SEQ of llama-cparams.h, 0.3.36
-LARGE = 1 << 28  # bytes of a file from which its pages are given back
+N_SEQ_MAX = 256  # number of sequences in a memory: LLAMA_MAX_SEQ in llama-cparams.h of 0.3.36
+LARGE = 1 << 28  # size of a file in bytes from which pages are released after use
 
 
 def architecture_of(file: GgufFile) -> type[Architecture]:
@@ -38,7 +38,8 @@ def architecture_of(file: GgufFile) -> type[Architecture]:
 class Model:
     """Model in one file, with one set of ops and one kind of memory."""
 
-    keeps_pages = False  # from run to run: faster, and the system can still take them away
+    # True: pages of the file stay in memory between runs, unless the system needs the memory
+    keeps_pages = False
 
     def __init__(
         self,
@@ -138,17 +139,17 @@ class Model:
             ops = cast(ReferenceOps, LoraOps(ops, self.lora))
         probe = steer(probe, self.directions) if self.directions else probe
         step = Step(ubatch, views, ops, probe, self.flash_attn)
-        with np.errstate(all="ignore"):  # numbers that overflow are the model's own, and an answer
+        with np.errstate(all="ignore"):  # a model's own overflow is a valid answer
             return self.graph.forward(step)
 
     def rotate(self, layer: int, keys: F32, deltas: NDArray[np.int32]) -> F32:
         """Return cached keys rotated further by `deltas` positions: (cells, kv_heads, dim)."""
         params = self.graph.rope_params(layer)
-        if params is None:  # keys without a rotation are the same at every position
+        if params is None:  # without rotation, keys do not depend on the position
             return keys
         moved = keys.astype(np.float32)
         part = moved[..., self.graph.rotated_part()]
-        # what YaRN makes larger has been made so once
+        # YaRN's magnitude is applied only once, when a key is stored
         part[...] = self.ops.rope(part, deltas, replace(params, magnitude=1.0))
         return moved
 

@@ -22,13 +22,13 @@ class Operand:
     """A tensor that a node reads: its value, or its place in the model's file."""
 
     name: str
-    type: str  # ggml's name
-    ne: tuple[int, ...]  # all four, ggml's order
-    value: NDArray[Any] | None  # of types that numpy lacks: bytes, (ne3, ne2, ne1, bytes of a row)
-    weight: str = ""  # the tensor of the file that it is a view of, if `value` is None
-    offset: int = 0  # in that tensor, bytes
-    nb: tuple[int, ...] = ()  # strides in bytes, ggml's order
-    producer: int = -1  # index of the node that computed it in the same graph; -1: a leaf
+    type: str  # ggml's name of the type
+    ne: tuple[int, ...]  # four sizes in ggml's order
+    value: NDArray[Any] | None  # for types that numpy lacks: bytes, (ne3, ne2, ne1, bytes of a row)
+    weight: str = ""  # name of the tensor in the file of which it is a view, if `value` is None
+    offset: int = 0  # byte offset in that tensor
+    nb: tuple[int, ...] = ()  # strides in bytes, in ggml's order
+    producer: int = -1  # index of the node in the same graph that computed it; -1: a leaf
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -36,14 +36,14 @@ class Node:
     """Computed tensor of a graph."""
 
     step: int
-    ubatch: int  # graphs computed before this one in the same step
-    index: int  # nodes before this one in the same graph, views counted as well
-    op: str  # as ggml_op_desc says: SILU, not UNARY
+    ubatch: int  # number of earlier graphs in the same step
+    index: int  # number of earlier nodes in the same graph, including views
+    op: str  # as in ggml_op_desc: SILU instead of UNARY
     name: str
     layer: int | None
     type: str
     ne: tuple[int, ...]
-    params: NDArray[np.int32]  # the sixteen of ggml
+    params: NDArray[np.int32]  # the sixteen parameters of ggml
     sources: tuple[Operand | None, ...]
     value: NDArray[Any]
 
@@ -70,7 +70,7 @@ class Node:
         return wide(self.source(i))
 
 
-@lru_cache(maxsize=1 << 12)  # tensors of a graph are alike from run to run
+@lru_cache(maxsize=1 << 12)  # cached, because graphs have the same tensors in every run
 def layout(
     kind: str, ne: tuple[int, ...], nb: tuple[int, ...] | None = None
 ) -> tuple[np.dtype[Any], tuple[int, ...], tuple[int, ...] | None]:
@@ -87,7 +87,7 @@ def wide(operand: Operand) -> F64:
     if operand.value is None:
         raise Unsupported(f"{operand.name} was not captured")
     if operand.type in PLAIN:
-        with np.errstate(invalid="ignore"):  # a signalling NaN is a NaN
+        with np.errstate(invalid="ignore"):  # a signalling NaN raises no warning
             return operand.value.astype(np.float64)
     rows = WeightFormat.member(operand.type).dequantize(operand.value.reshape(-1))
     return rows.reshape(tuple(reversed(operand.ne))).astype(np.float64)

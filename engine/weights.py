@@ -12,7 +12,7 @@ from lockstep.engine.errors import InvalidModel
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.quants.base import F32, WeightFormat
 
-CHUNK = 1 << 18  # weights decoded at a time: 2 MB as float64, which stays in the cache
+CHUNK = 1 << 18  # weights decoded at a time: 2 MB as float64, which fits into the cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +88,7 @@ class Weights:
                 raise type(error)(f"tensor {name!r}: {error}") from None
 
     def __contains__(self, name: str) -> bool:
-        return name in self.formats  # a graph asks at every step
+        return name in self.formats  # a fast test, because graphs ask at every step
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Weight:
         """Return the tensor, cached by name. Raises InvalidModel if the tensor is missing or has

@@ -18,8 +18,8 @@ from lockstep.harness.acid.write import write_acid
 ROOT = Path(__file__).parent / "acid"
 MANIFEST, TESTS, PAGE = "manifest.json", "TESTS.md", "README.md"
 FORMAT = 1
-LARGEST = 4 << 20  # bytes of a file
-# those that most programs open; the others are written on demand
+LARGEST = 4 << 20  # size of a file in bytes
+# models that most engines can open; others are written on demand
 HELD = (("llama", "F32"), ("llama", "Q8_0"), ("llama", "Q4_K"))
 
 

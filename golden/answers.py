@@ -27,7 +27,8 @@ from lockstep.harness.records import Verdict
 
 SUFFIX = ".safetensors"
 SHOWN = 4  # names in a sentence
-NOT_ANSWERED, FOREIGN = "not-answered", "foreign"  # cases of verdicts that are about no operation
+# cases of verdicts that are not about an operation
+NOT_ANSWERED, FOREIGN = "not-answered", "foreign"
 
 
 def judge_answers(

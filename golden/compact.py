@@ -19,9 +19,9 @@ from lockstep.harness.judging.compare import mismatch_between, worst_distance
 from lockstep.harness.records import Mismatch
 from lockstep.harness.synth.draws import integers, stream
 
-TOP = 32  # largest values of a row: enough for the ids that tie for the next token
+TOP = 32  # number of largest values in a row, enough for the ids that tie for the next token
 COLUMNS = 256
-BLOCK = 256  # columns of a sum
+BLOCK = 256  # columns that are summed together
 SUMS = ("sums", "moments")
 RULE = (
     f"sums: of each {BLOCK} columns, in float64, from zero, one after the other; moments: the same "
@@ -61,7 +61,7 @@ def block_sums(matrix: F32) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     wide[:, :width] = matrix
     wide = wide.reshape(rows, blocks, BLOCK)
     sums, moments = np.zeros((rows, blocks)), np.zeros((rows, blocks))
-    with np.errstate(invalid="ignore"):  # of infinities
+    with np.errstate(invalid="ignore"):  # sums of infinities may be NaN
         for place in range(BLOCK):
             sums += wide[:, :, place]
             moments += (place + 1) * wide[:, :, place]
@@ -87,9 +87,9 @@ class Floor:
 class HeldMatrix:
     """A stored matrix of a golden, with the limits for another engine's matrix."""
 
-    tensors: Tensors  # as `compact_logits` returns them
+    tensors: Tensors  # as returned by `compact_logits`
     columns: NDArray[np.int32]
-    allowed: Mapping[str, float]  # of values, sums and moments
+    allowed: Mapping[str, float]  # limits of values, sums and moments
 
     def parts(self, got: F32) -> Iterator[tuple[str, NDArray[Any], NDArray[Any], float]]:
         """Yield each part of the form: its name, the stored values, the values of `got`, and the
@@ -118,7 +118,7 @@ class HeldMatrix:
         rest, allowed = got.astype(np.float64), self.allowed["values"]
         np.put_along_axis(rest, self.tensors["ids"].astype(np.int64), -np.inf, axis=1)
         least = self.tensors["top"][:, -1].astype(np.float64)
-        with np.errstate(invalid="ignore"):  # minus infinity less minus infinity
+        with np.errstate(invalid="ignore"):  # minus infinity minus minus infinity is NaN
             excess = np.nan_to_num(np.fmax.reduce(rest, axis=1) - least, nan=-np.inf)
         bad = excess > allowed
         if not bad.any():

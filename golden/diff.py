@@ -28,10 +28,10 @@ DOCUMENT, TENSORS = ".json", ".safetensors"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GoldenDifference:
-    path: str  # of the file, from the folder
+    path: str  # relative to the folder
     case: str  # empty for a whole file
     kind: Literal["added", "removed", "changed"]
-    text: str  # what changed, in words
+    text: str  # description of the change
 
     def __str__(self) -> str:
         where = f"{self.path}: {self.case}" if self.case else self.path
@@ -144,7 +144,7 @@ def change_of_arrays(a: NDArray[Any], b: NDArray[Any]) -> str:
         return ""
     with np.errstate(invalid="ignore", over="ignore"):
         size = np.abs(b.astype(np.float64) - a.astype(np.float64))
-    # a NaN that came or went is the largest change there is; one that stayed is the smallest
+    # a NaN that appears or disappears is the largest change; a NaN that stays is none
     size = np.where(np.isnan(size), np.where(np.isnan(a) & np.isnan(b), 0.0, np.inf), size)
     worst = np.unravel_index(int(np.where(changed, size, -1.0).argmax()), a.shape)
     at = [int(i) for i in worst]

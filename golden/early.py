@@ -9,8 +9,9 @@ from lockstep.harness.graph.program import Graph, PlannedNode, Program, TensorVi
 from lockstep.harness.graph.wiring import layers_of
 from lockstep.harness.judging.findings import by_layer
 
-MOST_ROWS = 16  # of a token: the rotations of more heads than that take half a megabyte
-COPIES = ("GET_ROWS", "CPY", "CONT", "SET_ROWS")  # of a layer's result, the rows that go on
+MOST_ROWS = 16  # rows of a token; rotations of more heads would take half a megabyte
+# ops that copy the needed rows of a layer's result
+COPIES = ("GET_ROWS", "CPY", "CONT", "SET_ROWS")
 PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
 
 

@@ -16,7 +16,7 @@ from lockstep.harness.asking import downloads
 from lockstep.harness.asking.downloads import NotDownloaded, cache_folder, hold_lock
 from lockstep.harness.report.header import sha256_of
 
-VERSION = "0.3.36"  # of llama-cpp-python, as pyproject.toml pins it
+VERSION = "0.3.36"  # version of llama-cpp-python that pyproject.toml pins
 SDIST_SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
 MODELS = PurePosixPath(f"llama_cpp_python-{VERSION}/vendor/llama.cpp/models")
 PREFIX = "ggml-vocab-"
@@ -29,10 +29,10 @@ FILES = frozenset(
     [f"{PREFIX}{name}.gguf" for name in NAMES]
     + [f"{PREFIX}{name}.gguf.{end}" for name in WITH_CASES for end in ("inp", "out")]
 )
-LARGEST = 64 << 20  # bytes of one file
+LARGEST = 64 << 20  # size of a file in bytes
 SEPARATOR = b"\n__ggml_vocab_test__\n"
 
-GIVEN = "LOCKSTEP_VOCABULARIES"  # a folder that holds the files already
+GIVEN = "LOCKSTEP_VOCABULARIES"  # variable with a folder that holds the files
 
 Progress = Callable[[str], None]
 
@@ -97,7 +97,7 @@ def make(folder: Path, sdist: Path | None, progress: Progress) -> None:
         unpacked.mkdir()
         check_archive(archive)
         unpack(archive, unpacked)
-        if folder.exists():  # an older or broken one
+        if folder.exists():  # an older or incomplete folder
             folder.rename(work / "replaced")
         unpacked.rename(folder)
 
@@ -147,7 +147,7 @@ def copy_member(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> No
     if not member.isreg() or member.size > LARGEST:
         raise VocabulariesNotFetched(f"{member.name} is not a file of at most {LARGEST:,} bytes")
     source = tar.extractfile(member)
-    assert source is not None  # it is a file
+    assert source is not None  # the member is a file
     with source, path.open("xb") as out:
         out.write(source.read(LARGEST))
 

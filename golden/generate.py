@@ -29,10 +29,10 @@ from lockstep.harness.report.header import sha256_of
 from lockstep.harness.synth.builtin import BUILTIN, BUILTIN_VOCABULARIES
 from lockstep.harness.synth.llama import write_llama
 
-TOKENS_OF = ("f32",)  # the built-in models differ in weights; one vocabulary will do
+TOKENS_OF = ("f32",)  # one built-in model suffices, because they share a vocabulary
 BUILTIN_NAMES = ("f32", "f16", "bf16", "q8_0", "q4_0", "moe", "moe-q8_0")
-SAMPLER_WORDS = "llama"  # the vocabulary that dry and infill read
-SYNTH = "synth-"  # how the names of built-in vocabularies begin
+SAMPLER_WORDS = "llama"  # kind of the vocabulary for dry and infill
+SYNTH = "synth-"  # prefix of the names of built-in vocabularies
 
 
 def regenerate(

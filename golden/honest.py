@@ -29,9 +29,10 @@ from lockstep.harness.graph.replay import replay
 from lockstep.harness.graph.ways import Honest, Noisy, Wide
 from lockstep.harness.records import Settings
 
-LANES = 16  # of the widest vectors, which round least: no bound is wider on another CPU
-LOGITS, EMBEDDINGS = "logits", "embeddings"  # what a run comes to; all else that is shown is a node
-Matrices = dict[str, F32]  # (rows, width) of all batches, by name
+# number of lanes of the widest vectors, which round least, so that no CPU has a wider limit
+LANES = 16
+LOGITS, EMBEDDINGS = "logits", "embeddings"  # kinds of results; any other shown value is a node
+Matrices = dict[str, F32]  # by name: (rows, width) of all batches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +40,8 @@ class Recorded:
     """llama.cpp's graphs of some batches, and the values at the requested nodes."""
 
     program: Program
-    result: str  # what it comes to: LOGITS, or EMBEDDINGS of a model without
-    names: tuple[str, ...]  # of nodes
+    result: str  # kind of the result: LOGITS, or EMBEDDINGS for a model without logits
+    names: tuple[str, ...]  # names of nodes
     shown: Matrices
 
     @cached_property
@@ -73,7 +74,7 @@ def record_graph(
     values: dict[Place, NDArray[Any]] = {}
 
     def watch(node: Node, place: Place) -> None:
-        # which node bears a name alone is known when all have come
+        # only at the end it is known which names are unique
         if any(name == node.name or name.startswith(f"{node.name} ") for name in names):
             values[place] = node.value.copy()
 

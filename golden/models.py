@@ -74,7 +74,7 @@ def write_model(row: Mapping[str, Any], path: Path) -> None:
     try:
         recipe = LlamaRecipe(**row["recipe"])
         weights = sum(int(np.prod(ne)) for _, ne, _, _ in tensors(recipe))
-        if weights > 2 * row["bytes"]:  # no format has less than half a byte for a weight
+        if weights > 2 * row["bytes"]:  # every format needs at least half a byte for a weight
             raise BrokenGolden(f"the recipe of {row['name']} does not fit its size in bytes")
         write_llama(recipe, path)
     except (EngineError, TypeError, ValueError, ArithmeticError) as error:

@@ -19,7 +19,7 @@ from lockstep.harness.context.suite import NoAnswer
 from lockstep.harness.records import EXACT
 
 LARGEST = 5_000_000  # bytes of all vectors of one model
-PIECES_OF_ALL = 4096  # tokens of a vocabulary of which every piece is written down
+PIECES_OF_ALL = 4096  # size of a vocabulary up to which the texts of all tokens are stored
 NOT_THERE = ("not-applicable", "not-compared")
 
 

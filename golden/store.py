@@ -16,12 +16,12 @@ from safetensors.numpy import load, save
 from lockstep.engine.gguf.regular_file import read_regular
 
 DEFAULT_ROOT = Path(__file__).parent / "vectors" / "v1"
-MAX_JSON = 4 << 20  # bytes
+MAX_JSON = 4 << 20  # number of bytes
 MAX_TENSORS = 8 << 20
-MAX_TOTAL = 20 << 20  # of all vectors together
+MAX_TOTAL = 20 << 20  # bytes of all vectors together
 
 Tensors = dict[str, NDArray[Any]]
-DTYPES = {  # of safetensors
+DTYPES = {  # names of safetensors
     "float64": "F64",
     "float32": "F32",
     "float16": "F16",
@@ -129,7 +129,7 @@ def replace_file(path: Path, raw: bytes) -> bool:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(raw)
-        Path(name).chmod(0o644)  # mkstemp makes it private
+        Path(name).chmod(0o644)  # mkstemp creates private files
         Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)

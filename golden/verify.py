@@ -56,7 +56,7 @@ def files(root: Path, entries: Sequence[ManifestEntry]) -> Iterator[Problem]:
         payload = str(Path(entry.path).with_suffix(".safetensors").as_posix())
         used.add(payload)
         if broken & {entry.path, payload}:
-            continue  # said already
+            continue  # already reported
         try:
             load_vectors(root, entry, by_path)
         except BrokenGolden as error:

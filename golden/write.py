@@ -29,7 +29,7 @@ class Made:
     path: str
     kind: str
     vectors: Vectors
-    model: str | None  # sha256, if no recipe makes it
+    model: str | None  # sha256, unless a recipe makes the model
 
 
 def write(

@@ -18,7 +18,7 @@ from lockstep.engine.registry import Registered
 F64 = NDArray[np.float64]
 X86, GENERIC = "x86", "generic"
 VARIANTS = (X86, GENERIC)
-# what builds may do otherwise besides, of which Build.generic says more
+# further differences between builds, which Build.generic describes
 AMX, HALVES = "AMX", "halves"
 
 
@@ -27,7 +27,8 @@ class Converted:
     """Activations as a product reads them."""
 
     values: F64  # (..., n)
-    sums: F64 | None = None  # (..., n / summed), if the format carries others than those of values
+    # (..., n / summed), if the format stores sums that differ from the values' sums
+    sums: F64 | None = None
 
 
 class ActivationFormat(Registered):

@@ -15,7 +15,7 @@ class F16Activations(ActivationFormat, name="F16"):
 
     @classmethod
     def quantise(cls, x: F32, variant: str = X86) -> NDArray[Any]:
-        with np.errstate(over="ignore"):  # beyond 65504 a half is infinite, in ggml too
+        with np.errstate(over="ignore"):  # beyond 65504, an F16 number is infinite, as in ggml
             return x.astype("<f2")
 
     @classmethod

@@ -69,7 +69,7 @@ def pack_codes(whole: F32, variant: str) -> NDArray[np.int8]:
 
 def fit_in_bytes(whole: F32) -> bool:
     """Return True if all steps fit in signed bytes, which is nearly always true."""
-    return bool(np.abs(whole).max(initial=0) <= 127)  # a NaN does not
+    return bool(np.abs(whole).max(initial=0) <= 127)  # False for NaN
 
 
 def half(x: F32) -> NDArray[np.float16]:

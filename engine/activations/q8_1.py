@@ -34,7 +34,7 @@ class Q8_1Activations(ActivationFormat, name="Q8_1"):
         whole, d = steps(cls.cut(x), variant)
         blocks = np.empty(d.shape, cls.layout)
         qs = pack_codes(whole, variant)
-        # C adds the bytes, the vector code the integers before it packs them
+        # C code adds the bytes; vector code adds the integers before it packs them
         terms = qs if variant == GENERIC or fit_in_bytes(whole) else integers(whole)
         added = terms.sum(axis=-1, dtype=np.int32).astype(np.float32)
         with np.errstate(all="ignore"):

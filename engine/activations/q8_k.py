@@ -9,7 +9,8 @@ from lockstep.engine.activations.base import X86, ActivationFormat, Converted
 from lockstep.engine.kernels.largest import signed_largest
 from lockstep.engine.quants.base import F32
 
-MAGIC = np.float32(1.5 * 2**23)  # added to a small float, it leaves the nearest integer's bits
+# added to a small float, it leaves the nearest integer in the low bits
+MAGIC = np.float32(1.5 * 2**23)
 
 
 class Q8_KActivations(ActivationFormat, name="Q8_K"):

@@ -18,7 +18,7 @@ from lockstep.engine.hparams import architecture_name
 from lockstep.engine.weights import Weight, Weights
 
 A, B = ".lora_a", ".lora_b"
-UNUSED = "_norm.weight"  # llama.cpp skips tensors of this name
+UNUSED = "_norm.weight"  # suffix of tensors that llama.cpp skips
 LOOKED_UP = "token_embd.weight"
 ALPHA = "adapter.lora.alpha"
 KINDS = {"general.type": "adapter", "adapter.type": "lora"}

@@ -15,12 +15,12 @@ from lockstep.engine.weights import Weight
 class Architecture(Registered):
     """Turns token ids into logits, showing each named tensor to a probe on the way."""
 
-    # keys that say something about the model but nothing about its graph
+    # keys about the model that do not change its graph
     ignored: frozenset[str] = frozenset({"rope.scaling.finetuned"})
 
-    embeds = False  # it comes to embeddings, and has no logits
+    embeds = False  # True: the model gives embeddings and no logits
 
-    causal = True  # or tokens see those behind them too, and nothing is remembered
+    causal = True  # False: tokens also see later tokens, and nothing is cached
 
     def __init__(self, file: GgufFile, n_ctx: int = 512) -> None:
         """Read and check the hyperparameters and tensors. n_ctx: the maximum number of tokens in a

@@ -41,7 +41,7 @@ TENSORS = table("""
     blk.*.layer_output_norm.weight n_embd
     blk.*.layer_output_norm.bias   n_embd
 """)
-NONE, MEAN, CLS = 0, 1, 2  # pooling_type
+NONE, MEAN, CLS = 0, 1, 2  # values of pooling_type
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +123,8 @@ class Bert(Architecture, name="bert"):
         )
         q, k, v = (part.reshape(len(x), hp.n_head, -1) for part in (q, k, v))
         out = step.attend(layer, q, k, v, 1 / math.sqrt(hp.n_embd_head))
-        summed = "kqv_out" if step.flash_attn else "kqv_out ADD"  # there are two without
+        # without flash attention, there are two nodes of that name
+        summed = "kqv_out" if step.flash_attn else "kqv_out ADD"
         return self.add_bias(step, layer, "attn_out", out, "attn_output", summed)
 
     def pool_rows(self, step: Step, x: F32) -> F32:

@@ -45,26 +45,26 @@ TENSORS = table("""
     output_norm.weight                   n_embd
     output.weight?                       n_vocab      n_embd
 """)
-SOFTMAX, SIGMOID = 1, 2  # expert_gating_func
-GLM_FLASH = ((47, 154880), (48, 154880))  # layers and tokens
+SOFTMAX, SIGMOID = 1, 2  # values of expert_gating_func
+GLM_FLASH = ((47, 154880), (48, 154880))  # numbers of layers and of tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class Deepseek2Hparams(Hparams):
-    n_lora_q: int  # 0: queries come of one matrix
+    n_lora_q: int  # 0: queries come from one matrix
     n_lora_kv: int
     n_rot: int
     n_head_v: int
-    n_nope: int  # not rotated
-    n_embd_k: int  # of all heads
+    n_nope: int  # elements of a head that are not rotated
+    n_embd_k: int  # elements of all heads together
     n_embd_v: int
     n_layer_dense: int  # the first layers have no experts
-    n_ff_dense: int  # n_ff is of one expert
+    n_ff_dense: int  # n_ff is the size of one expert
     n_ff_shared: int
     gating: int
     norm_weights: bool
     scale_weights: float
-    f_mscale: float  # of YaRN, times the logarithm of the factor
+    f_mscale: float  # factor of YaRN on the logarithm of the scaling factor
 
     def check(self, arch: str) -> None:
         super().check(arch)
@@ -77,7 +77,7 @@ class Deepseek2Hparams(Hparams):
             )
         if self.gating not in (SOFTMAX, SIGMOID):
             raise Unsupported(f"{arch}.expert_gating_func is {self.gating}; known: 1, 2")
-        # llama.cpp scales scores by the factor whatever the kind, which is right for YaRN alone
+        # llama.cpp scales scores by the factor of any kind of scaling, which is right only for YaRN
         kinds = {self.rope_freq_scale != 1, self.n_ctx_orig_yarn > 0, self.f_mscale != 0}
         if self.rope_attn_factor != 1 or len(kinds) > 1:
             raise Unsupported(f"{arch}.rope.scaling is not YaRN with a yarn_log_multiplier")
@@ -109,7 +109,7 @@ class Deepseek2(Llama, name="deepseek2"):
         )
         for key in ("expert_group_count", "expert_group_used_count"):
             keys.without(key, int, 0, 1)
-        # of GLM 4.7 Flash, whose first files did not say so
+        # the first files of GLM 4.7 Flash lack the key
         unsaid = SIGMOID if (sizes["n_layer"], sizes["n_vocab"]) in GLM_FLASH else SOFTMAX
         return Deepseek2Hparams(
             **sizes,
@@ -157,7 +157,7 @@ class Deepseek2(Llama, name="deepseek2"):
         hp, ops, at, rope = self.hparams, step.ops, step.batch.positions, self.rope_params()
         q = self.queries(step, layer, x).reshape(len(x), hp.n_head, -1)
         kept = self.linear(step, layer, "kv_cmpr_pe", x, "attn_kv_a_mqa")
-        turned = kept[:, None, hp.n_lora_kv :]  # one key of positions for all heads
+        turned = kept[:, None, hp.n_lora_kv :]  # all heads share the rotated key
         turned = step.probe("k_pe", layer, ops.rope(turned, at, rope))
         kept = self.norm(step, layer, "kv_cmpr", kept[:, : hp.n_lora_kv], "attn_kv_a_norm")
         k = step.probe("Kcur", layer, np.concatenate([kept[:, None], turned], axis=-1))

@@ -16,7 +16,7 @@ from lockstep.engine.hparams import Hparams, Keys
 from lockstep.engine.ops.reference import RopeParams
 from lockstep.engine.quants.base import F32
 
-LARGEST = 46  # layers of the 27B model, which alone scales its scores by the width
+LARGEST = 46  # number of layers of the 27B model, which alone scales scores by the width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class Gemma2Hparams(Gemma3Hparams):
 
 class Gemma2(Gemma3, name="gemma2"):
     hparams: Gemma2Hparams
-    post_norm = ""  # llama.cpp counts its nodes of this name over all layers
+    post_norm = ""  # llama.cpp numbers its nodes of this name over all layers
 
     @classmethod
     def hparams_of(cls, keys: Keys) -> Gemma2Hparams:

@@ -23,13 +23,15 @@ POST_NORMS = table("""
     blk.*.post_attention_norm.weight  n_embd
     blk.*.post_ffw_norm.weight        n_embd
 """)
-LARGEST = 62  # layers of the 27B model, which alone scales its scores by the width
+LARGEST = 62  # number of layers of the 27B model, which alone scales scores by the width
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma3Hparams(Hparams):
-    n_swa: int  # tokens that a layer with a window sees, itself counted; 0: there are none
-    windows: int | tuple[bool, ...]  # all but every so many-th layer, or said for each
+    # number of tokens that a layer with a window sees, including the current one; 0: no windows
+    n_swa: int
+    # every so many-th layer has no window; or a value for each layer
+    windows: int | tuple[bool, ...]
     rope_freq_base_swa: float
     f_final_logit_softcapping: float  # 0: none
 
@@ -48,7 +50,7 @@ class Gemma3Hparams(Hparams):
 
 class Gemma3(Architecture, name="gemma3"):
     hparams: Gemma3Hparams
-    post_norm = "ffn_post_norm"  # llama.cpp's name of what goes into the last sum of a layer
+    post_norm = "ffn_post_norm"  # llama.cpp's name of the second summand at the end of a layer
 
     @classmethod
     def hparams_of(cls, keys: Keys) -> Gemma3Hparams:
@@ -72,7 +74,7 @@ class Gemma3(Architecture, name="gemma3"):
     def rope_params(self, layer: int = 0) -> RopeParams:
         hp = self.hparams
         base, scale = hp.rope_freq_base, hp.rope_freq_scale
-        if hp.has_window(layer):  # near tokens alone are seen: nothing is stretched
+        if hp.has_window(layer):  # a window shows only near tokens, so positions are not scaled
             base, scale = hp.rope_freq_base_swa, 1.0
         return RopeParams(hp.n_embd_head, base, scale, None, halves=True)
 
@@ -83,7 +85,7 @@ class Gemma3(Architecture, name="gemma3"):
         for layer in range(hp.n_layer):
             h = self.norm(step, layer, "attn_norm", x)  # (tokens, width)
             h = self.attention(step, layer, h)
-            if layer == hp.n_layer - 1:  # from here on only rows with outputs matter
+            if layer == hp.n_layer - 1:  # from here on, only rows with outputs are needed
                 h, x = h[step.batch.outputs], x[step.batch.outputs]
             h = self.norm(step, layer, "attn_post_norm", h, "post_attention_norm")
             x = probe("sa_out", layer, ops.add(h, x))

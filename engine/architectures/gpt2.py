@@ -77,7 +77,7 @@ class Gpt2(Architecture, name="gpt2"):
         for layer in range(hp.n_layer):
             h = self.layer_norm(step, layer, "attn_norm", x)
             h = self.attention(step, layer, h)
-            if layer == hp.n_layer - 1:  # from here on only rows with outputs matter
+            if layer == hp.n_layer - 1:  # from here on, only rows with outputs are needed
                 h, x = h[batch.outputs], x[batch.outputs]
             x = probe("ffn_inp", layer, ops.add(h, x))
             h = self.layer_norm(step, layer, "ffn_norm", x)

@@ -37,7 +37,7 @@ TENSORS = table("""
 
 @dataclass(frozen=True, kw_only=True)
 class GptOssHparams(Hparams):
-    n_swa: int  # tokens that a layer with a window sees, itself counted
+    n_swa: int  # number of tokens that a layer with a window sees, including the current one
 
     def window(self, layer: int) -> int:
         return self.n_swa if layer % 2 == 0 else 0
@@ -92,12 +92,12 @@ class GptOss(Qwen2, name="gpt-oss"):
 
     def experts(self, step: Step, layer: int, x: F32) -> F32:
         ops, probe = step.ops, step.probe
-        # llama.cpp's name of what is chosen by, whether it is probabilities or not
+        # llama.cpp uses this name for the scores of experts, whether they are probabilities or not
         scores = self.add_bias(step, layer, "ffn_moe_logits", x, "ffn_gate_inp", "ffn_moe_probs")
         ids = probe("ffn_moe_topk", layer, ops.top_k(scores, self.hparams.n_expert_used))
         chosen = probe("ffn_moe_weights", layer, ops.pick(scores, ids))  # (tokens, used)
         weights = ops.soft_max(chosen, 1.0, None)
-        x = x[:, None, :]  # the same row for every expert chosen
+        x = x[:, None, :]  # the same row for each chosen expert
         up = self.by_expert(step, layer, "ffn_moe_up", x, "ffn_up_exps", ids)
         gate = self.by_expert(step, layer, "ffn_moe_gate", x, "ffn_gate_exps", ids)
         h = probe("ffn_moe_swiglu_oai", layer, ops.swiglu_oai(gate, up))  # (tokens, used, n_ff)

@@ -41,8 +41,8 @@ TENSORS = table("""
 
 @dataclass(frozen=True, kw_only=True)
 class Lfm2Hparams(Hparams):
-    l_cache: int  # tokens that a convolution sees, the newest counted
-    attends: tuple[bool, ...]  # which layers are of attention
+    l_cache: int  # number of tokens that a convolution sees, including the newest
+    attends: tuple[bool, ...]  # by layer: True for attention
 
     @property
     def n_bcx(self) -> int:
@@ -116,7 +116,7 @@ class Lfm2(Llama, name="lfm2"):
         for layer in range(hp.n_layer):
             h = self.norm(step, layer, "model.layers.{}.operator_norm", x, "attn_norm")
             h = (self.attention if self.attends(layer) else self.convolution)(step, layer, h)
-            if layer == hp.n_layer - 1:  # from here on only rows with outputs matter
+            if layer == hp.n_layer - 1:  # from here on, only rows with outputs are needed
                 h, x = h[step.batch.outputs], x[step.batch.outputs]
             x = ops.add(x, h)
             h = self.norm(step, layer, "model.layers.{}.ffn_out", x, "ffn_norm")

@@ -42,8 +42,8 @@ EXPERTS = table("""
 
 
 class Llama(Architecture, name="llama"):
-    halves = False  # which pairs of a head rotate together
-    names_sum = True  # whether llama.cpp has a name for what goes into the second half of a block
+    halves = False  # True: rope pairs elements half a head apart
+    names_sum = True  # True: llama.cpp names the input of the second half of a layer
 
     @classmethod
     def hparams_of(cls, keys: Keys) -> Hparams:
@@ -95,7 +95,7 @@ class Llama(Architecture, name="llama"):
         for layer in range(hp.n_layer):
             h = self.norm(step, layer, "attn_norm", x)  # (tokens, width)
             h = self.attention(step, layer, h)
-            if layer == hp.n_layer - 1:  # from here on only rows with outputs matter
+            if layer == hp.n_layer - 1:  # from here on, only rows with outputs are needed
                 h, x = h[step.batch.outputs], x[step.batch.outputs]
             x = ops.add(h, x)
             x = probe("ffn_inp", layer, x) if self.names_sum else x

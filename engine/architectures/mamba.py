@@ -40,7 +40,7 @@ TENSORS = table("""
 @dataclass(frozen=True, kw_only=True)
 class MambaHparams(Hparams):
     d_inner: int
-    d_conv: int  # tokens that a convolution sees, the newest counted
+    d_conv: int  # number of tokens that a convolution sees, including the newest
     d_state: int
     dt_rank: int
 
@@ -64,9 +64,9 @@ class Mamba(Architecture, name="mamba"):
     @classmethod
     def hparams_of(cls, keys: Keys) -> MambaHparams:
         n_embd, d_inner = keys.positive("embedding_length"), keys.positive("ssm.inner_size")
-        if d_inner != 2 * n_embd:  # llama.cpp takes no other
+        if d_inner != 2 * n_embd:  # llama.cpp accepts no other value
             raise InvalidModel(f"mamba.ssm.inner_size is {d_inner}; expected {2 * n_embd}")
-        keys.without("ssm.dt_b_c_rms", bool, False)  # true: of FalconMamba, which has more norms
+        keys.without("ssm.dt_b_c_rms", bool, False)  # true in FalconMamba, which has further norms
         return MambaHparams(
             n_vocab=keys.vocabulary_size(),
             n_ctx_train=keys.positive("context_length"),
@@ -102,7 +102,7 @@ class Mamba(Architecture, name="mamba"):
         for layer in range(hp.n_layer):
             h = self.norm(step, layer, "attn_norm", x)  # (tokens, width)
             h = self.mix(step, layer, h)
-            if layer == hp.n_layer - 1:  # from here on only rows with outputs matter
+            if layer == hp.n_layer - 1:  # from here on, only rows with outputs are needed
                 h, x = h[step.batch.outputs], x[step.batch.outputs]
             x = probe("l_out", layer, ops.add(h, x))
         norm = w["output_norm.weight"].values()

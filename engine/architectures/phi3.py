@@ -36,8 +36,8 @@ TENSORS = table("""
 
 @dataclass(frozen=True, kw_only=True)
 class Phi3Hparams(Hparams):
-    n_rot: int  # elements of a head that are rotated, its first
-    n_ctx_orig: int  # beyond that the factors are the long ones
+    n_rot: int  # number of elements of a head that are rotated, which are the first
+    n_ctx_orig: int  # longer contexts use the long factors
 
     @property
     def n_pairs(self) -> int:
@@ -53,7 +53,7 @@ class Phi3Hparams(Hparams):
 class Phi3(Llama, name="phi3"):
     halves = True
     names_sum = False
-    # llama.cpp reads the window and does without it (its pull request 13676)
+    # llama.cpp reads the window but ignores it (its pull request 13676)
     ignored = Llama.ignored | {"attention.sliding_window"}
 
     hparams: Phi3Hparams

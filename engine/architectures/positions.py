@@ -14,7 +14,7 @@ from lockstep.engine.errors import InvalidModel
 from lockstep.engine.ops.reference import RopeParams
 from lockstep.engine.quants.base import F32
 
-BETA_FAST, BETA_SLOW = 32, 1  # turns within the original context
+BETA_FAST, BETA_SLOW = 32, 1  # numbers of rotations within the original context
 
 
 def scale_rope(plain: RopeParams, attn_factor: float, n_ctx_orig: int) -> RopeParams:

@@ -45,7 +45,7 @@ def mixture(arch: Architecture, step: Step, layer: int, x: F32, ids: I32, weight
     w_up, w_gate, w_down = (
         arch.tensors.in_layer(layer, f"ffn_{k}_exps.weight") for k in ("up", "gate", "down")
     )
-    x = x[:, None, :]  # the same row for every expert chosen
+    x = x[:, None, :]  # the same row for each chosen expert
     up = probe("ffn_moe_up", layer, ops.linear_id(x, w_up, ids))  # (tokens, used, n_ff)
     gate = probe("ffn_moe_gate", layer, ops.linear_id(x, w_gate, ids))
     h = probe("ffn_moe_swiglu", layer, ops.swiglu(gate, up))

@@ -19,7 +19,7 @@ from lockstep.engine.trace import Probe, silent
 @dataclass(frozen=True, eq=False)
 class Step:
     batch: Batch
-    memory: Mapping[int, LayerView]  # of each layer, what it remembers
+    memory: Mapping[int, LayerView]  # by layer: what it remembers
     ops: ReferenceOps
     probe: Probe
     flash_attn: bool
@@ -57,7 +57,7 @@ class Step:
         values = keys[:, :, :within] if v is None else show_cache(probe, "v_cache", layer, values)
         out: F32
         if self.flash_attn:
-            # llama.cpp casts what is no half yet (build_attn_mha in llama-graph.cpp)
+            # llama.cpp converts both to F16 (build_attn_mha in llama-graph.cpp)
             keys, values = (
                 x if is_coded(x) else x.astype(np.float16, copy=False) for x in (keys, values)
             )
@@ -72,7 +72,7 @@ class Step:
             kq = ops.soft_max_with_sinks(kq, scale, visible, sinks)
         kq = probe("kq_soft_max", layer, kq)
         out = ops.kqv(kq, values)
-        if v is None:  # what llama.cpp names so comes of it behind attention
+        if v is None:  # llama.cpp gives this name to a node after attention
             heads = out.reshape(len(q), q.shape[1], within).transpose(1, 0, 2)
             heads = probe("kqv", layer, heads)  # (heads, tokens, within)
             return heads.transpose(1, 0, 2).reshape(out.shape)

@@ -29,8 +29,9 @@ class Tensors:
     def __init__(self, file: GgufFile, hparams: Hparams, shapes: Table) -> None:
         self.weights, self.hparams = Weights(file), hparams
         self.shapes = {name.partition("?")[0]: shape for name, shape in shapes.items()}
-        self.sizes: dict[str, tuple[int, ...]] = {}  # the same in numbers, once asked for
-        # of those that may be absent, in layers of which kind they may not
+        # by name: the shape in numbers, once it was requested
+        self.sizes: dict[str, tuple[int, ...]] = {}
+        # optional tensors, with the kind of layers in which they are required
         parts = (name.partition("?") for name in shapes)
         self.optional = {name: kind for name, mark, kind in parts if mark}
 

@@ -30,7 +30,7 @@ class Entries(Mapping[str, Entry], Generic[Entry]):
         self.buffer, self.decode, self.keep = buffer, decode, keep
         self.kept: dict[str, Entry] = {}
         self.starts = array("Q")
-        self.slots = array("I", bytes(32))  # 1 + the number of an entry; 0 is a free one
+        self.slots = array("I", bytes(32))  # 1 + the number of an entry; 0: free
 
     def add(self, name: bytes, start: int) -> bool:
         """Add an entry. Return False if the name is there already."""

@@ -17,33 +17,33 @@ from lockstep.engine.errors import MalformedFile
 from lockstep.engine.gguf.entries import Buffer, Entries
 
 Kind = Literal[
-    "magic",  # another format, text, or nothing at all
+    "magic",  # another format, a text, or an empty file
     "endianness",  # a big-endian GGUF file
     "version",  # neither 2 nor 3
     "truncated",  # the file ends inside a field
-    "data",  # the file ends before its data section, or inside a tensor's data
-    "count",  # more entries are claimed than the bytes that are left can hold
-    "length",  # a string is claimed to be longer than the bytes that are left
+    "data",  # the file ends before its data section, or within a tensor's data
+    "count",  # more entries are claimed than the remaining bytes can hold
+    "length",  # a string is claimed to be longer than the remaining bytes
     "key-empty",
     "key-long",
-    "key-nul",  # holds a NUL
-    "key-utf8",  # is not UTF-8
-    "duplicate",  # a key or a tensor name for the second time
-    "value",  # an unknown type of value
-    "bool",  # a bool that is neither 0 nor 1
-    "nesting",  # arrays of arrays too deep
+    "key-nul",  # a key contains a NUL
+    "key-utf8",  # a key is not UTF-8
+    "duplicate",  # a key or a tensor name occurs twice
+    "value",  # the type of a value is unknown
+    "bool",  # a bool is neither 0 nor 1
+    "nesting",  # arrays are nested too deeply
     "alignment",  # general.alignment is not a U32 power of two
-    "name-empty",  # of a tensor
+    "name-empty",  # the name of a tensor is empty
     "name-long",
     "name-nul",
     "name-utf8",
-    "dims",  # more than four, or a negative one
+    "dims",  # more than four dimensions, or a negative one
     "overflow",  # more elements than an int64 counts, or more bytes than a uint64 does
-    "type",  # of a tensor: unknown, or removed from ggml
+    "type",  # the type of a tensor is unknown, or was removed from ggml
     "block",  # a row is not a whole number of blocks
     "misaligned",  # a tensor's offset is no multiple of the alignment
-    "overlap",  # a tensor starts before the end of the one before it
-    "gap",  # a tensor starts later than right after the one before it
+    "overlap",  # a tensor starts before the end of the previous one
+    "gap",  # a tensor starts later than directly after the previous one
 ]
 KINDS: frozenset[str] = frozenset(get_args(Kind))
 KEY_KINDS: dict[tuple[str, str], Kind] = {
@@ -81,7 +81,7 @@ class Value:
     """A metadata value. A str keeps bytes that are not UTF-8 as surrogateescape does."""
 
     type: ValueType
-    element: ValueType | None  # of an array
+    element: ValueType | None  # for arrays: type of the elements
     data: Any  # int, float, bool or str; arrays: numpy array, list[str], or list[Value] for arrays
 
     @property
@@ -126,7 +126,7 @@ class Fields:
         self.buffer = buffer
         self.at = at
         self.end = len(buffer)
-        self.owner = "the header"  # for messages: whose fields these are
+        self.owner = "the header"  # name of the part that is read, for messages
 
     def left(self) -> int:
         return self.end - self.at
@@ -229,7 +229,7 @@ def what_it_is(head: bytes) -> str:
     if not head:
         return "the file is empty"
     word = head[:4].decode("latin-1")
-    # The old formats wrote their name as an integer, so that on disk it is spelled backwards.
+    # The old formats wrote their name as an integer, so its letters are reversed in the file.
     for old in BEFORE_GGUF:
         if word in (old, old[::-1]):
             return f"a {old} file, from before GGUF: convert it with a llama.cpp of that time"
@@ -341,7 +341,7 @@ def check_bools(fields: Fields, at: int, values: NDArray[np.uint8]) -> None:
 
 
 def read_texts(fields: Fields, n: int, *, keep: bool) -> list[str] | None:
-    # A vocabulary has 256k of them, so this loop does without the helpers until something is wrong.
+    # a vocabulary has 256k texts, so this loop uses helpers only for errors
     buffer, at, end, unpack = fields.buffer, fields.at, fields.end, U64.unpack_from
     found: list[str] = []
     for index in range(n):
@@ -349,7 +349,7 @@ def read_texts(fields: Fields, n: int, *, keep: bool) -> list[str] | None:
         stop = start + unpack(buffer, at)[0] if start <= end else end + 1
         if stop > end:
             fields.at = at
-            fields.string(f"string {index}")  # refuses it with the right words
+            fields.string(f"string {index}")  # raises the right error
         if keep:
             found.append(buffer[start:stop].decode("utf-8", "surrogateescape"))
         at = stop

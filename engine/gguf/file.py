@@ -46,9 +46,9 @@ from lockstep.engine.gguf.types import TensorType, type_by_id
 
 __all__ = ["DEFAULT_ALIGNMENT", "KINDS", "GgufFile", "TensorInfo", "Value", "ValueType"]
 
-MAX_NAME_BYTES = 63  # GGML_MAX_NAME less the terminating NUL
+MAX_NAME_BYTES = 63  # GGML_MAX_NAME minus the terminating NUL
 MAX_DIMS = 4
-KEPT = 1 << 10  # rows of the tensor table that stay decoded, of half a kilobyte each
+KEPT = 1 << 10  # decoded rows of the tensor table that are kept, half a kilobyte each
 INT64_MAX = 2**63 - 1
 UINT64_MAX = 2**64 - 1
 
@@ -60,7 +60,7 @@ class TensorInfo:
     name: str
     ne: tuple[int, ...]  # ggml's order, fastest first, as stored: 0 to 4 dimensions
     type: TensorType
-    offset: int  # from the start of the data section
+    offset: int  # bytes from the start of the data section
     n_bytes: int
 
     @property
@@ -103,7 +103,8 @@ class GgufFile:
         """Map a regular file and parse it. Truncating the file while it is open causes a SIGBUS."""
         with open_regular(path) as file:
             if os.fstat(file.fileno()).st_size == 0:
-                return cls(b"")  # cannot be mapped, and is refused like any other empty input
+                # an empty file cannot be mapped, and is refused like other empty input
+                return cls(b"")
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         try:
             return cls(mapped)
@@ -152,7 +153,7 @@ class GgufFile:
 
 def read_tensor_table(fields: Fields, n: int, alignment: int) -> Entries[TensorInfo]:
     tensors = Entries(fields.buffer, info_at, keep=KEPT)
-    size = 0  # of the data section so far
+    size = 0  # bytes of the data section so far
     for index in range(n):
         fields.owner = f"tensor {index}"
         at = fields.at
@@ -207,7 +208,7 @@ def read_ne(fields: Fields) -> tuple[int, ...]:
         if extent < 0:
             refuse("dims", at, f"dimension {index} of {fields.owner} is negative: {extent}")
         ne += (extent,)
-        # The running product, as in llama.cpp: a zero dimension excuses only what comes after it.
+        # the running product, as in llama.cpp: a dimension of zero excuses only later dimensions
         if prod(ne) > INT64_MAX:
             refuse("overflow", at, f"{fields.owner} of {ne} has more elements than int64 counts")
     return ne

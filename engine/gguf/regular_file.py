@@ -21,7 +21,7 @@ def check_regular(path: Path) -> None:
         mode = path.stat().st_mode
     except FileNotFoundError:
         raise FileNotFoundError(errno.ENOENT, "no such file", str(path)) from None
-    except ValueError as error:  # a NUL, which no name has
+    except ValueError as error:  # the name contains a NUL
         raise OSError(errno.EINVAL, f"not a file name ({error})", str(path)) from None
     if not stat.S_ISREG(mode):
         what = WHAT.get(stat.S_IFMT(mode), "something else")

@@ -17,7 +17,7 @@ from lockstep.engine.errors import InvalidModel
 from lockstep.engine.gguf.file import GgufFile
 
 COUNT, NUMBER, N_TENSORS = "split.count", "split.no", "split.tensors.count"
-MOST_PARTS = (1 << 16) - 1  # llama.cpp keeps the count in a uint16
+MOST_PARTS = (1 << 16) - 1  # llama.cpp stores the count in a uint16
 NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.gguf", re.DOTALL)
 
 
@@ -52,8 +52,8 @@ class SplitModel(GgufFile):
 def open_model(path: Path) -> GgufFile:
     """Open the file and all other parts of a split model. Raises EngineError, OSError."""
     file = GgufFile.open(path)
-    count, _ = number_in(file, COUNT), number_in(file, NUMBER)  # which may be none
-    if count <= 1:  # a large vocabulary is not read twice
+    count, _ = number_in(file, COUNT), number_in(file, NUMBER)  # either key may be missing
+    if count <= 1:  # returned early, because reading a large vocabulary twice is slow
         return file
     file.close()
     paths = parts_of(path)

@@ -71,7 +71,7 @@ REMOVED: dict[int, str] = {
     38: "IQ4_NL_8_8",
 }
 
-TYPE_COUNT = 43  # GGML_TYPE_COUNT: the first id that ggml does not know
+TYPE_COUNT = 43  # GGML_TYPE_COUNT: the first id that is unknown to ggml
 
 _BY_NAME = {kind.name: kind for kind in TYPES.values()}
 _REMOVED_IDS = {name: id for id, name in REMOVED.items()}

@@ -25,11 +25,11 @@ from lockstep.engine.grammars.utf8 import (
     span_of,
 )
 
-MAX_READINGS = 20_000  # at once
-MAX_FRAMES = 1_000_000  # of all stacks ever made
-MAX_KEPT = 200_000  # results that are remembered
-ALL_READ = 0  # the empty stack
-LITERAL, INNER_LITERAL = Half(0, -1), Half(0, -2)  # a token's literal has swallowed its bytes
+MAX_READINGS = 20_000  # at the same time
+MAX_FRAMES = 1_000_000  # in all stacks together
+MAX_KEPT = 200_000  # number of results in the cache
+ALL_READ = 0  # number of the empty stack
+LITERAL, INNER_LITERAL = Half(0, -1), Half(0, -2)  # the literal of a token consumed all its bytes
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -49,11 +49,13 @@ DEAD: State = frozenset()
 class Habits:
     """Points where llama.cpp differs from the definition; the defaults follow the definition."""
 
-    any_bytes: bool = False  # bytes that are no UTF-8 are characters
-    half_negated: bool = False  # a negated class refuses a half that may become what it excludes
-    literal_inside: bool = False  # literals of tokens are compared in the middle of a token
-    literal_of_characters: bool = False  # and refuse a token without a whole character
-    end_inside: bool = False  # a text may end within a character
+    any_bytes: bool = False  # True: bytes that are not UTF-8 count as characters
+    # True: a negated class refuses an incomplete character that may become an excluded one
+    half_negated: bool = False
+    literal_inside: bool = False  # True: literals of tokens are also compared within a token
+    # True: such literals refuse a token without a whole character
+    literal_of_characters: bool = False
+    end_inside: bool = False  # True: a text may end within a character
 
 
 class WordOrder:
@@ -62,7 +64,8 @@ class WordOrder:
     def __init__(self, words: Sequence[bytes], ends: frozenset[int]) -> None:
         self.words = words
         self.ends = ends
-        self.sorted: list[tuple[int, bytes, int]] = []  # token, word, bytes shared with the last
+        # token, word, number of bytes that it shares with the previous word
+        self.sorted: list[tuple[int, bytes, int]] = []
         last = b""
         for word, token in sorted((word, i) for i, word in enumerate(words)):
             if not is_readable(word) or token in ends:
@@ -90,7 +93,7 @@ class GrammarMatcher:
 
     def __init__(self, table: GrammarTable, order: WordOrder) -> None:
         self.table, self.order = table, order
-        self.frames: list[tuple[int, int]] = [(END, ALL_READ)]  # a place, and the stack below
+        self.frames: list[tuple[int, int]] = [(END, ALL_READ)]  # a place, and the stack below it
         self.numbers: dict[tuple[int, int], int] = {}
         self.opened: dict[int, frozenset[int]] = {}
         self.steps: dict[tuple[State, int, bool, Habits], State] = {}
@@ -244,10 +247,10 @@ class GrammarMatcher:
         start = half_of(state)
         fits = np.zeros(len(self.order.words), np.bool_)
         fits[[*self.order.ends]] = self.can_end(state, habits)
-        states = [state]  # behind each byte of the word in work
+        states = [state]  # states after each byte of the current word
         for token, word, shared in self.order.sorted:
             if shared >= len(states):
-                continue  # the part that no reading takes is the same
+                continue  # no reading accepts the shared part
             del states[shared + 1 :]
             for i in range(shared, len(word)):
                 after = self.step(states[-1], word[i], i == 0, habits)

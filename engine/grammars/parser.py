@@ -18,10 +18,10 @@ from lockstep.engine.grammars.tree import (
 )
 
 MAX_TEXT_BYTES = 1 << 20
-MAX_DEPTH = 100  # nested groups
-MAX_TIMES = 100_000  # of a repetition
+MAX_DEPTH = 100  # depth of nested groups
+MAX_TIMES = 100_000  # maximum of a repetition
 LAST_POINT = 0x10FFFF
-SHOWN = 20  # characters of an error's place
+SHOWN = 20  # characters of a grammar that an error shows
 
 NAME = re.compile(r"[A-Za-z0-9-]+")
 NUMBER = re.compile(r"[0-9]+")

@@ -21,8 +21,8 @@ from lockstep.engine.grammars.tree import (
 
 MAX_PLACES = 200_000
 END = -1
-Symbol = CharacterClass | TokenLiteral | int  # int: a rule
-FindToken = Callable[[bytes], int]  # raises InvalidGrammar
+Symbol = CharacterClass | TokenLiteral | int  # an int is the number of a rule
+FindToken = Callable[[bytes], int]  # raises InvalidGrammar for an unknown token
 
 
 class Place(NamedTuple):
@@ -38,9 +38,9 @@ class GrammarTable:
     def __init__(self, rules: Rules, root: str, find_token: FindToken) -> None:
         self.find_token = find_token
         self.places: list[Place] = []
-        self.names = [*rules]  # of each rule; those made of repetitions have that of their owner
-        self.starts: list[list[int]] = [[] for _ in rules]  # of each rule: where it may begin
-        self.repeats: set[int] = set()  # rules that end in themselves
+        self.names = [*rules]  # by rule; rules made for repetitions have the name of their owner
+        self.starts: list[list[int]] = [[] for _ in rules]  # by rule: places where it may begin
+        self.repeats: set[int] = set()  # rules that end with themselves
         self.numbers = {name: i for i, name in enumerate(rules)}
         for name, choice in rules.items():
             self.fill(self.numbers[name], choice)
@@ -136,7 +136,8 @@ class GrammarTable:
 
     def find_empty(self) -> set[int]:
         """Return the rules that match the empty text."""
-        users: dict[int, list[tuple[int, int]]] = {}  # of each rule: who needs it to be empty
+        # by rule: the rules that are empty only if it is
+        users: dict[int, list[tuple[int, int]]] = {}
         todo, found = [], set[int]()
         needs: list[int] = []
         for rule, starts in enumerate(self.starts):

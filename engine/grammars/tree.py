@@ -3,14 +3,14 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-Range = tuple[int, int]  # code points, both inside
+Range = tuple[int, int]  # first and last code point
 
 
 @dataclass(frozen=True, slots=True)
 class CharacterClass:
     """Class of characters: any listed character, or (negated) any character that is not listed."""
 
-    ranges: tuple[Range, ...]  # in order, none touches the next
+    ranges: tuple[Range, ...]  # in order, with gaps in between
     negated: bool = False
 
     def contains(self, point: int) -> bool:
@@ -54,7 +54,7 @@ class Repetition:
 
     item: "Item"
     least: int
-    most: int | None  # None: any number
+    most: int | None  # None: no limit
 
 
 Item = CharacterClass | TokenLiteral | RuleReference | Alternatives | Repetition

@@ -12,10 +12,11 @@ class Half(NamedTuple):
 
 
 WHOLE = Half()
-CARRIED = 8  # added to `missing`: the character began in an earlier token
+CARRIED = 8  # added to `missing` if the character began in an earlier token
 LEADS = ((0xC2, 0xE0, 0x1F, 1), (0xE0, 0xF0, 0x0F, 2), (0xF0, 0xF5, 0x07, 3))
 ANY_LEADS = ((0xC0, 0xE0, 0x1F, 1), (0xE0, 0xF0, 0x0F, 2), (0xF0, 0x100, 0x0F, 3))
-LEAST = {2: 0x800, 3: 0x10000}  # by bytes missing behind a first byte without bits
+# least code points, by the number of bytes that follow a first byte without code bits
+LEAST = {2: 0x800, 3: 0x10000}
 LAST_POINT, BEFORE_SURROGATES, AFTER_SURROGATES = 0x10FFFF, 0xD7FF, 0xE000
 
 

@@ -58,10 +58,12 @@ class Attention(Memory):
         self.unified, self.window = unified or n_seq == 1, window
         self.size = size
         self.streams = [Cells(size) for _ in range(1 if self.unified else n_seq)]
-        self.store = Store(numbers, size * len(self.streams))  # numbered through all streams
-        self.purged = 0  # cells that a sequence lost to an overwritten one behind them
-        self.purges_ahead = False  # has happened while places were sought for a later ubatch
-        self.tried: list[Placed] = []  # the ubatches of the last batch that found room
+        # cells are numbered across all streams
+        self.store = Store(numbers, size * len(self.streams))
+        self.purged = 0  # number of cells that a sequence lost because a later cell was overwritten
+        # True if this happened while places for a later ubatch were sought
+        self.purges_ahead = False
+        self.tried: list[Placed] = []  # ubatches of the last batch for which there was room
 
     def stream(self, seq: int) -> int:
         return 0 if self.unified else seq
@@ -270,7 +272,7 @@ class Look:
         held = [one for s, end in ends for one in memory.streams[s].seqs[:end]]
         pos = np.array([p for s, end in ends for p in memory.streams[s].pos[:end]], np.int32)
         entries = [batch[at] for at in placed.ubatch.order]
-        first = [min(e.seqs) for e in entries]  # several sequences of a token see the same
+        first = [min(e.seqs) for e in entries]  # all sequences of a token see the same cells
         mine = {seq: np.array([seq in one for one in held]) for seq in set(first)}
         self.ahead = np.array([e.pos for e in entries], np.int32)[:, None] - pos  # (tokens, cells)
         self.past = np.array([mine[seq] for seq in first]) & (self.ahead >= 0)

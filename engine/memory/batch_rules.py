@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from lockstep.engine.memory.ubatch import Entries
 
-SeqPos = Callable[[int], int]  # the smallest or largest position of a sequence; -1: none
-UNCHECKED = ("no sequence", "negative position")  # rules of ours that llama.cpp lacks
+SeqPos = Callable[[int], int]  # returns the smallest or largest position of a sequence; -1: none
+UNCHECKED = ("no sequence", "negative position")  # our rules that llama.cpp lacks
 
 
 def refusal(
@@ -53,7 +53,7 @@ def diverged_couples(batch: Entries, pos_min: SeqPos, pos_max: SeqPos) -> str | 
     memory.
     """
     for entry in batch:
-        # of one sequence alone there is nothing to compare, and looking takes all cells
+        # a single sequence needs no comparison, which would read all cells
         if len(entry.seqs) > 1 and len({(pos_min(s), pos_max(s)) for s in entry.seqs}) > 1:
             return "diverged"
     return None

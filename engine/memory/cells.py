@@ -9,7 +9,7 @@ from itertools import islice
 
 from lockstep.engine.memory.ubatch import SeqSet
 
-END = 2**31 - 1  # of a range of positions that is open
+END = 2**31 - 1  # end of an open range of positions
 EMPTY = -1
 
 
@@ -28,8 +28,8 @@ class Cells:
     pos: list[int] = field(default_factory=list)
     seqs: list[SeqSet] = field(default_factory=list)
     shift: list[int] = field(default_factory=list)
-    live: set[int] = field(default_factory=set)  # the cells in use
-    head: int = 0  # where the search for free cells begins
+    live: set[int] = field(default_factory=set)  # numbers of the used cells
+    head: int = 0  # the cell at which a search for free cells begins
 
     def __post_init__(self) -> None:
         if not self.pos:

@@ -11,7 +11,8 @@ from lockstep.engine.memory.batch_rules import refusal
 from lockstep.engine.memory.ubatch import Entries, Entry, Ubatch, outputs_in_order
 from lockstep.engine.quants.base import F32
 
-Compute = Callable[[Batch, Mapping[int, LayerView]], F32]  # an ubatch -> (outputs, vocabulary)
+# computes an ubatch; returns (outputs, vocabulary)
+Compute = Callable[[Batch, Mapping[int, LayerView]], F32]
 
 
 def decode(
@@ -45,7 +46,8 @@ def decode(
         return None
     found = np.concatenate(rows)
     order = np.array(outputs_in_order(batch, memory.seen.ubatches[-len(places) :]))
-    if (np.diff(order) > 0).all():  # also where rows are no tokens: embeddings, pooled
+    # the rows are already in order; pooled embeddings have no rows for tokens
+    if (np.diff(order) > 0).all():
         return found
     return found[np.argsort(order, kind="stable")]
 

@@ -113,7 +113,7 @@ class Recurrent(Memory):
         """Move a sequence. A shared state moves for all its sequences."""
         if (state := self.at(seq, p0, p1)) is not None:
             state.pos += delta
-            if state.pos < 0:  # as cells do, it leaves
+            if state.pos < 0:  # a negative position removes the state, as it removes cells
                 self.states = {s: one for s, one in self.states.items() if one is not state}
 
     def seq_div(self, seq: int, p0: int, p1: int, d: int) -> None:

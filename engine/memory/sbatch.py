@@ -38,10 +38,11 @@ class Sbatch:
         self.groups = [Group((), 0, len(tokens))]
         self.simple = simple
         if not simple:
-            # shared prompts first, then by sequence, then by position
+            # tokens with most sequences first, then by sequences, then by position
             self.ids.sort(key=lambda i: (-len(tokens[i].seqs), tokens[i].seqs, tokens[i].pos))
             self.groups = runs([tokens[i].seqs for i in self.ids])
-            # shared prompts to the end, and the shortest behind the longer ones: taken first
+            # shared prompts move to the end, and shorter ones behind longer ones; the last is taken
+            # first
             self.groups.sort(key=lambda g: (len(g.seqs), -g.length))
 
     @property

@@ -12,7 +12,7 @@ from lockstep.engine.memory.sbatch import SbatchToken, sbatch_equal, sbatch_seq,
 from lockstep.engine.memory.schedule import INVALID, show_ubatch
 from lockstep.engine.memory.ubatch import Entry, Ubatch, outputs_in_order
 
-# simple: attention. equal: recurrent models. seq: recurrent models whose embeddings are pooled
+# simple: attention; equal: recurrent models; seq: recurrent models with pooled embeddings
 SPLITS = {"simple": sbatch_simple, "equal": sbatch_equal, "seq": sbatch_seq}
 
 
@@ -24,7 +24,7 @@ class SbatchSchedule:
         if split not in SPLITS:
             raise Unsupported(f"llama_sbatch has no split {split!r} (known: {', '.join(SPLITS)})")
         self.form, self.n_vocab, self.n_ubatch = SPLITS[split], n_vocab, n_ubatch
-        self.all_outputs = split == "seq"  # what is pooled is needed of every token
+        self.all_outputs = split == "seq"  # pooling needs the outputs of all tokens
 
     def step(self, step: Sequence[Any]) -> dict[str, Any]:
         if step[0] != "decode":

@@ -9,7 +9,7 @@ from lockstep.engine.memory.decode import Compute, decode
 from lockstep.engine.memory.ubatch import Entries, Entry, Ubatch, outputs_in_order
 from lockstep.engine.quants.base import F32
 
-INVALID, NO_ROOM = -1, 1  # what llama_decode returns
+INVALID, NO_ROOM = -1, 1  # results of llama_decode
 
 
 def pad_context(n: int) -> int:

@@ -15,8 +15,8 @@ from lockstep.engine.quants.base import F32
 
 STORAGE: dict[str, type[np.floating[Any]]] = {"F32": np.float32, "F16": np.float16}
 Index = NDArray[np.intp]
-Kept = dict[int, tuple[NDArray[Any], NDArray[Any]]]  # keys and values of some cells, by layer
-# keys of a layer: (cells, kv_heads, dim), and how many positions each moves
+Kept = dict[int, tuple[NDArray[Any], NDArray[Any]]]  # by layer: keys and values of some cells
+# arguments: layer; keys (cells, kv_heads, dim); number of positions by which each key moves
 Rotate = Callable[[int, F32, NDArray[np.int32]], F32]
 
 
@@ -84,7 +84,7 @@ class Store:
 
     def __init__(self, numbers: Numbers, n_cells: int) -> None:
         self.rotate = numbers.rotate
-        # all layers write to the same cells, and read the same ones
+        # all layers read and write the same cells
         self.last: deque[tuple[Index, Index | slice]] = deque(maxlen=2)
         self.keys: dict[int, NDArray[Any]] = {}
         self.values: dict[int, NDArray[Any]] = {}

@@ -18,7 +18,7 @@ class Entry:
     token: int
     pos: int
     seqs: SeqSet
-    output: bool = True  # its logits are asked for
+    output: bool = True  # True: its logits are requested
 
 
 Entries = Sequence[Entry]
@@ -46,7 +46,7 @@ class Splitter:
     def __init__(self, batch: Entries) -> None:
         self.batch = batch
         self.used = [False] * len(batch)
-        self.members: dict[SeqSet, list[int]] = {}  # the tokens of each set, in order
+        self.members: dict[SeqSet, list[int]] = {}  # by set of sequences: the tokens in order
         for at, entry in enumerate(batch):
             self.members.setdefault(entry.seqs, []).append(at)
         self.coupled = any(len(entry.seqs) > 1 for entry in batch)
@@ -68,7 +68,7 @@ class Splitter:
         if not sets:
             return None
         left = [[at for at in self.members[s] if not self.used[at]] for s in sets]
-        # one token of each set even if that is more than fits, then as many rounds as fit
+        # one token of each set even if they exceed the ubatch, then as many rounds as fit
         rounds = min(min(map(len, left)), max(1, n_ubatch // len(sets)))
         chosen = [row[:rounds] for row in left]
         return self.take_tokens([at for row in chosen for at in row], len(chosen), equal=True)

@@ -31,8 +31,7 @@ Factors = tuple[F64, F32]  # (tokens, k) and (rows, k); products are summed over
 
 MINIMA = ("m", "dmin")  # ggml's names of the scales of minima
 FEW = 4  # number of tokens
-# numbers of tokens up to which weights are read as integers each time; for more tokens, unpacking
-# once is faster, and with minima even more so
+# numbers of tokens up to which reading weights as integers is faster than unpacking them once
 FEW_AS_INTEGERS, FEW_WITH_MINIMA = 8, 32
 WORTH_THREADS = 1 << 24  # number of multiplications; below it, Python takes most of the time
 MORE = 1 + 2.0**-40  # covers the rounding errors of float64 sums

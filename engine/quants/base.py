@@ -11,7 +11,7 @@ from lockstep.engine.registry import Registered
 F32 = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
-NO_PRODUCT = "no product"  # `vec_dot_type` of what llama.cpp reads but cannot multiply by
+NO_PRODUCT = "no product"  # `vec_dot_type` of types that llama.cpp reads but cannot multiply
 
 
 class WeightFormat(Registered):
@@ -21,9 +21,9 @@ class WeightFormat(Registered):
     activations to it (`type_traits_cpu` in ggml-cpu.c). NO_PRODUCT: the format has no product.
     """
 
-    type_id: ClassVar[int]  # ggml_type in the file
-    weights: ClassVar[int]  # per block
-    layout: ClassVar[np.dtype[np.void]]  # field order is byte order
+    type_id: ClassVar[int]  # value of ggml_type in the file
+    weights: ClassVar[int]  # number of weights in a block
+    layout: ClassVar[np.dtype[np.void]]  # fields in the order of bytes
     vec_dot_type: ClassVar[str]
 
     @staticmethod
@@ -53,7 +53,7 @@ class WeightFormat(Registered):
                 f"float32 array of {blocks * cls.weights}, got {out.dtype} of shape {out.shape}"
             )
         raw = np.ascontiguousarray(raw).reshape(-1).view()
-        raw.flags.writeable = False  # of our view: one kind of array is one compilation
+        raw.flags.writeable = False  # only of our view; numba compiles for read-only arrays once
         cls.unpack(raw, out)
 
     @classmethod

@@ -33,14 +33,15 @@ class IQ1_M(WeightFormat, name="IQ1_M"):
     def unpack(raw: Bytes, out: F32) -> None:
         for block in range(raw.size // SIZE):
             start = SIZE * block
-            bits = 0  # d is in the highest 4 bits of each of the scales, lowest first
+            bits = 0  # d is in the highest 4 bits of each of the four scales, lowest bits first
             for i in range(4):
                 bits |= uint16_at(raw, start + SCALES + 2 * i) >> 12 << 4 * i
             d = half_of_bits(bits)
             for group in range(16):
                 scales = uint16_at(raw, start + SCALES + 2 * (group // 4))
                 scale = d * np.float32(2 * (scales >> 3 * (group % 4) & 7) + 1)
-                # 8 weights have a byte of index in qs, and 3 bits more in qh with the sign of 1/8
+                # 8 weights have a byte of index in qs, and in qh 3 more bits of index and the sign
+                # of 1/8
                 at, high = start + QS + 2 * group, byte_at(raw, start + QH + group)
                 low = byte_at(raw, at), byte_at(raw, at + 1)
                 indices = low[0] | (high & 0x07) << 8, low[1] | (high & 0x70) << 4

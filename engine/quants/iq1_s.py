@@ -34,7 +34,7 @@ class IQ1_S(WeightFormat, name="IQ1_S"):
             start = SIZE * block
             d = half_at(raw, start + D)
             for group in range(8):
-                # qh, for 32 weights: the high bits of 4 indices, 3 of scale, the sign of 1/8
+                # qh for 32 weights: the high bits of 4 indices, 3 bits of scale, the sign of 1/8
                 at, high = start + QS + 4 * group, uint16_at(raw, start + QH + 2 * group)
                 indices = (
                     byte_at(raw, at) | (high & 7) << 8,

@@ -36,7 +36,7 @@ class IQ2_S(WeightFormat, name="IQ2_S"):
             start = SIZE * block
             d = half_at(raw, start + D)
             for group in range(16):
-                # 8 weights have a byte of index in qs, 2 bits more in qh, and a byte of signs
+                # 8 weights have a byte of index in qs, 2 more bits in qh, and a byte of signs
                 at, shift = start + QS + 2 * group, 4 * (group % 2)
                 high = byte_at(raw, start + QH + group // 2) >> shift
                 low = byte_at(raw, at), byte_at(raw, at + 1)

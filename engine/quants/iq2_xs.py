@@ -34,7 +34,7 @@ class IQ2_XS(WeightFormat, name="IQ2_XS"):
             start = SIZE * block
             d = half_at(raw, start + D)
             for group in range(16):
-                # 8 weights have a number of 16 bits: 9 of index, 7 of signs
+                # 8 weights have a number of 16 bits: 9 bits of index, 7 of signs
                 low = uint16_at(raw, start + QS + 4 * group)
                 high = uint16_at(raw, start + QS + 4 * group + 2)
                 magnitude = as_float(entries(GRID, (low & 511, high & 511)))

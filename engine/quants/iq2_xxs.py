@@ -34,7 +34,7 @@ class IQ2_XXS(WeightFormat, name="IQ2_XXS"):
             start = SIZE * block
             d = half_at(raw, start + D)
             for group in range(8):
-                # 32 weights share 8 bytes: 4 indices, then 4 x 7 bits of signs and 4 of scale
+                # 32 weights share 8 bytes: 4 indices, then 4 x 7 bits of signs and 4 bits of scale
                 at = start + QS + 8 * group
                 magnitude = as_float(entries(GRID, bytes_at(raw, at, 4)))
                 word = uint32_at(raw, at + 4)

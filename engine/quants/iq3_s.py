@@ -37,7 +37,7 @@ class IQ3_S(WeightFormat, name="IQ3_S"):
             start = SIZE * block
             d = half_at(raw, start + D)
             for group in range(8):
-                # 4 weights have a byte of index in qs, and a bit more in qh
+                # 4 weights have a byte of index in qs, and one more bit in qh
                 high = bits_of(byte_at(raw, start + QH + group), 8)
                 indices = bytes_at(raw, start + QS + 8 * group, 8) | high << 8
                 magnitude = as_float(entries(GRID, indices))

@@ -9,9 +9,9 @@ LAYOUT = np.dtype([("e", "u1"), ("qs", "u1", 16)])
 SIZE = LAYOUT.itemsize
 E, QS = offsets(LAYOUT)
 
-# E2M1 doubled, so that all are integers: ggml has no -0 here, and doubles by halving the scale
+# values of E2M1, doubled so that all are integers; ggml has no -0, and halves the scale instead
 DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-# E8M0 halved; 255 is NaN in the standard and 2**127 in ggml
+# values of E8M0, halved; 255 is NaN in the standard and 2**127 in ggml
 SCALES = np.ldexp(1.0, np.arange(256) - 128).astype(np.float32)
 
 

@@ -21,6 +21,6 @@ class Q2_0(WeightFormat, name="Q2_0"):
     def unpack(raw: Bytes, out: F32) -> None:
         for i in range(raw.size // SIZE):
             d = half_at(raw, i * SIZE + D)
-            for part in range(4):  # the lowest bits of a byte come first
+            for part in range(4):  # weights are stored from the lowest bits of a byte upwards
                 q = crumbs_of(uint32_at(raw, i * SIZE + QS + 4 * part))
                 store(out, 64 * i + 16 * part, d * as_float(q - 1))

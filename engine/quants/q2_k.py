@@ -24,7 +24,7 @@ class Q2_K(WeightFormat, name="Q2_K"):
             scales = bytes_at(raw, start + SCALES, 16)
             d = half_at(raw, start + D) * as_float(scales & 15)
             m = half_at(raw, start + DMIN) * as_float(scales >> 4)
-            for group in range(16):  # four pairs of groups share 32 bytes, two bits each
+            for group in range(16):  # four pairs of groups share 32 bytes, with two bits each
                 half, pair, side = group // 8, group // 2 % 4, group % 2
                 q = bytes_at(raw, start + QS + 32 * half + 16 * side, 16) >> 2 * pair & 3
                 store(out, 256 * i + 16 * group, d[group] * as_float(q) - m[group])

@@ -16,7 +16,7 @@ HMASK, QS, SCALES, D = offsets(LAYOUT)
 def scales_of(raw: Bytes, at: int) -> Any:
     """Return 16 scales of 6 bits from 12 bytes."""
     low, high = bytes_at(raw, at, 8), bytes_at(raw, at + 8, 4)
-    # the upper two bits of scale i are pair i // 4 in high byte i % 4
+    # the upper two bits of scale i are bit pair i // 4 of high byte i % 4
     top = concat(concat(high, high >> 2), concat(high >> 4, high >> 6)) & 3
     return concat(low & 15, low >> 4) | top << 4
 
@@ -33,7 +33,7 @@ class Q3_K(WeightFormat, name="Q3_K"):
         for i in range(raw.size // SIZE):
             start = i * SIZE
             d = half_at(raw, start + D) * as_float(scales_of(raw, start + SCALES) - 32)
-            for group in range(16):  # four pairs of groups share 32 bytes, two bits each
+            for group in range(16):  # four pairs of groups share 32 bytes, with two bits each
                 half, pair, side = group // 8, group // 2, group % 2
                 low = bytes_at(raw, start + QS + 32 * half + 16 * side, 16) >> 2 * (pair % 4) & 3
                 top = bytes_at(raw, start + HMASK + 16 * side, 16) >> pair & 1

@@ -31,7 +31,7 @@ class Q4_K(WeightFormat, name="Q4_K"):
             scales, minima = scales_and_minima(raw, start + SCALES)
             d = half_at(raw, start + D) * as_float(scales)
             m = half_at(raw, start + DMIN) * as_float(minima)
-            for pair in range(4):  # two groups share 32 bytes: low nibbles, then high ones
+            for pair in range(4):  # two groups share 32 bytes: low nibbles, then high nibbles
                 q = bytes_at(raw, start + QS + 32 * pair, 32)
                 low, high = 2 * pair, 2 * pair + 1
                 store(out, 256 * i + 32 * low, d[low] * as_float(q & 15) - m[low])

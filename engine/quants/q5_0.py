@@ -32,7 +32,7 @@ class Q5_0(WeightFormat, name="Q5_0"):
         for i in range(raw.size // SIZE):
             d = half_at(raw, i * SIZE + D)
             q = bytes_at(raw, i * SIZE + QS, 16)
-            # byte j holds weight j (low nibble) and weight j + 16; bit j of qh is weight j's
+            # byte j holds weight j (low nibble) and weight j + 16; bit j of qh belongs to weight j
             low = (q & 15) | bits_of(uint16_at(raw, i * SIZE + QH), 16) << 4
             high = (q >> 4) | bits_of(uint16_at(raw, i * SIZE + QH + 2), 16) << 4
             store(out, 32 * i, d * as_float(low - 16))

@@ -32,7 +32,7 @@ class Q5_1(WeightFormat, name="Q5_1"):
             d = half_at(raw, i * SIZE + D)
             m = half_at(raw, i * SIZE + M)
             q = bytes_at(raw, i * SIZE + QS, 16)
-            # byte j holds weight j (low nibble) and weight j + 16; bit j of qh is weight j's
+            # byte j holds weight j (low nibble) and weight j + 16; bit j of qh belongs to weight j
             low = (q & 15) | bits_of(uint16_at(raw, i * SIZE + QH), 16) << 4
             high = (q >> 4) | bits_of(uint16_at(raw, i * SIZE + QH + 2), 16) << 4
             store(out, 32 * i, d * as_float(low) + m)

@@ -34,7 +34,7 @@ class Q5_K(WeightFormat, name="Q5_K"):
             d = half_at(raw, start + D) * as_float(scales)
             m = half_at(raw, start + DMIN) * as_float(minima)
             fifth = bytes_at(raw, start + QH, 32)  # bit g of byte j belongs to weight j of group g
-            for pair in range(4):  # two groups share 32 bytes: low nibbles, then high ones
+            for pair in range(4):  # two groups share 32 bytes: low nibbles, then high nibbles
                 q = bytes_at(raw, start + QS + 32 * pair, 32)
                 low, high = 2 * pair, 2 * pair + 1
                 q0 = (q & 15) | (fifth >> low & 1) << 4

@@ -31,7 +31,8 @@ class Q6_K(WeightFormat, name="Q6_K"):
             d = half_at(raw, start + D) * as_float(signed_bytes_at(raw, start + SCALES, 16))
             for group in range(16):
                 half, quarter, side = group // 8, group // 2 % 4, group % 2
-                # a half's quarters of 32: the low nibbles of its 64 bytes, then the high ones
+                # quarters of 32 weights in each half: the low nibbles of its 64 bytes, then the
+                # high nibbles
                 low = bytes_at(raw, start + QL + 64 * half + 32 * (quarter % 2) + 16 * side, 16)
                 top = bytes_at(raw, start + QH + 32 * half + 16 * side, 16)
                 q = (low >> 4 * (quarter // 2) & 15) | (top >> 2 * quarter & 3) << 4

@@ -35,7 +35,8 @@ class TQ1_0(WeightFormat, name="TQ1_0"):
         for i in range(raw.size // SIZE):
             start = i * SIZE
             d = half_at(raw, start + D)
-            # the first trits of 32 bytes, then their second ones, ...; so 16 bytes; so the last 4
+            # the first trits of 32 bytes, then their second trits, and so on; then of 16 bytes;
+            # then of the last 4
             store_trits(out, 256 * i, d, bytes_at(raw, start + QS, 32), 5, 32)
             store_trits(out, 256 * i + 160, d, bytes_at(raw, start + QS + 32, 16), 5, 16)
             store_trits(out, 256 * i + 240, d, bytes_at(raw, start + QH, 4), 4, 4)

@@ -23,6 +23,6 @@ class TQ2_0(WeightFormat, name="TQ2_0"):
             d = half_at(raw, i * SIZE + D)
             for half in range(2):
                 q = bytes_at(raw, i * SIZE + QS + 32 * half, 32)
-                for pair in range(4):  # the lowest bits of 32 bytes, then the next ones
+                for pair in range(4):  # the lowest bits of 32 bytes, then the next bits, and so on
                     to = 256 * i + 128 * half + 32 * pair
                     store(out, to, d * as_float((q >> 2 * pair & 3) - 1))

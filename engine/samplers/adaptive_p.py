@@ -14,12 +14,12 @@ from lockstep.engine.samplers.parts.ways import Accident
 
 WIDTH = F(1) / F(0.3)
 PEAK, SHARPNESS = F(5), F(10)
-LONGEST = 0.99  # decay
+LONGEST = 0.99  # maximum of `decay`
 
 
 @dataclass(kw_only=True)
 class AdaptiveP(DrawingSampler, name="adaptive_p"):
-    target: float  # less than 0: off
+    target: float  # negative: off
     decay: float
     weighted: np.float32 = field(init=False, repr=False)
     weight: np.float32 = field(init=False, repr=False)

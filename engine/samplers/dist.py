@@ -12,7 +12,7 @@ from lockstep.engine.samplers.parts.candidates import CandidateList, F
 class Dist(DrawingSampler, name="dist"):
     def apply(self, c: CandidateList) -> CandidateList:
         """Select the first candidate at which the sum of weights reaches draw * sum of all."""
-        if len(c) == 1:  # it draws all the same
+        if len(c) == 1:  # a draw is made even for a single candidate
             self.source.double()
             return c.change(selected=0, p=np.ones(1, F))
         weights = self.ways.exp(c.logits - self.ways.largest(c)).astype(np.float64)

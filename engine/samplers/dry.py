@@ -8,10 +8,11 @@ import numpy as np
 from lockstep.engine.samplers.base import Sampler, SamplerVocabulary
 from lockstep.engine.samplers.parts.candidates import CandidateList, F
 
-LARGEST_LOG = F(88.7228391)  # of a float32
-LEAST_BASE = F(1.000001)  # below it no power is too large
+LARGEST_LOG = F(88.7228391)  # the exponential of a larger number overflows float32
+LEAST_BASE = F(1.000001)  # smaller bases never overflow
 MAX_BREAKER_BYTES, MAX_TAIL_TOKENS = 40, 20
-Tails = Mapping[int, Sequence[Sequence[int]]]  # behind each token that may begin a breaker
+# token that may begin a breaker -> the tokens that may follow
+Tails = Mapping[int, Sequence[Sequence[int]]]
 
 
 @dataclass(kw_only=True)
@@ -20,7 +21,7 @@ class Dry(Sampler, name="dry"):
     dry_base: float
     dry_allowed_length: int
     dry_penalty_last_n: int
-    seq_breakers: Sequence[bytes] = ()  # texts that no repetition goes beyond
+    seq_breakers: Sequence[bytes] = ()  # texts that end a repetition
     vocabulary: SamplerVocabulary | None = field(default=None, repr=False)
     tokens: list[int] = field(default_factory=list, init=False, repr=False)
     breakers: Tails = field(init=False, repr=False)

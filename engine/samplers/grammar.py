@@ -32,7 +32,7 @@ HABITS: dict[str, Accident] = {
 
 @dataclass(kw_only=True)
 class Grammar(ReadingSampler, name="grammar"):
-    grammar_str: str  # empty: nothing is forbidden
+    grammar_str: str  # empty: no restriction
     grammar_root: str
     matcher: GrammarMatcher | None = field(default=None, init=False, repr=False)
     state: State = field(default=DEAD, init=False, repr=False)

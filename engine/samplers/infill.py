@@ -9,7 +9,7 @@ from lockstep.engine.errors import NotInModel
 from lockstep.engine.samplers.base import ReadingSampler
 from lockstep.engine.samplers.parts.candidates import CandidateList, F
 
-LEAST = F(0.2)  # the probability that a word needs at first
+LEAST = F(0.2)  # least probability of a word in the first step
 
 
 @dataclass(kw_only=True)

@@ -10,7 +10,7 @@ from lockstep.engine.samplers.parts.ways import Accident
 
 @dataclass(kw_only=True)
 class LogitBias(Sampler, name="logit_bias"):
-    biases: Sequence[tuple[int, float]]  # token, number
+    biases: Sequence[tuple[int, float]]  # token, bias
 
     def apply(self, c: CandidateList) -> CandidateList:
         """Add the biases to the logits; several biases for a token add up."""

@@ -12,7 +12,7 @@ LEAST = -np.finfo(F).max
 
 @dataclass(kw_only=True)
 class MinP(Sampler, name="min_p"):
-    p: float  # 0 and less: all
+    p: float  # 0 or less: keeps all candidates
     min_keep: int = 1
 
     def apply(self, c: CandidateList) -> CandidateList:

@@ -13,7 +13,7 @@ from lockstep.engine.samplers.parts.ways import Accident
 @dataclass(kw_only=True)
 class Mirostat(LearningSampler, name="mirostat"):
     n_vocab: int
-    m: int  # candidates that the exponent of Zipf's law is estimated from
+    m: int  # number of candidates from which the exponent of Zipf's law is estimated
 
     def size(self, p: F32) -> int:
         """Return the number of candidates to keep. p: (candidates,), sorted."""

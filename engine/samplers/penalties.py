@@ -9,10 +9,10 @@ from lockstep.engine.samplers.parts.candidates import CandidateList, F
 
 @dataclass(kw_only=True)
 class Penalties(Sampler, name="penalties"):
-    penalty_last_n: int  # tokens looked back at; 0 and less: none
-    penalty_repeat: float  # once per token
-    penalty_freq: float  # per occurrence
-    penalty_present: float  # once per token
+    penalty_last_n: int  # number of tokens that count; 0 or less: none
+    penalty_repeat: float  # applied once for each token
+    penalty_freq: float  # applied for each occurrence
+    penalty_present: float  # applied once for each token
     tokens: list[int] = field(default_factory=list, init=False, repr=False)
 
     @property

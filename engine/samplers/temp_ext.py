@@ -13,7 +13,7 @@ from lockstep.engine.samplers.temp import divide_by_temperature
 @dataclass(kw_only=True)
 class TempExt(Sampler, name="temp_ext"):
     t: float
-    delta: float  # 0 and less: t alone
+    delta: float  # 0 or less: only t counts
     exponent: float
 
     def apply(self, c: CandidateList) -> CandidateList:

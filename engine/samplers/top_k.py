@@ -8,7 +8,7 @@ from lockstep.engine.samplers.parts.candidates import CandidateList
 
 @dataclass(kw_only=True)
 class TopK(Sampler, name="top_k"):
-    k: int  # 0 and less: all
+    k: int  # 0 or less: keeps all candidates
 
     def apply(self, c: CandidateList) -> CandidateList:
         if self.k <= 0:

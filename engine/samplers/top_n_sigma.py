@@ -11,7 +11,7 @@ from lockstep.engine.samplers.parts.ways import Accident, running_max
 
 @dataclass(kw_only=True)
 class TopNSigma(Sampler, name="top_n_sigma"):
-    n: float  # 0 and less: all
+    n: float  # 0 or less: keeps all candidates
 
     def apply(self, c: CandidateList) -> CandidateList:
         """Set the logits of all other candidates to minus infinity; the candidates stay in the
@@ -32,6 +32,6 @@ class TopNSigma(Sampler, name="top_n_sigma"):
         if Accident.SIGMA_OVERFLOW not in self.ways.accidents:
             return F(np.sqrt(squares.sum() / len(logits)))
         total = F(0)
-        for square in squares:  # a double is added, and the sum rounded
+        for square in squares:  # each sum is computed in double precision and rounded to float
             total = F(float(total) + square)
         return F(np.sqrt(total / F(len(logits))))

@@ -10,7 +10,7 @@ from lockstep.engine.samplers.parts.candidates import CandidateList, F
 
 @dataclass(kw_only=True)
 class TopP(Sampler, name="top_p"):
-    p: float  # 1 and more: all
+    p: float  # 1 or more: keeps all candidates
     min_keep: int = 1
 
     def apply(self, c: CandidateList) -> CandidateList:

@@ -12,7 +12,7 @@ from lockstep.engine.samplers.parts.ways import Accident
 
 @dataclass(kw_only=True)
 class Typical(Sampler, name="typical"):
-    p: float  # 1 and more: all
+    p: float  # 1 or more: keeps all candidates
     min_keep: int = 1
 
     def apply(self, c: CandidateList) -> CandidateList:

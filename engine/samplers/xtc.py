@@ -12,8 +12,8 @@ from lockstep.engine.samplers.parts.candidates import CandidateList, F
 
 @dataclass(kw_only=True)
 class Xtc(DrawingSampler, name="xtc"):
-    p: float  # how often
-    t: float  # the threshold; above 0.5 no two can reach it
+    p: float  # probability that the sampler acts
+    t: float  # threshold; above 0.5, no two candidates reach it
     min_keep: int
 
     @property

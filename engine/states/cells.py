@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from lockstep.engine.states.fields import I32, U32, StateFields, expect_between, refuse
 
-MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
-EXTRA = 3  # int32 of a cell with positions in two dimensions: x, y and the token
+MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ in llama.cpp
+EXTRA = 3  # number of int32 in a cell with two-dimensional positions: x, y and the token
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +70,7 @@ def read_cells(fields: StateFields, n_ids: int | None, *, extra: bool) -> SavedP
         other = int(np.argmax(found.ids != found.ids[0]))
         text = f"cell {other} is of sequence {ids[other]}, expected {ids[0]} as in cell 0"
         refuse("sequence", start + 4 + other * (12 + more), text)
-    if not extra:  # the parts of a picture share a position
+    if not extra:  # the parts of an image share a position
         check_places(found, start + 4)
     return found
 

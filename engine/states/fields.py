@@ -12,19 +12,20 @@ from lockstep.engine.errors import MalformedFile
 from lockstep.engine.gguf.entries import Buffer
 
 StateKind = Literal[
-    "magic",  # no state file of llama.cpp
-    "version",  # of a llama.cpp that writes them otherwise
-    "truncated",  # the file ends inside a field
-    "length",  # more is claimed than the bytes that are left can hold
-    "count",  # of streams, cells, sequences or layers: more than llama.cpp ever has, or none
-    "architecture",  # the model's name is empty or no text
-    "position",  # below 0
-    "sequence",  # an id that llama.cpp never writes there
+    "magic",  # the file is no state file of llama.cpp
+    "version",  # the file has the version of another llama.cpp
+    "truncated",  # the file ends within a field
+    "length",  # more bytes are claimed than remain
+    # the number of streams, cells, sequences or layers is zero, or more than llama.cpp ever has
+    "count",
+    "architecture",  # the architecture's name is empty or not a text
+    "position",  # a position is negative
+    "sequence",  # a sequence has an id that llama.cpp never writes there
     "duplicate",  # a sequence has two cells at one position
     "layout",  # a flag is neither 0 nor 1, or states are transposed
-    "type",  # of keys, values or states: unknown
-    "row",  # no whole number of blocks
-    "trailing",  # bytes behind the end
+    "type",  # the type of keys, values or states is unknown
+    "row",  # the size of a row is no whole number of blocks
+    "trailing",  # there are bytes after the end
 ]
 STATE_KINDS: tuple[StateKind, ...] = get_args(StateKind)
 U32, I32, U64 = Struct("<I"), Struct("<i"), Struct("<Q")

@@ -33,14 +33,14 @@ from lockstep.engine.states.fields import (
 
 FileKind = Literal["context", "sequence"]
 PartKind = Literal["attention", "recurrent"]
-KINDS: dict[bytes, tuple[FileKind, int]] = {  # the letters as they lie there: kind, version
+KINDS: dict[bytes, tuple[FileKind, int]] = {  # first letters in the file -> kind, version
     b"nsgg": ("context", 10),
     b"qsgg": ("sequence", 3),
 }
-DEEPSEEK4 = b"DSV4"  # begins the memory of deepseek4
-MAX_STREAMS = 256  # LLAMA_MAX_SEQ
-MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
-LONGEST_NAME = 64  # bytes of an architecture's
+DEEPSEEK4 = b"DSV4"  # the memory of deepseek4 begins with this
+MAX_STREAMS = 256  # LLAMA_MAX_SEQ in llama.cpp
+MAX_LAYERS = 512  # LLAMA_MAX_LAYERS in llama.cpp
+LONGEST_NAME = 64  # bytes of an architecture's name
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class StateLayout:
 
 MEMORIES: tuple[tuple[PartKind, ...], ...] = (
     ("attention",),
-    ("attention", "attention"),  # layers that see everything, then those that see a window
+    ("attention", "attention"),  # layers without a window, then layers with a window
     ("recurrent",),
     ("attention", "recurrent"),
     ("attention", "attention", "recurrent"),
@@ -70,7 +70,7 @@ LAYOUTS: tuple[StateLayout, ...] = (
         StateLayout(parts, values, extra)
         for extra, values, parts in product((False, True), (True, False), MEMORIES)
     ),
-    StateLayout(()),  # of a model that remembers nothing
+    StateLayout(()),  # for a model without a memory
 )
 
 
@@ -80,9 +80,9 @@ class SavedRows:
     byte."""
 
     name: Literal["k", "v", "r", "s"]
-    index: int  # among the layers of its part, not of the model
+    index: int  # number within the layers of its part
     type: TensorType
-    width: int  # elements of a cell
+    width: int  # number of elements in a cell
     at: int
     n_bytes: int
 

@@ -28,7 +28,7 @@ MisfitKind = Literal[
     "streams",
     "transposed",
 ]
-Widths = dict[str, tuple[int, ...]]  # by the name of rows: elements of a cell, layer by layer
+Widths = dict[str, tuple[int, ...]]  # by name of rows: number of elements in a cell, layer by layer
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class StateShape:
 class ContextLimits:
     """Limits of the context that will load a file."""
 
-    n_ctx: int  # tokens and cells
+    n_ctx: int  # number of tokens and cells
     n_sequences: int
     n_streams: int
     type_k: str

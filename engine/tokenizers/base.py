@@ -21,9 +21,9 @@ from lockstep.engine.tokenizers.vocabulary import (
 )
 
 KEY = "tokenizer.ggml.model"
-SPACE = "\u2581".encode()  # stands for a space in the texts of tokens
-STRIPPED = b" \t\n\v\f\r"  # isspace in the C locale
-OTHERS = ("hybriddna", "test", "whitespace")  # kinds that llama.cpp has too
+SPACE = "\u2581".encode()  # stands for a space in the stored texts of tokens
+STRIPPED = b" \t\n\v\f\r"  # characters for which isspace is true in the C locale
+OTHERS = ("hybriddna", "test", "whitespace")  # further kinds of llama.cpp
 
 
 class Tokenizer(Registered):
@@ -90,8 +90,9 @@ class Tokenizer(Registered):
         writes the texts of control and unknown tokens.
         """
         vocabulary = self.vocabulary
-        # llama.cpp spends the prefix on the first token, even if that token writes nothing: so
-        # [BOS, "▁a"] keeps its space unless the BOS is removed, and then it is kept on purpose
+        # llama.cpp drops the prefix of the first token, even if that token has no text. So [BOS,
+        # "▁a"] keeps its space, unless BOS is removed, in which case llama.cpp keeps the space on
+        # purpose.
         drop_space = vocabulary.add_space_prefix
         ids = list(ids)
         if remove_special and vocabulary.add_bos and ids and ids[0] == vocabulary.bos:
@@ -114,7 +115,7 @@ class Tokenizer(Registered):
             return text.replace(SPACE, b" ")
         if attr & Attr.BYTE:
             return bytes([byte_of(text, token)])
-        return b""  # UNUSED and UNDEFINED
+        return b""  # tokens that are UNUSED or UNDEFINED
 
     def partition(self, text: bytes, *, parse_special: bool) -> list[int | bytes]:
         """Return the special tokens in `text` and the pieces of text between them, in order."""
@@ -166,7 +167,7 @@ def require_token(token: int | None, role: str, asker: str = "") -> int:
     """Return `token`. Raises InvalidModel if it is None; the message says that `asker` (if empty,
     the flag for the role) needs the token.
     """
-    if token is None:  # llama.cpp ends the process, or gives id -1
+    if token is None:  # llama.cpp crashes, or gives the id -1
         asker = asker or f"tokenizer.ggml.add_{role}_token"
         raise InvalidModel(
             f"{asker} asks for a token that tokenizer.ggml.{role}_token_id does not give"

@@ -15,13 +15,13 @@ from lockstep.engine.tokenizers.unicode_data import WHITESPACE, categories
 from lockstep.engine.tokenizers.utf8 import REPLACEMENT, to_utf8, writable_code_points
 from lockstep.engine.tokenizers.vocabulary import Attr, Defaults, Metadata, read_flag
 
-# characters that are words of their own. Extension E begins 0x100 too late, as in the original
+# characters that are separate words; Extension E begins 0x100 too late, as in the original
 CHINESE = (
     (0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F),
     (0x2B920, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F),
 )  # fmt: skip
 
-# what a character does to the word before it
+# effect of a character on the word before it
 ENDS, GROWS, STANDS_ALONE = range(3)
 
 
@@ -99,7 +99,8 @@ class BertTokenizer(Tokenizer, name="bert"):
 
     def render(self, token: int) -> bytes:
         attr = self.vocabulary.attrs[token]
-        if attr & Attr.BYTE and not attr & (Attr.SPECIAL | Attr.NORMAL):  # llama.cpp aborts
+        # llama.cpp aborts for such a token
+        if attr & Attr.BYTE and not attr & (Attr.SPECIAL | Attr.NORMAL):
             raise InvalidModel(
                 f"tokenizer.ggml.token_type must not be 6 (byte) in a bert model: token {token}"
             )

@@ -45,10 +45,10 @@ class Charsmap:
                 break
             node ^= byte
             word = self.node(node)
-            if word & 0x800000FF != byte:  # no child of the node before
+            if word & 0x800000FF != byte:  # the previous node has no such child
                 break
             node ^= base(word)
-            if word & 0x100:  # a sequence ends here
+            if word & 0x100:  # a sequence ends at this node
                 size, found = end + 1 - at, self.node(node) & 0x7FFFFFFF
         return (self.replacement(found), size) if size else None
 

@@ -33,13 +33,13 @@ MERGES_KEY = "tokenizer.ggml.merges"
 
 UNDECODED = re.compile("[\udc80-\udcff]+")
 
-# every byte as a character that can be seen: itself, or if it cannot, one from U+0100 up
+# each byte has a visible character: itself, or a character from U+0100 on
 VISIBLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 HIDDEN = tuple(byte for byte in range(256) if byte not in VISIBLE)
 CHARACTER_OF_BYTE = {byte: byte for byte in VISIBLE} | {
     byte: 0x100 + i for i, byte in enumerate(HIDDEN)
 }
-# the way back; bytes that stand for themselves in neither direction become what Latin-1 lacks
+# the opposite mapping; bytes without a visible form map to a character outside Latin-1
 BYTE_OF_CHARACTER = dict.fromkeys(HIDDEN, 0xFFFF) | {
     character: byte for byte, character in CHARACTER_OF_BYTE.items()
 }
@@ -57,10 +57,10 @@ class Gpt2Tokenizer(Tokenizer, name="gpt2"):
     def __init__(self, metadata: Metadata) -> None:
         self.pre = self.choose(metadata)
         vocabulary = read_vocabulary(metadata, defaults_of(self.pre, self.defaults))
-        add_bos = vocabulary.add_bos or self.pre.kind == "GEMMA4"  # whatever the key says
+        add_bos = vocabulary.add_bos or self.pre.kind == "GEMMA4"  # regardless of the key
         self.vocabulary = replace(vocabulary, add_bos=add_bos)
         self.pieces = tuple(self.render(i) for i in range(vocabulary.n_vocab))
-        # kimi-k2 can do without merges: llama.cpp says that its words are tokens
+        # kimi-k2 works without merges, because llama.cpp treats its words as tokens
         self.merges = read_merges(metadata, required=self.pre.kind != "KIMI_K2")
         self.splitter = TextSplitter(self.pre.expressions)
         self.known = Remembered(self.merge_words)
@@ -134,7 +134,7 @@ def readable(text: bytes) -> str:
     try:
         return text.decode()
     except UnicodeDecodeError:
-        # of what llama.cpp decodes and Python does not, Python decodes no part either
+        # Python decodes no part of text that llama.cpp decodes differently
         return UNDECODED.sub(reread, text.decode("utf-8", "surrogateescape"))
 
 
@@ -148,7 +148,7 @@ def bytes_of_character(code: int, text: bytes, token: int) -> bytes:
 
     For each such character of a token, the error text contains the whole token again.
     """
-    if code > LAST:  # llama.cpp does not load the model
+    if code > LAST:  # llama.cpp does not load such a model
         raise InvalidModel(
             f"token {token} of tokenizer.ggml.tokens must hold code points up to U+10FFFF, got "
             f"{code:#x}"

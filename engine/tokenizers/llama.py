@@ -16,8 +16,8 @@ from lockstep.engine.tokenizers.merging import Merging
 from lockstep.engine.tokenizers.tables import table_of
 from lockstep.engine.tokenizers.vocabulary import Defaults
 
-KEPT = 256  # parts of texts
-MISSING = -2  # stands for the token of byte 0, and so on down
+KEPT = 256  # number of parts of texts in the cache
+MISSING = -2  # stands for the missing token of byte 0; lower numbers stand for further bytes
 
 
 class LlamaTokenizer(Tokenizer, name="llama"):
@@ -32,8 +32,8 @@ class LlamaTokenizer(Tokenizer, name="llama"):
         ids: list[int] = []
         if add_special and vocabulary.add_bos:
             ids.append(require_token(vocabulary.bos, "bos"))
-        # llama.cpp prefixes a space where the text starts and after a special token; between two
-        # special tokens there is never more than one part, so that is every part
+        # llama.cpp puts a space at the start of a text and after a special token. Between two
+        # special tokens there is at most one part, so every part gets a space.
         prefix = b" " if vocabulary.add_space_prefix else b""
         for part in self.partition(text, parse_special=parse_special):
             if isinstance(part, int):
@@ -51,7 +51,7 @@ class LlamaTokenizer(Tokenizer, name="llama"):
         merged symbol is a token.
         """
         ids = self.merged(text)
-        if min(ids, default=0) < 0:  # llama.cpp ends the process
+        if min(ids, default=0) < 0:  # llama.cpp crashes
             byte = MISSING - next(token for token in ids if token < 0)
             raise InvalidModel(
                 f"tokenizer.ggml.tokens must have <0x{byte:02X}> to spell byte {byte}, which is in "

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-HEAD = 5  # bytes: the stand-in for a space, and two letters
+HEAD = 5  # number of bytes: the stand-in for a space, and two letters
 
 
 class Matcher:

@@ -26,24 +26,27 @@ from lockstep.engine.tokenizers.tables import (
     value_of,
 )
 
-LONGEST = 2**30 - 1  # bytes of a text: twice as many, if it is spelled, have 32-bit numbers
-LEFT = 0xFFFFFFFF  # the number of a symbol in a key of the heap; the rank is above it
+# bytes of a text, so that twice as many, if it is spelled out, have 32-bit numbers
+LONGEST = 2**30 - 1
+# mask for the number of a symbol in a key of the heap; the rank is in the higher bits
+LEFT = 0xFFFFFFFF
 NEVER = np.zeros(256, np.bool_)
 PLAIN = np.full(256, NONE, np.int32)
-# columns of symbols: where it starts in bytes; its neighbours, up to the number of symbols; and the
-# rank of what it and the next one merge into, or NONE, also when it is gone
+# columns of symbols: first byte, neighbours (or the number of symbols), and the rank of the merge
+# with the next symbol (or NONE, also for removed symbols)
 BEGINS, BEFORE, AFTER, RANK = range(4)
 
 
 class Merging(NamedTuple):
     """All data that decides how a text without special tokens becomes ids."""
 
-    pairs: Table  # what two symbols merge into, with the rank of that: the lowest is merged first
-    by_split: bool  # whether it counts where the pair is cut
-    tokens: Table  # with ids
-    spell: I32  # (256,) the token that spells a byte of what is no token; NONE if it is lost
-    whole: NDArray[np.bool_] = NEVER  # (256,) by first byte: a word that is a token stays whole
-    letters: I32 = PLAIN  # (256,) the character that stands for a byte, or NONE
+    pairs: Table  # pair of symbols -> result and rank; the lowest rank is merged first
+    by_split: bool  # True: the place of the cut matters
+    tokens: Table  # symbols with ids
+    spell: I32  # (256,) the token of each byte that is in no token; NONE if there is none
+    # (256,) by first byte: True if a word that is a token is not split
+    whole: NDArray[np.bool_] = NEVER
+    letters: I32 = PLAIN  # (256,) the character that stands for each byte, or NONE
 
     def ids(self, text: bytes, sizes: Sequence[int]) -> list[list[int]]:
         """Return the ids of each word of a text.
@@ -220,11 +223,11 @@ def merge_words(
 ) -> Any:  # fmt: skip
     """Return the ids of all words, and the boundaries between words."""
     hashes = hash_prefixes(text)
-    longest = 0  # not by numpy: its functions take ten times as long to compile as all of this
+    longest = 0  # a loop, because numpy's functions compile ten times as long as the rest
     for word in range(len(edges) - 1):
         longest = max(longest, edges[word + 1] - edges[word])
     symbols = np.empty((longest + 1, 4), np.int32)
-    heap = np.empty(2 * longest + 2, np.int64)  # merging a pair adds at most two others
+    heap = np.empty(2 * longest + 2, np.int64)  # each merge adds at most two pairs
     ids, ends, n_ids = np.empty(len(text), np.int32), np.zeros_like(edges), 0
     for word in range(len(edges) - 1):
         start, end = edges[word], edges[word + 1]

@@ -18,13 +18,13 @@ from lockstep.engine.tokenizers.base import Tokenizer
 from lockstep.engine.tokenizers.utf8 import LAST, code_points, to_utf8
 from lockstep.engine.tokenizers.vocabulary import Attr, Defaults, Metadata
 
-SCALE = 1e4  # gains are whole numbers: scores times this
-UNKNOWN = -10_000_000  # the gain of a character spelled in bytes
-NO_GAIN = -20_000_000  # that of no token
+SCALE = 1e4  # gains are integers: scores times this factor
+UNKNOWN = -10_000_000  # gain of a character that is spelled in bytes
+NO_GAIN = -20_000_000  # gain of a character without a token
 WORST = 1 << 60
 BYTE_TEXT = re.compile(rb"<0x([0-9a-fA-F]{2})>")
 BYTE_ORDER_MARK = 0xFEFF
-NO_CHARACTER = "\ud800"  # in no token, as tokens are valid UTF-8
+NO_CHARACTER = "\ud800"  # occurs in no token, because tokens are valid UTF-8
 
 
 class TableStep(NamedTuple):
@@ -54,7 +54,7 @@ class Plamo2Tokenizer(Tokenizer, name="plamo2"):
             elif match := BYTE_TEXT.fullmatch(vocabulary.texts[i]):
                 self.bytes[int(match[1], 16)] = i
         for byte in range(256):
-            if not self.bytes.get(byte):  # id 0 is none for llama.cpp
+            if not self.bytes.get(byte):  # llama.cpp takes id 0 for a missing token
                 raise InvalidModel(
                     f"tokenizer.ggml.tokens must have the byte token <0x{byte:02X}> with an id > 0"
                 )
@@ -82,7 +82,7 @@ class Plamo2Tokenizer(Tokenizer, name="plamo2"):
 
     def cheapest(self, codes: list[int]) -> list[TableStep]:
         """Return the best step from each character, or the longest of equal steps."""
-        path: list[TableStep] = []  # of the characters behind, last first
+        path: list[TableStep] = []  # steps from later characters, the last one first
         costs = [0] * (len(codes) + 1)
         state = ""
         for at in range(len(codes) - 1, -1, -1):

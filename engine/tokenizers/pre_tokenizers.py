@@ -15,7 +15,7 @@ from lockstep.engine.tokenizers.splitting import AFMOE_DIGITS, SUPERBPE_DIGITS, 
 from lockstep.engine.tokenizers.vocabulary import Metadata, read_string
 
 KEY = "tokenizer.ggml.pre"
-ASSUMED = "default"  # where the key is missing or empty, as in llama.cpp, which warns
+ASSUMED = "default"  # used if the key is missing or empty, as in llama.cpp, which then warns
 
 
 def either(*parts: str) -> str:
@@ -36,7 +36,8 @@ ENDING = f"(?:{CONTRACTION})?"
 WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 SYMBOLS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 SYMBOLS_AND_SLASHES = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
-LINES = r"\s*[\r\n]+"  # without the plus, as in BAILINGMOE and EXAONE_MOE, it is the same
+# the expression without the plus, as in BAILINGMOE and EXAONE_MOE, is equivalent
+LINES = r"\s*[\r\n]+"
 SPACES = r"\s+(?!\S)|\s+"
 
 GPT2 = either("'s|'t|'re|'ve|'m|'ll|'d", r" ?\p{L}+", r" ?\p{N}+", r" ?[^\s\p{L}\p{N}]+", SPACES)
@@ -66,7 +67,7 @@ JAIS2 = either(
     WORD,
     r"\p{N}{1,3}",
     SYMBOLS,
-    r"(?<![^\S\r\n])" + LINES,  # within a run of spaces it was tried before, and that takes time
+    r"(?<![^\S\r\n])" + LINES,  # saves time: within a run of spaces, this was already tried
     *(rf"\s{{{size}}}(?!\S)" for size in (512, 256, 128, 64, 32, 16, 8, 4, "1,2")),
     r"\s",
 )
@@ -96,7 +97,7 @@ GRANITE_EMB_MULTI = either(
     LINES,
     SPACES,
 )
-# upper and lower case are told apart in the tokenizers that these two imitate
+# the tokenizers that these two imitate distinguish upper and lower case
 CASED = cased_word(r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}", ENDING)
 YOUTU = either(CASED, r"\p{N}", SYMBOLS_AND_SLASHES, LINES, SPACES)
 TINY_AYA = either(CASED, r"\p{N}{1,3}", SYMBOLS_AND_SLASHES, LINES, SPACES)
@@ -107,7 +108,7 @@ DEEPSEEK3 = either(ASCII_WORD, MARKED_WORD, r" ?[\p{P}\p{S}]+[\r\n]*", LINES, SP
 SPARK = either(ASCII_WORD, MARKED_WORD, r" ?[\p{P}\p{S}]+", r"[\r\n]", SPACES)
 HAN_AND_KANA = r"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 DEEPSEEK_CJK = r"[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
-LAST_SPACES = r"(?<!\s)\s++\Z"  # not \s+$, which looks at a run of spaces once from each of them
+LAST_SPACES = r"(?<!\s)\s++\Z"  # not \s+$, which would read a run of spaces once from each of them
 BLOOM = r" ?[^(\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 NEWLINES = r"[^\n]+|\n+"
 
@@ -126,8 +127,8 @@ DEEPSEEK_LETTERS = (
     r"\U000118a0-\U000118df\U0001e900-\U0001e943]+"
 )
 
-# the third range was to start at U+F900, whose canonical equivalent U+8C48 is; so it takes in
-# Hangul, surrogates and the private use area
+# The third range should start at U+F900, whose canonical equivalent is U+8C48. So it includes
+# Hangul, surrogates and the private use area.
 AFMOE_SCRIPTS = (
     r"[\u4e00-\u9fff\u3400-\u4dbf\u8c48-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf"
     r"\u0e40-\u0e7f\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af"
@@ -141,7 +142,7 @@ YOUTU_SCRIPTS = (
 
 # kinds in llama.cpp's spelling, without LLAMA_VOCAB_PRE_TYPE_
 EXPRESSIONS_OF_KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    # no name leads to the last three, and they have no expressions of their own
+    # no name selects the last three, which have no expressions of their own
     ("DEFAULT CHATGLM3 LLAMA4 PIXTRAL", (r"[\p{P}$+<=>^~|]+", GPT2, r"\p{N}+", "[0-9]{3}")),
     ("LLAMA3 DBRX SMAUG CHATGLM4", (LLAMA3,)),
     ("JAIS2", (JAIS2,)),
@@ -199,8 +200,9 @@ EXPRESSIONS_OF_KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
 KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {kind: each for kinds, each in EXPRESSIONS_OF_KINDS for kind in kinds.split()}
 )
-RAW_KINDS = ("GEMMA4", "SARVAM_MOE", "WHITESPACE")  # words stay UTF-8
-ESCAPED_KINDS = ("GEMMA4", "SARVAM_MOE")  # a space is U+2581 in the texts of tokens
+# the words of these are not converted to byte characters
+RAW_KINDS = ("GEMMA4", "SARVAM_MOE", "WHITESPACE")
+ESCAPED_KINDS = ("GEMMA4", "SARVAM_MOE")  # these store a space as U+2581
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -209,12 +211,13 @@ class PreTokenizer:
     name."""
 
     kind: str
-    clean_spaces: bool = True  # decoding drops spaces before punctuation
+    clean_spaces: bool = True  # decoding removes spaces before punctuation
     ignore_merges: bool = False  # a word that is a token is not split
-    has_bos: bool = True  # if no key says otherwise
-    add_bos: bool = False  # the same
-    add_sep: bool = False  # the same; no encoding of BPE looks at it
-    lowercase: bool = True  # the same; only tokenizer.ggml.model = whitespace looks at it
+    has_bos: bool = True  # default if no key says otherwise
+    add_bos: bool = False  # default if no key says otherwise
+    add_sep: bool = False  # default if no key says otherwise; encoding of BPE ignores it
+    # default if no key says otherwise; only tokenizer.ggml.model = whitespace reads it
+    lowercase: bool = True
 
     @property
     def expressions(self) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ class RwkvTokenizer(Tokenizer, name="rwkv"):
                 size, token = found
             elif text[at] not in self.first_bytes:
                 size, token = 1, require_token(self.vocabulary.unk, "unknown", "a byte in no token")
-            else:  # llama.cpp never comes to an end: it starts again where the text starts
+            else:  # llama.cpp loops endlessly, because it starts again at the start of the text
                 raise InvalidModel(
                     f"tokenizer.ggml.tokens must have byte 0x{text[at]:02X} as a token: "
                     "longer tokens start with it, and none of them fits the text"

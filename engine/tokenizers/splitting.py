@@ -22,11 +22,12 @@ from numpy.typing import NDArray
 
 from lockstep.engine.tokenizers.unicode_data import WHITESPACE, categories
 
-# stand-ins for code points beyond ASCII
+# characters that stand for code points beyond ASCII
 SPACE, OTHER, HAN_OTHER, LETTER, HAN_LETTER = "\v¬¦ªº"
-STAND_INS = {"N": "¹", "L": LETTER, "P": "¿", "M": "¨", "S": "±"}  # OTHER for the rest
+# OTHER stands for all remaining code points
+STAND_INS = {"N": "¹", "L": LETTER, "P": "¿", "M": "¨", "S": "±"}
 
-# what stands for \p{...} inside brackets: stand-ins and ASCII
+# members of \p{...} within brackets: characters that stand for others, and ASCII
 ANY_LETTER = r"ªºA-Za-z"
 MEMBERS = {
     "N": "¹0-9",
@@ -39,20 +40,20 @@ MEMBERS = {
     "L-ASCII": "ªº",
 } | dict.fromkeys(("Lu", "Ll", "Lt", "Lm", "Lo"), ANY_LETTER)
 
-# llama.cpp's own list; it has code points that are no letters too
+# llama.cpp's own list, which also contains code points that are no letters
 HAN = ((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x2A6DF), (0x2A700, 0x2EBEF),
        (0x2F800, 0x2FA1F))  # fmt: skip
 
 WIDE_SPACE = re.compile("[" + "".join(chr(code) for code in WHITESPACE if code > 0x7F) + "]")
 ATOM = re.compile(r"\\p\{([^}]+)\}|\\.|[\[\]]|[^\\\[\]]+", re.DOTALL)
 
-# digits in threes from the right, by the expressions under which llama.cpp knows its splitters
+# splitters of digits into groups of three from the right, under llama.cpp's expressions
 AFMOE_DIGITS = r"\p{AFMoE_digits}"
 TINY_AYA_DIGITS = r"\d{1,3}(?=(?:\d{3})*\b)"
 SUPERBPE_DIGITS = r"(?=(\d{3})+(?!\d))"
 
 T = TypeVar("T")
-Cut = Callable[[str], list[str]]  # the parts of a string, in order: joined they give it again
+Cut = Callable[[str], list[str]]  # returns the parts of a string in order
 
 
 class Remembered(dict[str, list[T]]):
@@ -89,7 +90,7 @@ class TextSplitter:
 
     def words(self, text: str) -> list[str]:
         """Return the words of a text; their concatenation is the text."""
-        if text.isascii():  # it stands for itself
+        if text.isascii():  # ASCII text needs no replacement
             words = [text]
             for _, parts in self.stages:
                 words = parts.over(words)
@@ -113,7 +114,7 @@ def stand_ins() -> NDArray[np.uint8]:
     for category, stand_in in STAND_INS.items():
         table[categories() == ord(category)] = ord(stand_in)
     for first, last in HAN:
-        part = table[first : last + 1]  # a view
+        part = table[first : last + 1]  # the slice is a view of `table`
         part[:] = np.where(part == ord(LETTER), ord(HAN_LETTER), ord(HAN_OTHER))
     table[list(WHITESPACE)] = ord(SPACE)
     table[:0x80] = range(0x80)

@@ -16,7 +16,7 @@ from lockstep.engine.tokenizers.utf8 import LENGTHS, REPLACEMENT, sequence_size,
 from lockstep.engine.tokenizers.vocabulary import Attr, Defaults, Metadata, Vocabulary, read_array
 
 PIECE = Attr.NORMAL | Attr.USER_DEFINED | Attr.UNUSED
-UNKNOWN_PENALTY = np.float32(10)  # below the worst score
+UNKNOWN_PENALTY = np.float32(10)  # subtracted from the worst score
 NO_UNKNOWN = -1
 
 
@@ -40,7 +40,7 @@ class T5Tokenizer(Tokenizer, name="t5"):
             for attr, score in zip(vocabulary.attrs, vocabulary.scores, strict=True)
         ]
         self.unknown_score = unknown_score(vocabulary)
-        self.normalize(b"\n")  # llama.cpp does while loading: a broken trie is found early
+        self.normalize(b"\n")  # finds a broken trie early, as llama.cpp does when it loads a model
 
     def segment(self, text: bytes) -> list[int]:
         return self.best(self.normalize(text))
@@ -133,7 +133,7 @@ class Beginnings:
             return 0
         part = text[at : at + self.longest]
         i = bisect(self.texts, part)
-        neighbours = self.texts[max(i - 1, 0) : i + 1]  # one of them shares the most
+        neighbours = self.texts[max(i - 1, 0) : i + 1]  # one of these shares the longest prefix
         return max(shared_size(part, neighbour) for neighbour in neighbours)
 
 

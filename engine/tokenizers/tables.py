@@ -20,16 +20,17 @@ I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
 
-NONE = -1  # no value, no neighbour
+NONE = -1  # no value or no neighbour
 
-# odd numbers of 64 bits without a pattern; which ones is of no consequence to what is found
+# arbitrary odd numbers of 64 bits; the choice does not change results
 BASE = np.uint64(0x9E3779B97F4A7C15)
 SPREAD = np.uint64(0xD6E8FEB86659FD93)
 ONE, HALF = np.uint64(1), np.uint64(32)
 FREE, TAKEN = np.uint8(0), np.uint8(0x80)
 JOINTS = 1 << 18
 TOP = np.uint64(64 - 18)
-KEY, START, SIZES, VALUE = range(4)  # columns of rows: hash, place in the blob, bytes of both parts
+# columns of rows: hash, offset in the blob, sizes of both parts
+KEY, START, SIZES, VALUE = range(4)
 
 STAMP = source_stamp(__file__)
 
@@ -50,11 +51,12 @@ def inline_part(function: Function) -> Function:
 class Table(NamedTuple):
     """Texts, each with a value. A text is found by its bytes and the place where it is split."""
 
-    tags: U8  # (a power of two,) some bits of the hash, or FREE: what is missing is told by these
-    rows: I64  # (as many, 4)
+    # (a power of two,) bits of the hash, or FREE; most missing texts are recognised by these
+    tags: U8
+    rows: I64  # (the same number, 4)
     blob: U8
-    powers: U64  # of BASE, up to that of the longest text
-    joints: U8  # (JOINTS / 8,) bits: characters that are side by side in a text, by their hash
+    powers: U64  # powers of BASE, up to the length of the longest text
+    joints: U8  # (JOINTS / 8,) bits, by the hash of two adjacent characters that occur in a text
 
 
 def table_of(texts: Iterable[bytes], values: Iterable[int]) -> Table:
@@ -96,7 +98,7 @@ class Needles:
         self.table = table_of(texts, range(len(texts)))
         self.count = len(texts)
         pairs = sorted({(text[0], len(text)) for text in texts})
-        # those of the texts that begin with byte b are sizes[edges[b]:edges[b + 1]]
+        # the sizes of texts that begin with byte b are sizes[edges[b]:edges[b + 1]]
         self.sizes = np.array([size for _, size in pairs], np.int64)
         self.edges = np.searchsorted([first for first, _ in pairs], np.arange(257))
 

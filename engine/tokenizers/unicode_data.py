@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-# Unicode's White_Space
+# characters with Unicode's White_Space property
 WHITESPACE = (*range(0x09, 0x0E), 0x20, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B),
               0x2028, 0x2029, 0x202F, 0x205F, 0x3000)  # fmt: skip
 
@@ -29,7 +29,7 @@ def categories() -> NDArray[np.uint8]:
     return table
 
 
-# runs of code points from U+0000 up: category, then length unless it is 1
+# runs of code points from U+0000 on: category, then the length if it is not 1
 RUNS = (
     "C32ZP3SP6SP4N10P2S3P2L26P3SPSL26PSPSC33ZPS5PS2LPSCS4N2SLP2SNLPN3PL23SL31SL458S4L12S14L5S7LSLS1"
     "7M112L5SL2U2L4PLU4S2LPL3ULUL20UL83SL139SM7L166UL38U2LP6L41P2U2S3UM45PMPM2PM2PMU8L27U4L4P2U11C6"

@@ -13,7 +13,8 @@ from lockstep.engine.errors import EngineError
 REPLACEMENT = 0xFFFD
 LAST = 0x10FFFF
 
-# how many bytes a first byte asks for, by its high half; a stray continuation byte is one
+# number of bytes of a character, by the high half of its first byte; 1 for a stray continuation
+# byte
 LENGTHS = (1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 3, 4)
 
 SEQUENCE = re.compile(

@@ -34,8 +34,8 @@ class Attr:
     LSTRIP = 1 << 7
     RSTRIP = 1 << 8
 
-    HIDDEN = CONTROL | UNKNOWN  # neither read from text nor written to it, unless asked for
-    SPECIAL = HIDDEN | USER_DEFINED  # looked for in a text before anything else is
+    HIDDEN = CONTROL | UNKNOWN  # not read from text and not written to it, unless requested
+    SPECIAL = HIDDEN | USER_DEFINED  # found in a text before other tokens
 
 
 ATTR_OF_TYPE = {
@@ -47,7 +47,7 @@ ATTR_OF_TYPE = {
     6: Attr.BYTE,
 }
 
-# in the order of reading: a later key wins
+# in the order of reading; a later key wins
 ROLE_KEYS = (
     ("bos", "bos_token_id"),
     ("eos", "eos_token_id"),
@@ -68,7 +68,7 @@ ROLE_KEYS = (
     ("fim_mid", "middle_token_id"),
 )
 
-# a role that no key fills goes to a token with one of these texts
+# if no key fills a role, a token with one of these texts does
 ROLE_TEXTS = {
     "eot": "<|eot_id|> <|im_end|> <|end|> <end_of_turn> <|endoftext|> <|end_of_text|> <EOT> _<EOT> "
     "[EOT] <\uff5cend\u2581of\u2581sentence\uff5c> <end_of_utterance>",
@@ -105,7 +105,7 @@ class Defaults:
     add_bos: bool = False
     add_eos: bool = False
     add_sep: bool = False
-    clean_spaces: bool = False  # no key changes it
+    clean_spaces: bool = False  # no key changes this
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -115,19 +115,20 @@ class Vocabulary:
 
     texts: tuple[bytes, ...]
     scores: tuple[float, ...]  # float32 values; all zero if the file has none
-    stored_attrs: tuple[int, ...]  # as the file has them; some tokenizers are built from these
+    stored_attrs: tuple[int, ...]  # as stored in the file; some tokenizers are built from these
     attrs: tuple[int, ...]  # sums of Attr, repaired
     ids: Mapping[bytes, int]  # text -> id
-    specials: tuple[int, ...]  # found in text before anything else is: longest text first
+    # tokens that are found in a text before others, the longest text first
+    specials: tuple[int, ...]
     roles: Mapping[str, int | None]  # every name in ROLE_KEYS
-    eog: frozenset[int]  # any of them ends a generation
-    suppressed: tuple[int, ...]  # never to be sampled
+    eog: frozenset[int]  # each of these ends a generation
+    suppressed: tuple[int, ...]  # tokens that must not be sampled
     add_space_prefix: bool
     add_bos: bool
     add_eos: bool
     add_sep: bool
     remove_extra_whitespaces: bool
-    clean_spaces: bool  # decoding drops spaces before punctuation
+    clean_spaces: bool  # decoding removes spaces before punctuation
 
     @property
     def n_vocab(self) -> int:
@@ -255,7 +256,7 @@ def read_texts(metadata: Metadata) -> list[bytes]:
     texts = [c_string(text) or f"[EMPTY_{i}]".encode() for i, text in enumerate(value)]
     first: dict[bytes, int] = {}
     for i, text in enumerate(texts):
-        if first.setdefault(text, i) != i:  # llama.cpp aborts
+        if first.setdefault(text, i) != i:  # llama.cpp aborts for duplicates
             raise InvalidModel(f"{key} must differ, but {first[text]} and {i} are both {text!r}")
     return texts
 
@@ -288,7 +289,7 @@ def read_scores(metadata: Metadata, n_vocab: int) -> list[float]:
     if numbers is None:
         return [0.0] * n_vocab
     bad = np.flatnonzero(np.isnan(numbers))
-    if bad.size:  # llama.cpp takes it, and its heap is then in no particular order
+    if bad.size:  # llama.cpp accepts this, and its heap is then unordered
         raise InvalidModel(f"{key} must be numbers, but that of token {bad[0]} is NaN")
     scores: list[float] = numbers.astype(np.float32).tolist()
     return scores

@@ -25,7 +25,7 @@ class WhitespaceTokenizer(Gpt2Tokenizer, name="whitespace"):
         self.lowercase = read_flag(metadata, "normalizer.lowercase", self.pre.lowercase)
 
     def segment(self, text: bytes) -> Iterable[int]:
-        if self.pre.escape_whitespaces:  # and so it is not dropped
+        if self.pre.escape_whitespaces:  # an escaped space is not dropped
             text = text.replace(b" ", SPACE)
         for part in GAPS.split(readable(text)):
             if self.lowercase:

@@ -10,7 +10,7 @@ WIDTH = 100
 C_TYPES = {
     "float64": "double",
     "float32": "float",
-    "float16": "uint16_t",  # bits: C99 has no halves
+    "float16": "uint16_t",  # bits of the number, because C99 has no half type
     "int64": "int64_t",
     "int32": "int32_t",
     "uint8": "uint8_t",

@@ -41,8 +41,8 @@ bounds: start with them.""",
 A `valid` file must be accepted and an `invalid` one refused; for an `implementation-defined` one
 both are right. No file may end the process, hang or take much memory.""",
 }
-PAGES = {"samplers": "SAMPLERS.md"}  # of levels whose page is whole
-GENERATED = "## Generated text"  # where such a page goes on about Lockstep alone
+PAGES = {"samplers": "SAMPLERS.md"}  # levels with a complete page
+GENERATED = "## Generated text"  # heading from which such a page is only about Lockstep
 HERE = Path(__file__).parent
 USE = {
     "json": """\

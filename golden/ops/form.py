@@ -21,7 +21,7 @@ F32 = NDArray[np.float32]
 NUMPY_TYPES = {np.dtype(dtype): name for name, dtype in PLAIN.items()}
 
 GLU = ("REGLU", "GEGLU", "SWIGLU", "GEGLU_ERF", "GEGLU_QUICK")
-# the sources of ggml's ops, in their order; all others have `x`, or `a` and `b`
+# names of the sources of ggml's ops in order; other ops have `x`, or `a` and `b`
 SOURCES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("ADD", "SUB", "MUL", "DIV", "CONCAT", "MUL_MAT", "CPY"), ("a", "b")),
     "ADD_ID": ("a", "rows", "ids"),
@@ -60,7 +60,8 @@ PAD: dict[str, int | float] = {
     f"{side}{i}": 2 * i + j for i in range(4) for j, side in enumerate(("before", "after"))
 }
 WINDOWS = ("stride", "stride_y", "padding", "padding_y", "dilation", "dilation_y", "images")
-# where ggml keeps a parameter: as an integer if the place is one, as a float if it is 2.0
+# index of a parameter in ggml's list: written as an integer for integers, and as a float such as
+# 2.0 for floats
 PARAMS: dict[str, Mapping[str, int | float]] = {
     "SCALE": {"scale": 0.0, "bias": 1.0},
     "CLAMP": {"min": 0.0, "max": 1.0},

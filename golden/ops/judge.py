@@ -23,7 +23,7 @@ class JudgedCase:
     case: str
     output: str
     way: str = ""
-    share: float = 0.0  # the largest error, as a share of its limit
+    share: float = 0.0  # largest error as a share of its limit
     wrong: Mismatch | None = None
     reason: str = ""
 

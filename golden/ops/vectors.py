@@ -16,11 +16,11 @@ from lockstep.engine.registry import import_members
 from lockstep.golden.ops.form import CASES, NUMPY_TYPES, Array, Blocks, Case, SeededInputs, node_of
 from lockstep.golden.store import BrokenGolden, Tensors
 
-# one lane: the bound of one sum in sequence holds for all other orders
+# one lane, because the limit of a sequential sum holds for all other orders
 GGML = Build(lanes=1, multiply=in_order, zeros=True)
-RESULT = "y"  # the one result of an op of ggml
+RESULT = "y"  # name of the only result of an op of ggml
 Ways = Mapping[str, Expected]
-# outputs that are places in a row: (rule, what they choose from or how many count)
+# outputs that are indices in a row: (rule, the values from which they choose or the count)
 JUDGED = {
     ("ARGSORT", RESULT): ("ties", "x"),
     ("TOP_K", RESULT): ("choice", "x"),
@@ -121,18 +121,18 @@ def describe_output(where: str, found: Expected, kind: str, tensors: Tensors) ->
     float64."""
     allowed = np.broadcast_to(np.asarray(found.allowed, np.float64), found.value.shape)
     value = found.value
-    if value.dtype.kind == "f":  # which NaN it is depends on the processor, and says nothing
+    if value.dtype.kind == "f":  # the bits of a NaN depend on the processor, and carry no meaning
         value = np.where(np.isnan(value), value.dtype.type(np.nan), value)
     with np.errstate(over="ignore"):
         settled = value.astype(PLAIN[kind])
-    # where infinities met, a bound is NaN: such an element must be equal
+    # where infinities were combined, the limit is NaN, and the element must be equal
     allowed = np.where(np.isfinite(settled), allowed, 0.0)
     allowed = np.nan_to_num(allowed, nan=0.0, posinf=np.inf)
     if np.isinf(rounded_up(allowed)).any():
         raise BrokenGolden(f"{where}: an infinite bound would let anything pass")
     exact = not allowed.any()
     tensors[where] = settled
-    if not exact:  # what the type cannot hold is infinite there too
+    if not exact:  # a value that the type cannot hold is infinite
         tensors[where] = np.where(np.isfinite(settled), value, settled).astype(np.float64)
         tensors[f"{where}.allowed"] = rounded_up(allowed)
     return {"allowed": 0.0 if exact else None, "reason": found.reason}

@@ -14,9 +14,9 @@ from lockstep.harness.records import BOTH, EXACT, Answered, EngineInfo, Settings
 
 GENERATOR = "golden.generate 1"  # the number changes with the meaning of the vectors
 FORMAT = 1
-MEMORY = 8 << 30  # bytes that an engine may take, as in `check`
-SEED = 1  # of blocks, texts and prompts; a model that we make has its own
-WORDS = frozenset({"compare", "plain_reason", "reason", "why"})  # keys of sentences
+MEMORY = 8 << 30  # limit of an engine's memory in bytes, as in `check`
+SEED = 1  # seed of blocks, texts and prompts; made models have their own seeds
+WORDS = frozenset({"compare", "plain_reason", "reason", "why"})  # keys whose values are sentences
 
 Case = dict[str, Any]
 
@@ -35,7 +35,7 @@ class AskedEngine:
 
     engine: str
     session: Session
-    path: Path | None = None  # the model's file: llama.cpp's own cases lie beside a vocabulary
+    path: Path | None = None  # the model's file; llama.cpp's own cases are next to a vocabulary
 
     def __call__(self, question: str, *args: Any, **kwargs: Any) -> Any:
         """Return the engine's answer. Raises NoAnswer (harness.context.suite) with the reason if
@@ -62,8 +62,8 @@ class Source:
     settings: Settings
     seed: int
     path: Path | None = None
-    model: Mapping[str, Any] | None = None  # as golden.models.model_row has it
-    nodes: tuple[str, ...] = ()  # of llama.cpp's graph, whose values are wanted as well
+    model: Mapping[str, Any] | None = None  # as returned by golden.models.model_row
+    nodes: tuple[str, ...] = ()  # nodes of llama.cpp's graph whose values are stored too
     progress: Callable[[str], None] = field(default=lambda _: None)
 
     def head(self, kind: str, *, build: bool = False) -> Case:
@@ -73,7 +73,7 @@ class Source:
         if build:
             oracle["build"] = self.info.build
         knobs = asdict(self.settings)
-        for name in ("generic", "adapters", "turned"):  # which no golden depends on
+        for name in ("generic", "adapters", "turned"):  # no golden depends on these
             del knobs[name]
         provenance = {
             "generator": GENERATOR,

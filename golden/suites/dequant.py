@@ -15,7 +15,7 @@ from lockstep.harness.adapters.ieee754 import NUMBERS as PLAIN
 from lockstep.harness.judging.compare import bits, mismatch_between
 from lockstep.harness.records import Verdict
 
-NUMBERS = "ieee754"  # the oracle of what llama.cpp stores and does not decode
+NUMBERS = "ieee754"  # the oracle for types that llama.cpp stores but does not decode
 COMPARE = "the bits of each float32, so that -0.0 is not 0.0; any NaN equals any NaN"
 
 
@@ -71,7 +71,7 @@ class GoldenDequant(Golden, name="dequant"):
             text = f"{kind}: {len(blocks)} blocks agree bit for bit"
             yield verdict("agreed", text, {"bit_exact": True})
             return
-        worst = mismatch_between(expected, got, 0.0)  # None if only the signs of zeros differ
+        worst = mismatch_between(expected, got, 0.0)  # None if only signs of zeros differ
         row, column = worst.index if worst else tuple(int(i) for i in np.argwhere(differ)[0])
         detail = {
             "block": blocks[row]["id"],

@@ -38,11 +38,12 @@ from lockstep.harness.synth.draws import stream, uniform
 from lockstep.harness.synth.generator import tensor_bytes
 
 ROWS, COLUMNS = 6, 512
-FEW_COLUMNS = 32  # of floats, whose sums round at every term: the bound is to show a conversion
-TOKENS = ("even", "sizes", "outliers", "zeros")  # what the rows of activations are like
-SIGMA = 0.25  # of the weights
+# columns of float types, whose sums round at every term; the limit must reveal a conversion
+FEW_COLUMNS = 32
+TOKENS = ("even", "sizes", "outliers", "zeros")  # kinds of rows of activations
+SIGMA = 0.25  # standard deviation of the weights
 TRIES = 100
-GGML = Build(lanes=1)  # one lane, as in ANY_ENGINE: its bound holds for any other order
+GGML = Build(lanes=1)  # one lane, as in ANY_ENGINE, because its limit holds for any other order
 COMPARE = (
     "no element of a product further than `allowed` from `expected`; an engine that does not "
     "convert activations: no further than `plain_allowed` from `plain`; `llama_cpp` is what the "
@@ -209,7 +210,7 @@ def multiply_blocks(
     """Multiply weights and activations. blocks: steps of a block are multiplied as integers, so
     that only the sums over blocks are rounded."""
     out = np.zeros((len(acts), weight.shape[0]))
-    size = np.zeros(out.shape)  # the sum of the magnitudes of all that is added up
+    size = np.zeros(out.shape)  # sum of the magnitudes of all terms
     for rows, pairs in factors(acts, sums, weight):
         for a, w in pairs:
             out[:, rows] += in_order(a, w.astype(np.float64).T)

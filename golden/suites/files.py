@@ -20,7 +20,7 @@ from lockstep.harness.fuzzers.gguf.fuzzer import WAYS
 from lockstep.harness.fuzzers.gguf.grammar import BROKEN, VALID, alone
 from lockstep.harness.records import EXACT, Verdict
 
-OTHERS = ("gguf-py", "reference")  # asked beside the oracle
+OTHERS = ("gguf-py", "reference")  # engines that are asked in addition to the oracle
 COMPARE = (
     "a valid file is accepted, an invalid one refused, and never a crash; with an "
     "implementation-defined one a parser may do either"

@@ -32,8 +32,9 @@ from lockstep.harness.records import Evaluation, Request, Verdict
 from lockstep.harness.suites.decode import PROMPT
 from lockstep.harness.synth.generator import integers, stream
 
-LANES = 16  # of the widest vectors, which round least: the bound is no wider on another CPU
-N_PROMPT, N_GREEDY = 24, 8  # of a seeded model; its text means nothing
+# number of lanes of the widest vectors, which round least, so that no CPU has a wider limit
+LANES = 16
+N_PROMPT, N_GREEDY = 24, 8  # tokens of a seeded model, whose text is meaningless
 N_GREEDY_OF_TEXT = 32
 LARGEST = 4 << 20  # bytes of one model's logits
 ROWS = (

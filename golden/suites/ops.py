@@ -19,7 +19,7 @@ COMPARE = (
     "same; of several ways one must fit all elements of the output"
 )
 
-HELD = {  # ggml's or not: what the truth was held against when it was written
+HELD = {  # keys: True for ops of ggml; values: what the truth was compared with when it was written
     True: "llama.cpp computed every case, and was within the bounds but for what is a finding",
     False: "a second writing of the operation in float32, and the mistakes that it must not let "
     "pass: tests/golden/test_fused_ops.py",

@@ -40,8 +40,8 @@ from lockstep.harness.records import Status, Verdict
 from lockstep.harness.synth.generator import integers, stream
 
 TEXT = b"Once upon a time, in a town by the sea, there were 12 clocks; none of them told the time."
-MOST = 256  # ids of a prompt
-N_SEEDED = 24  # ids of the prompt of a model without a vocabulary
+MOST = 256  # number of ids in a prompt
+N_SEEDED = 24  # number of ids in the prompt of a model without a vocabulary
 N_GREEDY = 16
 
 
@@ -128,7 +128,7 @@ def shown_of(
     shows no node that the user asked for."""
     try:
         return nodes_of(ask.session, batches, result, wanted)
-    except Unsupported:  # its graph is another one: the outputs say so
+    except Unsupported:  # another graph; the outputs show this
         return {}
     except NoAnswer as error:
         if error.status != "not-compared" or any(node.asked for node in wanted):
@@ -200,7 +200,7 @@ def greedy_after(
     first = next(i for i in range(N_GREEDY) if own[i] != greedy[i])
     known = own[: first + 1]
     rest = N_GREEDY - len(known)
-    if start is not None or not rest:  # nobody continues what a decoder has begun
+    if start is not None or not rest:  # a decoder's text is not continued
         return known + own[first + 1 :]
     return known + list(source.ask("greedy", [*prompt, *known], rest))
 

@@ -37,11 +37,12 @@ from lockstep.harness.records import SampleAnswer, SampleRequest, Verdict
 from lockstep.harness.samplers.asking import ask_every_stage
 from lockstep.harness.synth.draws import stream
 
-CLEAR = 4 * TOLERANCE  # how far every decision is from another one, at least
-SLOPE = 16  # by which no decision's own numbers follow a logit: typical's, of an entropy below 7
-TRIES = 4000  # rows and seeds until all is clear
+CLEAR = 4 * TOLERANCE  # least distance of each decision from another decision
+# largest slope of a decision's numbers by a logit; typical has it, with an entropy below 7
+SLOPE = 16
+TRIES = 4000  # rows and seeds to try until all decisions are clear
 DOCUMENTS = {**SAMPLERS, **CHAINS}
-READING = ("dry", "infill")  # documents whose cases read a vocabulary
+READING = ("dry", "infill")  # documents with cases that read a vocabulary
 
 
 class GoldenSamplers(Golden, name="samplers"):

@@ -11,8 +11,8 @@ from lockstep.harness.records import Verdict
 from lockstep.harness.suites.tokens import TEXTS, with_left_out
 from lockstep.harness.synth.generator import integers, stream
 
-GLUED = 32  # texts glued from random pieces, so that every kind of merge is met
-LONGEST = 12  # pieces of such a text
+GLUED = 32  # texts of random pieces, so that every kind of merge occurs
+LONGEST = 12  # pieces in such a text
 FLAGS = ((False, False), (False, True), (True, False), (True, True))
 
 

@@ -17,13 +17,13 @@ from lockstep.harness.records import Verdict
 from lockstep.harness.suites.tokens import with_left_out
 from lockstep.harness.synth.draws import integers, stream
 
-GLUED = 32  # texts glued from random pieces, so that every kind of merge is met
-LONGEST = 10  # pieces of such a text
-OWN_SPECIALS = 8  # of the vocabulary's own special tokens, those whose texts are cases
+GLUED = 32  # texts of random pieces, so that every kind of merge occurs
+LONGEST = 10  # pieces in such a text
+OWN_SPECIALS = 8  # number of the vocabulary's own special tokens whose texts are cases
 SPECIAL_TYPES = (2, 3, 4)  # unknown, control and user-defined in tokenizer.ggml.token_type
 
 Ids = list[int]
-# the names under which a case keeps its ids; `plain` and `full` are in every case
+# names of a case's lists of ids; every case has `plain` and `full`
 WAYS = {
     "plain": {"add_special": False, "parse_special": False},
     "parsed": {"add_special": False, "parse_special": True},
@@ -31,7 +31,7 @@ WAYS = {
     "full": {"add_special": True, "parse_special": True},
 }
 USUAL = ("plain", "full")
-ALL_WAYS = ("special-", "own-")  # beginnings of the names of cases that are asked in all ways
+ALL_WAYS = ("special-", "own-")  # prefixes of the names of cases with all lists
 PLAIN_BACK = {"remove_special": False, "unparse_special": False}
 FULL_BACK = {"remove_special": False, "unparse_special": True}
 

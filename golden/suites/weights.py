@@ -19,8 +19,8 @@ from lockstep.harness.records import Verdict
 from lockstep.harness.synth.draws import integers, stream
 
 CHUNK = 1 << 22  # weights decoded at a time
-PIECES = 16  # of each type
-LONGEST = 1024  # weights of a piece
+PIECES = 16  # pieces of each type
+LONGEST = 1024  # weights in a piece
 COMPARE = (
     "sha256 of all weights of a tensor as little-endian float32, in the file's order, every NaN as "
     "0x7fc00000; the pieces bit for bit, so that -0.0 is not 0.0, and any NaN equals any NaN"

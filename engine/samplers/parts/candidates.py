@@ -20,8 +20,8 @@ class CandidateList:
     ids: I32  # (candidates,)
     logits: F32  # (candidates,)
     p: F32  # (candidates,)
-    sorted: bool = False  # by logits, the largest first
-    selected: int = -1  # place in the list; -1: none
+    sorted: bool = False  # True: by logits, the largest first
+    selected: int = -1  # index in the list; -1: none
 
     @classmethod
     def of_logits(cls, logits: F32) -> Self:

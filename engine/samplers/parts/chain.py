@@ -13,7 +13,7 @@ from lockstep.engine.samplers.parts.constructors import BY_SAMPLER
 from lockstep.engine.samplers.parts.draws import GivenDraws
 from lockstep.engine.samplers.parts.ways import DEFINITION, Ways
 
-Stage = Mapping[str, Any]  # {"sampler": "top_p", "p": 0.9, "min_keep": 1}
+Stage = Mapping[str, Any]  # such as {"sampler": "top_p", "p": 0.9, "min_keep": 1}
 
 
 class Chain:

@@ -31,7 +31,7 @@ class Constructor:
     """Function of llama.h that makes a sampler."""
 
     function: str
-    sampler: str  # the name of ours
+    sampler: str  # name of our sampler
     parameters: tuple[tuple[str, Kind], ...]
 
     @property

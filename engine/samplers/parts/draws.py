@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.samplers.parts.candidates import F
 
-WORDS = 4294967296.0  # of 32 bits
+WORDS = 4294967296.0  # number of 32-bit words
 
 
 class Draws(Protocol):

@@ -34,7 +34,7 @@ def unary(name: str) -> Function:
             out[i] = single(values[i])
         return out
 
-    # holds an address of this process, so that nothing is kept on disk
+    # not cached on disk, because the code contains an address of this process
     compiled = njit(each)
     return lambda values: np.asarray(compiled(np.ascontiguousarray(values, F)), F)
 

@@ -15,11 +15,12 @@ from lockstep.engine.samplers.parts.candidates import F32, F
 
 Places = NDArray[np.int64]
 STAMP = source_stamp(__file__)
-SMALL = 16  # elements that std::sort leaves to insertion
-HEAP = 128  # candidates up to which llama.cpp takes a heap
-BUCKETS, LOW, HIGH = 128, F(-10), F(10)  # of logits
+SMALL = 16  # number of elements that std::sort leaves to insertion sort
+HEAP = 128  # number of candidates up to which llama.cpp uses a heap
+# number of buckets, and the range of logits that they cover
+BUCKETS, LOW, HIGH = 128, F(-10), F(10)
 SCALE = F(BUCKETS) / (HIGH - LOW)
-INT_END = 2147483648.0  # a float beyond is no int: INT_MIN on x86
+INT_END = 2147483648.0  # a larger float is no valid int, and becomes INT_MIN on x86
 
 
 def kernel(function: Any) -> Any:

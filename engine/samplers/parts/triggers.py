@@ -8,7 +8,7 @@ import regex
 from lockstep.engine.errors import InvalidGrammar
 from lockstep.engine.samplers.grammar import Grammar
 
-MAX_SECONDS = 2.0  # that a pattern may search
+MAX_SECONDS = 2.0  # time limit for the search of a pattern
 
 
 @dataclass(kw_only=True)

@@ -24,7 +24,8 @@ from lockstep.engine.samplers.parts.libstdcxx import (
     top_order,
 )
 
-LARGE_LIST, FIRST_PART = 1024, 256  # candidates; llama.cpp's top-p sorts a part of a large list
+# numbers of candidates; llama.cpp's top-p sorts only a part of a large list at first
+LARGE_LIST, FIRST_PART = 1024, 256
 
 
 class EqualsOrder(Enum):

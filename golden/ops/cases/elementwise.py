@@ -7,7 +7,7 @@ import numpy as np
 from lockstep.golden.ops.form import Case, SeededInputs, cases
 
 INF, NAN = np.inf, np.nan
-LENGTHS = (1, 3, 16, 33)  # around a vector register's
+LENGTHS = (1, 3, 16, 33)  # lengths around the size of a vector register
 LARGE = np.array(
     [1e30, -1e30, 3e38, 1e-38, -1e-38, 1e-45, 0.0, -0.0, 1.0, 88.8, -103.9], np.float32
 )
@@ -18,7 +18,7 @@ DETERMINED = (
     *("ABS", "SGN", "NEG", "STEP", "RELU", "SQR", "SQRT", "ROUND", "FLOOR", "CEIL", "TRUNC"),
 )
 POSITIVE = ("SQRT", "LOG")
-LARGEST = {"GELU_QUICK": 6e4}  # halves end there, and ggml's table with them
+LARGEST = {"GELU_QUICK": 6e4}  # ggml's table ends with the range of F16
 SLOPES = {"alpha_n": 0.8, "alpha_p": 1.3, "beta": 0.5, "eps": -1e-6}
 PARAMS = {"XIELU": SLOPES}
 

@@ -16,7 +16,7 @@ OF_GATE: dict[str, dict[str, Any]] = {
     "SWIGLU_OAI": {"alpha": 1.702, "limit": 2.0},
     "SWIGLU_CLAMP": {"limit": 2.0},
 }
-NORMAL, NEOX, MROPE, VISION, IMROPE = 0, 2, 8, 24, 40  # GGML_ROPE_TYPE_*
+NORMAL, NEOX, MROPE, VISION, IMROPE = 0, 2, 8, 24, 40  # values of GGML_ROPE_TYPE_*
 ANGLES = {"n_ctx_orig": 4096, "freq_base": 1e4, "freq_scale": 1.0, "attn_factor": 1.0}
 BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}
 
@@ -59,7 +59,7 @@ def softmax(op: str, draw: SeededInputs) -> Iterator[Case]:
     yield case("causal", x, 0.3, mask=mask)
     yield case("causal-by-halves", x, 0.3, mask=mask.astype(np.float16))
     yield case("values-in-the-mask", x, 0.3, mask=mask + draw("values", 4, 9))
-    for heads in (3, 4):  # a power of two and not
+    for heads in (3, 4):  # a power of two, and another number
         y = draw(f"alibi-{heads}", heads, 4, 9)
         yield case(f"alibi-{heads}-heads", y, 0.3, 8.0, mask=mask - np.abs(draw("far", 4, 9)))
     sinks = np.array([0.5, -3.0, 40.0], np.float32)
@@ -124,7 +124,7 @@ def rotated_views(op: str, draw: SeededInputs) -> Iterator[Case]:
     x = draw("view", 3, 2, 8)
     inputs = {"x": x, "positions": np.array([5, 6, 7], np.int32)}
     params = {**ANGLES, "n_dims": 8, "mode": NEOX}
-    nb = {"x": (4, 48, 160, 480)}  # heads of a fused QKV
+    nb = {"x": (4, 48, 160, 480)}  # heads within a fused QKV
     yield Case(id="a-view-with-gaps", inputs=inputs, params=params, shape=x.shape, nb=nb)
 
 

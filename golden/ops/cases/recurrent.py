@@ -35,7 +35,7 @@ def scan(op: str, draw: SeededInputs) -> Iterator[Case]:
                 "c": draw(f"{tag}-c", seqs, tokens, 2, states),
                 "ids": np.arange(seqs, 0, -1, dtype=np.int32),
             }
-            if tokens > 1:  # beyond 20, softplus is the argument itself
+            if tokens > 1:  # beyond 20, softplus returns its argument
                 inputs["dt"][0, :2, 0] = [25.0, -60.0]
             size = seqs * heads * dim * (tokens + keep * states)
             yield Case(id=tag, inputs=inputs, params={"snapshots": keep}, shape=(size,))

@@ -14,17 +14,17 @@ from lockstep.harness.synth.draws import octets, stream
 Block = NDArray[np.uint8]
 Named = Iterator[tuple[str, Block]]
 
-ENDS = bytes([0x80, 0x7F, 0x00, 0x01, 0xFF, 0x81, 0x08, 0xF0])  # smallest, largest, around zero
+ENDS = bytes([0x80, 0x7F, 0x00, 0x01, 0xFF, 0x81, 0x08, 0xF0])  # smallest, largest, and around zero
 FILLS = (0x00, 0xFF, 0x80, 0x7F, 0x0F, 0xF0, 0x55, 0xAA)
-SHORT = 16  # a shorter field does not go through all bytes; each of its nibbles gets all values
-CHANCE = 16  # random blocks, and as many with a scale of the usual size
-NUMBERS = 64  # random values of a type without blocks
-USUAL = {1: 0x78, 2: 0x2000}  # bits of a scale like those of real weights, by its width
+SHORT = 16  # in a shorter field, each nibble gets all values instead of each byte
+CHANCE = 16  # number of random blocks, and of random blocks with a usual scale
+NUMBERS = 64  # number of random values of a type without blocks
+USUAL = {1: 0x78, 2: 0x2000}  # bits of a scale like those of real weights, by the scale's bytes
 TOGETHER = tuple(
     product(("zero", "minus-zero", "infinite", "minus-infinite", "quiet-nan"), repeat=2)
 )
-# where the index of a code book lies that is longer than a byte: low bits, high ones, and the
-# values of the field that has the high ones
+# fields of indices with more than a byte: low bits, high bits, and the values of the field with the
+# high bits
 LONG_INDEX: dict[str, tuple[str, str, list[int]]] = {
     "IQ1_S": ("qs", "qh", [0o1111 * high for high in range(8)]),
     "IQ1_M": ("qs", "qh", [0x11 * high for high in range(8)]),
@@ -111,11 +111,12 @@ def whole_book(kind: type[WeightFormat], scales: list[OddScale]) -> Named:
     byte or shares its field."""
     if kind.name in LONG_INDEX:
         yield from long_indices(kind, scales)
-    elif kind.name == "IQ2_XS":  # 9 bits of index, 7 of signs
+    elif kind.name == "IQ2_XS":  # 9 bits of index, and 7 bits of signs
         for first in range(0, 512, 32):
             indices = np.arange(first, first + 32).astype("<u2").view(np.uint8)
             yield f"book-{first:03x}", with_ones(scales, after_scale(indices, kind))
-    elif kind.name == "IQ2_XXS":  # 4 indices of a byte, then 4 x 7 bits of signs and 4 of a scale
+    # 4 indices of one byte, then 4 x 7 bits of signs and 4 bits of scale
+    elif kind.name == "IQ2_XXS":
         for first in range(0, 256, 32):
             groups = np.zeros((8, 8), np.uint8)
             groups[:, :4] = np.arange(first, first + 32).reshape(8, 4)

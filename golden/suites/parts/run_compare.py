@@ -56,7 +56,7 @@ def sentence(part: str, off: Mismatch) -> str:
 def margin(vectors: Vectors, step: int, token: int, way: str) -> tuple[float, bool]:
     """Return how far the logit of `token` lies below the largest logit before that step. The flag
     is False if this distance is only a lower bound."""
-    row = step - len(vectors.document["greedy"])  # from the last
+    row = step - len(vectors.document["greedy"])  # counted from the last row
     ids, top = (vectors.tensors[f"{LOGITS}/{way}.{part}"][row] for part in ("ids", "top"))
     at = np.flatnonzero(ids == token)
     return float(top[0]) - float(top[at[0] if at.size else -1]), bool(at.size)

@@ -16,8 +16,8 @@ from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.noise import MORE_RUNS
 from lockstep.harness.judging.tolerances import BY_BOUNDS, whole_run
 
-WAYS = ("ggml", "plain")  # of an engine that rounds as llama.cpp does, and of one that does not
-ALONE = 2  # of the greedy ids are decoded one by one; those before, in one batch
+WAYS = ("ggml", "plain")  # engines that round as llama.cpp does, and engines that do not
+ALONE = 2  # greedy ids that are decoded one by one; earlier ids are decoded in one batch
 ROWS = (
     "batch after batch on one cache, as `batches` has their lengths: the ids of the prompt, then "
     "the greedy ones but the last; a row of logits for each id, and the rows of a node as they "

@@ -38,7 +38,8 @@ class ErrorBound:
             limits = logit_limits(sampler, before, after, learnt)
         there = limits is not None and np.isfinite(limits.logits)
         radius = 0.0 if limits is None else float(limits.radius[there].max())
-        parameters = 2 * UNIT * float(np.abs(finite(after)).max())  # rounded to float32, or not
+        # an engine may or may not round parameters to float32
+        parameters = 2 * UNIT * float(np.abs(finite(after)).max())
         self.logit = slope_of(sampler, before, after) * self.logit + radius + parameters
         held = probabilities_of(after.logits)
         return max(self.logit, float((2 * held.p * self.logit + held.radius).max()))
@@ -54,12 +55,12 @@ def slope_of(sampler: Sampler, before: CandidateList, after: CandidateList) -> f
             return 1 / sampler.t if sampler.t > 0 else 1.0
         case TempExt() if sampler.delta > 0 and len(before) > 1:
             spread = float(np.ptp(finite(after))) / max(float(np.ptp(finite(before))), 1e-9)
-            entropy = 2 * float(log(len(before)))  # its slope by logits, from below
+            entropy = 2 * float(log(len(before)))  # upper limit of the entropy's slope by logits
             return spread + spread * spread * entropy * 2 * sampler.delta * sampler.exponent
         case Penalties():
             return max(abs(sampler.penalty_repeat), 1 / max(abs(sampler.penalty_repeat), 1e-9))
         case AdaptiveP() if sampler.target >= 0:
-            return float(SHARPNESS * WIDTH) / 2  # a probability's slope by logits is 1/4 at most
+            return float(SHARPNESS * WIDTH) / 2  # a probability's slope by logits is at most 1/4
     return 1.0
 
 

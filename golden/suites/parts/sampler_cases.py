@@ -16,7 +16,7 @@ from lockstep.engine.samplers.parts.constructors import BY_SAMPLER
 from lockstep.harness.synth.draws import integers
 
 GRID = 256.0
-USUAL, FEW = 24, 100  # candidates; of more, values lie closer
+USUAL, FEW = 24, 100  # numbers of candidates; with more than FEW, values are closer to each other
 Stage = Mapping[str, Any]
 
 
@@ -29,16 +29,16 @@ class SamplerSpec:
     kind: str = "random"
     n: int = USUAL
     rows: int = 1
-    told: tuple[int, ...] = ()  # tokens that are accepted before the first row
-    prompt: tuple[int, ...] = ()  # tokens that nobody accepts
-    only: tuple[int, ...] = ()  # the candidates that are there, of a vocabulary that is read
-    reach: tuple[float, float] = (0.0, 1.0)  # between which the last draw lies
+    told: tuple[int, ...] = ()  # tokens that the chain accepts before the first row
+    prompt: tuple[int, ...] = ()  # tokens that the chain does not accept
+    only: tuple[int, ...] = ()  # the candidates of a case that reads a vocabulary
+    reach: tuple[float, float] = (0.0, 1.0)  # range of the last draw
 
 
 # --- rows -----------------------------------------------------------------------------------------
 
 
-# "high" and "low": exp of them is infinite or zero in float32 and float64
+# with "high" and "low", exp is infinite or zero in float32 and float64
 OFFSETS = {"negative": -8.0, "high": 1000.0, "low": -1000.0}
 
 
@@ -75,7 +75,8 @@ FAR = ("high", "low")
 LAST = ("greedy", "dist", "mirostat", "mirostat_v2", "adaptive_p")
 NONE: Stage = {"sampler": "greedy"}
 TOLD = (3, 5, 3, 7, 3, 5, 11)
-ECHO = (9, 4, 7, 2, 9, 4, 7, 13, 9, 4, 7)  # 2 and 13 came behind what the end repeats
+# 2 and 13 followed earlier occurrences of the repeated end
+ECHO = (9, 4, 7, 2, 9, 4, 7, 13, 9, 4, 7)
 
 
 def stage(sampler: str, **values: Any) -> Stage:
@@ -162,7 +163,7 @@ def dry() -> list[SamplerSpec]:
     found = [alone("dry", name, told=ECHO, **given) for name, given in values.items()]
     chain = (stage("dry"), NONE)
     found.append(SamplerSpec(id="row-by-row", chain=chain, rows=5, told=ECHO, kind="peaked"))
-    told = (260, 356, 262, 264, 263, 260, 356, 262, 264)  # 356 ends in a point
+    told = (260, 356, 262, 264, 263, 260, 356, 262, 264)  # the text of 356 ends with a full stop
     only = (260, 262, 263, 264, 356, 266)
     breaking = [
         SamplerSpec(
@@ -181,8 +182,8 @@ def infill() -> list[SamplerSpec]:
     end-of-generation token is present."""
     words = {
         "words": (261, 337, 352, 268, 271),
-        "one-begins-another": (319, 363, 337, 271),  # he, "he "
-        "all-begin-another": (312, 337, 325, 352),  # di, dig, te, tes
+        "one-begins-another": (319, 363, 337, 271),  # the texts "he" and "he "
+        "all-begin-another": (312, 337, 325, 352),  # the texts "di", "dig", "te" and "tes"
         "an-end": (2, 261, 268, 337),
     }
     nothing = (261, 262, 263, 264, 265, 266, 267, 268)
@@ -191,7 +192,8 @@ def infill() -> list[SamplerSpec]:
         SamplerSpec(id=f"{name}-{kind}", chain=few(only), kind=kind, only=only)
         for name, only in words.items()
         for kind in ("random", "peaked")
-        if kind == "random" or "another" not in name  # the unlikely ones lie too close
+        # unlikely candidates would be too close to each other
+        if kind == "random" or "another" not in name
     ]
 
 

@@ -10,13 +10,13 @@ from lockstep.harness.adapters.parts.sampled_lists import SampledList
 from lockstep.harness.records import SampleRequest
 
 TOLERANCE = 5e-4
-DIGITS, EXACT_DIGITS = 6, 12  # behind the point, of what comes out and of what goes in
+DIGITS, EXACT_DIGITS = 6, 12  # decimals of results and of inputs
 COMPARE = (
     "leave out candidates at minus infinity; then the same ids in any order; each logit within the "
     "tolerance; each probability of this list, divided by their sum, within the tolerance; neither "
     "behind infill; the selected token is that of `selected` for the order of your list"
 )
-# behind other stages engines leave what an earlier one computed, or what infill merged
+# after other stages, engines keep p of an earlier stage, or p that infill merged
 CHOOSING = ("dist", "mirostat", "mirostat_v2", "adaptive_p")
 Row = Mapping[str, Any]
 
@@ -64,7 +64,7 @@ def row_differences(chain: Sequence[Row], row: Row, lists: Sequence[SampledList]
 
 
 def stage_difference(sampler: str, want: Row, got: SampledList) -> str:
-    merged = sampler == "infill"  # it gives probabilities to others and leaves logits
+    merged = sampler == "infill"  # infill changes probabilities but not logits
     there = np.isfinite(got.logits) & (~(got.p <= 0) if merged else True)
     ids = got.ids[there].tolist()
     if sorted(ids) != sorted(want["ids"]):
