@@ -22,7 +22,8 @@ from lockstep.harness.shadow.models import open_for_variants as llama_cpp_opened
 from lockstep.harness.synth.any_arch import variant_named
 from tests.harness.check.test_check import plan_for
 
-Wrong = Callable[[NDArray[np.uint8], type[WeightFormat]], None]  # changes a tensor's bytes
+# function that changes a tensor's bytes
+Wrong = Callable[[NDArray[np.uint8], type[WeightFormat]], None]
 
 
 def asker_of(path: Path, folder: Path, **changes: Any) -> SliceAsker:

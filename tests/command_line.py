@@ -11,7 +11,7 @@ import pytest
 from lockstep.harness.cli import app
 from tests.places import ROOT
 
-OURSELVES = ("--oracle", "reference")  # no llama.cpp needed
+OURSELVES = ("--oracle", "reference")  # needs no llama.cpp
 
 
 class Ending(NamedTuple):

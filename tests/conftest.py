@@ -4,7 +4,7 @@ import gc
 import os
 from collections.abc import Generator, Iterator
 
-# before numpy is loaded: with a process for each processor, its threads only wait for each other
+# set before numpy is loaded, because with a test process for each processor, threads only wait
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest

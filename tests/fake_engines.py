@@ -82,7 +82,7 @@ class Fake(Adapter, name="fake"):
         time.sleep(3600)
 
     def hang_in_c(self) -> None:
-        ctypes.PyDLL(None).sleep(3600)  # PyDLL keeps the interpreter's lock
+        ctypes.PyDLL(None).sleep(3600)  # PyDLL holds the interpreter's lock
 
     def eat_memory(self) -> None:
         held = [np.ones(1 << 20) for _ in range(1 << 20)]

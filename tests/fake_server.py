@@ -20,8 +20,8 @@ from tests.quiet_engines import log_softmax
 from tests.served_samplers import Sampling, listed_of, llama_stages, openai_stages
 
 Change = Callable[[str, Any], Any]  # path, answer -> answer
-Refuses = Callable[[Any], str]  # body -> why it is refused, or nothing
-LONG = 30  # tokens, which usual prompts do not have
+Refuses = Callable[[Any], str]  # returns why a body is refused, or ""
+LONG = 30  # tokens; usual prompts are shorter
 
 
 class Busy(dict[str, Any]):
@@ -176,7 +176,7 @@ class Honest:
             {"prompt": ids, "n_predict": body["max_tokens"], "temperature": 0}, v1
         )
         if not self.strict and body.get("repeat_penalty", 1.1) != 1:
-            said["content"] = said["content"][::-1]  # what comes of a penalty is another text
+            said["content"] = said["content"][::-1]  # a penalty would give another text
         choice = {"text": said["content"], "index": 0}
         if k := body.get("logprobs"):
             rows = self.listed(ids, k)
@@ -294,5 +294,6 @@ def sending(*pieces: bytes, forever: bytes = b"", hang: bool = False) -> Iterato
     finally:
         over.set()
         with suppress(OSError):
-            listener.shutdown(socket.SHUT_RDWR)  # who waits in accept() keeps it open otherwise
+            # otherwise a thread in accept() keeps the socket open
+            listener.shutdown(socket.SHUT_RDWR)
         listener.close()

@@ -30,7 +30,7 @@ from lockstep.harness.samplers.judgement import count_mirror_differences, judge_
 from tests.random_grammars import grammar_vocabulary, grammars
 
 STEPS = 20
-END_SHARE = 0.1  # of texts that end where they may
+END_SHARE = 0.1  # share of texts that end where they may
 
 
 @dataclass(kw_only=True)
@@ -39,16 +39,16 @@ class GrammarFigures:
 
     grammars: int = 0
     steps: int = 0
-    tokens: int = 0  # whose verdict was compared
+    tokens: int = 0  # number of tokens whose verdict was compared
     allowed: int = 0
     refused_by_both: list[str] = field(default_factory=list)
     refused_by_us: list[str] = field(default_factory=list)
     refused_by_engine: list[str] = field(default_factory=list)
-    repeats_nothing: int = 0  # refused by llama.cpp as is known
+    repeats_nothing: int = 0  # number of grammars that llama.cpp refuses as known
     mirror: list[str] = field(default_factory=list)  # lists that are not bit-identical
     accidents: Counter[str] = field(default_factory=Counter)
     unexplained: list[str] = field(default_factory=list)
-    ended: list[str] = field(default_factory=list)  # the engine died, or gave no answer
+    ended: list[str] = field(default_factory=list)  # the engine crashed, or gave no answer
 
 
 def request_for(text: str, words: TokenizerWords, seed: int) -> SampleRequest:

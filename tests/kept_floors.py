@@ -42,7 +42,7 @@ def floors_kept_in(folder: Path) -> Iterator[None]:
         found = replay_floor(program, file, build, seed=seed, runs=runs, way=way)
         new = path.with_suffix(f".{os.getpid()}")
         new.write_bytes(pickle.dumps(found))
-        new.rename(path)  # whole, whoever else writes the same
+        new.rename(path)  # renamed, so that other processes never see a partial file
         return found
 
     with pytest.MonkeyPatch.context() as patch:

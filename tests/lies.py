@@ -234,7 +234,7 @@ LIES: dict[str, tuple[str, Spoil]] = {
         lambda done: replace(done, honest=np.array([None])),
     ),
 }
-# what is well-formed, and so is compared: none of it may pass
+# well-formed answers, which are compared, and none of which may pass
 UNTRUE: dict[str, Spoil] = {
     "no tensors": lambda f: replace(f, tensors=()),
     "no sizes": lambda f: replace(

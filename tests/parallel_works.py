@@ -45,7 +45,7 @@ class Stumbling:
 
     work: Any
     note: Path
-    before: int  # how much it says first
+    before: int  # number of messages before it stops
 
     def __call__(self, say: Say) -> None:
         said = 0

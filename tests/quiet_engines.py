@@ -97,7 +97,7 @@ def wrong(name: str, mutant: type[Mistake], **changes: Any) -> str:
 
     def make_ops(engine: Any) -> Any:
         ops: Any = Reference.make_ops(engine)
-        ops.flash = None  # which has no place for some mistakes
+        ops.flash = None  # fused attention has no place for some mistakes
         for op in own.keys() & {*OPS}:
             put(ops, op, getattr(engine, op))
         return ops

@@ -28,9 +28,9 @@ from lockstep.harness.fuzzers.batch.schedule import Row, ScheduleCase
 MOST_SEQ = 4
 SEQ = st.integers(0, MOST_SEQ - 1)
 ONE_OR_ALL = st.integers(-1, MOST_SEQ - 1)
-BACK = st.integers(0, 9)  # how far behind the last position
-MORE = st.integers(0, 12) | st.just(60)  # tokens of an ubatch beyond one for each sequence
-Parts = list[tuple[list[int], int, str]]  # sequences, how many tokens, which outputs
+BACK = st.integers(0, 9)  # distance from the last position
+MORE = st.integers(0, 12) | st.just(60)  # tokens of an ubatch in addition to one for each sequence
+Parts = list[tuple[list[int], int, str]]  # sequences, number of tokens, kind of outputs
 PARTS = st.lists(
     st.tuples(
         st.lists(SEQ, min_size=1, max_size=3),
@@ -57,7 +57,7 @@ class ScheduleMachine(RuleBasedStateMachine):
 
     kind: ClassVar[str]
     judge: ClassVar[Judge]
-    fills: ClassVar[bool]  # caches, which costs most of the time
+    fills: ClassVar[bool]  # True: fills caches, which takes most of the time
 
     def __init__(self) -> None:
         super().__init__()

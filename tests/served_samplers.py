@@ -24,8 +24,8 @@ from lockstep.harness.records import (
 from lockstep.harness.samplers.served import NotSaid
 
 Options = Mapping[str, Any]
-ROWS = 64  # draws of one question
-LEAST = 1e-9  # a probability that is listed
+ROWS = 64  # number of draws in one question
+LEAST = 1e-9  # least probability in a list
 
 
 def llama_stages(options: Options) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import pytest
 
 from lockstep.golden import fetch
 
-OFFLINE = "LOCKSTEP_OFFLINE"  # if set, tests fetch nothing
+OFFLINE = "LOCKSTEP_OFFLINE"  # variable that keeps tests from fetching files
 
 
 def folder(shared: Path) -> tuple[Path | None, str]:

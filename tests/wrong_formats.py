@@ -24,7 +24,7 @@ from lockstep.engine.quants.base import F32, NO_PRODUCT, Bytes, WeightFormat
 from lockstep.engine.weights import Weight
 from tests.all_types import FORMATS
 
-Blocks = NDArray[Any]  # (n,) of a format's layout
+Blocks = NDArray[Any]  # (n,) blocks of a format's layout
 Kind = type[WeightFormat]
 
 
@@ -85,9 +85,9 @@ def changed_entry(kind: Kind) -> Kind:
         book = values.view(book.dtype)
         book.flags.writeable = False
     changed = types.FunctionType(function.__code__, {**function.__globals__, name: book})
-    # numba's cache on disk knows functions by the place of their source, and by this name
+    # numba's cache on disk identifies functions by the place of their source, and by this name
     changed.__qualname__ = f"{function.__qualname__}_with_another_entry"
-    stamp = SHARED_SOURCES + source_stamp(__file__)  # the books, and what is changed in them
+    stamp = SHARED_SOURCES + source_stamp(__file__)  # the code books, and their changes
     return wrong(kind, compile_kernel(changed, stamp, nogil=True, error_model="numpy"))
 
 
@@ -137,8 +137,9 @@ def scale_as_bf16(kind: Kind) -> Kind:
     return wrong(kind, unpack)
 
 
-ONE = 0x3C00  # as a half
-QUARTERS = np.array([0, 4, 8, 12], np.uint16)  # of IQ1_M's scale, on top of four words
+ONE = 0x3C00  # bits of 1 in F16
+# shifts of the bits of IQ1_M's scale, which are in the top of four words
+QUARTERS = np.array([0, 4, 8, 12], np.uint16)
 
 
 def has_half(kind: Kind) -> bool:
@@ -163,9 +164,10 @@ def set_scale(blocks: Blocks, bits: int) -> None:
 def high_bits_of(kind: Kind) -> str:
     """Return the field with the high bits of codes; "" if there is none."""
     if kind.name == "Q4_K":
-        return "scales"  # of the last four of each kind, at the top of the others
+        # the high bits of the last four scales and minima are in the top bits of the others
+        return "scales"
     if kind.name == "TQ1_0":
-        return ""  # its qh holds the last trits
+        return ""  # its qh contains the last trits
     return next((name for name in ("qh", "hmask", "scales_h") if name in fields(kind)), "")
 
 
@@ -184,7 +186,8 @@ def shifted_high_bits(kind: Kind) -> Kind:
 
 # --- which faults a type can have -------------------------------------------------------------
 
-# where halves of bytes mean something: steps, or several smaller ones each; else indices or scales
+# fields whose nibbles are steps, or several smaller steps; in other formats, they are indices or
+# scales
 NIBBLES = {
     **dict.fromkeys(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K"), "qs"),
     **dict.fromkeys(("IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4"), "qs"),
@@ -203,7 +206,8 @@ NO_NIBBLES = {
     "IQ3_XXS": "indices of 8 bits, signs of 7, and one scale on top of a word",
 }
 
-Excuse = tuple[str, Callable[[Kind], bool]]  # why a fault cannot be made, and in which formats
+# reason why a fault is impossible, and the formats for which that holds
+Excuse = tuple[str, Callable[[Kind], bool]]
 NEVER_MULTIPLIED: Excuse = (
     "llama.cpp has no product with it: golden vectors catch its faults",
     lambda kind: kind.vec_dot_type == NO_PRODUCT,
@@ -350,7 +354,7 @@ class Mismatched(Mirror):
 
     def activations(self, x: F32, weight: Weight) -> F64:
         step = steps(x, weight)
-        with np.errstate(invalid="ignore"):  # a block of zeros
+        with np.errstate(invalid="ignore"):  # for a block of zeros
             whole = np.rint(x / (step * (127 / 128)))
         return np.where(step == 0, 0, np.clip(whole, -128, 127) * step)
 

@@ -281,7 +281,7 @@ def wrong(change: Callable[[Schedule], None], kind: str, *row: Any, blind: bool 
     return Wrong(engine(change, blind=blind), kind, *row)
 
 
-REFUSED = engine(changes_when_refused)  # its cache must be full, which few schedules do
+REFUSED = engine(changes_when_refused)  # only few schedules fill its cache
 WRONG = {
     row.engine.name: row
     for row in (

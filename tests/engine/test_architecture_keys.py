@@ -33,7 +33,7 @@ def read(arch: str, **changes: Any) -> Hparams:
     return Architecture.member(arch).read_hparams(kept)
 
 
-# what converters write besides, and what changes nothing
+# further keys of converters that change nothing
 HARMLESS: list[tuple[str, dict[str, Any]]] = [
     ("mamba", {"ssm.dt_b_c_rms": False}),
     ("deepseek2", {"expert_group_count": 1, "expert_group_used_count": 1}),

@@ -23,7 +23,7 @@ SIZES = (
     *("attention.head_count", "attention.head_count_kv", "attention.key_length"),
     *("attention.value_length", "rope.dimension_count", "expert_count", "expert_used_count"),
 )
-HARMLESS = ("context_length",)  # nothing is made as long as the model was trained for
+HARMLESS = ("context_length",)  # nothing is allocated with the trained context's size
 TOKENS = ("bos_token_id", "eos_token_id", "unknown_token_id", "padding_token_id")
 
 
@@ -50,7 +50,7 @@ def taken(path: Path) -> int:
 def honest(tmp_path_factory: pytest.TempPathFactory) -> int:
     """Return the peak memory for opening the right model, plus the size of its file."""
     path = with_metadata(tmp_path_factory.mktemp("models") / "honest.gguf", EXPERTS)
-    taken(path)  # imports and compiles
+    taken(path)  # the first call imports and compiles
     return taken(path) + path.stat().st_size
 
 

@@ -84,7 +84,7 @@ GIVEN: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"expert_count": 8, "expert_used_count": 2}, {"n_expert": 8, "n_expert_used": 2}),
     ({"expert_count": 2, "expert_used_count": 2}, {"n_expert": 2, "n_expert_used": 2}),
     ({"vocab_size": None, "tokenizer__ggml__tokens": ["a", "b"]}, {"n_vocab": 2}),
-    ({"tokenizer__ggml__tokens": ["a", "b"]}, {}),  # the key goes first
+    ({"tokenizer__ggml__tokens": ["a", "b"]}, {}),  # the key has priority
 ]
 
 

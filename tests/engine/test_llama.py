@@ -149,7 +149,7 @@ def test_the_outputs_mask_selects_rows(opened: Open, recipe: LlamaRecipe, shown:
     found = logits_of(model, masked)
     assert found.shape == (len(shown), 320)
     assert np.array_equal(found, whole[shown])
-    # and with the mirror's ops: no rows are no reason to fall over
+    # the mirror's ops accept a batch without rows too
     model.ops = Mirror()
     assert logits_of(model, masked).shape == found.shape
 

@@ -38,7 +38,7 @@ def test_frequencies_and_magnitude_match_the_paper(
     cos, sin = ReferenceOps().rotations(AT, params)
     angles = AT[:, None] * np.array(by_hand(n_rot, base, factor, n_ctx))
     grown = 0.1 * math.log(factor) + 1
-    # shares are kept in float32, and an angle of 4095 is off by as much more
+    # shares are float32, so an angle of 4095 has an additional error
     assert np.allclose(cos, np.cos(angles) * grown, rtol=0, atol=4095 * 2**-23)
     assert np.allclose(sin, np.sin(angles) * grown, rtol=0, atol=4095 * 2**-23)
 

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-AFTER_ONE_MEMBER = {  # each in a process that has loaded nothing else
+AFTER_ONE_MEMBER = {  # each runs in a process that has loaded nothing else
     "a product converts activations": (
         "import lockstep.engine.activations.f16, lockstep.engine.quants.q4_0 as q\n"
         "from lockstep.engine.ops.products import activation_format\n"

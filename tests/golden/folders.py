@@ -16,7 +16,8 @@ from lockstep.golden.store import DEFAULT_ROOT, canonical, sha256
 
 STORIES = Path(__file__).parents[2].parent / "shared" / "models" / "stories260K.gguf"
 STORIES_PATHS = ("logits/stories260K", "tokens/stories260K")
-# vectors of llama.cpp's own vocabularies: test_token_vectors.py, where the files can be had
+# goldens of llama.cpp's own vocabularies; test_token_vectors.py tests them if the files are
+# available
 FETCHED_PATHS = tuple(f"tokens/{name}" for name in NAMES)
 NO_STORIES = "no sibling folder shared/ with models/stories260K.gguf: its goldens were not replayed"
 
@@ -27,7 +28,7 @@ needs_oracle = pytest.mark.skipif(
 needs_stories = pytest.mark.skipif(not STORIES.exists(), reason=NO_STORIES)
 
 
-FEW = (  # of every kind, for tests that look at whole folders again and again
+FEW = (  # some of each kind, for tests that read whole folders repeatedly
     *("logits/f32", "logits/f16", "logits/q8_0", "logits/moe", "tokens/f32", *STORIES_PATHS),
     *(
         "dequant/q8_0",

@@ -249,7 +249,7 @@ def rows_softmax(i: Inputs, p: Params) -> F32:
     return out
 
 
-# of one result: the array itself
+# an engine with one result returns the array itself
 HONEST: dict[str, Engine] = {
     "matmul": lambda i, p: i["a"] @ i["b"],
     "add_scalar": lambda i, p: i["x"] + f(p["s"]),

@@ -160,7 +160,7 @@ def scan(case: Case) -> F32:
     return np.concatenate([ys.reshape(-1), *(s.reshape(-1) for s in newest)])
 
 
-HONEST: dict[str, tuple[Answer, str]] = {  # and a word of the cases that it does not do
+HONEST: dict[str, tuple[Answer, str]] = {  # with a pattern of the cases that it does not support
     "RMS_NORM": (rms_norm, "none"),
     "NORM": (norm, "none"),
     "SUM_ROWS": (lambda c: summed(x_of(c)), "none"),

@@ -20,7 +20,7 @@ from lockstep.golden.suites.dot import GoldenDot
 from lockstep.harness.context.runner import Runner
 from lockstep.harness.records import EXACT
 
-# of every family one, and each function
+# one op of each family, and each function
 OPS = (
     *("SOFT_MAX", "LOG", "TANH", "SIN", "GELU_ERF", "XIELU", "ROPE", "MUL_MAT", "MUL_MAT_ID"),
     *("FLASH_ATTN_EXT", "LIGHTNING_INDEXER", "SSM_SCAN", "GATED_LINEAR_ATTN", "RMS_NORM"),

@@ -16,7 +16,7 @@ ROWS = len(PROMPT) + N_GREEDY - 1
 DRAWN = np.random.default_rng(11).normal(size=(ROWS, WIDTH)).astype(np.float32)
 GREEDY = [int(i) for i in DRAWN[len(PROMPT) - 1 :].argmax(axis=1)]
 PLAIN = (DRAWN * np.float32(1.0003)).astype(np.float32)
-NOISE = 1e-5  # of each logit; honest errors cancel in sums
+NOISE = 1e-5  # error of each logit; honest errors cancel in sums
 SETTINGS = {
     "name": "exact",
     "type_k": "F32",
@@ -27,7 +27,7 @@ SETTINGS = {
     "n_ctx": 512,
     "n_ubatch": 512,
 }
-CHANGES = {  # and whether an engine that does so is honest
+CHANGES = {  # value: True if such an engine is honest
     "nothing": True,
     "honest errors": True,
     "no conversions": True,

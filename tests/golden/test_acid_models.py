@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_shipped_models_are_intact_and_reproducible(folder: Path) -> None:
     assert list(problems_of()) == []
-    assert regenerate_acid(folder) == []  # no byte changes
+    assert regenerate_acid(folder) == []  # all bytes are equal
 
 
 def test_all_goldens_together_stay_small() -> None:

@@ -76,7 +76,7 @@ def test_model_with_shipped_vectors_is_refreshed_there_without_a_folder(
         (("regen", "--out", "there"), "--out needs models"),
         (("regen", "mnie.gguf"), "mnie.gguf: no such file (known: mine.gguf)"),
         (("verify", "nowhere"), "nowhere holds no golden vectors"),
-        (("verify", "."), ". holds no golden vectors"),  # a folder of models: nothing is broken
+        (("verify", "."), ". holds no golden vectors"),  # a folder of models without an error
     ],
 )
 def test_impossible_command_is_refused_and_writes_nothing(

@@ -23,7 +23,7 @@ from tests.places import ROOT
 
 ENGINES = Path(__file__).parent / "export_engines"
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-FEW = {  # documents of each level that together have all that a runner must know
+FEW = {  # documents of each level that together contain all that a runner must support
     "dequant": ("q8_0", "q4_k", "f32"),
     "dot": ("q8_0", "q4_k", "f32"),
     "ops": ("add", "cpy", "cont", "argsort", "top_k", "moe_buckets", "relu", "soft_max", "rope"),
@@ -147,7 +147,7 @@ def test_export_states_its_content_and_hashes_every_file(tmp_path: Path, form: s
     assert (tmp_path / "LICENSE").read_text().startswith("MIT License")
     page = (tmp_path / "README.md").read_text()
     assert index["seal"] in page
-    # a model that no recipe makes is named by its hash, and the other is there
+    # the hash stands for a model without a recipe
     assert index["models_not_included"]["stories260K"] in page
     told = json.loads((DEFAULT_ROOT / level / "f32.json").read_text())["model"]["sha256"]
     assert sha256_of(tmp_path / "models" / "f32.gguf") == told
@@ -213,6 +213,6 @@ def test_sampler_export_has_the_whole_page_and_the_lists(tmp_path: Path) -> None
     export(tmp_path, "samplers", "json", only=("top_p", "five-stages"))
     page = (tmp_path / "README.md").read_text()
     assert all(f"`{name}`" in page for name in BY_SAMPLER)
-    assert "](../" not in page  # what it links to is not there
+    assert "](../" not in page  # links outside the export would be broken
     shipped = json.loads((DEFAULT_ROOT / "samplers" / "top_p.json").read_text())
     assert json.loads((tmp_path / "top_p.json").read_text()) == shipped

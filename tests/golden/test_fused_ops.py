@@ -36,7 +36,7 @@ from tests.golden.fused_by_hand import (
 )
 from tests.golden.test_ops import vectors
 
-operations()  # registers them
+operations()  # registers the operations
 
 
 def wrong_cases(op: str, engine: Engine) -> list[str]:
@@ -52,7 +52,7 @@ def wrong_cases(op: str, engine: Engine) -> list[str]:
 
 
 def test_every_fused_operation_has_a_second_implementation() -> None:
-    import_members("lockstep.engine.ops.fused")  # whatever ran before
+    import_members("lockstep.engine.ops.fused")  # independent of earlier tests
     assert HONEST.keys() == OPERATIONS.keys()
 
 

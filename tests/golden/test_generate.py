@@ -63,7 +63,7 @@ def other_bytes(fresh: Path, *beginnings: str, stories: bool = False) -> list[st
 
 
 EXACT_ONES = ("dequant/", "files/", "tokens/", "ops/", "samplers/")
-SUMS = ("logits/", "dot/")  # what the order of the oracle's additions decides
+SUMS = ("logits/", "dot/")  # these depend on the order of the oracle's additions
 
 
 def test_ids_and_weights_are_reproduced_byte_for_byte(fresh: Path) -> None:
@@ -122,7 +122,7 @@ def test_regenerating_repairs_only_broken_files(fresh: Path) -> None:
     after = {path: path.stat().st_mtime_ns for path in fresh.rglob("*.*")}
     assert {path for path in after if after[path] != before.get(path)} == {fresh / broken[0]}
     assert [problem.path for problem in verify(fresh)] == broken[1:]
-    for path, raw in kept.items():  # `fresh` serves other tests
+    for path, raw in kept.items():  # other tests use `fresh` too
         (fresh / path).write_bytes(raw)
 
 

@@ -12,8 +12,8 @@ PAGE = DEFAULT_ROOT.parents[1] / "INTERFACES.md"
 SEEDS = Path(__file__).parents[2].parent / "shared" / "seeds"
 NO_SEEDS = "no sibling folder shared/ with seeds/: the methods in the table were not checked"
 ROW = re.compile(r"^\| `(\w+)` \| (.+?) \| (.*?) ?\|$", re.MULTILINE)
-COUNTS = (18, 14, 69)  # the thirteen operations, and one that tells the name
-# the interfaces in the order of the page: the document, and the first line of the trait in it
+COUNTS = (18, 14, 69)  # the thirteen operations, and an operation that gives the name
+# the interfaces in the order of the page: number of the document, first line of the trait
 TRAITS = (
     ("000", "pub trait Backend {"),
     ("002", "pub trait Backend: Send + Sync {"),

@@ -11,12 +11,12 @@ import pytest
 from tests.golden.other_cpu import features
 from tests.places import ROOT
 
-# how BLAS, numba and glibc are told; on machines of another kind these say nothing
+# variables that restrict BLAS, numba and glibc; they have no effect on other processors
 CPUS = {
     "AVX2": ("AVX512 X86_V4", {"OPENBLAS_CORETYPE": "Haswell", "NUMBA_CPU_NAME": "haswell"}),
     "SSE4": ("AVX FMA X86_V3 X86_V4", {"OPENBLAS_CORETYPE": "Nehalem"}),
     "SSE3": (
-        "",  # all that can be turned off
+        "",  # all features that can be disabled
         {
             "OPENBLAS_CORETYPE": "Prescott",
             "NUMBA_CPU_NAME": "generic",

@@ -184,7 +184,7 @@ def test_replaying_does_not_import_llama_cpp() -> None:
     assert done.returncode == 0, done.stderr
 
 
-# the others are right in their logits up to the noise: only the trace shows them
+# the logits of other engines are right within the noise, so only the trace shows them
 SEEN_IN_LOGITS = [
     f"mutant:{name}"
     for name in (

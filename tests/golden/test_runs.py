@@ -158,10 +158,10 @@ def parted(vectors: Vectors, place: int) -> list[int]:
 @pytest.mark.parametrize(
     ("margin", "place", "status"),
     [
-        (3 * NOISE, 1, "excused"),  # twice what is allowed is 4 * NOISE
+        (3 * NOISE, 1, "excused"),  # twice the limit is 4 * NOISE
         (5 * NOISE, 1, "diverged"),
         (5 * NOISE, 99, "diverged"),
-        (3 * NOISE, 99, "not-compared"),  # it may tie, and nobody kept its logit
+        (3 * NOISE, 99, "not-compared"),  # a tie is possible, but the logit was not stored
     ],
 )
 def test_other_greedy_id_is_a_tie_only_if_its_logit_is_near(

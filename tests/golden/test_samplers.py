@@ -83,12 +83,12 @@ def choices(stage: dict[str, Any]) -> set[int]:
     return {*stage["selected"].values()}
 
 
-THRESHOLDS = [  # rows on a threshold: a candidate may be in or out
+THRESHOLDS = [  # rows with a candidate at a threshold, which may be kept or removed
     (stage("top_p", p=0.75), np.log([0.5, 0.25, 0.15, 0.1])),
     (stage("min_p", p=0.5), np.log([0.5, 0.25, 0.15, 0.1])),
     (stage("xtc", p=1.0, t=0.25), np.log([0.5, 0.25, 0.15, 0.1])),
     (stage("top_k", k=2), np.array([3.0, 2.0, 2.0, 1.0])),
-    (stage("top_n_sigma", n=2.0), np.array([2.0, 0.0])),  # a deviation of 1
+    (stage("top_n_sigma", n=2.0), np.array([2.0, 0.0])),  # the standard deviation is 1
     (stage("greedy"), np.array([3.0, 3.0, 2.0])),
     (stage("temp", t=0.0), np.array([3.0, 3.0, 2.0])),
     (stage("mirostat_v2", tau=1.0), np.log([0.5, 0.25, 0.15, 0.1])),
@@ -106,7 +106,7 @@ def test_decision_on_a_threshold_is_called_unclear(
 
 
 def test_row_with_a_draw_on_an_edge_is_refused() -> None:
-    spec = alone("dist", "x", "flat", n=400)  # steps of 0.0025: every draw is on an edge
+    spec = alone("dist", "x", "flat", n=400)  # steps of 0.0025, so that every draw is at an edge
     assert 400 * 2 * CLEAR > 1
     with pytest.raises(Unclear):
         try_case(spec, 1, 1, None)

@@ -40,7 +40,8 @@ def test_schemas_are_valid(name: str) -> None:
     Draft202012Validator.check_schema(schema_of(name))
 
 
-FEW_OPS = ("ops/add.json", "ops/moe_buckets.json", "ops/rope.json")  # all obey, says `verify`
+# other op files are tested by `verify` anyway
+FEW_OPS = ("ops/add.json", "ops/moe_buckets.json", "ops/rope.json")
 KEYED = [e for e in DOCUMENTS if e.kind != "ops" or e.path in FEW_OPS]
 
 

@@ -33,7 +33,7 @@ import_members("lockstep.golden.suites")
 FORMATS = sorted(WeightFormat.family.values(), key=lambda kind: kind.type_id)
 ENTRIES = {entry.path: entry for entry in read_manifest(DEFAULT_ROOT)}
 WITH_PRODUCTS = types_with_products()
-MOST = 6 << 20  # bytes of all vectors of weights
+MOST = 6 << 20  # bytes of all vectors of weights together
 PER_FORMAT = pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
 PER_PRODUCT = pytest.mark.parametrize("name", WITH_PRODUCTS)
 
@@ -102,7 +102,7 @@ def test_values_include_both_zeros_nan_and_infinity_if_possible(
     # MXFP4 has no scale of zero, and its codes have one zero only
     assert np.signbit(values[values == 0]).any() == (not integers and kind.name != "MXFP4")
     bits = values[np.isnan(values)].view(np.uint32)
-    assert set(bits.tolist()) <= {0x7FC00000}  # which NaN it is says nothing
+    assert set(bits.tolist()) <= {0x7FC00000}  # the bits of a NaN carry no meaning
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_every_entry_of_a_code_book_occurs(name: str, book: str, length: int) ->
 @pytest.mark.parametrize(("kind", "wrong"), mistaken(FORMATS))
 def test_no_wrong_decoder_passes(kind: type[WeightFormat], wrong: type[WeightFormat]) -> None:
     def dequantize(self: Reference, type_name: str, raw: NDArray[np.uint8]) -> F32:
-        n = raw.size // kind.layout.itemsize  # some mistakes need an even number of blocks
+        n = raw.size // kind.layout.itemsize  # some wrong decoders need an even number of blocks
         more = np.concatenate([raw, raw[: n % 2 * kind.layout.itemsize]])
         return wrong.dequantize(more)[: n * kind.weights]
 

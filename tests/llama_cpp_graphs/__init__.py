@@ -12,7 +12,8 @@ from typing import Any
 
 HERE = Path(__file__).parent
 VERSIONS = ("0.3.8", "0.3.16", "0.3.36")
-GRAPHS = ("dense", "flash", "experts", "one expert")  # of one layer, for a prompt of two tokens
+# graphs of one layer, for a prompt of two tokens
+GRAPHS = ("dense", "flash", "experts", "one expert")
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Recorded:
     op: str
     name: str
     sources: tuple[int, ...]
-    view_of: int  # -1: of nothing
+    view_of: int  # -1: no view
 
     def source(self, i: int) -> "Recorded":
         return self.graph[self.sources[i]]

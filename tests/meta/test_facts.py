@@ -8,7 +8,7 @@ import pytest
 from tests.places import LOCKSTEP, package_files
 
 NOT_OURS = {"suites/metadata.py": "gguf-py's own refusal of a type that it lacks"}
-WORDS = {"summary", "message"}  # of verdicts, answers and refusals
+WORDS = {"summary", "message"}  # attributes of verdicts, answers and refusals
 READS = {
     *("startswith", "endswith", "removeprefix", "removesuffix", "find", "index", "count", "split"),
     *("partition", "rpartition", "match", "search", "fullmatch", "findall", "sub"),

@@ -46,7 +46,7 @@ FAMILIES: dict[str, type[Any]] = {
 }
 
 
-SHARED = ("__init__", "base", "resume")  # no members
+SHARED = ("__init__", "base", "resume")  # modules without members
 
 
 def members(package: str) -> list[str]:
@@ -190,13 +190,13 @@ def fault_of(cls: type[Mutant]) -> str:
     if not cls.name.startswith("mutant:") or not all((cls.mistake, cls.group, cls.effect)):
         return "it lacks a name, a mistake, a group or an effect"
     if cls.site in Suite.family:
-        return ""  # no op of it is wrong
+        return ""  # no op of these is wrong
     if (recipe := BUILTIN.get(cls.shows_on)) is None:
         name, _, quant = cls.shows_on.removeprefix("arch:").partition(":")
         known = name in {**variants(), **SPECIAL, **ARCHITECTURES}
-        # its results are named as llama.cpp names its nodes
+        # these results have llama.cpp's names of nodes
         return "" if known and quant in ("", *WeightFormat.family) else f"no model {cls.shows_on}"
-    # embd, result_norm and result_output stand outside the layers
+    # embd, result_norm and result_output are outside the layers
     outside = cls.site in ("embd", "result_norm", "result_output")
     if cls.site not in SITES or (cls.layer is None) is not outside:
         return f"no place {cls.site} in layer {cls.layer}"

@@ -12,14 +12,15 @@ import pytest
 from tests.places import ROOT
 
 LONGEST = 400
-# Whoever clones the repository has none of these. Joined here, or this file would hold them too.
+# Folders that exist only on some machines. They are joined here, so that this file does not contain
+# the paths.
 PLACES = b"|".join([b"work", b"root", b"home", b"Users", b"mnt"])
 MACHINE_PATH = re.compile(rb"(?<![\w.~-])" + b"/" + rb"(?:%b)(?=/|\b)(?!-)" % PLACES)
 INDEXES = ((b"pypi", b".org"), (b"python", b"hosted"), (b"index-", b"url"), (b"arti", b"factory"))
 PACKAGE_INDEX = re.compile(b"|".join(re.escape(b"".join(parts)) for parts in INDEXES))
 URL = re.compile(rb"https?://([\w.-]+\.[a-z]{2,})")
 HOSTS = {"github.com", "json-schema.org", "huggingface.co", "example.org", "git-lfs.github.com"}
-HOSTS |= {"www.w3.org", "img.shields.io"}  # the name of a format; where badges are made
+HOSTS |= {"www.w3.org", "img.shields.io"}  # names a format; hosts the badges
 HOSTS |= {"semver.org"}
 
 
@@ -105,7 +106,7 @@ def test_architecture_page_is_short() -> None:
     page = ROOT / "ARCHITECTURE.md"
     if not page.exists():
         pytest.skip("no ARCHITECTURE.md: its length was not checked")
-    assert len(page.read_text().splitlines()) <= 180  # 150 once the plan is carried out
+    assert len(page.read_text().splitlines()) <= 180  # 150 after the plan
 
 
 def test_classes_have_unique_names(files: tuple[Path, ...]) -> None:

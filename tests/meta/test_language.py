@@ -15,7 +15,7 @@ from tests.places import ROOT
 OPENERS = {"as", "how", "of", "that", "what", "when"}
 OPENERS |= {"where", "whether", "which", "who", "whose", "why"}
 NAME_OPENERS = OPENERS | {"if", "it", "or"}
-# A docstring has no noun that these words could point at, or stand before.
+# A docstring has no noun to which these words could refer.
 POINTERS = {"it", "its", "they", "them", "their", "those", "these", "such", "else", "he", "she"}
 POINTERS |= {
     "also",
@@ -35,9 +35,9 @@ POINTERS |= {"nobody", "on", "only", "alone", "raises", "to", "until", "up", "wi
 FIRST_WORD = re.compile(r"\W*(\w+)(?!\w|:)")  # `what: ...` describes a parameter
 LONGEST_NAME = 70  # characters
 LONGEST_SENTENCE = 30  # words
-LICENCES = "tests/schemas/"  # texts of others
+LICENCES = "tests/schemas/"  # texts by others
 ENDS = re.compile(r"(?<=[.?!])(?<!e\.g\.)(?<!i\.e\.)[\"')\]*]*\s+")
-SKIPPED = {"table", "blockquote"}  # rows are no sentences; quotes are the words of others
+SKIPPED = {"table", "blockquote"}  # rows of tables are no sentences, and quotes are texts by others
 
 Rule = Callable[[str], list[str]]
 

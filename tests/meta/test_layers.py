@@ -15,12 +15,12 @@ FOLDERS = {"lockstep": LOCKSTEP, "tests": ROOT / "tests"}
 OURS = tuple(FOLDERS)
 IMPORTS = (ast.Import, ast.ImportFrom)
 
-# From the bottom up. A file belongs to the longest name that it starts with; what stands in one
-# row may not import its neighbours.
+# From the lowest layer to the highest. A file belongs to the longest matching name. Packages in one
+# row may not import each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("lockstep.engine",),
     ("lockstep", "lockstep.harness"),  # the packages themselves are empty
-    ("lockstep.harness.examples",),  # programs that nobody imports
+    ("lockstep.harness.examples",),  # separate programs
     ("lockstep.harness.redaction",),
     ("lockstep.harness.records", "lockstep.harness.sites"),
     (
@@ -50,25 +50,25 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("lockstep.harness.damage", "lockstep.harness.fuzzers", "lockstep.harness.catalogue"),
     ("lockstep.harness.diagnosis", "lockstep.harness.selftest"),
     ("lockstep.api",),
-    ("lockstep.golden",),  # its commands are the command line's, so it comes before
+    ("lockstep.golden",),  # golden commands are part of the command line, so this layer is below it
     ("lockstep.harness.cli",),
     ("lockstep.harness.entry",),
     ("lockstep.__main__",),
     ("tests",),
 )
-# adapters and suites are found by name, when one is asked for: the engine that computes along a
-# graph, wrong engines and honest ones lie further up, and so do suites
+# adapters and suites are found by name on demand, and some are in higher layers: the engine that
+# computes along a graph, wrong engines, honest engines
 DISCOVERIES = (
-    ("lockstep", "lockstep.api"),  # `lockstep.Adapter`, when it is first used
+    ("lockstep", "lockstep.api"),  # `lockstep.Adapter` is imported on first use
     ("lockstep.harness.adapters", "lockstep.harness.mutants"),
     ("lockstep.harness.adapters", "lockstep.harness.honest"),
     ("lockstep.harness.adapters", "lockstep.harness.graph.engine"),
     ("lockstep.harness.context.suite", "lockstep.harness.suites"),
 )
 
-ENGINE_MAY = {"numpy", "numba", "llvmlite", "regex"}  # llvmlite is numba's own lower half
+ENGINE_MAY = {"numpy", "numba", "llvmlite", "regex"}  # llvmlite is part of numba
 ONLY_ADAPTERS = {"llama_cpp", "gguf"}
-PROGRAMS = "lockstep.harness.foreign.programs."  # run in the environments of engines
+PROGRAMS = "lockstep.harness.foreign.programs."  # these run in the environments of other engines
 ONLY_CLI = {"rich", "typer", "click"}
 
 
@@ -187,7 +187,8 @@ def test_modules_have_no_import_cycle() -> None:
     found = {}
     for path in sources():
         name = module_name(path)
-        if path.name != "__init__.py" and not name.startswith("tests"):  # which discover members
+        # packages import their members on demand
+        if path.name != "__init__.py" and not name.startswith("tests"):
             found[name] = path.read_text()
     assert circle_in(found) == []
 

@@ -4,10 +4,10 @@ import ast
 
 from tests.places import LOCKSTEP, package_files
 
-# hooks of wrong engines are named by what they put in another's place, as keywords of rows
+# hooks of wrong engines are keywords of rows, named by what they replace
 HOOKS = LOCKSTEP / "harness" / "mutants"
 SOURCES = [each for each in package_files() if HOOKS not in each.parents]
-# verbs and nouns that end like a participle
+# verbs and nouns with the ending of a participle
 OTHERS = {"embed", "need", "seed", "feed", "speed"}
 IRREGULAR = {
     *("said", "told", "held", "kept", "made", "given", "taken", "found", "shown", "known", "sent"),

@@ -58,7 +58,7 @@ def test_truth_uses_neither_blas_nor_the_c_library() -> None:
         for path in files()
         for what in offences(ast.parse(path.read_text()))
     }
-    assert found == EXCEPTIONS.keys()  # an exception that is not needed goes
+    assert found == EXCEPTIONS.keys()  # an unneeded exception must be removed
 
 
 @pytest.mark.parametrize(

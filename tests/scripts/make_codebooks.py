@@ -83,7 +83,7 @@ def iq1() -> NDArray[np.int8]:
     blocks = np.zeros(2048, LAYOUTS["IQ1_M"])
     blocks["qs"][:, 0] = np.arange(2048) & 0xFF
     blocks["qh"][:, 0] = np.arange(2048) >> 8
-    d = int(np.float16(8).view(np.uint16))  # lies in the top nibbles of the four scales
+    d = int(np.float16(8).view(np.uint16))  # the top nibbles of the four scales
     blocks["scales"] = [(d >> 4 * i & 15) << 12 for i in range(4)]
     if not np.array_equal(found, (decoded("IQ1_M", blocks)[:, :8] - 1) / 8):
         raise ValueError("IQ1_S and IQ1_M have different code books in this library")
@@ -95,7 +95,7 @@ def signs() -> NDArray[np.int8]:
     1)."""
     blocks = np.zeros(128, LAYOUTS["IQ2_XXS"])
     blocks["d"] = 8
-    blocks["qs"][:, 2] = np.arange(128)  # the third of the four words that 32 weights share
+    blocks["qs"][:, 2] = np.arange(128)  # the third of four words that 32 weights share
     negative = decoded("IQ2_XXS", blocks)[:, :8] < 0
     return np.packbits(negative, axis=1, bitorder="little").view(np.int8)
 

@@ -42,12 +42,12 @@ ARCHITECTURES = (
     *("llama", "gemma2", "gemma3", "mamba", "deepseek2", "phi3", "qwen3moe", "gpt-oss", "olmo2"),
     "jamba",
 )
-WRONG = {  # op: what it gives instead, as engines have had it
-    "ROPE": lambda v: np.roll(v, 1, axis=-1),  # another pairing
-    "RMS_NORM": lambda v: v * np.float32(1.01),  # another epsilon
-    "NORM": lambda v: v + np.float32(0.01),  # the mean is not taken off
-    "SOFT_MAX": lambda v: np.roll(v, 1, axis=-1),  # another mask
-    "MUL_MAT": lambda v: np.roll(v, 1, axis=-1),  # rows of the matrix one off
+WRONG = {  # op: a wrong result of real engines
+    "ROPE": lambda v: np.roll(v, 1, axis=-1),  # wrong pairs
+    "RMS_NORM": lambda v: v * np.float32(1.01),  # wrong epsilon
+    "NORM": lambda v: v + np.float32(0.01),  # without subtracting the mean
+    "SOFT_MAX": lambda v: np.roll(v, 1, axis=-1),  # wrong mask
+    "MUL_MAT": lambda v: np.roll(v, 1, axis=-1),  # rows of the matrix are shifted by one
     "SSM_SCAN": lambda v: v * np.float32(1.01),
     "GLU": lambda v: v * np.float32(1.01),  # another approximation
 }
@@ -204,7 +204,7 @@ def ending(kind: str, wire: Wire, found: list[Any], judge: SegmentJudge) -> str:
         for s in segments_of(judge.program, judge.wires, judge.shown)
         if wire.site in (s.wire.site, *s.inside)
     }
-    # what is in the cache is shown by nobody: later steps of the layer read it
+    # the cache itself is not shown, so later steps of the layer show it
     there = all(f.site in holds or f.layer == wire.layer for f in found)
     return "located" if there else "elsewhere"
 

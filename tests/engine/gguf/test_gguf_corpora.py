@@ -21,7 +21,7 @@ CORPORA = Path(__file__).resolve().parents[3].parent / "shared" / "corpora" / "g
 
 class Expected(NamedTuple):
     kind: str | None  # None: accepted
-    offset: int = 0  # of a refusal
+    offset: int = 0  # offset of a refusal
     n_values: int = 0
     n_tensors: int = 0
     data_offset: int = 0
@@ -50,16 +50,16 @@ EXPECTED = {
     "gridcore/malformed/huge-counts.bin": Expected("count", 8),
     # An array of 2^32 - 1 strings with no byte behind it.
     "gridcore/malformed/kv-arr-huge-n.bin": Expected("count", 41),
-    # A key of 2^48 - 1 bytes, which is what llama.cpp objects to. We refuse the count before that:
-    # the eight bytes that are left cannot hold the one pair that is claimed.
+    # A key of 2^48 - 1 bytes, to which llama.cpp objects. We refuse the count before: the remaining
+    # eight bytes cannot hold the single claimed pair.
     "gridcore/malformed/kv-huge-strlen.bin": Expected("count", 16),
     "gridcore/malformed/magic-only.bin": Expected("truncated", 4),
     # Four dimensions of 2^48 - 1: the product of the first two is over int64.
     "gridcore/malformed/tensor-huge-dims.bin": Expected("overflow", 45),
     # "GGU".
     "gridcore/malformed/trunc-magic.bin": Expected("truncated", 0),
-    # A header that claims nothing and has nothing. Not malformed, whatever the folder says; that
-    # nobody can run it is for those to say who ask for general.architecture.
+    # A header that claims nothing and contains nothing. It is not malformed, whatever the folder
+    # says. Readers of general.architecture must report that no engine can run it.
     "gridcore/malformed/v3-empty.bin": accepted(0, 0, 24),
     # The control of that folder: the same bytes as vocab-bpe-llama3.gguf.
     "gridcore/malformed/valid-small.gguf": accepted(9, 0, 4859),

@@ -79,7 +79,7 @@ VALID = gguf(
         tensor(b"empty", (0,), F32, 96),
         tensor(b"scalar", (), F32, 96),
     ],
-    100,  # the last tensor has four bytes and needs no padding after it
+    100,  # the last tensor has four bytes and needs no padding
     alignment=16,
 )
 
@@ -251,9 +251,9 @@ def test_single_byte_changes_reach_most_of_the_rules() -> None:
             changed = VALID[:at] + bytes([value]) + VALID[at + 1 :]
             seen.add(outcome(changed))
     assert seen <= {"accepted", *KINDS}
-    # Big endian, deeper nesting and a second name take more than one byte. A tensor that one byte
-    # made longer than the file leaves no room for the next one first: an overlap. No byte of a
-    # length makes a name longer than the limit and no longer than the file.
+    # Big endian, deeper nesting and a second name need changes of more than one byte. A tensor that
+    # one byte makes longer than the file overlaps the next tensor first. No byte of a length makes
+    # a name longer than the limit but not longer than the file.
     out_of_reach = {"endianness", "nesting", "duplicate", "truncated", "data"}
     assert KINDS - seen <= out_of_reach | {"key-long", "name-long"}
 

@@ -10,9 +10,9 @@ from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.adapters.parts.parsing import allowed_memory
 from tests.engine.gguf.test_gguf_file import ARR, BOOL, STR, U8, array, gguf, pair, tensor, text
 
-# so many that an object for each is many times ROOM, and no more: each is traced
+# so many that an object for each would be many times ROOM; tracing more would be slow
 N = 10_000
-ROOM = 1 << 14  # besides twice the file: under two bytes for each of N
+ROOM = 1 << 14  # bytes beyond twice the file's size: less than two bytes for each of N
 
 
 def numbered(n: int) -> bytes:

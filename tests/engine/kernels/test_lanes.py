@@ -79,7 +79,7 @@ def by_bits(context: Any, builder: Any, bits: Any, to: Any) -> Any:
 
 def test_every_half_decodes_without_a_processor_instruction() -> None:
     found = all_halves(lanes.load_of(I16, by_bits, "float"))
-    assert found.tobytes() == HALVES.tobytes()  # it keeps even the payload of NaN
+    assert found.tobytes() == HALVES.tobytes()  # even the payloads of NaN are equal
 
 
 @pytest.mark.parametrize("from_bits", [True, False])
@@ -130,7 +130,7 @@ def test_a_product_and_a_sum_are_not_contracted_to_one_rounding() -> None:
 
     found = lanes_of(kernel, 32, x, y, z)
     assert same(found, x * y - z)
-    assert not same(found, x.astype(np.float64) * y - z)  # what a contraction would give
+    assert not same(found, x.astype(np.float64) * y - z)  # the result of a contraction
 
 
 def test_negation_changes_the_sign_of_zero() -> None:

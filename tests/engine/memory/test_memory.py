@@ -91,14 +91,14 @@ def test_shifted_positions_below_zero_are_removed() -> None:
     assert cells(memory) == ("0000", "0 1 7 8")
     run(memory, ["div", 0, -1, -1, 2], ["add", 0, -1, -1, -1])
     assert cells(memory) == ("..00", ". . 2 3")
-    assert memory.streams[0].shift[2:4] == [0, 0]  # back where they were
+    assert memory.streams[0].shift[2:4] == [0, 0]  # the positions are as before
 
 
 def test_cell_outside_the_window_is_reused_and_drops_older_cells() -> None:
     memory = attention(window=3)
     run(memory, text(0, 0, 8))
     run(memory, text(0, 8, 1))
-    # 0 to 5 are hidden from position 8; the first cell found is that of position 0
+    # position 8 hides 0 to 5; the first free cell is that of position 0
     assert cells(memory) == ("00000000", "8 1 2 3 4 5 6 7")
     run(memory, text(1, 0, 2), n_ubatch=2)
     assert memory.pos_min(0) == 3

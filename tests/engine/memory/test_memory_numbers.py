@@ -128,7 +128,7 @@ def test_only_cells_up_to_the_last_in_use_are_read() -> None:
 def test_window_layers_free_cells_that_no_token_sees() -> None:
     window = memory(SEES_FOUR, HEADS, size=16, n_seq=1, n_ubatch=1)
     assert isinstance(window, Window)
-    assert window.near.size == 256  # as large as a stream of llama.cpp's can be made
+    assert window.near.size == 256  # llama.cpp's smallest stream
     window = Window(
         size=16, n_seq=1, unified=True, window=4, n_ubatch=None,
         numbers=Numbers({0: SEES_FOUR, 1: HEADS}),
@@ -167,7 +167,7 @@ def test_shifted_keys_are_rotated_once() -> None:
     cells.seq_rm(0, 1, 2)
     cells.seq_add(0, 2, -1, -1)
     saved = cells.save(0)
-    assert turns == [(0, [3, 4], [-1, -1]), (1, [3, 4], [-1, -1])]  # what is saved has moved
+    assert turns == [(0, [3, 4], [-1, -1]), (1, [3, 4], [-1, -1])]  # the saved keys were moved
     (views,) = run(cells, Batch.of([9], start=3))
     assert turns[2:] == turns[:2]
     assert views[1].read()[0][:, 0, 0].tolist() == [1, 9, 2.5, 3.5]
@@ -203,7 +203,7 @@ def test_keys_and_values_are_rounded_to_their_own_storage_types(type_k: str, typ
     assert np.array_equal(values, v.astype(dtypes[type_v]))
     exact = np.array_equal(keys, k), np.array_equal(values, v)
     assert exact == (type_k == "F32", type_v == "F32")
-    assert not np.array_equal(views[0].read()[0], keys)  # the other layer
+    assert not np.array_equal(views[0].read()[0], keys)  # the layers differ
 
 
 def test_a_half_rounds_ties_to_even_and_overflows_without_a_warning() -> None:
@@ -264,7 +264,7 @@ def test_hybrid_memory_gives_each_layer_its_own_kind() -> None:
     run(both, interleaved(2))
     (views,) = run(both, Batch.of([5], start=2))
     assert (views[0].read()[0] == 10 + 11 + 5).all()
-    assert keys(views[1]) == [10, 11, 20, 21, 5]  # in equal shares, one sequence after the other
+    assert keys(views[1]) == [10, 11, 20, 21, 5]  # equal parts, one sequence after the other
 
 
 # --- none ---------------------------------------------------------------------------------------

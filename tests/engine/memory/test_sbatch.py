@@ -13,7 +13,7 @@ from lockstep.engine.memory.sbatch import (
     sbatch_simple,
 )
 
-# "Yesterday was Friday" and "Yesterday was Monday" with the two first words shared
+# "Yesterday was Friday" and "Yesterday was Monday"; the first two words are shared
 SHARED, FIRST, SECOND = (1, 0), (0,), (1,)
 PROMPTS = [
     SbatchToken(pos, seqs)

@@ -100,7 +100,7 @@ class SwapsNibbles(Fast):
 )
 def test_wrong_product_is_out_of_bound(wrong: type[Fast], type_name: str) -> None:
     columns = 2 * block_of(type_name)
-    for tokens in (2, 12):  # by rows, and by panels of them
+    for tokens in (2, 12):  # by rows, and by panels of rows
         args = floats(3, tokens, columns), weight_of(type_name, (9, columns))
         assert mismatch("linear", *args) is None
         assert mismatch("linear", *args, ops=wrong(1)) is not None
@@ -123,7 +123,7 @@ def test_every_bit_pattern_of_weights_is_multiplied_as_mirror_does(
     with np.errstate(all="ignore"):
         if kind.weights == 1:
             expected = 127 * weight.values()[:, 0].astype(np.float64)
-        else:  # the sum of integers times the scale, as ggml has it: 0 * inf never comes up
+        else:  # the sum of integers times the scale, as in ggml, where 0 * inf does not occur
             d = codes.view(np.float16).astype(np.float64)
             expected = d * 127 * (1 if type_name == "Q8_0" else -7)
         expected = expected.astype(np.float32)
@@ -205,7 +205,7 @@ def test_products_computed_together_are_the_same(names: tuple[str, ...], tokens:
     x, other = floats(8, tokens, columns), floats(9, tokens, columns)
     ops = Fast(n_threads=2)
     ops.compute_together(x, weights)
-    for one in (x, other):  # what was computed of others is not given
+    for one in (x, other):  # results for other activations must not be returned
         for weight in weights:
             alone = FAST.linear(one.copy(), weight)
             assert np.ascontiguousarray(ops.linear(one, weight)).tobytes() == alone.tobytes()
@@ -221,7 +221,7 @@ def largest(type_name: str, rows: int, columns: int) -> Weight:
     """Return rows in which all steps and group scales have their largest values."""
     kind = WeightFormat.member(type_name)
     blocks = np.zeros(rows * columns // kind.weights, kind.layout)
-    blocks.view(np.uint8)[:] = 128 if type_name == "Q8_0" else 255  # -128, which has no opposite
+    blocks.view(np.uint8)[:] = 128 if type_name == "Q8_0" else 255  # -128 has no opposite
     for name in kind.layout.names or ():
         if kind.layout[name].kind == "f":
             blocks[name] = 1
@@ -258,19 +258,20 @@ def of_some_formats() -> dict[str, str]:
         columns = 2 * block_of(name)
         weight, x = weight_of(name, (11, columns)), floats(7, 12, columns)
         parts = [FAST.linear(rows, weight).tobytes() for rows in (x, x[:3])]
-        if name in ("Q8_0", "Q4_K"):  # by the same kernels, added up in float64
+        if name in ("Q8_0", "Q4_K"):  # computed by the same kernels, and summed in float64
             parts.append(Mirror().linear(x[:3], weight).tobytes())
         if name in EXTREMES:
             parts.append(Mirror().linear(x[:3], weight).tobytes())
             extreme, ones = largest(name, 3, columns), np.ones((40, columns), np.float32)
             parts.append(FAST.linear(ones[:1], extreme).tobytes())
             for rows, matrix in ((floats(8, 40, columns), weight), (ones, extreme)):
-                parts.append(Mirror().linear(rows, matrix).tobytes())  # so many by integers
+                # for so many rows, integer products are used
+                parts.append(Mirror().linear(rows, matrix).tobytes())
         found[name] = hashlib.sha256(b"".join(parts)).hexdigest()
     return found
 
 
-# by its name alone numba compiles for all that the machine has: VNNI, where that has it
+# with only a name, numba compiles for all features of the machine, such as VNNI
 PROCESSORS = {"haswell": "+avx,+avx2,+bmi,+bmi2,+f16c,+fma,+popcnt,+sse4.2,+ssse3", "generic": ""}
 
 

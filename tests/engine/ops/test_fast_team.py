@@ -26,7 +26,7 @@ def fail(seen: Any, start: int, stop: int) -> None:
 
 def test_each_piece_is_done_once_by_any_thread() -> None:
     members = Team()
-    for pause in (0.0, 0.3, 0.0, 0.01):  # long enough for them to fall asleep, or not
+    for pause in (0.0, 0.3, 0.0, 0.01):  # some pauses are long enough for the threads to sleep
         time.sleep(pause)
         for n in (1, 2, 50, 1000):
             seen = np.zeros(n, np.int64)

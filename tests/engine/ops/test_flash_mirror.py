@@ -62,7 +62,7 @@ def test_settling_covers_every_value_within_the_radius(at: int, share: float, wi
 
 def test_settling_leaves_no_radius_if_all_values_round_equally() -> None:
     assert settle(1.0002, 1e-5) == (1.0, 0.0)
-    assert settle(1.0 + 2.0**-11, 1e-9)[1] == 2.0**-10  # a tie may fall either way
+    assert settle(1.0 + 2.0**-11, 1e-9)[1] == 2.0**-10  # a tie may be rounded either way
 
 
 # --- the paths ----------------------------------------------------------------------------------
@@ -161,8 +161,8 @@ def direct(args: Any, n_threads: int = 1) -> NDArray[np.float64]:
 @pytest.mark.parametrize(
     ("threads", "n_ctx", "tokens", "cells", "edges"),
     [
-        (2, 512, 1, 256, [0, 256]),  # 256 cells in use are too few to split
-        (2, 512, 1, 257, [0, 256, 257]),  # padded to 512
+        (2, 512, 1, 256, [0, 256]),  # 256 used cells are too few to split
+        (2, 512, 1, 257, [0, 256, 257]),  # padded to 512 cells
         (2, 512, 2, 500, [0, 500]),  # two tokens are not split
         (1, 512, 1, 500, [0, 500]),
         (3, 512, 1, 400, [0, 171, 342, 400]),

@@ -17,14 +17,15 @@ NEAR, WIDE = RNG.uniform(-1, 1, 500), RNG.uniform(-30, 30, 500)
 LARGE = RNG.uniform(-700, 700, 500)
 ANGLES = np.r_[NEAR, WIDE, RNG.uniform(-1e6, 1e6, 500), np.arange(-50, 50) * (math.pi / 2)]
 HUGE = np.array([2.0**20, 1e7, -1e22, 3e38, 1.7e308])
-SINGLE = {  # where to look, and units in the last place that the C library's may be off besides
+# arguments to test, and the additional error of the C library in units in the last place
+SINGLE = {
     "exp": (functions.exp, math.exp, np.r_[NEAR, WIDE, LARGE, -745.0], 2),
     "expm1": (functions.expm1, math.expm1, np.r_[NEAR, NEAR * 1e-9, WIDE, LARGE], 3),
     "log": (functions.log, math.log, np.r_[np.abs(NEAR), np.exp(LARGE), 5e-324], 2),
     "tanh": (functions.tanh, math.tanh, np.r_[NEAR, NEAR * 1e-9, WIDE], 4),
     "sin": (functions.sin, math.sin, np.r_[ANGLES, HUGE], 3),
     "cos": (functions.cos, math.cos, np.r_[ANGLES, HUGE], 3),
-    # of exp(-x * x) the rounding of x * x, up to 9, comes as well
+    # includes the rounding of x * x in exp(-x * x), up to 9
     "erf": (functions.erf, math.erf, np.r_[NEAR, NEAR * 1e-9, NEAR * 7], 20),
 }
 ODD = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 800.0, -800.0, 1e308])

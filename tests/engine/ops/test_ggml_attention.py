@@ -12,7 +12,8 @@ from lockstep.engine.ops.near import Expected
 from tests.shadow_nodes import node, normal, params
 
 SCALE, HEADS, DIM = 0.3, 4, 16
-LOW, HIGH = [-40.0, -2.0, 0.0, 1.0], [5.0, 12.0, 30.0, 60.0]  # below and above all scores
+# less than all scores, and more than all scores
+LOW, HIGH = [-40.0, -2.0, 0.0, 1.0], [5.0, 12.0, 30.0, 60.0]
 FORMS = [(1, 600, 1), (1, 600, 2), (1, 1100, 3), (3, 33, 2), (64, 90, 2)]  # tokens, cells, threads
 
 

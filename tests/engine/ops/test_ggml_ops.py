@@ -60,7 +60,7 @@ def test_rows_in_parts_equal_rows_at_once(
     float32."""
     x = normal(3, 2, 6, 10, 24) * 3
     x[0, 1, 4, 7] += np.float32(wrong)
-    x[1, 2, 9, 23] = 3e38  # hidden
+    x[1, 2, 9, 23] = 3e38  # this score is masked
     mask = np.where(np.tril(np.ones((16, 24)), 3) > 0, 0.0, -np.inf).astype(np.float32)
     asked = node("SOFT_MAX", x, x, mask, normal(4, 6), held=params(0.5, 8.0))
     build = replace(BUILD, bounds=bounds)

@@ -81,7 +81,7 @@ def agrees(found: Expected) -> bool:
 def test_rows_are_stored_as_the_definition_says(kind: str) -> None:
     found = stored(kind)
     assert agrees(found)
-    assert np.asarray(found.allowed).mean() < 1e-3  # hardly a value lies between two codes
+    assert np.asarray(found.allowed).mean() < 1e-3  # few values lie between two codes
 
 
 @pytest.mark.parametrize(

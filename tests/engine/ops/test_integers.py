@@ -19,11 +19,11 @@ from tests.engine.ops.test_ops_reference import floats, weight_of
 COLUMNS = 1024
 QUANTISED = [kind for kind in MATRICES if products.is_in_blocks(kind)]
 BY_INTEGERS = [kind for kind in QUANTISED if integers.takes(kind)]
-# their scales are spread over the block, or no halves
+# formats whose scales are spread over the block, or are not F16
 BY_FLOATS = {"IQ1_M", "MXFP4", "NVFP4"}
 BUILD = Build(lanes=16)
 every = pytest.mark.parametrize("kind", BY_INTEGERS, ids=lambda kind: kind.name)
-Found = tuple[NDArray[np.float64], NDArray[np.float64]]  # the product and its size
+Found = tuple[NDArray[np.float64], NDArray[np.float64]]  # the product, and its size
 
 
 def seen(x: F32, weight: Weight) -> tuple[F64, F64 | None]:
@@ -87,7 +87,7 @@ def test_integer_product_equals_that_of_decoded_numbers(
     expected, expected_size = by_floats(acts, sums, weight, monkeypatch)
     assert value.any()
     assert (np.abs(value - expected) <= 2.0**-48 * size).all()
-    # that of floats is a bit more, on purpose
+    # the size in float products is slightly larger on purpose
     assert (size <= expected_size).all()
     assert (size >= expected_size * (1 - 2.0**-11)).all()
 
@@ -99,7 +99,7 @@ def test_activation_without_integer_steps_is_multiplied_as_float(
     weight = weight_of(kind.name, (9, COLUMNS), seed=2)
     acts, sums = seen(floats(8, 6, COLUMNS), weight)
     sizes = np.abs(acts[4]).argsort()
-    # the largest is what the scale is known by, so that there is none for its block
+    # the largest value determines the scale, so its block has none
     for tipped in (sizes[COLUMNS // 2], sizes[-1]):
         other = acts.copy()
         other[4, tipped] *= 1 + 2.0**-9

@@ -44,7 +44,8 @@ def test_rms_norm_and_swiglu_are_within_bound(
     x, y = floats(seed, tokens, width, size=size), floats(seed + 1, tokens, width)
     assert mismatch("rms_norm", x, floats(seed + 2, width), 1e-5) is None
     assert mismatch("swiglu", x, y) is None
-    assert mismatch("swiglu", x[:, None], y[:, None]) is None  # experts have an axis more
+    # tensors of experts have one more axis
+    assert mismatch("swiglu", x[:, None], y[:, None]) is None
 
 
 @given(tokens=st.integers(0, 4), heads=st.integers(1, 3), pairs=st.integers(1, 20), seed=seeds)

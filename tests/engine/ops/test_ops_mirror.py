@@ -41,7 +41,7 @@ EQUAL: dict[str, Callable[[ReferenceOps], Any]] = {
 
 def test_mirror_rounds_ties_as_its_build() -> None:
     x = np.zeros((1, 32), np.float32)
-    x[0, :2] = 127, 2.5  # the step is 1: a tie goes to the even step, or away from zero
+    x[0, :2] = 127, 2.5  # the step is 1, so a tie goes to the even step, or away from zero
     weight = weight_of("Q8_0", (2, 32))
     x86, generic = Mirror(), Mirror(generic=("Q8_0",))
     assert x86.activations(x, weight)[0, 1] == 2
@@ -89,7 +89,7 @@ def test_mirror_and_reference_are_equal_if_ggml_rounds_nothing(
 def test_mirror_and_reference_differ_where_ggml_rounds(ask: Callable[[ReferenceOps], Any]) -> None:
     ours, theirs = ask(MIRROR), ask(REFERENCE)
     assert not np.array_equal(ours, theirs)
-    np.testing.assert_allclose(ours, theirs, atol=0.05)  # the same op all the same
+    np.testing.assert_allclose(ours, theirs, atol=0.05)  # both compute the same op
 
 
 @pytest.mark.parametrize("type_name", ["F16", "BF16", "Q8_0", "Q4_0"])
@@ -98,7 +98,7 @@ def test_product_uses_the_converted_activations(type_name: str) -> None:
     converted = activation_format(weight.format).convert(x).values
     assert not np.array_equal(converted, x)
     values = converted.astype(np.float32)
-    assert np.array_equal(values, converted)  # no bit is lost: the products must be equal
+    assert np.array_equal(values, converted)  # no bit is lost, so the products must be equal
     assert np.array_equal(MIRROR.linear(x, weight), REFERENCE.linear(values, weight))
 
 
@@ -121,7 +121,7 @@ def test_rope_angle_is_multiplied_up_in_float32() -> None:
     np.testing.assert_allclose(cos[0], np.cos(expected), atol=2.0**-23)
     np.testing.assert_allclose(sin[0], np.sin(expected), atol=2.0**-23)
     exact, _ = REFERENCE.rotations(np.array([31013], np.int32), params)
-    assert np.abs(exact[0] - np.cos(expected)).max() > 2.0**-20  # what the recursion costs
+    assert np.abs(exact[0] - np.cos(expected)).max() > 2.0**-20  # the error of the recursion
 
 
 def test_queries_and_weights_are_converted_to_the_cache_type() -> None:

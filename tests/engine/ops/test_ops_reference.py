@@ -72,7 +72,7 @@ def test_cached_angles_are_used_only_for_their_positions() -> None:
         for positions in (at, at, at + 1):
             fresh = ReferenceOps().rope(x, positions, params)
             assert ops.rope(x, positions, params).tobytes() == fresh.tobytes()
-    at[:] += 7  # the caller's own array is not what is kept
+    at[:] += 7  # the cache must not depend on the caller's array
     fresh = ReferenceOps().rope(x, at, params)
     assert ops.rope(x, at, params).tobytes() == fresh.tobytes()
 

@@ -18,10 +18,10 @@ from tests.shadow_nodes import normal
 
 CELLS, REST = 20, 96
 F16 = NDArray[np.float16]
-Add = Callable[[F16, F16, np.float32], F16]  # what is summed so far, values, their weight
+Add = Callable[[F16, F16, np.float32], F16]  # arguments: the sum so far, values, their weight
 
 Q = normal(1, 1, 1, STEP + REST) / 4
-Q[..., 4:] = 0  # scores that are off by little: a radius that reaches from half to half holds all
+Q[..., 4:] = 0  # scores with small errors, because a radius of a whole step would hide everything
 K, V = (normal(seed, CELLS, 1, STEP + REST).astype(np.float16) for seed in (2, 3))
 
 

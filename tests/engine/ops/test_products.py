@@ -39,10 +39,10 @@ def test_size_covers_all_terms_with_a_small_surplus(kind: type[WeightFormat]) ->
     x, weight = floats(3, 3, COLUMNS), weight_of(kind.name, (ROWS, COLUMNS))
     out, size = both(x, weight)
     exact = exact_size(x, weight)
-    roundings = COLUMNS * 2.0**-52  # of sums in float64, each in an order of its own
+    roundings = COLUMNS * 2.0**-52  # rounding errors of sums in float64 in two orders
     assert (size >= exact * (1 - roundings)).all()
     assert (size <= exact * (1 + 5 * COLUMNS * U)).all()
-    # nothing that was decoded for it is changed for anybody else
+    # cached decoded weights are unchanged
     assert np.array_equal(out, Mirror().linear(x, weight))
     assert np.array_equal(both(x, weight)[1], size)
 
@@ -81,7 +81,7 @@ def test_bound_adds_back_the_rounding_loss_of_float32() -> None:
     for term in small[0].astype(np.float32):
         lost = lost + term
     _, size = both(x, weight)
-    assert lost == 1  # a careless sum
+    assert lost == 1  # a naive sum
     assert size[0, 0] >= small.sum() > 1.0002
 
 

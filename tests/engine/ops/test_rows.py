@@ -19,7 +19,7 @@ from tests.engine.ops.test_ops_reference import floats, weight_of
 COLUMNS = 1024
 MIRRORED, PLAIN = Build(lanes=16), Build(lanes=16, plain=True)
 VALUES = Build(lanes=16, bounds=False)
-Found = tuple[NDArray[np.float64], NDArray[np.float64]]  # the product and its size
+Found = tuple[NDArray[np.float64], NDArray[np.float64]]  # the product, and its size
 
 
 def found(x: F32, weight: Weight, build: Build) -> Found:
@@ -43,13 +43,14 @@ def test_product_row_by_row_equals_that_of_decoded_weights(
     kind: type[WeightFormat], tokens: int, build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert by_row.takes(kind)
-    monkeypatch.setattr(by_row, "PIECE", 4 * COLUMNS)  # several, and one that is not full
+    # several pieces, of which the last is not full
+    monkeypatch.setattr(by_row, "PIECE", 4 * COLUMNS)
     weight, x = weight_of(kind.name, (21, COLUMNS), seed=3), floats(tokens, tokens, COLUMNS)
     value, size = found(x, weight, build)
     expected, expected_size = decoded(x, weight, build, monkeypatch)
     assert value.any()
     assert (np.abs(value - expected) <= 2.0**-48 * size).all()
-    # that of floats is a bit more where it need not be exact, on purpose
+    # where the size need not be exact, it is slightly larger on purpose
     assert (size <= expected_size * (1 + 2.0**-48)).all()
     assert (size >= expected_size * (1 - 2.0**-11)).all()
 

@@ -251,7 +251,7 @@ def test_q8_0_stores_a_coarser_scale_than_its_divisor() -> None:
     d = np.float32(1) / np.float32(127)
     stored = float(np.float16(d))
     assert stored != d
-    # 31.4985 steps of the exact scale, 31.5005 of the stored one
+    # 31.4985 steps of the exact scale, or 31.5005 steps of the stored scale
     assert values(Q8_0Activations, 1, 0.24802) == [127 * stored, 31 * stored]
     assert round(0.24802 / stored) == 32
 
@@ -292,5 +292,6 @@ def test_doctor_says_how_this_build_rounds_each_format() -> None:
     rows = {name: (says, well) for name, says, well in rounding_rows()}
     assert rows.keys() == {f"{kind.name} activations" for kind in FORMATS}
     assert all(well for _, well in rows.values())
-    for name in ("Q8_0", "Q8_1"):  # one variant only, or the question would not tell them apart
+    # exactly one variant; otherwise the test could not distinguish them
+    for name in ("Q8_0", "Q8_1"):
         assert rows[f"{name} activations"] == ("rounded as x86 code", True)

@@ -159,7 +159,7 @@ def set_d(blocks: NDArray[np.void], halves: Any) -> NDArray[np.void]:
     bits = np.broadcast_to(np.asarray(halves, np.uint16), blocks.shape)
     if "d" in (blocks.dtype.names or ()):
         blocks["d"] = bits.view(np.float16)
-    else:  # IQ1_M has it in the highest nibbles of its four scales
+    else:  # IQ1_M stores it in the highest nibbles of its four scales
         nibbles = np.stack([bits >> 4 * i & 15 for i in range(4)], axis=1)
         blocks["scales"] = blocks["scales"] & 0x0FFF | nibbles.astype(np.uint16) << 12
     return blocks
@@ -177,7 +177,7 @@ def entries_and_signs(kind: type[WeightFormat], count: int) -> NDArray[np.void]:
     if kind.name == "IQ1_S":
         blocks["qh"] &= 0x8FFF
     if kind.name == "IQ4_XS":
-        blocks["scales_h"] = 0xAAAA  # scale 32, and the next line makes 33 of it
+        blocks["scales_h"] = 0xAAAA  # scale 32; the next line changes it to 33
         blocks["scales_l"] = 0x11
     one = {"IQ2_XXS": 8, "IQ2_XS": 8, "IQ2_S": 8, "IQ3_XXS": 4}.get(kind.name, 1)
     return set_d(blocks, np.float16(one).view(np.uint16))

@@ -16,8 +16,8 @@ from tests.all_types import same
 
 import_members("lockstep.engine.quants")
 FORMATS = sorted(WeightFormat.family.values(), key=lambda kind: kind.type_id)
-PLAIN = ["I8", "I16", "I32", "I64", "F64", "F32"]  # numpy knows what they are
-ACTIVATIONS_ONLY = {"Q8_1", "Q8_K"}  # no tensor of a file has these
+PLAIN = ["I8", "I16", "I32", "I64", "F64", "F32"]  # types that numpy knows
+ACTIVATIONS_ONLY = {"Q8_1", "Q8_K"}  # types that do not occur in files
 every_format = pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
 
 
@@ -41,7 +41,7 @@ def test_plain_numbers_become_the_nearest_float32(name: str) -> None:
     raw = random_bytes(kind, 4001)
     ties = np.array([2**24 + 1, 2**24 + 3, -(2**24) - 1, 2**25 + 2]) if "4" in name else [1, -1]
     raw = np.concatenate([raw, np.array(ties).astype(kind.layout["x"]).view(np.uint8)])
-    with np.errstate(over="ignore"):  # a double beyond float32 is infinite
+    with np.errstate(over="ignore"):  # a double beyond float32 becomes infinite
         assert same(kind.dequantize(raw), raw.view(kind.layout["x"]).astype(np.float32))
 
 

@@ -158,7 +158,8 @@ def test_breaker_ends_a_repetition() -> None:
     for token in [4, 0, 2, 4, 0]:
         chain.accept(token)
     (found,) = chain.apply(CandidateList.of_logits(np.zeros(7, np.float32)))
-    assert found.logits.tolist() == [0, 0, -1, 0, 0, 0, 0]  # two tokens are alike, one counts
+    # a token that occurs twice is counted once
+    assert found.logits.tolist() == [0, 0, -1, 0, 0, 0, 0]
 
 
 def test_infill_merges_words_with_their_beginnings() -> None:

@@ -14,7 +14,7 @@ from lockstep.engine.states.file import SavedState, read_state
 from lockstep.engine.states.fit import ContextLimits, find_misfits, shape_of_model
 from lockstep.harness.synth.small import SMALL
 
-WIDTH, CELLS = 8, 3  # of the small models
+WIDTH, CELLS = 8, 3  # sizes of the small models
 CONTEXT, SEQUENCE = b"nsgg" + struct.pack("<I", 10), b"qsgg" + struct.pack("<I", 3)
 TOKENS = struct.pack("<4I", 3, 5, 6, 7)
 
@@ -112,7 +112,7 @@ def test_reader_refuses_a_truncated_file_or_finds_fewer_tables(name: str) -> Non
         if isinstance(found, MalformedFile):
             assert 0 <= found.offset <= n
         else:
-            assert n_rows(found) < whole  # what a model remembers tells these apart
+            assert n_rows(found) < whole  # both files differ in the model's memory
 
 
 def replaced(raw: bytes, at: int, *numbers: int) -> bytes:
@@ -120,7 +120,7 @@ def replaced(raw: bytes, at: int, *numbers: int) -> bytes:
     return raw[:at] + new + raw[at + len(new) :]
 
 
-A = FILES["sequence"]  # 24 bytes of head, then streams, cells, position, sequences, id, ...
+A = FILES["sequence"]  # 24 bytes of header, then streams, cells, position, sequences, id, ...
 DAMAGED = {
     "magic": b"GGUF" + A[4:],
     "version": replaced(A, 4, 2),

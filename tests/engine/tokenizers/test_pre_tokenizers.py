@@ -15,9 +15,9 @@ from lockstep.engine.tokenizers.splitting import MEMBERS, TextSplitter, collapse
 from lockstep.engine.tokenizers.unicode_data import WHITESPACE, categories
 from tests.tokenizer_cases import Value
 
-# a name, the words of a text, and another name under which the text is cut otherwise
+# a name, the words of a text, and another name that splits the text differently
 CASES = (
-    ("gpt-2", "I|'|M| we|'re| | x|1234|\n", "llama-bpe"),  # contractions in lower case only
+    ("gpt-2", "I|'|M| we|'re| | x|1234|\n", "llama-bpe"),  # contractions only in lower case
     ("default", "x| |12| `|y", "falcon"),
     ("falcon", "x| 12| |`|y", "default"),
     ("llama-bpe", "I|'M| |123|45|!\n\n|x", "qwen2"),
@@ -35,7 +35,7 @@ CASES = (
     ("viking", "a|1|2|,| b", "bloom"),
     ("tekken", "Hello|WORLDs| don|'t|/\n|1", "gpt-4o"),
     ("gpt-4o", "Hello|WORLD's| |123|4", "tekken"),
-    ("gpt-4o", "écoleÉ|COLE", "tekken_with_cases"),  # beyond ASCII no case is known
+    ("gpt-4o", "écoleÉ|COLE", "tekken_with_cases"),  # beyond ASCII, case is unknown
     ("granite-embed-multi-97m", "क्षि| ABc", "gpt-4o"),
     ("tiny_aya", "abc|1|234|567| HELLOworld's", "gpt-4o"),
     ("kimi-k2", "abc|漢字|'s| x's|漢|123|4", "gpt-4o"),
@@ -50,7 +50,7 @@ CASES = (
     ("gemma4", "a b|\n\n|c'd", "gpt-2"),
     ("chameleon", "IMGIMGABZ|  |<|sentinel|:|1|2|>|a|,|,|b", "starcoder"),
 )
-# what an engine with Unicode's own cases does instead
+# the expression of an engine with Unicode's own cases
 CASED_WORD = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
 
 
@@ -158,7 +158,7 @@ def test_ascii_character_matches_only_itself() -> None:
 def test_categories_are_those_of_unicode_15_1() -> None:
     table = "".join(map(chr, categories().tolist()))
     assert len(table) == 0x110000
-    # assigned in 15.1, in 16.0, and never; a surrogate; private use
+    # assigned in 15.1, assigned in 16.0, never assigned; a surrogate; private use
     assert [table[c] for c in (0x2FFC, 0x1C89, 0x0378, 0xD800, 0xE000)] == ["S", "U", "U", "C", "C"]
 
 
@@ -183,7 +183,7 @@ def test_python_differs_only_in_assigned_code_points(tables: object) -> None:
     differing = np.flatnonzero(theirs != categories())
     either = (theirs[differing] == ord("U")) | (categories()[differing] == ord("U"))
     assert either.all(), [hex(code) for code in differing[~either][:9]]
-    # one of the two is a later version of Unicode than the other, so only one knows more
+    # one of the two implements a later version of Unicode, so only one knows more characters
     assert len({bool(code) for code in theirs[differing] == ord("U")}) <= 1
 
 

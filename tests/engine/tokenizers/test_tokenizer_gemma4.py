@@ -26,7 +26,7 @@ from tests.tokenizer_cases import (
 WORDS: list[Word] = [
     *((text, 0, CONTROL) for text in ("<pad>", "<eos>", "<bos>")),
     ("<unk>", 0, UNKNOWN),
-    *(word for word in byte_words() if word[0] != "<0x71>"),  # q has none
+    *(word for word in byte_words() if word[0] != "<0x71>"),  # q has no byte token
     *((letter, 0, NORMAL) for letter in "abcdehlo▁,.!日本語\ufffd/\n"),
     *((text, 0, NORMAL) for text in ("\n\n", "\n\n\n\n", "▁▁", "▁▁▁", "▁a", "ab", "bc", "cd")),
     *((text, 0, NORMAL) for text in ("日本", "本語", "he", "hello", "a▁", "dd")),

@@ -28,7 +28,7 @@ from tests.tokenizer_cases import (
 
 MERGES = ("Ġ Ġ", "Ġ a", "b c", "a b", "bc d", "Ġa b", "z z", "Ġ w", "Ã ©", "Ġ 1", "1 2", "x !",
           "! !", "' s", "k l", "l m", "▁ a")  # fmt: skip
-# tokens that no merge leads to; what is of NORMAL type is written as characters of bytes
+# tokens that no merge produces; tokens of NORMAL type are written in characters of bytes
 WORDS = {"<s>": CONTROL, "</s>": CONTROL, "<unk>": UNKNOWN, "<tool>": USER_DEFINED, "klm": NORMAL,
          "[gone]": UNUSED, "<0x41>": BYTE, "<0xD1>": BYTE, "<0x84>": BYTE, "Ġx日": NORMAL,
          "▁": NORMAL}  # fmt: skip
@@ -104,7 +104,7 @@ CASES = (
         pre="gemma4",
         tokens=[text.replace("klm", "\n\n") for text in TEXTS],
     ),
-    # the way back
+    # decoding
     written("bytes are written", ids("Ġa", "Ċ", "Ã", "©"), " a\né"),
     written("a lone byte is written", ids("a", "Ã"), b"a\xc3"),
     written("user-defined tokens are as stored", ids("<tool>"), "<tool>"),
@@ -174,7 +174,7 @@ def test_a_code_point_beyond_unicode_is_refused(text: bytes) -> None:
 
 def test_spaces_that_would_have_to_merge_are_refused() -> None:
     tokenizer = tokenizer_of(tiny(pre="whitespace"))
-    assert tokenizer.encode(b"a b") == ids("a", "b")  # a lone one is a token or lost
+    assert tokenizer.encode(b"a b") == ids("a", "b")  # a single space is a token, or is lost
     with pytest.raises(EngineError, match="WHITESPACE"):
         tokenizer.encode(b"a  b")
 

@@ -37,7 +37,7 @@ WORDS: tuple[Word, ...] = (
     ("▁▁", -4, NORMAL),
     ("▁▁▁▁", -5, NORMAL),
     ("▁a", -3, NORMAL),
-    # characters, then the ways in which they merge
+    # characters, and then their merges
     *((letter, -30, NORMAL) for letter in "abcdemnowyz<>sx"),
     ("x", -3, NORMAL),
     ("ab", -1, NORMAL),
@@ -53,13 +53,13 @@ WORDS: tuple[Word, ...] = (
     ("ee", -1, UNDEFINED),
     ("日", -8, NORMAL),
     ("日本", -7, NORMAL),
-    # looked for before anything is merged
+    # found before anything is merged
     ("<tool>", 0, USER_DEFINED),
     ("<to", 0, USER_DEFINED),
     ("a▁b", 0, USER_DEFINED),
     ("<x>", 0, CONTROL),
     ("<x", -1, NORMAL),
-    # repaired while loading
+    # tokens that are repaired during loading
     ("<end_of_turn>", 0, NORMAL),
     ("<|message|>", 0, CONTROL),
     ("<unused7>", 0, CONTROL),
@@ -107,7 +107,8 @@ CASES = (
     Case("equal scores merge from the left", plain("baaa"), ids("▁", "b", "aa", "a")),
     Case("the best score merges first", plain("mno"), ids("▁", "m", "no")),
     Case("a lower score loses", plain("mno"), ids("▁", "m", "no")),
-    # "bc" waits in the heap while b goes into "ab" and c grows to "cd": 0 + 2 bytes, as expected
+    # "bc" waits in the heap while b becomes part of "ab" and c grows to "cd": 0 + 2 bytes, as
+    # expected
     Case("a pair that changed is dropped", plain("babcd"), ids("▁", "b", "ab", "cd")),
     Case("merges are greedy, not the best sum", plain("xyw"), ids("▁", "xy", "w")),
     Case("a space goes before the text", plain("b"), ids("▁", "b")),

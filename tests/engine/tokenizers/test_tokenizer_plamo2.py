@@ -32,7 +32,7 @@ WORDS: list[Word] = [
     ("<|plamo:pad|>", 0, CONTROL),
     *byte_words(),
     *((letter, -5.0, NORMAL) for letter in "abcdefghk日 "),
-    # ties: "ab" + "c" and "a" + "bc"; a long one that does not pay
+    # ties: "ab" + "c" and "a" + "bc"; and a long token with a worse sum
     ("ab", -7, NORMAL),
     ("bc", -7, NORMAL),
     ("de", -3, NORMAL),
@@ -40,8 +40,8 @@ WORDS: list[Word] = [
     ("efg", -3, NORMAL),
     ("日本", -6, NORMAL),
     ("本語", -4, NORMAL),
-    ("gg", -2000, NORMAL),  # as good as none
-    ("hh", -1000, NORMAL),  # hides what is shorter
+    ("gg", -2000, NORMAL),  # as bad as no token
+    ("hh", -1000, NORMAL),  # hides shorter tokens
     ("kk", -np.inf, NORMAL),
     ("▁a", -1, NORMAL),
     ("\ufeff", -1, NORMAL),
@@ -113,11 +113,11 @@ def test_plamo_end_token_makes_the_old_end_token_normal() -> None:
     [
         (-1.0, -10_000),
         (float(np.float32(-0.00005)), -0),  # -0.49999... as float32
-        (0.03125, 313),  # half goes away from zero
+        (0.03125, 313),  # a half is rounded away from zero
         (-0.03125, -313),
         (np.inf, -20_000_000),
         (np.nan, -20_000_000),
-        (1e9, -20_000_000),  # beyond 32 bits
+        (1e9, -20_000_000),  # exceeds 32 bits
     ],
 )
 def test_gains_are_rounded_as_in_c(score: float, gain: int) -> None:
@@ -138,7 +138,7 @@ def test_invalid_utf_8_tokens_are_refused() -> None:
 
 
 def test_unreachable_token_costs_more_than_any_text() -> None:
-    longest = 2**31  # bytes that llama.cpp takes at once
+    longest = 2**31  # bytes of the longest text of llama.cpp
     assert longest * -UNKNOWN < WORST
 
 

@@ -44,7 +44,7 @@ def charsmap(forms: Mapping[str, str], first_base: int = 256) -> bytes:
         at += len(form.encode()) + 1
     words: dict[int, int] = {0: 0}
     place(words, 0, b"", starts, first_base)
-    nodes = [words.get(index, 0) for index in range((max(words) | 255) + 1)]  # whole blocks
+    nodes = [words.get(index, 0) for index in range((max(words) | 255) + 1)]  # complete blocks
     trie = np.array(nodes, "<u4").tobytes()
     return pack("<I", len(trie)) + trie + replacements
 
@@ -80,7 +80,7 @@ def test_longest_sequence_wins_and_the_remainder_stays_unmapped() -> None:
     assert both.longest("e\u0302".encode(), 0) == (b"E", 1)
     assert both.longest(b"x", 0) is None
     assert both.longest(b"\0", 0) is None
-    assert Charsmap(b"\3\0\0\0...rest").longest(b"x", 0) is None  # less than one node
+    assert Charsmap(b"\3\0\0\0...rest").longest(b"x", 0) is None  # shorter than one node
 
 
 # --- a vocabulary ---------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ WORDS: tuple[Word, ...] = (
     ("▁a", -1.5, NORMAL),
     ("▁▁", -3, NORMAL),
     *((letter, -4.0, NORMAL) for letter in "abcdefghi<>"),
-    # ties: of "ab" + "c" and "a" + "bc", and a greedy one that does not pay
+    # ties: "ab" + "c" and "a" + "bc"; and a greedy choice with a worse sum
     ("ab", -2.25, NORMAL),
     ("bc", -2.25, NORMAL),
     ("abc", -9, NORMAL),
@@ -177,7 +177,7 @@ def test_tokenizer_follows_every_rule() -> None:
     [
         (False, False, ids("b", "▁▁", "b", "▁")),
         (True, False, ids("▁", "b", "▁▁", "b", "▁")),
-        (False, True, ids("▁", "b", "▁", "b")),  # the space is put before all the same
+        (False, True, ids("▁", "b", "▁", "b")),  # the leading space is added anyway
         (True, True, ids("▁", "b", "▁", "b")),
     ],
 )
@@ -214,7 +214,8 @@ def test_unknown_penalty_is_subtracted_in_float32() -> None:
     words = [*WORDS[:3], ("q", -(2.0**24), NORMAL)]
     assert tokenizer_of(vocabulary("t5", words)).unknown_score == -(2.0**24) - 10
     words = [*WORDS[:3], ("q", -(2.0**25), NORMAL)]
-    assert tokenizer_of(vocabulary("t5", words)).unknown_score == -(2.0**25) - 8  # the nearest
+    # the nearest float32
+    assert tokenizer_of(vocabulary("t5", words)).unknown_score == -(2.0**25) - 8
     assert tokenizer_of(vocabulary("t5", WORDS[:3])).unknown_score == np.finfo(np.float32).max
 
 
@@ -238,13 +239,13 @@ def blob(words: list[int], replacements: bytes) -> Any:
     return np.frombuffer(pack("<I", len(trie)) + trie + replacements, np.uint8)
 
 
-CHILD = 256  # where the children of a root with this word are
+CHILD = 256  # index of the children of a root with this word
 ROOT = CHILD << 10
 
 
 def one_child(word: int, leaf: int, replacements: bytes) -> Any:
     """Return a trie in which `b` leads to a node, and this node leads to a leaf at 512."""
-    words = [0] * 768  # whole blocks
+    words = [0] * 768  # complete blocks
     words[0], words[CHILD ^ ord("b")], words[512] = ROOT, word | ord("b"), leaf
     return blob(words, replacements)
 
