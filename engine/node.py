@@ -38,7 +38,7 @@ class Node:
     step: int
     ubatch: int  # number of earlier graphs in the same step
     index: int  # number of earlier nodes in the same graph, including views
-    op: str  # as in ggml_op_desc: SILU instead of UNARY
+    op: str  # see ggml_op_desc: SILU instead of UNARY
     name: str
     layer: int | None
     type: str

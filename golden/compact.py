@@ -87,7 +87,7 @@ class Floor:
 class HeldMatrix:
     """A stored matrix of a golden, with the limits for another engine's matrix."""
 
-    tensors: Tensors  # as returned by `compact_logits`
+    tensors: Tensors  # result of `compact_logits`
     columns: NDArray[np.int32]
     allowed: Mapping[str, float]  # limits of values, sums and moments
 

@@ -39,7 +39,7 @@ class Settings:
     n_threads: int = 1
     n_ctx: int = 512
     n_ubatch: int = 512
-    generic: tuple[str, ...] = ()  # how the oracle rounds activations: see Build.generic
+    generic: tuple[str, ...] = ()  # the oracle's rounding of activations: see Build.generic
     adapters: tuple[AdapterFile, ...] = ()
     turned: bool = True  # llama.cpp rotates heads in a quantised cache if their size allows it
 
@@ -140,7 +140,7 @@ class SampleAnswer:
 class DrawRequest:
     """A request for one token, drawn by a chain that a server gets as its own parameters."""
 
-    chain: tuple[Mapping[str, Any], ...]  # as in SampleRequest; `dist` is the last stage
+    chain: tuple[Mapping[str, Any], ...]  # see SampleRequest; `dist` is the last stage
     prompt: tuple[int, ...] | bytes
     seed: int
     n_listed: int = 0  # number of candidates after the chain that the answer should list
@@ -164,7 +164,7 @@ class EngineInfo:
     engine: str
     version: str
     build: str = ""  # compile-time CPU features and similar facts
-    generic: tuple[str, ...] = ()  # how the engine rounds activations: see Build.generic
+    generic: tuple[str, ...] = ()  # the engine's rounding of activations: see Build.generic
     settings: Settings | None = None
     shows: tuple[str, ...] | None = None  # names of the sites in its traces; None: all
     computes_nodes: bool = False  # `compute` uses the same code as the engine's runs
@@ -306,7 +306,7 @@ class Crashed(Redacted):
 class TimedOut(Redacted):
     seconds: float
     log: tuple[str, ...] = ()
-    note: str = ""  # what the engine did instead, if known
+    note: str = ""  # the engine's actual behaviour, if known
     tokens: int = field(default=0, compare=False)  # number of tokens in the question, if known
 
 

@@ -15,7 +15,7 @@ class TensorType:
     """Storage of a row of weights: blocks of `block` weights in `bytes` bytes each."""
 
     id: int
-    name: str  # as in ggml.h, without GGML_TYPE_
+    name: str  # name in ggml.h, without GGML_TYPE_
     block: int
     bytes: int
 

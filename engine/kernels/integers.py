@@ -79,7 +79,7 @@ def of_eight_rows(
     """Return the sums, and the sums of magnitudes if `sizes` is true."""
     start, _, at, columns, _, at_steps, apart, size = args
     several = add_pairs if steps.dtype == types.int16 else added_bytes
-    # as many as there are registers for, in addition to those for the factors
+    # number for which there are registers, in addition to those for the factors
     at_once = ROWS if "+avx512f" in features_of(context) else ROWS // (4 if sizes else 2)
     found: list[Any] = []
     far: list[Any] = []

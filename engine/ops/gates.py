@@ -51,7 +51,7 @@ def swiglu_oai(gate: F32, up: F32, build: Build) -> Number:
 
 def sigmoid(x: F32, build: Build) -> Number:
     out = 1.0 / (1.0 + exp(-build.number(x)))
-    if isinstance(out, Near):  # where the exponential overflows, the result is exact
+    if isinstance(out, Near):  # an overflowing exponential gives an exact result
         out = Near(out.v, np.where(np.isfinite(out.r), out.r, 0.0))
     return because(out, "exp to 2 ulp, sum, quotient")
 

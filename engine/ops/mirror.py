@@ -27,7 +27,7 @@ class Mirror(ReferenceOps):
     """
 
     bounds = False  # True: ops return a limit of the error
-    flash: FlashMirror | None  # how attention rounds; None: it does not round
+    flash: FlashMirror | None  # rounding of attention; None: it does not round
 
     def __init__(
         self,

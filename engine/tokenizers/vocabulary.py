@@ -115,7 +115,7 @@ class Vocabulary:
 
     texts: tuple[bytes, ...]
     scores: tuple[float, ...]  # float32 values; all zero if the file has none
-    stored_attrs: tuple[int, ...]  # as stored in the file; some tokenizers are built from these
+    stored_attrs: tuple[int, ...]  # the file's attributes; some tokenizers are built from these
     attrs: tuple[int, ...]  # sums of Attr, repaired
     ids: Mapping[bytes, int]  # text -> id
     # tokens that are found in a text before others, the longest text first

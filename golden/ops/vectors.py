@@ -125,7 +125,7 @@ def describe_output(where: str, found: Expected, kind: str, tensors: Tensors) ->
         value = np.where(np.isnan(value), value.dtype.type(np.nan), value)
     with np.errstate(over="ignore"):
         settled = value.astype(PLAIN[kind])
-    # where infinities were combined, the limit is NaN, and the element must be equal
+    # the limit is NaN after a combination of infinities, and such an element must be equal
     allowed = np.where(np.isfinite(settled), allowed, 0.0)
     allowed = np.nan_to_num(allowed, nan=0.0, posinf=np.inf)
     if np.isinf(rounded_up(allowed)).any():

@@ -62,7 +62,7 @@ class Source:
     settings: Settings
     seed: int
     path: Path | None = None
-    model: Mapping[str, Any] | None = None  # as returned by golden.models.model_row
+    model: Mapping[str, Any] | None = None  # result of golden.models.model_row
     nodes: tuple[str, ...] = ()  # nodes of llama.cpp's graph whose values are stored too
     progress: Callable[[str], None] = field(default=lambda _: None)
 

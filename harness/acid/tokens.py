@@ -12,7 +12,7 @@ from lockstep.harness.acid.vocabulary import ASKED, BOS, AcidVocabulary
 LETTERS = "mknxpqrsg~"
 SPECIAL = ("<unk>", "<s>", "</s>")
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6  # token types of the GGUF specification
-SPACE = "\u2581"  # how SentencePiece writes a space
+SPACE = "\u2581"  # SentencePiece writes a space so
 LONG = 4.0  # length of the letter g
 PARSED = "<x>"  # a control token, and a text that looks like it
 # "abc": b and c merge first, because they have the better score and the higher id. "def": two

@@ -11,7 +11,7 @@ from lockstep.harness.acid.vocabulary import BOS, AcidVocabulary, Keys
 
 FIRST, LAST, WORD = "<|first|>", "<|last|>", "<|word|>"  # BOS, EOS, and a user-defined token
 USER_DEFINED = 4  # token type of the GGUF specification
-SPACE = "\u0120"  # how byte-level BPE writes a space
+SPACE = "\u0120"  # byte-level BPE writes a space so
 # "abc": b and c merge first, and a remains. " 12": one token; two if words of digits have no space;
 # three if each digit is a word.
 MERGES = ("b c", "a b", "1 2", f"{SPACE} 12")

@@ -35,7 +35,7 @@ class ModelFacts:
     # rows of a table of positions; 0: there is no table, and any position is possible
     n_positions: int
     not_ours: str  # reason why our own engine cannot run the model; "" if it can
-    has_logits: bool  # as our own graph says, if there is one
+    has_logits: bool  # our own graph decides, if there is one
     # the token that follows an encoder's text; None: the model is not an encoder with a decoder
     decoder_start: int | None
     n_bytes: int  # bytes of the weights

@@ -80,7 +80,7 @@ class SliceAnswer:
 
     status: Status
     summary: str
-    worst: float = 0.0  # as a share of the largest logit; 0 if tokens were compared
+    worst: float = 0.0  # share of the largest logit; 0 if tokens were compared
     allowed: float = 0.0
     engines: tuple[EngineInfo, ...] = ()  # the engines that answered
     extent: Mapping[str, Any] = field(default_factory=dict)  # kind and size of a divergence

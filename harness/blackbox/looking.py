@@ -41,7 +41,7 @@ class SeenThroughLens:
     the worst logit."""
 
     wrong: Counter[str] = field(default_factory=Counter)
-    worst: float = 0.0  # as a share of the limit
+    worst: float = 0.0  # share of the limit
     sentence: str = ""
     kind: str = ""  # the kind of the first wrong value
     logits: int = 0

@@ -67,7 +67,7 @@ class Neutral:
 
     changes: Mapping[str, Change] = field(default_factory=dict)
     keys: Mapping[str, Typed] = field(default_factory=dict)
-    rows: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)  # as in a Recipe
+    rows: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)  # see Recipe
     given: Sequence[Batch] = ()
     own_head: bool = False
     head: str = ""

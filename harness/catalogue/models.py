@@ -56,7 +56,7 @@ WITH_KEYS: Mapping[str, tuple[str, Mapping[str, tuple[str, Any]]]] = MappingProx
                 "rope.scaling.yarn_log_multiplier": ("F32", 0.1),
             },
         ),
-        # as V2-Lite: a softmax over all experts, whose shares are not normalised after the choice
+        # like V2-Lite: a softmax over all experts, whose shares are not normalised after the choice
         "deepseek2-lite": (
             "deepseek2",
             {"expert_gating_func": ("U32", 1), "expert_weights_norm": ("BOOL", False)},

@@ -22,7 +22,7 @@ IN_A_ROW = (
 # slightly different state. With a race, runs differ from each other as much as from the first.
 FAR = 32
 
-Place = tuple[int, str, Site | None]  # how far into the run, and the same in words
+Place = tuple[int, str, Site | None]  # distance into the run, and the same in words
 
 
 @dataclass(frozen=True, kw_only=True)

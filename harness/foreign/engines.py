@@ -22,7 +22,7 @@ class Foreign:
     can: str  # description of the questions that the engine answers
     size: str  # size of the download
     needs: str = ""  # other requirements on the machine
-    takes: str = ""  # what must follow the name after a colon, such as "FOLDER"
+    takes: str = ""  # required text after the name and a colon, such as "FOLDER"
 
     @property
     def version(self) -> str:

@@ -272,7 +272,7 @@ class SegmentJudge:
             allowed = allowed + more + step_of(truth)
         if shown.shape == truth.shape:
             allowed = allowed + half_step(shown, self.stored.get(segment.place, ""))
-            # where some honest runs overflow, only a single op has a limit
+            # only a single op has a limit if some honest runs overflow
             free = np.isposinf(more) & (segment.rounds | ~np.isnan(seen.allowed))
             shown = np.where(free, truth, where_limited(truth, shown, allowed))
         mismatch = hidden_cells(seen) or mismatch_between(truth, shown, allowed)

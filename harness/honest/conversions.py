@@ -25,7 +25,7 @@ class InBF16(Mirror):
         return None
 
 
-# as in kernels of GPUs, and of CPUs that multiply BF16
+# used by kernels of GPUs, and of CPUs that multiply BF16
 Bf16 = HonestEngine.add_design(
     "activations-bf16", "activations in BF16 before quantised weights", ops=InBF16, shows_on="q8_0"
 )
@@ -50,7 +50,7 @@ class InInt8Blocks(Mirror):
         return None
 
 
-# as in llama2.c and its many ports, with groups of 64
+# used by llama2.c and its many ports, with groups of 64
 Int8Blocks = HonestEngine.add_design(
     "activations-int8-blocks",
     "activations in bytes, a float32 scale for every 64",
@@ -74,7 +74,7 @@ class InInt8Rows(Mirror):
         return None
 
 
-# as in kernels that quantise activations by token, such as torchao's
+# used by kernels that quantise activations by token, such as torchao's
 Int8Rows = HonestEngine.add_design(
     "activations-int8-rows",
     "activations in bytes, a float32 scale for each token",

@@ -16,7 +16,7 @@ class Backwards(Mirror):
         return super().sum_experts(x[:, ::-1])
 
 
-# as in engines that add experts in the order in which they finish
+# found in engines that add experts in the order in which they finish
 HonestEngine.add_design(
     "experts-backwards",
     "experts summed from the last to the first",
@@ -32,7 +32,7 @@ class ById(Mirror):
         return np.sort(super().top_k(probs, n), axis=-1)
 
 
-# as in engines that loop over experts instead of choices, such as Mixtral in Hugging Face
+# found in engines that loop over experts instead of choices, such as Mixtral in Hugging Face
 # transformers
 HonestEngine.add_design(
     "experts-by-id", "experts in the order of their ids", ops=ById, shows_on="moe-q8_0"
@@ -46,7 +46,7 @@ class WideSum(Mirror):
         return ReferenceOps().sum_experts(x)
 
 
-# as in engines with one wide accumulator for a row
+# found in engines with one wide accumulator for a row
 HonestEngine.add_design(
     "experts-float64", "experts summed in float64", ops=WideSum, shows_on="moe-q8_0"
 )
@@ -61,7 +61,7 @@ class LastOfTies(Mirror):
         return ids
 
 
-# as with an unstable sort, or with an ascending sort that is read from its end
+# result of an unstable sort, or of an ascending sort that is read from its end
 HonestEngine.add_design(
     "experts-last-of-ties",
     "the highest id wins a tie between experts",

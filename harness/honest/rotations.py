@@ -17,7 +17,7 @@ class WideAngles(Mirror):
         return cos.astype(np.float64), sin.astype(np.float64)
 
 
-# as in engines that compute their table of cosines once, in double precision
+# found in engines that compute their table of cosines once, in double precision
 HonestEngine.add_design("rope-float64", "angles in float64", ops=WideAngles)
 
 
@@ -40,7 +40,7 @@ class InverseFrequency(Mirror):
         return cos.astype(np.float64), sin.astype(np.float64)
 
 
-# as in Hugging Face's LlamaRotaryEmbedding, and in llama2.c
+# used by Hugging Face's LlamaRotaryEmbedding, and by llama2.c
 HonestEngine.add_design(
     "rope-inverse-frequency",
     "float32 angles: position times 1 / base^(i / n)",
@@ -66,5 +66,5 @@ class Power(Mirror):
         return cos.astype(np.float64), sin.astype(np.float64)
 
 
-# as in llama.cpp on CUDA (ggml-cuda/rope.cu)
+# used by llama.cpp on CUDA (ggml-cuda/rope.cu)
 HonestEngine.add_design("rope-power", "float32 angles: position times step^i", ops=Power)

@@ -18,7 +18,7 @@ class ByExp2(Mirror):
         return out
 
 
-# as on GPUs, which have an instruction only for powers of two (__expf of CUDA)
+# used on GPUs, which have an instruction only for powers of two (__expf of CUDA)
 HonestEngine.add_design("silu-exp2", "exp(x) as 2^(x * log2(e)) in float32", ops=ByExp2)
 
 
@@ -33,5 +33,5 @@ class ByTanh(Mirror):
         return out
 
 
-# as with compilers that have a fast tanh but no fast sigmoid, such as XLA
+# used by compilers that have a fast tanh but no fast sigmoid, such as XLA
 SiluTanh = HonestEngine.add_design("silu-tanh", "sigmoid computed from tanh", ops=ByTanh)

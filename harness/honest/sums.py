@@ -68,7 +68,7 @@ class OneByOne(Mirror):
         return np.stack([sum_in_order(row[:, None] * values).reshape(-1) for row in rows])
 
 
-# as in llama2.c, and in the first version of most engines
+# used by llama2.c, and by the first version of most engines
 HonestEngine.add_design(
     "sums-one-by-one", "float32 sums without vectors, activations as they are", ops=OneByOne
 )
@@ -90,7 +90,7 @@ class CodesAndOffsets(Mirror):
         return out
 
 
-# as in llama.cpp's Metal kernels: d * (sum of q * x - 8 * sum of x)
+# used by llama.cpp's Metal kernels: d * (sum of q * x - 8 * sum of x)
 HonestEngine.add_design(
     "offsets-apart",
     "codes and offsets of weights added up separately, activations as they are",

@@ -97,7 +97,7 @@ class ServedSession(HttpSession):
         self.name, self.memory_limit = engine, memory_limit
         self.process: EngineProcess | None = None
         self.question = ""  # the current question
-        self.port = self.n_answered = 0  # of the current process
+        self.port = self.n_answered = 0  # port, and number of answers, of the current process
         self.port_lost = False  # another process took the port before the server could listen
 
     @property

@@ -39,7 +39,7 @@ class Findings:
     unknown: Mapping[str, tuple[Site, ...]] = field(default_factory=dict)
     # number of wrong sites where the subject cannot continue with replaced values
     not_put_in: int = 0
-    # where the graph of the subject's file deviates from the graph of the oracle's file
+    # the first place at which the graphs of both files differ
     other_graph: str = ""
     batches: tuple[Batch, ...] = ()  # the batches of the run
     # keys of the model that have other values in the subject's file

@@ -39,7 +39,7 @@ class ExpectedTensor:
     shape: tuple[int, ...]
     heads: int = 0  # number of heads whose rows are reordered
     added: float = 0.0
-    turns: int = 0  # how often rows are reordered
+    turns: int = 0  # number of times that rows are reordered
     transposed: bool = False
     half: int | None = None
     in_stored_type: bool = False  # the sum with `added` is rounded to the type of the checkpoint

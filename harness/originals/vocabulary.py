@@ -17,7 +17,7 @@ from lockstep.harness.adapters.parts.originals import (
 )
 from lockstep.harness.originals.checkpoint import MAX_TOKENIZER_BYTES, OriginalCheckpoint
 
-SPACE = "\u2581"  # how SentencePiece writes a space
+SPACE = "\u2581"  # SentencePiece writes a space so
 BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 # added tokens that converters treat as control tokens although they are not marked special
 LOOKS_SPECIAL = re.compile(

@@ -12,7 +12,7 @@ from lockstep.harness.parallel.children import Say
 from lockstep.harness.records import Evaluation, Request
 
 PROMPTS = 8  # number of prompts of random tokens
-QUANTILE = 2.3646  # of Student's t with PROMPTS - 1 degrees of freedom, two-sided 95 %
+QUANTILE = 2.3646  # quantile of Student's t with PROMPTS - 1 degrees of freedom, two-sided 95 %
 
 
 def run_for_loss(plan: Plan, say: Say) -> None:

@@ -46,7 +46,7 @@ from lockstep.harness.suites.embeddings import as_run
 from lockstep.harness.suites.parts.whole_runs import compare_runs
 
 ENGINE = "originals"
-RESULTS = "results"  # the place that is not compared
+RESULTS = "results"  # place of a run that was not compared
 PROMPTS = 3
 
 
@@ -198,7 +198,7 @@ def note_run(
     `known` returns the id of the known difference that explains a node, or "".
     """
     misshapen = [each for each in found.wrong if each.mismatch and each.mismatch.kind != "value"]
-    if misshapen:  # of another model: its numbers are no numbers of this one
+    if misshapen:  # the engine runs another model, so its values are not comparable
         result.skip(SkipReason.no_answer, RESULTS, explain_finding(misshapen[0]))
         return
     result.compared = found.judged + sum(v.status == "agreed" for v in found.outputs)

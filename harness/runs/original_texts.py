@@ -46,7 +46,7 @@ from lockstep.harness.parallel.children import Say, result_of
 from lockstep.harness.records import EXACT, Answered, Request
 from lockstep.harness.runs.original_run import ENGINE, RESULTS, RunOptions
 
-HIDDEN = "result_embd"  # what the checkpoint shows of each token
+HIDDEN = "result_embd"  # name of the checkpoint's values for each token
 MOST_TOKENS = 8192
 CELLS = 256
 
@@ -59,7 +59,8 @@ class ExplainedText:
     right: Pipeline
     found: Pipeline | None
     other: tuple[str, ...]
-    distance: float  # from what the checkpoint's own pipeline gives, at the worst number
+    # largest difference of an element from the embedding of the checkpoint's own pipeline
+    distance: float
     allowed: float
 
 
@@ -70,7 +71,7 @@ class TextJudge:
     original: Session
     engine: Session
     tokenizer: Tokenizer
-    length: int  # most tokens of the model
+    length: int  # maximum number of tokens that the model supports
 
     @cached_property
     def n_after(self) -> int:
@@ -113,7 +114,7 @@ class TextJudge:
             if ids not in states:
                 states[ids] = self.hidden_states(ids)
             normed = pipeline.normalised
-            if normed not in limits:  # the first of a kind has the tokens of the right one
+            if normed not in limits:  # the first pipeline of a kind has the right pipeline's tokens
                 same = replace(right, pooling=pooling, normalised=normed)
                 limits[normed] = 2 * self.apart(ids, same, states[ids])
             off = float(np.abs(text.embedding - pipeline.embed(states[ids])).max())

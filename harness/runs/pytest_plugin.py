@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-SUITES = (  # those of check, but for shadow, which is about the oracle alone
+SUITES = (  # the suites of check, except shadow, which is only about the oracle
     *(
         "metadata",
         "tokens",
@@ -28,9 +28,9 @@ SUITES = (  # those of check, but for shadow, which is about the oracle alone
     *("states", "guidance", "decode"),
     *("text", "samplers", "black-box", "acid", "trace", "products"),
 )
-OUTPUT = "lockstep report"  # the property of a test that names the folder of its run
+OUTPUT = "lockstep report"  # property of a test with the folder of its run
 SUMMARY = "lockstep summary"
-KEPT = pytest.StashKey[ExitStack]()  # until the session ends
+KEPT = pytest.StashKey[ExitStack]()  # kept until the session ends
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -83,7 +83,8 @@ def pytest_configure(config: pytest.Config) -> None:
     from lockstep.harness.redaction import keep_secret_options
 
     keep_secret_options([config.getoption("--lockstep-engine") or ""])
-    told = getattr(config, "workerinput", {}).get(OUTPUT)  # by the process that started this one
+    # set by the process that started this one
+    told = getattr(config, "workerinput", {}).get(OUTPUT)
     reports = Path(config.getoption("--lockstep-report"))
     folder = Path(told) if told else reports / f"{datetime.now():%Y%m%d-%H%M%S}-pytest"
     config.pluginmanager.register(PluginSummary(folder), SUMMARY)
@@ -187,7 +188,7 @@ def check_with(
         pytest.fail("no engine: pass one, or --lockstep-engine", pytrace=False)
     settings = config.getoption("--lockstep-settings")
     of_plan = {"time_limit": config.getoption("--lockstep-timeout")} | of_plan
-    if KEPT not in config.stash:  # each test starts llama.cpp
+    if KEPT not in config.stash:  # kept, because otherwise each test would start llama.cpp
         config.stash[KEPT] = ExitStack()
         config.stash[KEPT].enter_context(keep_template())
     try:
@@ -236,9 +237,9 @@ class PluginSummary:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder  # of the session's runs
+        self.folder = folder  # folder of the session's runs
         self.outcomes: set[str] = set()
-        self.skipped: dict[str, list[str]] = {}  # tests by reason
+        self.skipped: dict[str, list[str]] = {}  # reason -> tests
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when != "call" or OUTPUT not in dict(report.user_properties):

@@ -26,7 +26,7 @@ from lockstep.harness.records import (
     Unanswerable,
 )
 
-USUAL, ELSE = "fast", "llama.cpp"  # who runs a model, and who where our engine has no graph of it
+USUAL, ELSE = "fast", "llama.cpp"  # engines for models with and without a graph of ours
 NO_VOCABULARY = "the file has no vocabulary (tokenizer.ggml.model), so it has no text"
 
 
@@ -105,7 +105,7 @@ def generate_texts(
     if isinstance(prompt, str) and not facts.has_vocabulary:
         raise BadInput(f"{path}: {NO_VOCABULARY}; give its prompt as ids: --ids '[1, 2, 3]'")
     settings = PRESETS[preset]
-    # a token is at least a byte, but for BOS and the space before
+    # each token has at least one byte, except for BOS and the space before the text
     room = max(len(raw) + 2, len(prompt)) + n
     settings = replace(settings, n_ctx=max(settings.n_ctx, -(-room // 256) * 256))
     with open_session(path, name, settings) as session:
@@ -158,7 +158,7 @@ def tokens_behind(session: Session, ids: list[int], n: int, by_us: list[str]) ->
         batch.outputs[:-1] = False
         run = session.ask("evaluate", Request(batches=(batch,)))
         if isinstance(run, Unanswerable):
-            value_of(session, "greedy", said)  # raises: it has neither
+            value_of(session, "greedy", said)  # raises, because the engine offers neither
         every.append(int(value_of(session, "evaluate", run).logits[0][-1].argmax()))
     by_us.append(f"{session.name} does not choose tokens, so the largest logit decides")
     return every[len(ids) :]

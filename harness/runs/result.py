@@ -15,4 +15,4 @@ class RunResult:
     verdicts: list[Verdict]
     engines: tuple[EngineInfo, ...] = ()
     seconds: float = 0.0
-    next_step: str = ""  # lines: the commands that find the place, or see more
+    next_step: str = ""  # lines with commands that find the place, or that compare more closely

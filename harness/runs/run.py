@@ -78,7 +78,8 @@ class Listener:
     progress: Callable[[str, str], None] = field(default=lambda case, text: None)
     verdict: Callable[[Verdict], None] = field(default=lambda verdict: None)
     remark: Callable[[str], None] = field(default=lambda text: None)
-    opened: Callable[[Path], None] = field(default=lambda folder: None)  # that of the report
+    # called with the report's folder
+    opened: Callable[[Path], None] = field(default=lambda folder: None)
 
 
 def builtin_model(name: str, folder: Path) -> Path:
@@ -159,7 +160,8 @@ def load_what_checks_need(plans: Sequence[Plan]) -> None:
     suites_named(())
     for package in OF_CHECKS:
         import_members(package)
-    WeightFormat.member("F32").dequantize(np.zeros(4, np.uint8))  # the first of all kernels is slow
+    # compiles the first kernel, which is slow
+    WeightFormat.member("F32").dequantize(np.zeros(4, np.uint8))
     for name in {REPLAY, *(name for plan in plans for name in (plan.engine, plan.oracle))}:
         with suppress(EngineError):
             if not is_outside(name):
@@ -180,11 +182,13 @@ class CheckRun:
         self.known = known
         self.started = time.perf_counter()
         self.plans, self.reports, self.command, self.listener = plans, reports, command, listener
-        self.suite = ["the start"] * len(plans)  # what each is at, in case that it dies
+        # the current suite of each plan, for a message if the plan's process dies
+        self.suite = ["the start"] * len(plans)
         self.changed: set[Path] = set()
         paths = {path for plan in plans for path in (plan.model, plan.subject_model)}
         self.files = {path: FileState.of(path) for path in paths if path.is_file()}
-        self.engines: dict[str, tuple[EngineInfo, ...]] = {}  # by case: a replay for some
+        # by case, because some cases use a replay
+        self.engines: dict[str, tuple[EngineInfo, ...]] = {}
         self.writer: ReportWriter | None = None
         self.verdicts: list[Verdict] = []
 
@@ -203,7 +207,7 @@ class CheckRun:
             case Said(engines):
                 self.engines[plan.case] = engines
                 self.writer = self.writer or self.open(engines)
-                load_templates()  # while they work
+                load_templates()  # runs while the engines work
             case Done():
                 self.says_of_changes(plan)
                 self.listener.progress(plan.case, StageText("done"))

@@ -21,7 +21,7 @@ from lockstep.harness.records import LORA, StageText, Verdict
 from lockstep.harness.synth.merged import write_merged
 
 SUITES = ("logits", "long-context", "logprobs", "embeddings", "decode", "text", "trace", "products")
-FORM = "oracle_form"  # of a verdict's detail, if it is not the usual one
+FORM = "oracle_form"  # key in a verdict's detail: the form, if it is not the usual one
 WORDS = {
     OracleForm.MERGED: "compared with llama.cpp on a file that holds the LoRA files",
     OracleForm.UNTURNED: "compared with llama.cpp without rotation of heads in the cache",

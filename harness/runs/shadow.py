@@ -63,8 +63,8 @@ class ShadowPlan:
     work: Work = field(default_factory=Work)
     seed: int = 0
     time_limit: float = 300.0
-    trials: tuple[int, ...] = ()  # of faults, instead of judging llama.cpp as it is
-    options: tuple[str, ...] = ()  # that repeat it, without the model
+    trials: tuple[int, ...] = ()  # numbers of trials with faults; empty: judge llama.cpp itself
+    options: tuple[str, ...] = ()  # options that repeat the run, without the model
 
     @property
     def repro(self) -> str:
@@ -116,7 +116,7 @@ def judge_model(plan: ShadowPlan, folder: Path) -> Judged:
         elif error.status == "crashed":
             text += perhaps_amx(plan.settings, text)
         verdict = verdict_of(plan, error.status, text, detail, (SUITE, error.status))
-    except EngineError as error:  # of this model; the next one may be judged
+    except EngineError as error:  # the error is about this model; the next model is judged anyway
         verdict = verdict_of(plan, "not-compared", f"{plan.case}: {error}", key=(SUITE, "model"))
     return Judged(case=plan.case, verdicts=[verdict], row={})
 
@@ -143,7 +143,7 @@ def settings_for(
 def make_models(plans: Sequence[ShadowPlan], folder: Path) -> None:
     made = [plan for plan in plans if plan.variant]
     if made:
-        names, first = [plan.variant for plan in made], made[0]  # all have the same options
+        names, first = [plan.variant for plan in made], made[0]  # all plans have the same options
         make_variants(names, folder, seed=first.seed, quant=first.quant)
 
 
@@ -165,7 +165,7 @@ def verdicts_for(plan: ShadowPlan, path: Path, session: Session, build: Build) -
         if isinstance(outcome, Unanswerable):
             yield verdict_of(plan, "excused", f"{ENGINE} shows no such graph: {outcome.message}")
             return
-        if isinstance(outcome, Rejected):  # settings that do not fit this model, say
+        if isinstance(outcome, Rejected):  # for example, because settings do not fit this model
             text = f"{ENGINE} refuses: {outcome.message}"
             yield verdict_of(plan, "not-compared", text, key=(SUITE, "refused"))
             return

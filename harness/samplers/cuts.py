@@ -42,7 +42,7 @@ class RankedCut:
     score: F64  # (candidates,)
     radius: F64  # (candidates,)
     sizes: Sizes
-    lowest: bool = False  # the lowest are kept
+    lowest: bool = False  # True: the candidates with the lowest scores are kept
 
 
 def cut_for(sampler: Sampler, before: CandidateList, learnt_off: float) -> RankedCut | None:
@@ -126,7 +126,8 @@ def cut_typical(sampler: Typical, c: CandidateList) -> RankedCut:
     )
     score, radius = -np.abs(surprise - entropy), off + of_entropy + UNIT * np.abs(off)
     radius = radius + 2 * UNIT * np.where(np.isfinite(score), np.abs(score), 0.0)
-    too_small = held.p < LEAST_P  # for float32: its surprise may be infinite there
+    # such p are not precise in float32, and their surprise may be infinite
+    too_small = held.p < LEAST_P
     score, radius = np.where(too_small, -FARTHEST, score), np.where(too_small, np.inf, radius)
 
     def sizes(kept: Kept) -> tuple[int, int]:
@@ -172,7 +173,8 @@ def cut_mirostat(sampler: Mirostat, c: CandidateList, off_mu: float) -> RankedCu
     p, radius = held.p[order], held.radius[order]
     most = len(p) if sampler.m < 1 else min(sampler.m, len(p))
     shown = [int(np.count_nonzero(p[:most] > least)) for least in (LEAST_P, 0.0)]
-    if shown[0] < 2 or not np.isfinite(float(sampler.mu) + off_mu):  # learnt of an impossible token
+    # mu was learned from an impossible token
+    if shown[0] < 2 or not np.isfinite(float(sampler.mu) + off_mu):
         return by_logits(c, size_between(1, len(c)))
     sizes = [
         size
@@ -211,7 +213,7 @@ def zipf_size(n_vocab: int, s: float, mu: float) -> tuple[float, float]:
     error of 1 / s is multiplied by the logarithm of the base.
     """
     eps = s - 1
-    if s <= 0:  # flat: a power of infinity, which may be anything where its base may be 1
+    if s <= 0:  # flat logits: a power of infinity, which is undefined if its base may be 1
         log = mu * float(np.log(2)) - float(np.log(max(n_vocab - 1, 1)))
         may_be_one = abs(log) <= LAST_PLACE + UNIT * (4 + abs(mu))
         return (INT_END, 1.0) if may_be_one else (INT_END if log > 0 else 1.0, 0.0)
@@ -246,7 +248,7 @@ CUTS: dict[type[Sampler], Callable[..., RankedCut]] = {
     Typical: cut_typical,
     Xtc: cut_xtc,
 }
-LEARNT: dict[type[Sampler], Callable[..., RankedCut]] = {  # cuts by what was learnt from choices
+LEARNT: dict[type[Sampler], Callable[..., RankedCut]] = {  # cuts that depend on earlier choices
     Mirostat: cut_mirostat,
     MirostatV2: cut_mirostat_v2,
 }

@@ -27,20 +27,22 @@ from lockstep.engine.samplers.parts.ways import DEFINITION, Ways
 from lockstep.harness.samplers.probabilities import F64
 
 Stage = Mapping[str, Any]
-UNSEEN = 0  # the label of tokens that a server does not show, such as ends of a text
-TURNS = (1, 2, 3, 4, 6, 8, 12, 16)  # ranks up to which logits go up, and down behind
-RANDOM_RUNS = 6  # each with its opposite
-ROOM = 2.0  # times the noise: a logit goes up while all others go down
-FLOATS = 1e-4  # relative, of probabilities in float32 and parameters that are rounded to it
-LISTED = 1e-3  # relative, of those that a server writes as text, and
-LEAST = 1e-9  # absolute, or what a server rounds to
-DECIMALS = (3, 4, 5, 6)  # of a server that rounds
+UNSEEN = 0  # label of tokens that a server does not show, such as ends of text
+# numbers of highest logits that move up while the others move down
+TURNS = (1, 2, 3, 4, 6, 8, 12, 16)
+RANDOM_RUNS = 6  # each is used with its opposite too
+ROOM = 2.0  # factor on the noise: one logit may move up while all others move down
+# relative error of float32 probabilities, and of parameters that are rounded to float32
+FLOATS = 1e-4
+LISTED = 1e-3  # relative error of probabilities that a server writes as text
+LEAST = 1e-9  # absolute error of such probabilities, unless the server rounds them
+DECIMALS = (3, 4, 5, 6)  # decimals to which servers round
 TOP_LABELS = 24
-MAX_MADE = 256  # chains that are kept
-ALPHA = 1e-9  # of a whole run: how often an honest server may be accused
-MAX_TESTS = 10_000  # of a whole run
+MAX_MADE = 256  # number of chains in the cache
+ALPHA = 1e-9  # probability that one run accuses an honest server
+MAX_TESTS = 10_000  # tests in one run
 LIMIT = log(ALPHA / MAX_TESTS)
-SUSPICION = log(1e-4)  # of a test: what asks for more draws
+SUSPICION = log(1e-4)  # probability of a test's result from which more draws are made
 
 
 class Unlikely(Enum):
@@ -57,12 +59,12 @@ class DrawnDifference:
     """The worst difference in a list, or in counted draws."""
 
     kind: Unlikely
-    tokens: tuple[int, ...]  # of whose probabilities it is the sum, the likeliest first
-    low: float  # least probability of an honest server
+    tokens: tuple[int, ...]  # tokens whose probabilities are added, the likeliest first
+    low: float  # least probability that an honest server may have
     high: float
-    actual: float  # the server's; of draws, the share
-    draws: int = 0  # 0: a list shows it
-    log_p: float = -inf  # logarithm of how likely an honest server differs as far
+    actual: float  # the server's probability, or the share of draws
+    draws: int = 0  # number of draws; 0 for a difference in a list
+    log_p: float = -inf  # logarithm of the probability that an honest server differs as much
     before: tuple[int, ...] = ()  # tokens that the server sampled before
 
 
@@ -109,7 +111,7 @@ class NextToken:
     """The logits from which a server draws, and the data that its samplers use."""
 
     row: F32  # (vocabulary,)
-    noise: float  # by how much an honest logit may be off
+    noise: float  # limit for the error of an honest logit
     accepted: tuple[int, ...]  # the prompt, which penalties count
     words: SamplerVocabulary | None = None
     made: dict[tuple[str, Ways], Chain] = field(default_factory=dict, repr=False, compare=False)
@@ -132,7 +134,7 @@ class NextToken:
             made = make_chain(stages, len(self.row), self.words, ways)
             for sampler in made.samplers:
                 if isinstance(sampler, Grammar):
-                    sampler.find_allowed()  # clones share what it has read
+                    sampler.find_allowed()  # clones share the result
                     continue
                 for token in self.accepted:
                     sampler.accept(token)

@@ -24,12 +24,16 @@ from lockstep.harness.samplers.drawn import (
 from lockstep.harness.samplers.grammars import GRAMMARS, grammar_stage
 from lockstep.harness.samplers.probabilities import F64
 
-RANKS = (1, 2, 3, 4, 6)  # candidates that cuts are to leave
-MAX_CHAINS = 4  # of one stage
-MOST_CHAINS = {"penalties": 8, "grammar": 16}  # of stages with many parameters
+RANKS = (1, 2, 3, 4, 6)  # numbers of candidates that cuts should leave
+MAX_CHAINS = 4  # chains for one stage
+MOST_CHAINS = {"penalties": 8, "grammar": 16}  # chains for stages with many parameters
 LEAST_GAIN = 0.05
-BY_DRAWS, BY_LIST = 0.35, 0.03  # distance that is surely told, by counts or of one in a list
-TOLD = 0.7  # of that distance, from the chain without the stage; else nothing is said of it
+# distance that counts of draws certainly show, and distance of one candidate that a list certainly
+# shows
+BY_DRAWS, BY_LIST = 0.35, 0.03
+# share of that distance between the chain and the chain without the stage; below it, nothing is
+# shown
+TOLD = 0.7
 BANNED = -100.0
 DRAW: Stage = {"sampler": "dist", "seed": 0}
 PENALTIES = ("penalty_last_n", "penalty_repeat", "penalty_freq", "penalty_present")
@@ -150,7 +154,7 @@ def neighbours(token: NextToken, chain: Sequence[Stage], right: F64) -> Iterator
     (stage,) = chain
     for name, value in stage.items():
         if name == "grammar_str":
-            yield value, without  # each grammar is one of its own
+            yield value, without  # each grammar must be distinguished from no grammar
         for how, other in other_values(value):
             yield f"{name} {how}", token.probabilities([{**stage, name: other}])
     for how, numbers in miscounts(stage) if stage["sampler"] == "penalties" else ():
@@ -210,7 +214,7 @@ def choose_chains(
     def clear(place: int) -> bool:
         return is_clear(token.runs(chains[place]))
 
-    if by_list:  # which takes one request a chain
+    if by_list:  # a list takes only one request for each chain
         ranked = np.argsort(-without, kind="stable").tolist()
         return list(chains), any(without[i] >= TOLD and clear(i) for i in ranked)
     most = MOST_CHAINS.get(chains[0][0]["sampler"], MAX_CHAINS)
@@ -235,7 +239,7 @@ def shown_by(
     """Return the distance of each neighbour from the right chain, as a share of the distance that a
     test certainly detects."""
     right = token.probabilities(chain)
-    if by_list:  # all chains are asked for
+    if by_list:  # every chain is asked
         without = token.probabilities(chain[1:])
         return {"without": min(1.0, largest_change(right, without) / far) * right.any()}
 

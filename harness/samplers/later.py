@@ -50,7 +50,7 @@ class TextTree:
     find_token: FindToken
     unseen: NDArray[np.int64]  # ids that the server does not show
     counts: dict[Text, Counter[int]] = field(default_factory=dict)
-    runs: dict[Text, F64 | None] = field(default_factory=dict)  # as NextToken.runs returns them
+    runs: dict[Text, F64 | None] = field(default_factory=dict)  # results of NextToken.runs
 
     def add(self, text: Text) -> None:
         for n in range(1, len(text)):

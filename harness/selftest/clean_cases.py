@@ -170,7 +170,7 @@ class TriedCase:
     seed: int
     case: str
     code: int  # exit code
-    wrong: tuple[str, ...]  # what differs
+    wrong: tuple[str, ...]  # descriptions of differences
     untold: tuple[
         str, ...
         # suites without a verdict, because in some random models every answer is within the limits

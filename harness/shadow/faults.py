@@ -62,7 +62,7 @@ class Injected:
 
     fault: Fault
     place: FaultPlace
-    size: float  # of the change, in limits
+    size: float  # size of the change, in limits
     seen: tuple[FaultPlace, ...]
 
     @property

@@ -21,7 +21,8 @@ _GROUPED = (
 )
 SIZES: Mapping[str, Sizes] = MappingProxyType(
     {
-        # as many KV heads as heads, or one, would make every mapping of heads right
+        # other numbers, because with as many KV heads as heads, or one, every mapping would be
+        # right
         **{name: Sizes(n_head=4, n_head_kv=2) for name in _GROUPED.split()},
         # quantised caches need heads of 32
         "llama": Sizes(n_embd=128, n_head=4, n_head_kv=2),

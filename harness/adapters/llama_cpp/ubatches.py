@@ -40,7 +40,8 @@ class Ubatches:
         # before the first graph, llama.cpp rotates keys whose position changed
         if what and self.graphs:
             self.graphs[-1].setdefault(what, node.source(1).values().reshape(-1).tolist())
-        if node.op == "SSM_SCAN":  # of (states, x, ...): x is (sequences, tokens of each, inner)
+        # sources (states, x, ...), where x is (sequences, tokens of each, inner)
+        if node.op == "SSM_SCAN":
             self.n_seqs[-1] = int(node.source(1).tensor.ne[2])
         return node.name == "result_output"
 

@@ -25,7 +25,7 @@ class KnownSchedule:
     cause: str
     case: str
     sentence: str
-    status: str  # as in Known
+    status: str  # see Known
     link: str
 
     @property

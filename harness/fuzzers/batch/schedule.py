@@ -7,7 +7,7 @@ from typing import Any
 
 from lockstep.harness.check.check import BadInput
 
-Step = tuple[Any, ...]  # as in `Adapter.schedule`; rows and their sequences are tuples
+Step = tuple[Any, ...]  # see `Adapter.schedule`; rows and their sequences are tuples
 Row = tuple[int, int, tuple[int, ...], bool]  # token, position, sequences, output
 SIZES = {"decode": 2, "rm": 4, "cp": 5, "keep": 2, "add": 5, "div": 5, "clear": 1, "save": 2}
 SIZES |= {"load": 3}

@@ -14,7 +14,7 @@ from lockstep.harness.check.check import BadInput
 from lockstep.harness.protocol.sampling import describe_stage
 from lockstep.harness.records import SampleRequest
 
-MAX_CANDIDATES, MAX_TOKENS = 1 << 18, 1 << 16  # of all rows together
+MAX_CANDIDATES, MAX_TOKENS = 1 << 18, 1 << 16  # limits for all rows together
 TEXTS = ("seq_breakers", "trigger_words", "trigger_patterns")
 PLAIN_TEXTS = ("sampler", "grammar_str", "grammar_root")
 SPECIAL = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}

@@ -41,7 +41,7 @@ class Material:
 
     pieces: tuple[bytes, ...]  # by id: the bytes of each token; some are empty
     shown: tuple[bytes, ...]  # bytes of ordinary tokens, without empty ones
-    texts: tuple[bytes, ...]  # as stored in the file, with U+2581 or byte-level characters
+    texts: tuple[bytes, ...]  # the file's texts, with U+2581 or byte-level characters
     specials: tuple[bytes, ...]  # texts of special tokens
     starting: Mapping[int, tuple[int, ...]]  # first byte -> indices in `shown`
     tied: tuple[tuple[int, ...], ...]  # groups of ids with equal scores

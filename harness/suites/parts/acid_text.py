@@ -12,7 +12,7 @@ from lockstep.harness.asking.session import Session
 from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.records import Answered, Request, Unanswerable
 
-SPACE = "\u2581"  # how vocabularies store a space
+SPACE = "\u2581"  # vocabularies store a space so
 FLAGS = {"remove_special": True, "unparse_special": False}
 
 

@@ -9,7 +9,7 @@ from lockstep.engine.tokenizers.base import Tokenizer, clean_spaces
 from lockstep.harness.context.suite import Context, NoAnswer
 
 FIRST = (0xC0, 0xE0, 0xF0)  # least lead byte that needs one, two and three more bytes
-REPLACED = "\ufffd".encode()  # how most engines show invalid UTF-8
+REPLACED = "\ufffd".encode()  # most engines show invalid UTF-8 so
 
 
 @dataclass(frozen=True, kw_only=True)
