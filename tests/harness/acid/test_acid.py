@@ -149,7 +149,8 @@ def test_complete_report_is_right_at_temperature_one(model: Path) -> None:
         text.append(token)
     engine.close()
     assert doubt < 1e-9
-    assert len(set(text)) == len(text)  # no token twice: repetition penalties change nothing
+    # no token occurs twice, so repetition penalties change nothing
+    assert len(set(text)) == len(text)
 
 
 # --- engines ------------------------------------------------------------------------------------
@@ -169,7 +170,7 @@ def test_our_engines_say_ok(model: Path, engine: str, preset: str) -> None:
     assert read_report(text_of(engine, model, PRESETS[preset])).code == 0
 
 
-# what these round is more than an acid model leaves room for
+# these round more coarsely than acid models allow
 TOO_COARSE = {f"honest:{name}" for name in ("cache-e4m3", "cache-e5m2", "attention-int8")}
 FINE = [cls for cls in honest_engines() if cls.name not in TOO_COARSE]
 

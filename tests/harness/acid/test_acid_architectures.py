@@ -127,7 +127,8 @@ def test_complete_report_is_right_at_temperature_one(arch: str, model: Path) -> 
         text.append(token)
     engine.close()
     assert doubt < 1e-9
-    assert len(set(text)) == len(text)  # no token twice: repetition penalties change nothing
+    # no token occurs twice, so repetition penalties change nothing
+    assert len(set(text)) == len(text)
 
 
 # --- engines ------------------------------------------------------------------------------------

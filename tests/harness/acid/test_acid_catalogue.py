@@ -21,12 +21,12 @@ from lockstep.harness.catalogue.acid import SeenReport, covered_by, table, try_e
 SOME = slice(None, None, 1 if os.environ.get("LOCKSTEP_ACID_ALL") else 9)
 
 
-# engines whose mistake the graph of an architecture has no place for
+# engines whose mistake has no place in the graph of an architecture
 WITHOUT = {
-    # which of its norms is the last is counted for llama's two in a layer
+    # these find the last norm by counting two norms in each layer, as in llama
     "qwen3": ("last-norm-missing", "last-norm-of-prompts-only"),
-    # so it is of gemma3; the scale is in the queries; the engine that keeps the last key has no
-    # caches of windows
+    # gemma3 has more norms too; its scale is part of the queries; its windows have no cache for the
+    # engine that keeps the last key
     "gemma3": (
         "last-norm-missing",
         "last-norm-of-prompts-only",
@@ -36,7 +36,7 @@ WITHOUT = {
     ),
     # there is one ffn_gate for each expert, under another name
     "llama-moe": ("gate-and-up-by-order",),
-    # they are of RMS norms
+    # these are mistakes of RMS norms
     "gpt2": (
         "norm-without-weight",
         "weight-before-norm",
@@ -46,7 +46,7 @@ WITHOUT = {
 }
 
 
-# mistakes of which no report comes: gemma3 reads every answer through norms and what layers write
+# mistakes that leave no report, because gemma3 reads every answer through norms and layers
 NO_REPORT = {
     "gemma3": ("norm-without-weight", "last-norm-of-a-layer", "cache-keys-for-values"),
 }
@@ -79,12 +79,12 @@ def check_first_names(wrote: list[SeenReport], arch: str, kind: str) -> None:
 def check(seen: list[SeenReport], arch: str = "llama", kind: str = "F32") -> None:
     sys.stdout.write("\n".join(("", *table(seen), "")))
     missed = [each for each in seen if not each.names_cause]
-    wrote = [each for each in seen if each.names_cause]  # the others lose all there is to lose
+    wrote = [each for each in seen if each.names_cause]  # the other engines lose everything anyway
     kept, lost = (sum(len(getattr(each, what)) for each in wrote) for what in ("kept", "lost"))
     assert not any(each.complete for each in missed)
     assert {each.engine.removeprefix("mutant:") for each in missed} <= {*NO_REPORT.get(arch, ())}
     check_first_names(wrote, arch, kind)
-    # of every ninth engine, one that changes all rows is a twelfth of the whole
+    # with every ninth engine, an engine that changes all rows is a twelfth of the total
     if SOME.step == 1 or arch != "gemma3":
         assert kept >= 0.95 * (kept + lost)
 

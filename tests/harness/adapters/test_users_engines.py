@@ -70,7 +70,7 @@ def test_class_in_a_file_is_asked_only_for_methods_that_it_defines(
 ) -> None:
     found = checked(model, f"adapter:{written(tmp_path, HONEST)}")
     status = {v.suite: v.status for v in found}
-    assert status.pop("shadow") == "excused"  # of the oracle alone
+    assert status.pop("shadow") == "excused"  # this suite is only about the oracle
     assert status.pop("logits") == "agreed"
     assert {*status.values()} == {"not-applicable"}, status
     assert exit_code(found) == 0
@@ -89,7 +89,7 @@ def test_module_is_found_in_the_working_directory(
     monkeypatch.chdir(tmp_path)
     (found,) = checked(model, "adapter:mine_as_module", "logits")
     assert found.status == "agreed"
-    assert "mine_as_module" not in sys.modules  # the worker alone has imported it
+    assert "mine_as_module" not in sys.modules  # only the worker imported it
 
 
 def test_file_named_like_our_package_does_not_replace_it(model: Path, tmp_path: Path) -> None:

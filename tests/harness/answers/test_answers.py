@@ -88,7 +88,8 @@ CHOSEN = SampleAnswer(
     p=np.full(3, np.nan, np.float32),
 )
 PROMPT, ROWS = Batch.of([1, 2]), np.zeros((2, 8), np.float32)
-ASKED: dict[str, tuple[tuple[Any, ...], Any, list[Any]]] = {  # arguments, an answer, lies
+# question -> arguments, an answer, lies
+ASKED: dict[str, tuple[tuple[Any, ...], Any, list[Any]]] = {
     "multiply": (
         ("Q4_0", BYTES, np.zeros((5, 32), np.float32)),
         np.zeros((5, 2), np.float32),
@@ -96,7 +97,8 @@ ASKED: dict[str, tuple[tuple[Any, ...], Any, list[Any]]] = {  # arguments, an an
     ),
     "embed": (
         (TWO_AND_ONE,),
-        (np.zeros((2, 8), np.float32), np.zeros((1, 8), np.float32)),  # or pooled: a row each
+        # with pooling, each sequence has one row
+        (np.zeros((2, 8), np.float32), np.zeros((1, 8), np.float32)),
         [
             (np.zeros((2, 8), np.float32),),
             (np.zeros((2, 8), np.float32), np.zeros((1, 9), np.float32)),

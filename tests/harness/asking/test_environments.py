@@ -33,7 +33,7 @@ from lockstep.harness.context.runner import Runner, Session, environment
 from lockstep.harness.records import EXACT, Answered, EngineInfo, Outcome
 
 NAME = "llama.cpp@0.3.8"
-# an sdist that builds without anything from elsewhere, in place of llama-cpp-python's
+# an sdist without dependencies, which takes the place of llama-cpp-python's
 PROJECT = """
 [build-system]
 requires = []
@@ -69,7 +69,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
-    monkeypatch.setenv(LIBRARIES, str(tmp_path / "none"))  # nothing here is for the installed one
+    monkeypatch.setenv(LIBRARIES, str(tmp_path / "none"))  # the installed library must not be used
     monkeypatch.setattr(environments, "WORKER_NEEDS", ())
     return tmp_path / "cache" / "engines"
 
@@ -146,7 +146,7 @@ def test_unavailable_version_gives_one_sentence_and_leaves_no_files(
     sdist: Sdist, cache: Path, version: str, module: str, broken: bool, says: str
 ) -> None:
     sdist(version, module, broken)
-    (cache / ".building-1" / "environment").mkdir(parents=True)  # of a build that was killed
+    (cache / ".building-1" / "environment").mkdir(parents=True)  # left by a build that was killed
     with pytest.raises(NotBuilt, match=says) as caught:
         provide(NAME)
     assert "\n" not in str(caught.value)
@@ -207,7 +207,8 @@ def test_worker_prefers_the_packages_of_its_environment(cache: Path) -> None:
     make = [sys.executable, "-m", "venv", "--without-pip", str(folder)]
     subprocess.run(make, check=True)
     (site,) = folder.glob("lib/python*/site-packages")
-    (site / "numpy.pth").write_text(str(Path(np.__file__).parents[1]))  # with what else is there
+    # makes all installed packages visible
+    (site / "numpy.pth").write_text(str(Path(np.__file__).parents[1]))
     (site / "llama_cpp").mkdir()
     text = "__version__ = 'a stand-in'\nraise NotImplementedError(__file__)"
     (site / "llama_cpp" / "__init__.py").write_text(text)

@@ -68,7 +68,7 @@ def test_workers_start_without_a_dead_or_hanging_template(
         assert isinstance(session, IsolatedSession)
         assert session.worker is not None
         assert not isinstance(session.worker.process, ForkedProcess)
-    assert template.KEPT == []  # nobody waits for it once more
+    assert template.KEPT == []  # no later worker waits for it
 
 
 def test_next_question_is_answered_if_template_and_worker_died(

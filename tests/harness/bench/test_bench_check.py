@@ -21,7 +21,7 @@ def test_phases_of_a_check_add_up_to_its_time() -> None:
     assert {"f32: logits | logits of both engines", "f32: trace | the subject's own run"} <= {
         row.target for row in rows
     }
-    # a phase that took less than a thousandth counts as one
+    # a phase of less than a thousandth of a second counts as a thousandth
     more = sum(phase["seconds"] for phase in phases) - whole["seconds"]
     assert -1e-9 < more < 1e-3 * len(rows)
     assert "suite trace" in said

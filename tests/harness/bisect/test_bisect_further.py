@@ -55,10 +55,10 @@ def test_list_of_layers_shows_an_op_that_is_wrong_after_the_prompt(
     listed = {layer.layer: layer.guilty for layer in found.layers}
     assert listed[0] == (f"{found.first.site.name} (step 1)",)
     assert f"{found.first.site.name} (step 1)" in words.split("first divergence")[0]
-    # and that the layer passes on what honest engines do, which it does in the prompt
+    # the layer passes on a small error, as in the prompt
     errors = [layer.error for layer in found.layers if layer.layer is not None]
     assert min(errors) > 1e-3
-    before = found.layers[0]  # of an op that is right it passes on what honest ones do
+    before = found.layers[0]  # a right op passes on only the error of honest engines
     assert (before.layer, before.guilty, before.error < 1e-6) == (None, (), True)
 
 

@@ -46,7 +46,7 @@ SHOWS_LAYERS = made("test:shows-layers", Partial, shown=LAYERS)
 SHOWS_HOOKS = made("test:shows-hooks", Partial, shown=HOOKS)
 SHOWS_FUSED = made("test:shows-fused", Partial, shown=FUSED)
 SHOWS_NOTHING = made("test:shows-nothing", Partial, shown=())
-# No member of the catalogue, though it makes the same mistake.
+# not in the catalogue, although it makes the same mistake
 WRONG_ROPE = made("test:wrong-rope-fused", Partial, ops=HalfSplit, shown=("Qcur", "Kcur", *FUSED))
 WITHHOLDS = made("test:withholds", Partial, shown=HOOKS, withheld=("Qcur-1",))
 
@@ -69,7 +69,8 @@ def test_honest_engine_with_few_tensors_is_not_accused(
     if engine == SHOWS_NOTHING:
         assert set(left_out) == {"trace", "products"}
         assert all("does not show tensors" in summary for summary in left_out.values())
-    else:  # what is not shown lies between what is; into some products nothing can be put
+    # hidden tensors are between shown ones, and the inputs of some products cannot be replaced
+    else:
         assert set(left_out) == {"products"}
         assert [v.status for v in found if v.suite == "trace"] == ["agreed"]
 
@@ -95,7 +96,7 @@ def test_tensor_that_an_engine_declares_must_be_shown(tmp_path: Path) -> None:
     assert exit_code(found) == 1
 
 
-# Its hooks have other names than it says.
+# its hooks have other names than it declares
 OTHERS = tuple(f"{name}-{layer}" for name in HOOKS[4:] for layer in range(2))
 RENAMED = made("test:renamed", Partial, shown=HOOKS, withheld=OTHERS)
 
@@ -136,7 +137,8 @@ def test_bisect_finds_the_layer_of_a_hidden_fault(tmp_path: Path) -> None:
     found = bisection_of(builtin("f32", tmp_path), WRONG_WHERE_IT_IS_HIDDEN)
     assert found.first is not None
     assert (str(found.first.site), found.exit_code) == ("l_out-0", 1)
-    assert "ROPE" in found.first.op or "..." in found.first.op  # one of so many ops
+    # the text names only some of the ops
+    assert "ROPE" in found.first.op or "..." in found.first.op
 
 
 def test_bisect_of_an_honest_engine_compares_hidden_parts(tmp_path: Path) -> None:
@@ -146,7 +148,7 @@ def test_bisect_of_an_honest_engine_compares_hidden_parts(tmp_path: Path) -> Non
 
 def test_patch_without_effect_confirms_nothing(tmp_path: Path) -> None:
     found = bisection_of(builtin("f32", tmp_path), ShowsItWrong.name)
-    # and what it goes on with is not what it shows
+    # the engine does not continue with the value that it shows
     assert {c.site.name for c in found.culprits} == {"ffn_norm", "ffn_gate", "ffn_up"}
     assert found.patched is not None
     assert not found.patched.differed

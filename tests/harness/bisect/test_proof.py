@@ -113,7 +113,7 @@ def test_unpatched_second_fault_is_not_mistaken_for_another_design(gemma2: Path)
     assert not proof.agrees
     assert not proof.otherwise
     assert "THE REST STILL DIFFERS" in confirmation(proof)
-    # of a batch that llama.cpp takes apart nothing can be put in: the rest is no second fault then
+    # values cannot be put into a batch that llama.cpp splits, so the rest is no second fault
     said = confirmation(proof, left=3)
     assert said.endswith("; 3 more wrong ops cannot be patched")
 

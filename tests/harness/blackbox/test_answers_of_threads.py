@@ -54,10 +54,11 @@ def with_threads(x):
 
 
 class File:"""
-# by suite: the level, how it is answered, what is wrong, and how a verdict on it begins
+# by suite: the level, its answer, the wrong answer, and the beginning of a verdict on it
 ANSWERS = {
     "decode": ("greedy", GREEDY, "x = -x", "greedy token "),
-    "logprobs": ("logprobs", LISTS, "x = 1.2 * x", "after prefix "),  # the likeliest is the same
+    # the most likely token stays the same
+    "logprobs": ("logprobs", LISTS, "x = 1.2 * x", "after prefix "),
     "text": ("generate", TEXT, "x = -x", "after "),
 }
 Asked = Callable[..., list[Verdict]]

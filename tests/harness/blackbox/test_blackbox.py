@@ -164,7 +164,7 @@ class WithLargerGate(Reference, name="test:geglu-of-a-larger-gate"):
 @pytest.mark.parametrize(
     ("arch", "engine", "part"),
     [
-        # its logits have a cap, at which they all are where the table, its head, is made larger
+        # gemma2 caps logits, and with a larger table, which is its head, all logits are at the cap
         ("gemma2", "test:geglu-of-a-larger-gate", "FFN: activation"),
         ("qwen3moe", "mutant:experts-least-liked", f"FFN: {ROUTER}"),
         ("qwen3moe", "mutant:experts-not-normalised", f"FFN: {WEIGHED}"),
@@ -346,7 +346,7 @@ GREEDY_WITH_OTHER_EPS = wrong("greedy: other eps", WrongEps, levels=("greedy",))
 
 @pytest.mark.parametrize("name", ["f32", "q8_0"])
 def test_fault_in_other_suites_prevents_agreement(name: str, tmp_path: Path) -> None:
-    engine = "mutant:cache-cells-beyond-64"  # of which no slice has as many
+    engine = "mutant:cache-cells-beyond-64"  # no slice has so many cells
     found = bisected(builtin(name, tmp_path), tmp_path / "made", engine=engine)
     assert (found.whole.status, faults(found)) == ("agreed", {})
     assert {answer.status for answer in found.in_f32.values()} == {"agreed"}

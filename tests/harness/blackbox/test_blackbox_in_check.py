@@ -96,7 +96,7 @@ def test_large_model_is_tested_in_slices(model: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(whole, "LARGEST_TWIN", 0)
     found = [v for v in verdicts(plan_of(model)) if "slice" in v.summary]
     assert [v.status for v in found] == ["agreed"] * len(found)
-    assert len(found) == 5  # twice without layers, and three layers
+    assert len(found) == 5  # two slices without layers, and three layers
 
 
 def test_some_of_many_equal_layers_are_tested_and_untested_layers_named(

@@ -107,5 +107,5 @@ class KnowsItsVocabulary(Reference, name="test:knows-its-vocabulary"):
 def test_engine_that_accepts_only_one_vocabulary_is_tested_with_it(tmp_path: Path) -> None:
     found = bisected(large(tmp_path, "llama"), tmp_path / "made", engine=KnowsItsVocabulary.name)
     assert {row.answer.status for row in found.rows} == {"agreed"}
-    # by their slices, and not each at its place in the whole model
+    # layers are tested by their slices, and not in their places in the whole model
     assert [(row.layer, row.what) for row in found.rows[2:]] == [(0, ""), (1, "")]

@@ -271,7 +271,7 @@ def test_first_layers_include_each_type_of_the_engines_file(tmp_path: Path) -> N
     ours, theirs = model(tmp_path), tmp_path / "theirs.gguf"
     with GgufFile.open(ours) as file:
         names = {name: name for name in file.tensors}
-        stored = frozenset(names) - {"blk.2.ffn_down.weight"}  # which is F32
+        stored = frozenset(names) - {"blk.2.ffn_down.weight"}  # this tensor becomes F32
         rewrite(file, Recipe(names=names, stored=stored), theirs)
     plan = plan_for(ours, subject_model=theirs)
     with closing(SliceAsker(plan=plan, folder=tmp_path, progress=lambda _: None)) as asker:

@@ -31,7 +31,7 @@ from tests.quiet_engines import ops_with, showing
 
 class F16Ops(Mirror):
     keep: ClassVar[Callable[[F32], Any]] = staticmethod(in_halves)
-    more = 1.0  # times what gates come to
+    more = 1.0  # factor on the results of gates
 
     def run(self, formula: Any, *args: Any) -> F32:
         kept: F32 = self.keep(super().run(formula, *args)).astype(np.float32)

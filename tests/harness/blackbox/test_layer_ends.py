@@ -195,7 +195,7 @@ def test_subject_with_a_file_in_f32_is_its_own_twin(models: dict[str, Path]) -> 
     """An earlier version did not run the twin, so the graph was not compared."""
     plan = replace(plan_of(models["Q8_0"], Ends.name, "black-box"), subject_model=models["F32"])
     first, *_ = with_made_models(plan)
-    assert first.status == "diverged"  # the weights are others, by what Q8_0 makes of them
+    assert first.status == "diverged"  # the weights differ, because Q8_0 rounds them
     assert first.summary.startswith("the F32 twin: ")
     assert models["F32"].exists()
 
@@ -213,8 +213,8 @@ def test_model_without_logits_is_tested_in_f32_too(tmp_path: Path) -> None:
     ("shows", "alone"),
     [
         (ENDS, True),
-        (("ffn_out", "result_embd_pooled"), True),  # of an encoder, whose l_out has no name
-        (("attn_out", "ffn_out"), True),  # two products behind one another, and what is between
+        (("ffn_out", "result_embd_pooled"), True),  # in an encoder, l_out has no name
+        (("attn_out", "ffn_out"), True),  # two products in sequence, with the ops in between
         (("l_out", "ffn_swiglu"), False),
         (("l_out", "kqv_out"), False),
         (None, False),

@@ -18,7 +18,7 @@ from lockstep.harness.blackbox.naming import BOTH_ENDS, FEW_ROWS, OF_LOGITS, ONE
 from tests.black_boxes import bisected, faults, one_layer_of
 from tests.models import builtin
 
-OF_LOGITS_ALONE = 3  # where synth's gemma2 caps them; scores at 50
+OF_LOGITS_ALONE = 3  # synth's gemma2 caps logits at this value, and scores at 50
 
 
 class NoFifthLogit(Mirror):
@@ -88,7 +88,7 @@ def test_kernel_for_single_rows_is_not_mistaken_for_the_output_matrix(tmp_path: 
     assert "all tokens in one batch" in found.guilty[0].parts[0].words
 
 
-OFF = {"eps": 0.0}  # what the engine below adds to the model's
+OFF = {"eps": 0.0}  # added to the model's eps by the engine below
 
 
 class EpsOff(Mirror):
@@ -109,8 +109,9 @@ def test_barely_visible_eps_is_not_blamed_on_rows_of_some_tokens(
     path = builtin("f32", tmp_path)
     monkeypatch.setitem(OFF, "eps", 1e-3)
     first = bisected(path, tmp_path / "much", engine="test:eps-that-is-just-seen").rows[0].answer
-    # what it does to the logits grows as eps does, as long as that is small beside the squares
-    # (the limit is three last bits of the largest logit: a half more is the next)
+    # the effect on logits is proportional to eps while eps is small relative to the squares; the
+    # limit is three units in the last place of the largest logit, so half as much again is the next
+    # step
     monkeypatch.setitem(OFF, "eps", 1e-3 * 1.5 * first.allowed / first.worst)
     found = bisected(path, tmp_path / "made", engine="test:eps-that-is-just-seen")
     assert 1 < found.rows[0].answer.worst / found.rows[0].answer.allowed < 2

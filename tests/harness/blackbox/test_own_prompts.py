@@ -151,7 +151,7 @@ def test_engine_that_keeps_part_of_a_context_is_found_on_q4_0(
 
 class TextAlone(Quiet, name="text: reads all of a prompt"):
     levels = ("generate",)
-    kept = 1 << 16  # tokens
+    kept = 1 << 16  # number of tokens
 
     def generate(self, prompt: bytes, n: int) -> bytes:
         ids = self.tokenize([prompt])[0]

@@ -17,7 +17,8 @@ from tests.harness.check.test_check import plan_for
 from tests.models import written
 from tests.quiet_engines import Quiet, made
 
-VOCABULARY = 2000  # of so many ids few are the likeliest behind some hundreds of beginnings
+# so many tokens that only few of them are the most likely after some hundred prefixes
+VOCABULARY = 2000
 
 
 def without(first: int, last: int) -> Any:

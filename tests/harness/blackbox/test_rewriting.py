@@ -159,12 +159,12 @@ def slice_of_one(model: GgufFile, change: Change) -> Recipe:
 @pytest.mark.parametrize(
     ("arch", "muted"),
     [
-        ("arcee", FFN_OUT),  # which has factors beside its matrices
-        ("gemma2", FFN_OUT),  # a cap of logits
-        ("gpt2", FFN_OUT),  # learned positions
-        ("bloom", FFN_OUT),  # a norm of embeddings
-        ("olmo", ATTENTION_OUT),  # norms without weights
-        ("olmo2", ATTENTION_OUT),  # no norm before the FFN
+        ("arcee", FFN_OUT),  # has factors in addition to matrices
+        ("gemma2", FFN_OUT),  # caps logits
+        ("gpt2", FFN_OUT),  # has learned positions
+        ("bloom", FFN_OUT),  # has a norm after the embeddings
+        ("olmo", ATTENTION_OUT),  # has norms without weights
+        ("olmo2", ATTENTION_OUT),  # has no norm before the FFN
     ],
 )
 def test_larger_tensors_give_the_same_logits_except_for_eps(

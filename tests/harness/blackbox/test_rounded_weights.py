@@ -20,7 +20,7 @@ from tests.black_boxes import with_made_models
 from tests.harness.check.test_check import plan_for
 from tests.models import written
 
-CUT = np.uint32(0xFFFF_E000)  # the bits of float32 that F16 has as well
+CUT = np.uint32(0xFFFF_E000)  # mask of the bits of float32 that F16 has too
 
 
 class DecodesToF16(Mirror):

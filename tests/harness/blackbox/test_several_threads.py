@@ -35,7 +35,7 @@ def logits_of(engine: str, model: Path) -> list[Verdict]:
 
 
 HEAD = 'x @ self.w[f"{head}.weight"].T'
-# rows of the head that are left over when each thread has as many as the others
+# rows of the head that remain after an equal division among threads
 LOST = f"rows_of_threads({HEAD})"
 DEFINITION = """threads = 1
 

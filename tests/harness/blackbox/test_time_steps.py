@@ -62,7 +62,8 @@ def test_engine_with_tensors_is_tested_on_large_steps_too(
     wrong = plan_of(model, engine=StepsEnd.name)
     found = list(verdicts(wrong, ("logits", "trace"), shows=shows))
     assert [v.summary.partition(":")[0] for v in found if v.status == "diverged"] == [STEPS]
-    assert len(found) == 1 or shows is not None  # of who shows all of them nothing else is asked
+    # an engine that shows all tensors is asked nothing else
+    assert len(found) == 1 or shows is not None
 
 
 def test_first_layers_slice_has_large_steps_if_the_model_has_no_twin(

@@ -17,7 +17,7 @@ from tests.models import builtin, with_changed_weight
 from tests.quiet_engines import changed, made
 
 # --- later batches --------------------------------------------------------------------------------
-# Where only batches behind the first are wrong, the place is the same and the mistake is not.
+# With wrong later batches only, the place is the same but the mistake is another.
 
 LATER = "with all tokens in one batch: only batches after the first are wrong"
 
@@ -41,7 +41,7 @@ def test_report_says_if_only_batches_after_the_first_are_wrong(
 
 
 # --- one mistake in all layers --------------------------------------------------------------------
-# What is wrong in one layer is likely wrong in the next, which one more question shows.
+# A fault in one layer is probably in the next layer too, which one more question shows.
 
 NEXT_EXPERT = "mutant:experts-ids-from-one"
 ALL_ALIKE = "experts that are all equal"
@@ -72,7 +72,7 @@ def test_fault_in_a_layer_is_not_blamed_on_the_router_of_earlier_layers(
 
 
 # --- half of the activation -----------------------------------------------------------------------
-# A buffer that another is written into: the end of one factor of the FFN is the other's.
+# A buffer that another buffer overwrites: the end of one factor of the FFN is the other's.
 
 HALF = "only the first half of the activation was compared"
 
@@ -102,7 +102,7 @@ def test_report_adds_no_uncompared_half_to_a_named_matrix(tmp_path: Path) -> Non
 
 
 # --- whose bias -----------------------------------------------------------------------------------
-# Of a bias that is wrong the words say whose it is, in the first layer that has the fault.
+# The text on a wrong bias names the bias, in the first layer with the fault.
 
 ZERO_BIASES = "the engines agree with biases of zero"
 
@@ -137,8 +137,8 @@ def test_several_wrong_biases_are_not_named_alone(tmp_path: Path) -> None:
 
 
 # --- other logarithms -----------------------------------------------------------------------------
-# Lists that are right but for the base of their logarithms: an output norm was said to be wrong,
-# as the engines agreed on a model whose logits are all alike.
+# Lists that are right except for the base of their logarithms. An earlier version blamed the output
+# norm, because the engines agreed on a model with equal logits.
 
 
 def lists(name: str, change: Callable[[float], float]) -> str:
@@ -168,5 +168,6 @@ def test_temperature_is_not_reported_as_a_scale_of_logarithms(tmp_path: Path) ->
 
 
 def test_constant_added_to_all_logarithms_is_not_a_fault(tmp_path: Path) -> None:
-    engine = lists("natural", lambda value: value + 0.5)  # one constant for all is no fault
+    # a constant that is added to all values is no fault
+    engine = lists("natural", lambda value: value + 0.5)
     assert not bisected(builtin("f32", tmp_path), tmp_path / "made", engine=engine).guilty

@@ -46,7 +46,7 @@ from tests.models import builtin, with_changed_weight, with_metadata, written
 
 FAKE_PROGRAM = Path(__file__).parents[2] / "fake_program.py"
 SUITES = ("metadata", "tokens", "dequant", "logits", "decode", "trace", "products")
-NOT_OF_LLAMA = "embeddings"  # not applicable, and said only where it is asked for by name
+NOT_OF_LLAMA = "embeddings"  # does not apply, which is reported only if the user names it
 
 
 def plan_for(path: Path, **changes: Any) -> Plan:
@@ -156,7 +156,7 @@ def test_file_of_another_shape_is_not_compared_weight_by_weight(
     other = written(tmp_path, "wide.gguf", seed=1, n_ff=128)
     found = verdicts_of(plan_for(model, subject_model=other, suites=("dequant",)))
     left_out = [v for v in found if v.status == "not-compared"]
-    assert {v.key for v in left_out} == {"dequant/shape"}  # one cause, however many tensors
+    assert {v.key for v in left_out} == {"dequant/shape"}  # one cause for all tensors
     assert len({v.detail["tensor"] for v in left_out}) == len(left_out) > 1
     assert exit_code(found) == 3
 
@@ -184,7 +184,7 @@ def test_a_prompt_for_a_model_without_a_vocabulary_is_refused(tmp_path: Path) ->
 
 
 def test_equal_choices_along_the_other_engines_text_are_counted() -> None:
-    logits = np.eye(4, dtype=np.float32)  # the choices are 0, 1, 2, 3
+    logits = np.eye(4, dtype=np.float32)  # the most likely tokens are 0, 1, 2, 3
     assert choices([0, 1, 3, 3], logits) == {"same_choices": 3, "other_choices": [(2, 3, 2)]}
 
 
@@ -243,7 +243,7 @@ def test_different_ids_are_a_divergence(pair: Opened, model: Path) -> None:
     with Outgrown(Reference, model, settings_for(plan)) as session:
         found = list(run_suites(replace(pair.context, subject=session), ("tokens",)))
     ways = [(v.detail["way"], v.status) for v in found if v.status != "agreed"]
-    # four pairs of flags, and a text by itself
+    # four pairs of flags, and one separate text
     assert ways == [("encode", "diverged")] * 4 + [("encode_beyond_unicode", "diverged")]
 
 

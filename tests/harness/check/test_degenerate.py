@@ -18,7 +18,7 @@ from tests.degenerate import scaled as scaled_in
 from tests.harness.check.test_check import plan_for
 
 SUITES = ("logits", "logprobs", "decode", "text", "trace", "products")
-# one layer: a second has the same ops, and NaN reaches the first by the embeddings too
+# one layer, because a second has the same ops, and NaN in embeddings reaches the first
 scaled = partial(scaled_in, n_layer=1)
 HONEST = {"agreed", "excused", "not-compared", "not-applicable"}
 
@@ -108,7 +108,7 @@ def test_engines_without_logits_are_not_accused_either(name: str, tmp_path: Path
 def test_wrong_engine_gets_a_verdict_too(name: str, preset: str, tmp_path: Path) -> None:
     found, code = verdicts(model(name, tmp_path), RopeHalfSplit.name, preset)
     assert "internal" not in {v.status for v in found}, [v.summary for v in found]
-    turned = name not in ("nothing at all", "infinite")  # in these there is nothing to turn
+    turned = name not in ("nothing at all", "infinite")  # the others contain no values to rotate
     assert {exit_code(found), code} <= ({1} if turned else {0, 3})
 
 

@@ -58,7 +58,7 @@ def test_run_without_a_verdict_on_the_subject_is_incomplete(
     lacking = [verdict(suite, status="not-applicable") for suite in ("logits", "trace")]
     assert exit_code([*lacking, SHADOW]) == 3
     assert exit_code([*lacking, SHADOW, verdict("metadata")]) == 0
-    assert exit_code([SHADOW]) == 0  # --suite shadow: nobody asked for more
+    assert exit_code([SHADOW]) == 0  # --suite shadow: the user asked for nothing else
     assert exit_code([*lacking, replace(SHADOW, status="diverged")]) == 1
     text = said(capfd, *lacking, SHADOW, code=3)
     assert "INCOMPLETE" in text

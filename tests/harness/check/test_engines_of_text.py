@@ -80,7 +80,7 @@ def test_wrong_answer_of_a_text_engine_is_found(tmp_path: Path) -> None:
 def test_missing_flags_of_an_engine_affect_only_questions_with_flags(tmp_path: Path) -> None:
     found = verdicts("test:adds-nothing", tmp_path)
     lacking = [v.summary for v in found if v.status == "not-compared"]
-    assert len(lacking) == 3  # one of them of a code point that is none
+    assert len(lacking) == 3  # one of them is about an invalid code point
     assert all(text.startswith("encode (add_special") for text in lacking)
     assert all("BOS is up to who calls it" in text for text in lacking)
     agreed = {v.summary.partition(":")[0] for v in found if v.status == "agreed"}

@@ -98,7 +98,7 @@ def test_pipe_is_refused_by_its_name(
     assert err.count("\n") == 1
     assert path.name in err
     assert PIPE in err
-    assert path.is_fifo()  # and nothing was put in its place
+    assert path.is_fifo()  # no file took its place
 
 
 def test_a_pipe_in_a_corpus_is_refused(pipe: Path, lockstep: Run) -> None:

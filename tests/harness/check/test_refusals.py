@@ -35,10 +35,11 @@ def test_model_without_our_graph_is_not_refused(tmp_path: Path) -> None:
     plan = plan_for(path, engine="fast", suites=("metadata", "tokens", "dequant", "trace"))
     found = verdicts_of(plan)
     left_out = [(v.suite, v.status) for v in found if v.status != "agreed"]
-    assert left_out == [("trace", "not-compared")]  # it was asked for by name
+    assert left_out == [("trace", "not-compared")]  # the user named this suite
     assert exit_code(found) == 3
     everything = [v for v in verdicts_of(replace(plan, suites=())) if v.suite == "trace"]
-    assert [v.status for v in everything] == ["not-compared"]  # llama.cpp has no graph of it either
+    # llama.cpp cannot compute its graph either
+    assert [v.status for v in everything] == ["not-compared"]
 
 
 class Refuses(Reference, name="test:refuses"):

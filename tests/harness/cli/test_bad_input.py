@@ -15,7 +15,7 @@ from lockstep.harness.synth.llama import LlamaRecipe, metadata, tensors
 from tests.command_line import OURSELVES, Lockstep, assert_refused, in_a_process
 from tests.models import builtin, with_metadata, with_tensor_type, written
 
-GGML_ONLY = "Q8_1"  # a type of activations, which llama.cpp does not read from files either
+GGML_ONLY = "Q8_1"  # a type of activations, which llama.cpp does not read from files
 
 
 TOKENS = "tokenizer.ggml.tokens"
@@ -117,7 +117,7 @@ def a_piece_twice(folder: Path) -> Path:
 class Bad(NamedTuple):
     make: Callable[[Path], Path]
     says: str
-    commands: tuple[str, ...]  # that must refuse it
+    commands: tuple[str, ...]  # commands that must refuse the file
 
 
 ALL = ("check", "bisect", "trace", "run", "tokenize")
@@ -193,7 +193,7 @@ def test_model_without_our_graph_is_checked_in_other_suites(
     assert bisected.code == 3
     first, *log = bisected.err.splitlines()
     assert first.startswith("lockstep: ")
-    assert all(line.startswith("  | ") for line in log)  # of llama.cpp, where it crashed
+    assert all(line.startswith("  | ") for line in log)  # the log of llama.cpp if it crashed
 
 
 @pytest.mark.parametrize("bad", [missing, text_file, partial_block])

@@ -116,7 +116,7 @@ def test_run_prints_one_json_object(lockstep: Lockstep) -> None:
 
 def test_tokens_decode_back_to_the_text(lockstep: Lockstep) -> None:
     text = "Once upon a\ttime"
-    plain = ("tokenize", "builtin:f32", "--no-special")  # like llama.cpp, a BOS keeps the space
+    plain = ("tokenize", "builtin:f32", "--no-special")  # as in llama.cpp, a BOS keeps the space
     ids = lockstep(*plain, "--text", text).out
     assert all(isinstance(i, int) for i in json.loads(ids))
     assert lockstep(*plain, "--decode", "--text", ids).out == text + "\n"
@@ -174,7 +174,8 @@ def test_selftest_refuses_contradictory_options(
     assert said in ending.err
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])  # at the end, and at the first line
+# the output fails at the end, or at the first line
+@pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_reader_that_closes_the_output_early_is_not_an_error(unbuffered: str) -> None:
     listing = subprocess.Popen(
         [sys.executable, "-m", "lockstep", "synth", "--list"],

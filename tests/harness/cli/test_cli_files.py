@@ -8,7 +8,8 @@ import pytest
 from lockstep.harness.fuzzers.gguf.grammar import alone
 from tests.command_line import Lockstep
 
-OURSELVES = ("--oracle", "reference", "--quiet")  # gguf-py is asked as well; no llama.cpp needed
+# gguf-py is asked too, but llama.cpp is not needed
+OURSELVES = ("--oracle", "reference", "--quiet")
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def test_users_file_is_shown_to_every_parser(fuzz: Lockstep, tmp_path: Path) -> 
     code, out, err = fuzz("--file", path, *OURSELVES, "--json")
     assert (code, err) == (0, "")
     summary = json.loads(out)
-    assert summary["counts"] == {"excused": 1, "agreed": 1}  # gguf-py takes any byte for a bool
+    assert summary["counts"] == {"excused": 1, "agreed": 1}  # gguf-py accepts any byte as a bool
 
 
 def test_bytes_may_be_given_as_hexadecimal_digits(fuzz: Lockstep) -> None:

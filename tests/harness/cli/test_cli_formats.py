@@ -12,7 +12,7 @@ import pytest
 from tests.command_line import Ending, Lockstep
 from tests.models import builtin
 
-QUICK = ("--oracle", "reference", "--suite", "metadata", "--quiet")  # no llama.cpp needed
+QUICK = ("--oracle", "reference", "--suite", "metadata", "--quiet")  # llama.cpp is not needed
 FUZZ = ("fuzz", "quants", "--type", "Q4_0", "--block", "003c" + "08" * 16, "--quiet")
 
 

@@ -33,7 +33,7 @@ def lockstep(folder: Path) -> dict[str, str]:
         (["lockstep", "check", "--format", "j"], {"junit"}),
         (["lockstep", "golden", "export", "--level", "d"], {"dequant", "dot"}),
     ],
-    # a set's order differs from process to process, so that xdist would refuse to run
+    # sorted, because the order of a set differs between processes, and xdist requires equal names
     ids=lambda words: " ".join(sorted(words) if isinstance(words, set) else words),
 )
 def test_completion_works_in_bash(tmp_path: Path, words: list[str], expected: set[str]) -> None:

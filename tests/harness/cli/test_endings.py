@@ -14,7 +14,7 @@ import pytest
 from tests.places import PYTHONPATH
 
 LOCKSTEP = [sys.executable, "-m", "lockstep.harness.cli"]
-PATIENCE = 120.0  # seconds: for a machine that does much else
+PATIENCE = 120.0  # seconds, enough for a busy machine
 
 
 def ended_by(number: int, args: Sequence[str], folder: Path, pattern: str) -> tuple[int, str]:

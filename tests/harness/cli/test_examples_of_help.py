@@ -11,7 +11,7 @@ from typer.main import get_command
 
 from lockstep.harness.cli import app
 
-# the class that says what is wrong with options: of typer's own click or of click, by its child
+# click's class of errors in options, from typer's own copy of click or from click
 UsageError = typer.BadParameter.__base__
 
 

@@ -72,7 +72,7 @@ def test_help_imports_no_heavy_module(args: tuple[str, ...]) -> None:
     ending = in_a_process(*args, code=code)
     assert "Usage:" in ending.out
     loaded = set(json.loads(ending.err.replace("'", '"')))
-    # the help of typer itself may be drawn by rich; everything else is ours to keep away
+    # typer's own help may use rich; other imports must be avoided
     assert loaded <= {"rich.console"}
 
 

@@ -27,7 +27,7 @@ PAGES = (
     *("ARCHITECTURE.md", "CONTRIBUTING.md"),
 )
 COMMAND = re.compile(r"(?<![\w./-])lockstep ([a-z][a-z-]*(?: [a-z][a-z-]*)?)([^`\n|#]*)")
-# every command has it
+# options of every command
 BESIDES = ("--help",)
 
 
@@ -53,7 +53,7 @@ def problems(text: str) -> list[str]:
         options = {each for param in known[name].params for each in param.opts}
         if hasattr(known[name], "commands"):
             continue
-        own = re.sub(r"'[^']*'|\"[^\"]*\"", "", rest)  # not of a program behind it
+        own = re.sub(r"'[^']*'|\"[^\"]*\"", "", rest)  # options of another program do not count
         said = [option.split("=")[0] for option in re.findall(r"(?<=\s)--[a-z][\w-]*", own)]
         found += [
             f"lockstep {name} has no {option}"

@@ -41,7 +41,7 @@ def on_a_terminal(code: str, args: Sequence[str]) -> tuple[int, str]:
     )
     os.close(theirs)
     said = b""
-    with suppress(OSError):  # how Linux says that the other side is closed
+    with suppress(OSError):  # Linux reports a closed other side with this error
         while piece := os.read(ours, 1 << 16):
             said += piece
     os.close(ours)
@@ -54,8 +54,8 @@ def test_name_from_a_file_is_shown_unchanged(name: str) -> None:
     assert code == 0, said
     shown = name.encode("unicode_escape").decode() if "\x1b" in name else name
     whole = said.replace("\r\n", "")
-    assert whole.count(shown) >= 2  # in the verdict and as the result
-    if len(name) < 40:  # a long one is cut to the width, and so is one line
+    assert whole.count(shown) >= 2  # in the verdict, and in the result
+    if len(name) < 40:  # a longer name is cut to the width of the terminal
         assert f"{shown}: suite logits" in said
         assert f"{shown}: {shown}" in said
     else:

@@ -45,7 +45,7 @@ def moved(by: float) -> F32:
         ((TRUTH, moved(np.nan)), FEW),
         ((TRUTH, moved(CLEARLY * LIMIT / 2)), MORE),
         ((TRUTH, moved(3 * LIMIT)), MORE),
-        # the oracle is just beyond: of few runs both would be called wrong
+        # the oracle is just beyond the limit: with few runs, both engines would be called wrong
         ((moved(3 * LIMIT), moved(2 * CLEARLY * LIMIT)), MORE),
     ],
     ids=["alike", "far", "oracle-far", "no-number", "not-so-far", "near", "oracle-near"],

@@ -13,7 +13,7 @@ from tests.contexts import check_engine, statuses
 from tests.harness.context.test_further_runs import RowsBehind64, model
 from tests.quiet_engines import Quiet, made, never_choosing
 
-__all__ = ["model"]  # the fixture
+__all__ = ["model"]  # the fixture is re-exported
 QUIET = {"logprobs": "logprobs", "greedy": "decode", "generate": "text"}
 
 
@@ -33,7 +33,7 @@ def test_engine_without_logits_gets_longer_prompts(level: str, suite: str, model
 def test_token_engine_that_never_chooses_a_control_token_is_found(
     model: Path,
 ) -> None:
-    never = never_choosing(0, 1, 2)  # UNK, BOS and EOS
+    never = never_choosing(0, 1, 2)  # ids of UNK, BOS and EOS
     name = made("further: no control tokens", Quiet, levels=("greedy",), greedy=never)
     *fine, wrong = check_engine(model, name, "decode", n_tokens=32)
     assert "diverged" not in statuses(fine)

@@ -27,7 +27,7 @@ from tests.contexts import context_of, statuses
 from tests.models import written
 
 Bools = NDArray[np.bool_]
-N = 330  # cells of which the models are
+N = 330  # number of cells in the models
 LONG, JOINED = f"for {N} tokens in batches of", "with two sequences that come later"
 EDGE = "for 3 tokens one by one after 255"
 FIRST, MIDDLE, LAST = (f"with another {place} token" for place in ("first", "middle", "last"))
@@ -57,9 +57,11 @@ def last_row_is_another(where: Callable[[int], bool]) -> type[Mirror]:
     return Ops
 
 
-FEW_ROWS = last_row_is_another(lambda n: 5 < n <= 8)  # a kernel for up to 8, of one fewer
-FOUR_AND_ONE = last_row_is_another(lambda n: n > 8 and n % 8 == 5)  # one for four takes the fourth
-WHOLE_TILES = last_row_is_another(lambda n: n > 0 and n % 64 == 0)  # none is left for the last
+FEW_ROWS = last_row_is_another(lambda n: 5 < n <= 8)  # a kernel for up to 8 rows drops the last row
+# a kernel for four rows also takes the fifth
+FOUR_AND_ONE = last_row_is_another(lambda n: n > 8 and n % 8 == 5)
+# the last whole tile is computed wrongly
+WHOLE_TILES = last_row_is_another(lambda n: n > 0 and n % 64 == 0)
 
 
 class PositionsInAByte(Mirror):
@@ -261,7 +263,8 @@ def logits_of(model: Path, engine: str) -> list[Verdict]:
 @pytest.mark.parametrize("engine", WRONG)
 def test_fault_in_a_longer_run_is_found(engine: str, model: Path) -> None:
     first, *wrong = logits_of(model, engine)
-    assert first.status == "agreed"  # a prompt of 32 tokens and two more, and the ways of asking
+    # a prompt of 32 tokens with two more, and other ways to ask for it
+    assert first.status == "agreed"
     assert statuses(wrong) == {"diverged"}
     found = {next(w for w in ASKED if v.detail["asked"].startswith(w)) for v in wrong}
     assert found == WRONG[engine]
@@ -358,4 +361,4 @@ def test_batches_have_all_sizes_and_fill_the_context(n: int) -> None:
 def test_batch_sizes_leave_several_remainders_after_whole_tiles() -> None:
     assert {size % 8 for size in batch_sizes(512) if size > 16} == {0, 3, 4, 5, 6, 7}
     assert max(batch_sizes(512)) > 256
-    assert 21 in batch_sizes(256)  # of two kernels, where there is room for one alone
+    assert 21 in batch_sizes(256)  # 21 rows leave remainders for two kernels

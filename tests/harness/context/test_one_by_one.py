@@ -45,7 +45,7 @@ def test_longest_item_is_isolated_early() -> None:
     found = ask_apart(ask, TEXTS)
     assert set(found.failures) == {2}
     assert sorted(found.answers) == [0, 1, 3, 4, 5, 6]
-    assert ask.times == 4  # all, the shortest, all but the longest, the longest
+    assert ask.times == 4  # all items, the shortest, all but the longest, the longest
 
 
 def test_short_failing_items_are_found() -> None:
@@ -114,8 +114,9 @@ def test_type_that_breaks_the_engine_costs_only_that_type(tmp_path: Path) -> Non
 def test_suite_finds_a_wrong_text_though_another_breaks_the_engine(tmp_path: Path) -> None:
     found = check_engine(builtin("f32", tmp_path), TooLong, "tokens")
     crashed = [v for v in found if v.status == "crashed"]
-    assert len(crashed) == 5  # one text, which is asked once, and one row of ids with each flag
+    # one text, which is asked once, and one row of ids for each pair of flags
+    assert len(crashed) == 5
     assert "b'a\\x0ba\\x0ba" in crashed[0].summary
-    assert sum(v.status == "agreed" for v in found) >= 4  # the ways to decode
+    assert sum(v.status == "agreed" for v in found) >= 4  # all kinds of decoding
     assert any("Hello, world" in v.summary for v in diverged(found))
     assert exit_code(found) == 1

@@ -79,7 +79,7 @@ def test_honest_engine_gives_the_same_answers_for_any_batching(engine: str, mode
 )
 def test_an_engine_that_contradicts_itself_is_found(engine: str, way: str, model: Path) -> None:
     first, *wrong = logits_of(model, engine)
-    assert first.status == "agreed"  # asked once, it is right
+    assert first.status == "agreed"  # a single run is right
     of_itself = [verdict for verdict in wrong if "gives different logits" in verdict.summary]
     assert [verdict.detail["asked"] for verdict in of_itself] == [way]
     assert wrong[0].status == "diverged"

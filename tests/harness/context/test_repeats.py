@@ -51,7 +51,7 @@ class Racing(Reference):
 
 OFTEN = made("repeats: a race", Racing, every=2, by=1e-2)
 HARDLY = made("repeats: sums in any order", Racing, every=2, by=1e-7)
-# Wrong in the first of ten runs, which is the only one that says so.
+# Only the first of ten runs is wrong.
 SELDOM = made("repeats: once wrong", Racing, every=10, by=1e-2, runs=9)
 
 
@@ -137,7 +137,7 @@ def test_race_is_a_verdict_with_its_rate_and_place(model: Path) -> None:
     assert (shaky.status, shaky.key) == ("diverged", "logits/not-deterministic")
     rate = {"differ": 4, "runs": MORE, "place": "output 0 of batch 0, token 7"}
     assert {key: shaky.detail[key] for key in rate} == rate
-    assert first.status == "agreed"  # the run that was looked at, and it alone
+    assert first.status == "agreed"  # about the first run only
     assert exit_code([shaky, first]) == 1
 
 
@@ -188,7 +188,8 @@ def test_first_differing_tensor_is_named(
     with LocalSession(adapter, model, EXACT) as session:
         request = Request(batches=some_batches(312), capture=True)
         first = session.ask("evaluate", request).value  # type: ignore[union-attr]
-        session.ask("evaluate", replace(request, batches=request.batches[:1]))  # an odd call
+        # one different question
+        session.ask("evaluate", replace(request, batches=request.batches[:1]))
         found = unsteady(session, request, first)
     assert (found and found.place) == (site and f"{site} of batch 0")
 

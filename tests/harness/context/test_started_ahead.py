@@ -101,7 +101,7 @@ def test_runner_replaces_a_worker_that_died_early(tmp_path: Path) -> None:
     adapter = engine(tmp_path)
     pids(adapter, 2)
     os.kill(dead := waiting(), signal.SIGKILL)
-    os.waitid(os.P_PID, dead, os.WEXITED | os.WNOWAIT)  # it is not reaped
+    os.waitid(os.P_PID, dead, os.WEXITED | os.WNOWAIT)  # the process is not reaped
     assert pids(adapter, 1) != [dead]
 
 

@@ -56,7 +56,7 @@ def test_exact_tie_is_reported_and_accuses_no_engine(engine: str, tmp_path: Path
     with LocalSession(Reference, model, EXACT) as session:
         ids = session.ask("tokenize", [PROMPT]).value[0]  # type: ignore[union-attr]
         chosen = session.ask("greedy", ids, 1).value[0]  # type: ignore[union-attr]
-    # a copy in which two tokens have the same logit, whatever is read
+    # a copy with two tokens whose logits are always equal
     tied = with_values(
         model,
         tmp_path / "tied.gguf",

@@ -177,8 +177,8 @@ def test_mistake_is_named_by_its_text_alone(mistake: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("mistake", "by_text"),
     [
-        ("mutant:greedy-second-best", "named"),  # one text, and many choices in it
-        ("mutant:greedy-with-penalty", "few"),  # a choice or two, which a small error may tip
+        ("mutant:greedy-second-best", "named"),  # one text contains many choices
+        ("mutant:greedy-with-penalty", "few"),  # one or two choices, which a small error may tip
     ],
 )
 def test_mistake_in_choosing_is_distinguished_from_one_in_logits(
@@ -230,7 +230,8 @@ UNKNOWN: dict[str, type[Any]] = {
 def test_unknown_fault_matches_no_known_mistake(engine: type[Any], tmp_path: Path) -> None:
     found = runs(diagnosed(engine, tmp_path))
     assert found.status == "none"
-    assert found.tried >= len(CATALOGUE) - 1  # all but the one for a format that the file has not
+    # all mistakes, except one for a format that the file lacks
+    assert found.tried >= len(CATALOGUE) - 1
     assert not found.named
 
 
@@ -246,7 +247,7 @@ def test_missing_mistake_is_not_replaced_by_another(tmp_path: Path) -> None:
 def test_summary_states_the_comparison_and_its_result(tmp_path: Path) -> None:
     path = builtin("f32", tmp_path)
     text = "\n".join(diagnosis_lines(plan_for(path, engine=HALVES), diagnosed(HALVES, tmp_path)))
-    assert "34 of 34 tokens" in text  # of a text of 24, and behind ten prompts
+    assert "34 of 34 tokens" in text  # a text of 24 tokens, and ten further prompts
     assert "DIAGNOSIS (" in text
     assert f"rope on half-split pairs ({HALVES}" in text
 
@@ -281,7 +282,8 @@ def test_tokens_after_a_tie_are_not_compared() -> None:
     answer = ([0, 1, 2], [*rows, rows[0]])
     assert question.compare([0, 0, 1], answer, session, 1e-3).same.tolist() == [True]
     assert question.compare([0, 0, 1], answer, session, 1e-6).same.tolist() == [True, False, False]
-    assert not is_tie(np.array([1, 1], np.float32), 0, 1, 1e-3)  # an engine decides such a one
+    # the engine itself decides between equal logits
+    assert not is_tie(np.array([1, 1], np.float32), 0, 1, 1e-3)
 
 
 def test_wrong_format_is_tried_only_if_the_file_has_the_format() -> None:
@@ -325,7 +327,7 @@ def test_promise_counts_only_visible_mistakes() -> None:
     fine = [row("a", "named", "a"), row("b", "right")]
     assert is_kept(fine)
     assert not is_kept([row("a", "right"), row("b", "right", view="text")])
-    assert not is_kept([*fine, row("c", "none")])  # half of them are named
+    assert not is_kept([*fine, row("c", "none")])  # half of the mistakes are named
     assert not is_kept([*fine * 9, row("c", "named", "a")])
 
 
@@ -369,7 +371,7 @@ def test_engine_without_key_types_is_compared_in_values() -> None:
     for utf8_only, other, same in (
         (True, honest, [True, True, True]),
         (True, wrong, [False, True, True]),
-        (False, honest, [True, False, True]),  # it could have said which bytes these are
+        (False, honest, [True, False, True]),  # the engine could have shown the bytes
     ):
         found = Header(utf8_only=utf8_only).compare(other, right, session, 0.0)
         assert found.same.tolist() == same

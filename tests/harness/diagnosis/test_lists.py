@@ -19,7 +19,7 @@ from lockstep.harness.mutants.output import log_probabilities
 QUESTION = Likeliest(words="the likeliest", prefix=(1,), k=20)
 RIGHT = np.random.default_rng(3).standard_normal(400).astype(np.float32)
 NOISE = 1e-3
-SHARE = 1.6  # of what two honest runs may differ by: the right engine is off
+SHARE = 1.6  # factor on the limit between two honest runs, so that the right engine is beyond it
 
 
 def listed(row: F32, n: int = 20) -> Listed:
@@ -50,7 +50,7 @@ def test_log_probability_units_do_not_enlarge_the_limit_of_lists() -> None:
     said = listed(wrong_one())
     own = compared(said, log_probabilities(RIGHT[None])[0])
     assert not compared(said, RIGHT).same.all()
-    assert own.same.all()  # its logits are larger, so that more is allowed
+    assert own.same.all()  # larger logits have a larger limit
     assert left(said, own) > 0.99 > LEFT
 
 

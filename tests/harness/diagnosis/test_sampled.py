@@ -47,7 +47,7 @@ def makes_the_same(subject: type[Reference], other: type[Reference], stage: str)
     return all(q.compare(a, b, session_of(other), 0.0).same.all() for q, a, b in rows)
 
 
-# questions have no vocabulary, so that diagnosis asks for no grammar
+# questions have no vocabulary, so diagnosis does not ask for grammars
 STAGES = sorted({cls.stage for cls in WRONG_SAMPLERS.values()} - {*READING})
 
 

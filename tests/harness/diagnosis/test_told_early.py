@@ -42,8 +42,8 @@ def test_diagnosis_reports_each_aspect_before_it_asks_about_the_next(tmp_path: P
     assert [one for one in told if isinstance(one, Diagnosis)] == list(found.of)
     kinds = [type(one) for one in told]
     first = kinds.index(Difference)
-    assert Diagnosis in kinds[:first]  # of the file and its tokens
-    assert Estimate in kinds[first:]  # more is asked behind the first difference
+    assert Diagnosis in kinds[:first]  # about the file and its tokens
+    assert Estimate in kinds[first:]  # further questions follow the first difference
 
 
 def test_diagnosis_reports_no_difference_for_an_engine_without_rounding(tmp_path: Path) -> None:

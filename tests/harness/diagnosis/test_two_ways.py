@@ -35,9 +35,9 @@ def rows(*apart: float) -> Compared:
     [
         (RUN, (0.5, 0.25), (0.5, 0.25), True),
         (RUN, (0.5, 0.2500001), (0.5, 0.25), False),
-        (RUN, (0.0, 0.0), (0.0, 0.0), False),  # nothing differs, of which nothing is learnt
-        (RUN, (np.inf, 0.0), (np.inf, 0.0), False),  # no numbers, however they came to be
-        (TEXT, (0.0, 1.0), (0.0, 1.0), False),  # other tokens than a third one's, perhaps
+        (RUN, (0.0, 0.0), (0.0, 0.0), False),  # no difference, so nothing can be learned
+        (RUN, (np.inf, 0.0), (np.inf, 0.0), False),  # infinite differences give no ratio
+        (TEXT, (0.0, 1.0), (0.0, 1.0), False),  # the tokens may differ from a third engine's
     ],
 )
 def test_rows_with_the_right_engines_exact_error_are_recognised(

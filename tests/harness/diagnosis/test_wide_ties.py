@@ -11,10 +11,10 @@ from lockstep.harness.catalogue.views import TEXT
 from lockstep.harness.diagnosis.compared import Compared
 from tests.harness.diagnosis.test_diagnosis import diagnosed, names, runs, with_product
 
-# it takes one constant from all logits of a row, so that the largest is larger
+# subtracts one constant from all logits of a row, so that the largest magnitude grows
 LOGARITHMS = "mutant:log-probabilities-for-logits"
 HALVES = "mutant:rope-half-split"
-NOISE = 1e-2  # a share of the largest logit: models of Q8_0 have up to twice as much
+NOISE = 1e-2  # share of the largest logit; models of Q8_0 have up to twice as much
 
 
 def of_single_rows(out: F32) -> F32:

@@ -72,7 +72,7 @@ def test_smallest_dump_has_ids_and_logits(model: Path, written: Path, tmp_path: 
         index |= {"engine": "mine", "version": "3", "tokens": tokens}
         for key in [key for key in tensors if "result_output" not in key]:
             del tensors[key]
-        for key in tensors:  # half precision and a batch axis, as engines have them
+        for key in tensors:  # half precision and a batch axis, as usual in engines
             tensors[key] = tensors[key][None].astype(np.float64)
 
     folder = changed(written, tmp_path / "d", least)

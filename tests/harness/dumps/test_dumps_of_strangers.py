@@ -105,7 +105,7 @@ def test_oversized_map_is_refused_at_once() -> None:
     with pytest.raises(InvalidModel, match="m: 20000 patterns for more than 50 names"):
         names.find("50")
     big = read_map("transformers")
-    for layer in range(100):  # of a large model all steps: the same names again and again
+    for layer in range(100):  # all steps of a large model, which repeat the same names
         for _ in range(64):
             assert big.find(f"model.layers.{layer}.mlp.up_proj") is not None
 
@@ -233,7 +233,7 @@ def test_dump_that_claims_too_much_memory_is_refused_unread(
     """A sparse file of a terabyte occupies no disk space."""
     folder = tmp_path / "huge"
     copytree(written, folder)
-    read_dump(folder)  # as it is: no word
+    read_dump(folder)  # the unchanged folder gives no error
     size = 1 << 40
     row = {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}
     header = json.dumps({"step0/l_out-0": row}).encode()

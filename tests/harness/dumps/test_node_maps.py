@@ -20,7 +20,7 @@ from lockstep.harness.records import Verdict
 from tests.harness.dumps.test_dumps import plan_for
 from tests.plans import verdicts_of
 
-THEIRS = {  # a module of transformers -> the node that it comes to
+THEIRS = {  # module of transformers -> node with its result
     "model.embed_tokens": "embd",
     "model.layers.{}.input_layernorm": "attn_norm-{}",
     "model.layers.{}.self_attn.q_proj": "Qcur-{}",
@@ -33,7 +33,7 @@ THEIRS = {  # a module of transformers -> the node that it comes to
     "model.norm": "result_norm",
     "lm_head": "result_output",
 }
-HEADS = {"Qcur": 4, "Kcur": 2}  # of the built-in model
+HEADS = {"Qcur": 4, "Kcur": 2}  # numbers of heads in the built-in model
 
 
 def halves(value: Any, n_head: int) -> Any:

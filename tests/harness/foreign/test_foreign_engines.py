@@ -362,7 +362,7 @@ def test_javascript_engine_answers_with_the_shared_loop(tmp_path: Path) -> None:
     assert {key: value for key, (_, value) in parsed.value.metadata.items()} == {
         "big": (1 << 64) - 1,
         "nan": "nan",
-        "list": [1.5, "-inf"],  # without a type nobody knows whether it is a number
+        "list": [1.5, "-inf"],  # without a type, it is unknown if these are numbers
     }
     assert isinstance(ids, Answered)
     assert ids.value == [[1]]

@@ -104,7 +104,7 @@ def shows(again: Again, verdict: Verdict) -> None:
 
 def test_small_file_finding_is_reproduced(found: Found, again: Again) -> None:
     (verdict,) = found("gguf", "given", given=(alone("bool-2"),))
-    assert verdict.status == "excused"  # gguf-py takes any byte for a bool
+    assert verdict.status == "excused"  # gguf-py accepts any byte as a bool
     shows(again, verdict)
 
 

@@ -23,7 +23,7 @@ SCORES = "(heads, tokens, cells)"
         (PRODUCT, (1, 1, 32, 128), (32, 8, 16), TURNED),
         ("(tokens, width)", (1, 1, 32, 128), (1, 32, 128), "(tokens, width)"),
         (SCORES, (1, 8, 32, 40), (256, 40), "(heads * tokens, cells)"),
-        (SCORES, (1, 8, 32, 256), (8, 32, 40), SCORES),  # of the cells those that are used
+        (SCORES, (1, 8, 32, 256), (8, 32, 40), SCORES),  # only the used cells are shown
     ],
 )
 def test_neighbouring_axes_are_named_together(

@@ -25,7 +25,7 @@ from lockstep.harness.synth.gguf_writer import gguf_bytes
 from tests.shadow_nodes import node, normal, params, piece
 
 BUILD = Build(lanes=16)
-X, CACHE, SUM, TWICE = range(4)  # roots
+X, CACHE, SUM, TWICE = range(4)  # numbers of roots
 ROOTS = (
     Root(kind="input", name="x", type="F32", size=24),
     Root(kind="cache", name="cache_k_l0", type="F32", size=24, cache=0),
@@ -68,7 +68,7 @@ def program(*graphs: Graph) -> Program:
     return Program(graphs=graphs, caches=(ROOTS[CACHE],), orders=(None,) * len(graphs))
 
 
-ADDS = (  # the cache becomes itself and x; then twice that
+ADDS = (  # adds x to the cache, and then doubles it
     planned(0, "ADD", view(CACHE), view(CACHE), view(X)),
     planned(1, "SCALE", view(TWICE), view(CACHE), held=params(2.0, 0.0)),
 )
@@ -95,7 +95,7 @@ def test_cache_lasts_across_graphs_and_an_input_does_not(file: GgufFile, way: Ho
 @pytest.mark.parametrize("way", [Honest(), Wide()])
 def test_view_is_read_and_written_through_its_strides(file: GgufFile, way: Honest) -> None:
     turned = view(X, (2, 3), nb=(12, 4, 24, 24))  # x transposed
-    column = view(CACHE, (1, 2), nb=(4, 12, 24, 24), offset=4)  # the middle one of three
+    column = view(CACHE, (1, 2), nb=(4, 12, 24, 24), offset=4)  # the middle column of three
     nodes = (
         planned(0, "CONT", view(SUM, (2, 3)), turned),
         planned(1, "CPY", column, view(X, (1, 2), nb=(4, 12, 24, 24), offset=8), column),

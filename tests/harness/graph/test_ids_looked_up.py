@@ -15,7 +15,7 @@ from lockstep.harness.graph.wiring import wires_of
 from lockstep.harness.synth.llama import LlamaRecipe, write_llama
 from tests.models import LANES
 
-TABLE = np.arange(20, dtype=np.int32).reshape(10, 2) % 8  # of each token the experts
+TABLE = np.arange(20, dtype=np.int32).reshape(10, 2) % 8  # by token: ids of experts
 TOKENS = np.array([3, 7, 1], np.int32)
 PROBS = np.linspace(0.1, 1, 24, dtype=np.float32).reshape(3, 8, 1)  # (tokens, experts, 1)
 INPUTS = {"table": TABLE, "tokens": TOKENS, "probs": PROBS}

@@ -21,7 +21,7 @@ BUILD = Build(lanes=16)
 FAMILIES = list(families_of_builds(BUILD))
 FORMATS = [family[0] for family in FAMILIES]
 BF16, F16, ROW = len(FORMATS) - 2, len(FORMATS) - 1, len(FORMATS) - 4
-NONE = None  # of which no format is the reason
+NONE = None  # no format explains the difference
 
 
 def product(seed: int, kind: str = "Q8_0", rows: int = 3) -> Node:

@@ -259,7 +259,7 @@ def test_wire_carries_layer_and_sources_of_a_node_through_views() -> None:
     nodes = (
         planned(0, "Qcur-0", 0, 2, 0, 1),
         planned(1, "node_3", None, 3, 2),
-        planned(2, "Qcur-0", 0, 2, 2, 3),  # in place
+        planned(2, "Qcur-0", 0, 2, 2, 3),  # an op that works in place
         planned(3, "out", None, 3, 2, 1),
     )
     graph = Graph(step=0, ubatch=0, roots=ROOTS, nodes=nodes, inputs={}, last_use={})

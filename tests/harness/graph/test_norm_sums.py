@@ -66,7 +66,7 @@ def test_row_with_one_huge_element_has_a_large_error() -> None:
 
 def test_ordinary_rows_differ_in_a_few_last_bits() -> None:
     _, allowed = off(normal(1, ROWS, 1024))
-    assert (allowed < U * np.sqrt(1024 / 3)).all()  # twice what roundings up and down come to
+    assert (allowed < U * np.sqrt(1024 / 3)).all()  # twice the error of random rounding
 
 
 def test_wrong_eps_exceeds_the_error_of_rows() -> None:

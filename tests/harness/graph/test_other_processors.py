@@ -49,7 +49,7 @@ def test_sums_in_another_processors_order_are_honest(add: Add, honest: bool, her
 @pytest.mark.parametrize(
     ("build", "ops", "others"),
     [
-        (HERE, {"MUL_MAT"}, []),  # one that leaves activations as they are is tried anyway
+        (HERE, {"MUL_MAT"}, []),  # a build without conversion of activations is tried anyway
         (HERE, {"MUL_MAT", "FLASH_ATTN_EXT"}, [(HALVES,)]),
         (THERE, {"MUL_MAT"}, [(HALVES,)]),
         (THERE, {"FLASH_ATTN_EXT"}, [(AMX,)]),

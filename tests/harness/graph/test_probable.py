@@ -13,9 +13,10 @@ from lockstep.engine.ops.near import U
 from lockstep.harness.graph.probable import SAMPLED, error_of_product, error_of_sums
 from tests.shadow_nodes import node, normal
 
-TOKENS, ROWS = 16, 100  # more rows than are sampled
+TOKENS, ROWS = 16, 100  # more rows than the sample has
 SCALAR = Build(lanes=1)
-ROUNDED = 1e-6  # values are float32, and of one token or many off by a last bit, or a few
+# relative error of values in float32, for one token or many: a few units in the last place
+ROUNDED = 1e-6
 Matrix = NDArray[np.float32]
 
 
@@ -87,15 +88,17 @@ def test_scalar_loop_is_off_by_less_than_a_random_share(terms: int, kind: Any) -
     weights, x = kind(normal(1, ROWS, terms), normal(2, TOKENS, terms))
     value, error, _ = of(product(weights, x))
     off = (one_by_one(weights, x) - value) / error
-    assert np.sqrt(np.mean(off**2)) < np.sqrt(1 / 3)  # of a number from -1 to 1
-    assert np.abs(off).max() < 2.5  # such errors are normal: one in 10,000 is beyond four sigma
+    # a uniform number from -1 to 1 has this deviation
+    assert np.sqrt(np.mean(off**2)) < np.sqrt(1 / 3)
+    # such errors are normally distributed: one in 10,000 is beyond four sigma
+    assert np.abs(off).max() < 2.5
 
 
 def test_sum_that_loses_a_bit_of_each_term_is_off_by_more() -> None:
     """The engine adds in half precision, or rounds terms to BF16."""
     weights, x = normal(1, ROWS, 1024), normal(2, TOKENS, 1024)
     value, error, _ = of(product(weights, x))
-    short = (x.view(np.uint32) & np.uint32(0xFFFFFF00)).view(np.float32)  # sixteen bits are left
+    short = (x.view(np.uint32) & np.uint32(0xFFFFFF00)).view(np.float32)  # keeps sixteen bits
     off = (one_by_one(weights, short) - value) / error
     assert np.sqrt(np.mean(off**2)) > 2
 
@@ -150,7 +153,7 @@ def test_errors_of_grouped_heads_follow_their_queries() -> None:
 
 def test_error_is_not_finite_if_one_order_of_addition_overflows() -> None:
     weights, x = normal(1, 8, 64), normal(2, TOKENS, 64)
-    x[3] *= np.float32(1e37)  # the sum is a number, what is added up on the way may be none
+    x[3] *= np.float32(1e37)  # the sum is finite, but partial sums may overflow
     value, error, bound = of(product(weights, x))
     assert np.isfinite(value[3]).all()
     assert np.isinf(error[3][np.isinf(bound[3])]).all()
@@ -167,7 +170,7 @@ def test_infinite_input_changes_no_other_row() -> None:
 
 
 @pytest.mark.parametrize("wrong", [np.inf, -np.inf, np.nan])
-@pytest.mark.parametrize("row", [0, 5])  # the first is one of the sample
+@pytest.mark.parametrize("row", [0, 5])  # row 0 is part of the sample
 def test_infinite_weight_does_not_change_the_error_of_other_rows(wrong: float, row: int) -> None:
     """The limit of the row with the infinite weight stays zero. Otherwise honest runs would seem to
     overflow."""
@@ -186,7 +189,7 @@ def test_errors_of_sums_do_not_depend_on_chunks(
 ) -> None:
     value = normal(5, 2, 3, 11, 7).astype(np.float64)
     squares = np.square(normal(6, 2, 3, 11, columns).astype(np.float64))
-    value[1, 2, 10, 6] = np.nan  # the last of all
+    value[1, 2, 10, 6] = np.nan  # the last element
     at_once = error_of_sums(value, squares, 64)
     monkeypatch.setattr("lockstep.harness.graph.probable.PIECE", 4 * 7)
     np.testing.assert_array_equal(error_of_sums(value, squares, 64), at_once)

@@ -54,7 +54,7 @@ def test_overflowing_row_hides_no_other_wrong_row() -> None:
     truth = np.array([[3e38, 1.0], [4.0, 2.0], [-np.inf, 1.0]], np.float32)
     first, second = (truth.astype(np.float64) for _ in range(2))
     first[0, 0], first[1, 0] = np.inf, 4.0 + 2.0**-10
-    second[2, 0] = 5.0  # a group that is masked in most runs
+    second[2, 0] = 5.0  # a group of experts that most runs mask
     noise = noise_between(truth, first) | noise_between(truth, second)
     assert noise.room(truth).ravel().tolist() == [np.inf, 2.0**-9, np.inf]
     wrong = 1.5 * truth[1]

@@ -95,7 +95,7 @@ def test_server_with_one_token_limit_for_all_diverges(model: Path) -> None:
     def last_of_all(body: dict[str, Any]) -> str:
         if "n_predict" in body:
             numbers.append(body["n_predict"])
-            together("/completion", None)  # waits for another
+            together("/completion", None)  # waits for another request
             body["n_predict"] = numbers[-1]
         return ""
 

@@ -67,7 +67,7 @@ def test_llama_server_is_compared_at_every_level(model: Path) -> None:
     with serving(model) as url:
         found = checked(model, url)
     compared = {v.suite: v.status for v in found if v.status != "not-applicable"}
-    assert compared.pop("shadow") == "excused"  # of the oracle alone
+    assert compared.pop("shadow") == "excused"  # this suite is only about the oracle
     assert compared == dict.fromkeys(("tokens", "logprobs", "decode", "text"), "agreed"), found
     assert exit_code(found) == 0
     assert {v.suite for v in found if v.status == "not-applicable"} > {"logits", "trace"}
@@ -78,7 +78,7 @@ def test_named_suite_reports_a_level_that_a_server_lacks(model: Path) -> None:
         found = checked(model, url, "metadata", "logits", "dequant")
     assert {v.status for v in found} == {"not-compared"}, found
     assert exit_code(found) == 3
-    said = " ".join(v.summary for v in found)  # by the names of smoke and of the protocol
+    said = " ".join(v.summary for v in found)  # levels are named as in smoke and in the protocol
     assert all(f"does not offer {level}" in said for level in ("parse", "logits", "dequantize"))
 
 
@@ -91,7 +91,7 @@ def test_an_openai_server_is_compared_by_text_and_lists(
         again = checked(model, f"openai:{url}/v1", "logprobs")
     assert {v.suite: v.status for v in found} == {"logprobs": "agreed", "text": "agreed"}, found
     assert again[0].status == "agreed"
-    # as many as it gives, and those that look alike are one
+    # as many candidates as the server returns; equal texts count once
     assert 10 < max(again[0].detail["candidates"]) <= 20
 
 
@@ -171,7 +171,7 @@ def test_an_answer_of_another_form_is_malformed(
         (found,) = checked(model, url, "logprobs")
     assert (found.status, exit_code([found])) == ("malformed", 3)
     assert words in found.summary
-    if "ids from" not in words:  # which is known once all is read
+    if "ids from" not in words:  # ids are checked only after the whole answer
         assert '; asked: POST /completion {"temperature": 0' in found.summary
 
 

@@ -139,7 +139,7 @@ def test_missing_answer_to_long_prompts_spoils_the_exit_code(
     with serving(model, to_long=Busy(status=status)) as url:
         found = checked(model, url, suite)
     assert exit_code(found) == 3, found
-    assert found[0].status == "agreed"  # the others are compared
+    assert found[0].status == "agreed"  # other parts are compared
     assert any(word in v.summary for v in found if v.status in ("not-compared", "diverged")), found
 
 

@@ -155,7 +155,7 @@ def test_connection_to_itself_counts_as_no_listener() -> None:
     with real, pytest.MonkeyPatch.context() as patch:
         real.bind((HOST, 0))
         port = real.getsockname()[1]
-        real.connect((HOST, port))  # what the kernel may choose by chance
+        real.connect((HOST, port))  # the kernel may choose this port by chance
         patch.setattr(socket, "create_connection", lambda *_, **__: real)
         assert not listens(port)
 
@@ -212,7 +212,7 @@ def runs(pid: int) -> bool:
     it."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):  # it may end while its file is read
+    except (FileNotFoundError, ProcessLookupError):  # the process may end while its file is read
         return False
 
 

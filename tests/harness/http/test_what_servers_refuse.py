@@ -110,7 +110,7 @@ def test_server_that_accepts_only_ids_is_asked_for_no_text(model: Path) -> None:
     text, lists = (
         checked(model, suite, pages=OPENAI, refuses=all_texts) for suite in ("text", "logprobs")
     )
-    assert [v.status for v in text] == ["not-compared"], text  # it was asked for by name
+    assert [v.status for v in text] == ["not-compared"], text  # the user named this suite
     assert "does not offer generate" in text[0].summary
     assert {v.status for v in lists} == {"agreed"}
 

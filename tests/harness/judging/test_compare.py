@@ -25,7 +25,8 @@ def f32(*values: float) -> np.ndarray:
 
 def test_worst_element_is_named_among_many_right_elements() -> None:
     expected = np.zeros((50, 40), np.float32)
-    actual = expected + np.float32(0.009)  # everywhere within the limit: a mean would be content
+    # all other elements are within the limit, so a mean would be too
+    actual = expected + np.float32(0.009)
     actual[31, 7], actual[2, 3] = 0.5, 0.02
     found = mismatch_between(expected, actual, 0.01)
     assert found is not None

@@ -105,7 +105,7 @@ HALF_WAY: dict[str, Callable[[F64], F64]] = {
 @pytest.mark.parametrize("how", HALF_WAY)
 def test_every_way_to_round_midpoints_is_recognised(how: str) -> None:
     x = np.arange(-64, 64, dtype=np.float32)[None] + np.float32(0.5)
-    x[:, ::32] = 127  # so that every scale is 1
+    x[:, ::32] = 127  # makes every scale 1
     assert is_known(x, HALF_WAY[how](x.astype(np.float64)))
     assert not is_known(x, np.trunc(x).astype(np.float64))
     assert not is_known(x, np.floor(x).astype(np.float64))

@@ -35,11 +35,11 @@ ROPES = [
     RopeParams(64, 1e4, 0.125, FACTORS),
     RopeParams(64, 1234567.0, 1.0, FACTORS),
     RopeParams(6, 100.0, 1.0, None),
-    RopeParams(32, 1e4, 1 / 3, FACTORS[:16]),  # the scale and the factors are rounded as well
+    RopeParams(32, 1e4, 1 / 3, FACTORS[:16]),  # scale and factors are rounded too
 ]
 WAYS = (InverseFrequency, Power, WideAngles)
 POSITIONS = np.r_[np.arange(4), np.arange(294, 300), np.arange(30000, 30006)].astype(np.int32)
-LAST = 9  # of POSITIONS: 299
+LAST = 9  # index in POSITIONS of position 299
 ropes = pytest.mark.parametrize(
     "params", ROPES, ids=lambda p: f"{p.n_rot}-{p.base:g}-{p.scale:.2g}"
 )
@@ -62,7 +62,8 @@ def test_angle_designs_are_honest_at_positions_of_tens_of_thousands(
     x = normal(1, len(POSITIONS), 4, params.n_rot)
     shown = rotated_with(way(), x, params)
     truth = carry_bound(OPS.rope(x, POSITIONS, params))
-    assert not conforms(shown, truth, truth.bound, ())  # it is not llama.cpp's recursion
+    # its result differs from llama.cpp's recursion
+    assert not conforms(shown, truth, truth.bound, ())
     assert turns_well(shown, x, params)
 
 
@@ -86,7 +87,8 @@ def test_nan_angle_has_no_other_design() -> None:
 @pytest.mark.parametrize("width", [64, 1000, 4096])
 def test_norm_that_sums_its_squares_in_float32_is_honest(width: int) -> None:
     x, weight = normal(2, 20, width), normal(3, width)
-    x[:10] = np.linspace(0.5, 4, 10)[:, None]  # rows of one value, where every rounding adds up
+    # equal values in a row, so that all rounding errors have the same sign
+    x[:10] = np.linspace(0.5, 4, 10)[:, None]
     shown, truth = OneByOne().rms_norm(x, weight, 1e-5), carry_bound(OPS.rms_norm(x, weight, 1e-5))
     others = list(norms_of_float32_sums(x, weight, 1e-5))
     assert conforms(shown, truth, truth.bound, others)

@@ -28,7 +28,8 @@ def made(shape: dict[str, Any], *steps: Any, **changes: Any) -> ScheduleCase:
 
 COPY = ["cp", 0, 1, -1, -1]
 FULL = [text(0, 0, 60), text(0, 60, 197)]
-NEAR = {  # cause: the kind of memory, and a schedule with the steps of the known one and no more
+# cause -> kind of memory, and a schedule with the steps of the known case but without its cause
+NEAR = {
     "crowded": ("attention", made(STREAMS, ["decode", [[1, 0, [0], True], [2, 0, [1], True]]])),
     "kept": ("attention", made(STREAMS, text(0), ["keep", 0])),
     "divided": ("attention", made(UNIFIED, text(0), ["div", 0, -1, -1, 2], text(0, 1))),

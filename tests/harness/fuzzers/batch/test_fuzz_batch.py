@@ -32,8 +32,8 @@ from lockstep.harness.synth.small import SMALL
 from tests.wrong_memories import REFUSED, WRONG, Wrong, engine, mixes_sequences, reorders_outputs
 
 CASES = 120
-FULL = 144  # of seed 3: its cache becomes full
-FIRST = {"shares-states-blind": 41}  # no case before it shows this one
+FULL = 144  # number of a case of seed 3 that fills its cache
+FIRST = {"shares-states-blind": 41}  # number of the first case that shows this
 
 
 class Dies(Reference):

@@ -26,7 +26,8 @@ def found(shape: tuple[int, int, bool], *steps: Any, kind: str = "attention") ->
 BATCH = text(0, 0, 200)
 HOLE = [BATCH, ["rm", 0, 10, 14]]
 SAVED = [text(0, 0, 9), ["save", 0]]
-ROWS: dict[str, tuple[Any, ...]] = {  # who reaches it, and who almost does
+# situation -> schedules that reach it, and schedules that almost do
+ROWS: dict[str, tuple[Any, ...]] = {
     "full": (UNIFIED, [BATCH, text(1, 0, 56)], [BATCH, text(1, 0, 55)]),
     "in turn": (
         STREAMS,

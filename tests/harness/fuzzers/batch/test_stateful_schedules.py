@@ -45,7 +45,7 @@ def test_a_wrong_memory_is_caught_and_its_schedule_shrunk(name: str, judge_of: O
         run_state_machine_as_test(machine, settings=examples(EXAMPLES, steps=5))
     case = found.value.case
     tokens = sum(len(step[1]) for step in case.steps if step[0] == "decode")
-    assert len(case.steps) <= row.steps + 2, case  # the first and last batch are never left out
+    assert len(case.steps) <= row.steps + 2, case  # the first and the last batch are never removed
     assert tokens <= row.tokens + 4, case
 
 

@@ -57,7 +57,7 @@ def test_fault_states_its_rule_and_reason(fault: FileFault) -> None:
 def test_faults_cover_every_kind_of_refusal() -> None:
     assert {verdict(with_fault(fault, FileDraft())) for fault in FAULTS.values()} == {
         "accepted",
-        *KINDS - {"key-empty"},  # with nothing else in the file it is too short for its counts
+        *KINDS - {"key-empty"},  # a file with only this fault would be too short for its counts
     }
 
 

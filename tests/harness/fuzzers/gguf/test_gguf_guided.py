@@ -24,7 +24,7 @@ from lockstep.harness.report.jsonl import read_report
 from tests.breaking_reader import WORDS
 from tests.breaking_reader import GgufFile as Breaking
 
-NOT_READING = {  # what a parsed file is asked, and how a path becomes bytes
+NOT_READING = {  # functions that are not part of parsing
     *("TensorInfo.shape", "TensorInfo.n_elements", "GgufFile.raw", "GgufFile.size"),
     *("GgufFile.open", "GgufFile.release", "GgufFile.close"),
     *("GgufFile.__enter__", "GgufFile.__exit__", "Entries.__contains__"),

@@ -61,7 +61,7 @@ FAULTS = (
 @pytest.mark.parametrize("name", FAULTS)
 def test_wrong_sampler_is_found_and_its_case_shrunk(name: str) -> None:
     cls = WRONG_SAMPLERS[f"mutant:{name}"]
-    every = diverged(fuzz(cls.stage, cls.name))  # a grammar's case may fail too
+    every = diverged(fuzz(cls.stage, cls.name))  # the case of a grammar may fail too
     found = [v for v in every if v.detail["sampler"] == cls.stage or name == "temp-first"]
     small = min(found, key=lambda verdict: (verdict.detail["candidates"], verdict.detail["stages"]))
     assert small.detail["candidates"] <= 8
@@ -91,7 +91,7 @@ def test_honest_samplers_are_not_accused(vocabulary: Path) -> None:
     sessions = {name: LocalSession(cls, vocabulary, EXACT) for name, cls in classes.items()}
     accused = []
     for target in TARGETS:
-        for number in (1, 5, 8):  # the last one reads the vocabulary
+        for number in (1, 5, 8):  # the last case reads the vocabulary
             request = make_question(3, number, target, HAS, words)
             for name, session in sessions.items():
                 outcome = session.ask("sample", request)

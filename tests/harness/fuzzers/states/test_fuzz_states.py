@@ -39,7 +39,7 @@ from lockstep.harness.fuzzers.states.saved import SavedBase, base_of
 from lockstep.harness.synth.small import SMALL
 from tests.engine.states.test_state_files import FILES
 
-RIGHT = 77  # the digest of the whole file
+RIGHT = 77  # digest of the unchanged file
 
 
 class Files:
