@@ -16,10 +16,10 @@ llama_cpp = pytest.importorskip("llama_cpp", reason="llama_cpp is missing: nothi
 
 REPORT = report_for("llama", "F32")
 N = len(REPORT.tests) + 3
-ALL = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}  # every token may come
+ALL = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}  # no candidate is removed
 USUAL = {"top_k": 40, "top_p": 0.95, "min_p": 0.05, "repeat_penalty": 1.1}
 MESSAGES = ("What is the capital of France?", "", "x" * 300)
-# Asks a server in this process; it knows nothing of us.
+# asks a server in this process, which does not know Lockstep
 PROGRAM = """
 import json, sys, urllib.request, xllamacpp
 p = xllamacpp.CommonParams()
@@ -76,4 +76,4 @@ def test_any_chat_message_to_a_server_prints_the_whole_report(model: Path, tmp_p
     for text in texts:
         reading = read_report(text)
         assert (reading.code, reading.prompted, reading.complete) == (0, True, True)
-        assert "special-tokens ok\n" in text  # in a chat it is parsed
+        assert "special-tokens ok\n" in text  # a chat parses special tokens

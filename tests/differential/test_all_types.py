@@ -37,7 +37,8 @@ def test_a_seeded_model_of_every_type_conforms(type_name: str, folder: Path) -> 
     assert [v.summary for v in verdicts if v.status not in ("agreed", "excused")] == []
     assert exit_code(verdicts) == 0
     (products,) = (v for v in verdicts if v.suite == "products")
-    assert products.detail["sees"] < 1e-5  # one part in 100,000 of a scale, in every product
+    # an error of one part in 100,000 of a scale shows in every product
+    assert products.detail["sees"] < 1e-5
     decoded = [v.summary for v in verdicts if v.suite == "dequant"]
     matrices = 12 if type_name == "F32" else 9  # the norms are F32
     (summary,) = (text for text in decoded if text.startswith(f"{type_name}: "))

@@ -124,7 +124,7 @@ def test_the_tensors_of_a_large_model_are_named_and_take_no_memory() -> None:
         assert isinstance(outcome, Answered), outcome
         assert sum(tensor.n_bytes for tensor in outcome.value) > 8 << 30
         peak = Path(f"/proc/{session.pid}/status").read_text()
-    assert int(peak.partition("VmHWM:")[2].split()[0]) < 1 << 20  # KiB
+    assert int(peak.partition("VmHWM:")[2].split()[0]) < 1 << 20  # number of KiB
 
 
 def test_refused_metadata_is_reported_as_a_refusal_by_llama_cpp(tmp_path: Path) -> None:
@@ -192,7 +192,8 @@ def test_cogvlm_returns_logits_of_the_first_token_twice(
     some = replace(wrong, suite="logits", detail={**detail, "asked": "with two sequences"})
     some.detail.pop("step")
     assert excused_if_known(some, "cogvlm", "llama.cpp").status == "excused"
-    every = replace(some, detail={"at_fault": "oracle"})  # a row of each token is handed out right
+    # rows of all tokens are returned correctly
+    every = replace(some, detail={"at_fault": "oracle"})
     assert excused_if_known(every, "cogvlm", "llama.cpp") is every
     assert excused_if_known(wrong, "qwen3", "llama.cpp") is wrong
     assert excused_if_known(wrong, "cogvlm", "llama.cpp@0.3.8") is wrong

@@ -46,8 +46,8 @@ OURS = (
     "qwen3",
     "qwen3moe",
 )
-TOKENS = 24  # more than the window of 16 that made models of gemma3 have
-MORE_THAN_A_TILE = 70  # of flash attention, which computes 64 rows or more in another way
+TOKENS = 24  # more than the window of 16 in made models of gemma3
+MORE_THAN_A_TILE = 70  # number of tokens; flash attention computes 64 rows or more in another way
 
 
 @pytest.fixture(scope="session")
@@ -83,7 +83,7 @@ def run_of(path: Path, settings: Settings = EXACT, n_tokens: int = TOKENS) -> Pl
         n_tokens=n_tokens,
         n_steps=8,
         suites=("logits", "embeddings", "trace"),
-        by_name=False,  # of embeddings and logits the model has one
+        by_name=False,  # a model has either embeddings or logits
         command=str(path),
     )
 
@@ -112,8 +112,8 @@ def test_our_graph_agrees_with_llama_cpp_in_logits_and_every_shown_op(
 def test_our_graph_agrees_with_the_replay_of_llama_cpp(
     arch: str, made: Callable[..., Path]
 ) -> None:
-    # of these no input of GELU, which is looked up by its half, lies so near the middle of two that
-    # roundings decide which it is: of [5, 42, 79, 16, 53] one of gemma2's does, and is 2e-5 off
+    # With these tokens, no input of GELU is so close to the middle of two F16 numbers that rounding
+    # errors decide. With [5, 42, 79, 16, 53], one of gemma2's is, and its result is off by 2e-5.
     batches = (Batch.of([7, 42, 79, 18, 53]), Batch.of([90], start=5))
     found = []
     for engine in ("reference", "replay"):
@@ -123,11 +123,12 @@ def test_our_graph_agrees_with_the_replay_of_llama_cpp(
             assert isinstance(outcome, Answered), outcome
             found.append(np.concatenate(outcome.value.logits))
     ours, replayed = found
-    # each op is rounded once from float64 in both: 33 such roundings, fewer than ops in a row
+    # both round each op once from float64; the limit covers 33 roundings, fewer than there are
+    # consecutive ops
     assert np.abs(ours - replayed).max() < 2e-6 * np.abs(replayed).max()
 
 
-# of the catalogue: what real engines get wrong in these graphs
+# mistakes of real engines in these graphs, from the catalogue
 WRONG = (
     *("query-bias-missing", "head-norms-missing", "rope-pairs-for-qwen2", "rope-pairs-for-phi3"),
     *("mask-causal-bert", "layer-norm-uncentred", "experts-shared-missing", "qkv-bias-missing"),
@@ -181,10 +182,10 @@ def test_engine_with_own_graph_diverges_in_further_runs(
     first, *wrong = checked(replace(plan, suites=("logits",)))
     assert first.status == "agreed"
     assert {verdict.status for verdict in wrong} == {"diverged"}
-    assert wrong[0].detail["asked"] == way  # further runs may show it as well
+    assert wrong[0].detail["asked"] == way  # further runs may show it too
 
 
-# llama.cpp has no names for what most products of these two read
+# in these two, llama.cpp has no names for the inputs of most products
 @pytest.mark.parametrize("arch", sorted({*OURS} - {"mamba", "lfm2"}))
 def test_every_product_of_our_graph_is_judged_on_nearly_empty_inputs(
     arch: str, made: Callable[..., Path], checked: Checked
@@ -195,11 +196,11 @@ def test_every_product_of_our_graph_is_judged_on_nearly_empty_inputs(
     assert [v.status for v in rest] == ["not-applicable"] * (arch in ("bert", "gemma2"))
     with GgufFile.open(path) as file:
         matrices = sum(len(tensor.ne) > 1 for tensor in file.tensors.values())
-    # positions are looked up, types of tokens are, and so are embeddings, unless they are the head
-    # as well; biases of experts are added; what goes into bert's second layer has no name,
-    # nor has what gemma2 caps
+    # Not multiplied: tables of positions and token types; embeddings, unless they are the head too;
+    # biases of experts. Without a name: the input of bert's second layer, and the values that
+    # gemma2 caps.
     others = {"bert": 3 + 3, "gpt-oss": 1 + 2 * 3, "gpt2": 2}.get(arch, 1)
-    assert verdict.detail["sites"] == 2 * (matrices - others)  # of the prompt, and of one token
+    assert verdict.detail["sites"] == 2 * (matrices - others)  # for the prompt, and for one token
     assert verdict.detail["sees"] < 1e-4
 
 

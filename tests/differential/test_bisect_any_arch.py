@@ -24,7 +24,7 @@ from lockstep.harness.synth.any_arch import variant_named
 from tests.plans import open_both, plan_of, verdicts_of
 
 Models = Callable[[str], Path]
-EPS, MODE, KIND = 0, 2, 0  # parameters of RMS_NORM and NORM, of ROPE
+EPS, MODE, KIND = 0, 2, 0  # numbers of parameters of RMS_NORM and NORM, and of ROPE
 NORMAL, NEOX = 0, 2
 
 
@@ -104,8 +104,9 @@ def test_honest_engine_agrees_in_every_op_and_product(name: str, variant: Models
     assert trace.detail["agreed"] == trace.detail["sites"] == len(result.found.all)
     with GgufFile.open(variant(name)) as file:
         matrices = [t for t in file.tensors.values() if len(t.ne) == 2 and "conv" not in t.name]
-    multiplied = len(matrices) - 1  # embeddings are looked up
-    assert products.detail["agreed"] == multiplied - (name == "mamba") * 2  # ssm_a is scanned
+    multiplied = len(matrices) - 1  # embeddings are only looked up
+    # ssm_a is used by the scan
+    assert products.detail["agreed"] == multiplied - (name == "mamba") * 2
 
 
 @pytest.mark.parametrize(
@@ -162,14 +163,14 @@ def test_one_changed_weight_is_found_down_to_its_row(
     if factor < 0:
         assert result.patched.confirms
     assert statuses(verdicts, "trace") == {"diverged", "agreed"}
-    if factor < 0:  # a sum of eight terms loses the last bit of one
+    if factor < 0:  # a sum of eight terms loses the last bit of a term
         assert statuses(verdicts, "products") == {"diverged", "agreed"}
 
 
 def with_key(model: Path, key: str, raw: bytes, to: Path) -> Path:
     """Return a copy in which a key has another value of four bytes."""
     held = bytearray(model.read_bytes())
-    at = held.index(key.encode()) + len(key) + 4  # behind the value's type
+    at = held.index(key.encode()) + len(key) + 4  # after the type of the value
     held[at : at + 4] = raw
     to.write_bytes(held)
     return to
@@ -239,8 +240,9 @@ def test_one_more_used_expert_changes_the_graph(variant: Models, tmp_path: Path)
 
 def test_engine_with_its_own_graph_needs_no_single_ops(variant: Models) -> None:
     trace, products = verdicts_of(plan_for(variant("qwen3"), "fast"))
-    assert (trace.status, products.status) == ("agreed", "agreed")  # of its own runs
-    assert products.detail["sites"] == 2 * 15  # seven of each layer, and the head; in two batches
+    assert (trace.status, products.status) == ("agreed", "agreed")  # its own runs are judged
+    # seven products of each layer, and the head; in two batches
+    assert products.detail["sites"] == 2 * 15
 
 
 def test_other_number_of_experts_in_the_subjects_file_shows_as_a_shape(

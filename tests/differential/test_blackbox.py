@@ -51,8 +51,10 @@ def test_wrong_part_of_a_layer_without_window_is_named(tmp_path: Path) -> None:
     [
         *(("qwen3", "Q4_1"), ("gemma3", "Q8_0")),
         *((arch, "Q8_0") for arch in tied_lenses.ARCHITECTURES),
-        *((arch, "Q8_0") for arch in ("granite", "minicpm", "minicpm3", "grok")),  # a scale, a cap
-        *((arch, "Q8_0") for arch in ("lfm2", "qwen35", "llama4", "gemma4")),  # not of one layer
+        # these have a scale or a cap
+        *((arch, "Q8_0") for arch in ("granite", "minicpm", "minicpm3", "grok")),
+        # these have no slices of one layer
+        *((arch, "Q8_0") for arch in ("lfm2", "qwen35", "llama4", "gemma4")),
     ],
 )
 def test_llama_cpp_shows_every_weight_through_a_lens(arch: str, quant: str, tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def both(path: Path, settings: Settings, question: str, *args: object) -> list[o
     return answers
 
 
-@pytest.mark.parametrize("seed", range(13))  # one of every architecture
+@pytest.mark.parametrize("seed", range(13))  # one seed for each architecture
 def test_a_random_clean_case_raises_no_alarm(seed: int) -> None:
     tried = try_clean(seed)
     assert (tried.wrong, tried.untold) == ((), ())

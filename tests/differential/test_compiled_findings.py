@@ -10,8 +10,8 @@ import pytest
 
 from lockstep.harness.known import entries
 
-SEEN = "12.2"  # of GCC
-NOT_PERMITTED = 2  # what a program ends with, if it may not use what it needs
+SEEN = "12.2"  # version of GCC
+NOT_PERMITTED = 2  # exit code of a program that lacks a permission
 
 
 def features() -> set[str]:

@@ -66,7 +66,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("shows", "ops", "head", "guilty"),
     [
         (FEW, "InInt8Blocks", "Mirror", ()),
-        (MORE, "InHead", "InInt8Blocks", ("result_output",)),  # alone of all that is converted
+        # the only converted value that is shown
+        (MORE, "InHead", "InInt8Blocks", ("result_output",)),
         (FEW, "InHead", "Truncated", ("result_output",)),
     ],
 )

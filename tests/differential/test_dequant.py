@@ -17,11 +17,12 @@ from tests.all_types import differences
 
 import_members("lockstep.engine.quants")
 FORMATS = sorted(WeightFormat.family.values(), key=lambda kind: kind.type_id)
-NO_DECODER = {"I8", "I16", "I32", "I64", "F64"}  # llama.cpp reads such tensors all the same
+# llama.cpp reads such tensors, but does not decode them
+NO_DECODER = {"I8", "I16", "I32", "I64", "F64"}
 DECODED = [kind for kind in FORMATS if kind.name not in NO_DECODER]
 every_format = pytest.mark.parametrize("kind", DECODED, ids=lambda kind: kind.name)
 
-# halves: zeros, subnormals and their neighbours, ones, the largest, infinities, NaN of both kinds
+# F16: zeros, subnormals and their neighbours, ones, the largest, infinities, NaN of both kinds
 AWKWARD = [
     0x0000, 0x0001, 0x0002, 0x01FF, 0x0200, 0x03FF, 0x0400, 0x0401, 0x3BFF, 0x3C00, 0x3C01, 0x4248,
     0x7BFF, 0x7C00, 0x7C01, 0x7DFF, 0x7E00, 0x7FFF,

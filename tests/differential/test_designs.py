@@ -38,17 +38,19 @@ from tests.recorded import variant_of
 import_members("lockstep.harness.honest")
 DESIGNS = sorted(name for name, cls in Adapter.family.items() if issubclass(cls, HonestEngine))
 START = 290
-TOKENS = [(7 * i * i + 11) % 128 for i in range(13)]  # the smallest models have no more
+TOKENS = [(7 * i * i + 11) % 128 for i in range(13)]  # the smallest models have no more tokens
 FAR = (Batch.of(TOKENS[:12], start=START), Batch.of(TOKENS[12:], start=START + 12))
 LAYERS = ("l_out", "result_output")
-TRIED = {  # of built-in llamas all designs; of others those of ops that these have not
-    **dict.fromkeys(("f32", "bf16", "q4_0"), "(?!experts)"),  # bf16: rope_freqs; q4_0: a factor
+TRIED = {  # all designs for built-in llamas; for others, designs of ops that those lack
+    # bf16 has rope_freqs; q4_0 has a factor
+    **dict.fromkeys(("f32", "bf16", "q4_0"), "(?!experts)"),
     **dict.fromkeys(("moe", "moe-q8_0"), ""),
     "qwen3": "float64|rope|silu|sums",
     "gemma3": "float64|rope-power|sums",
     "phi3": "float64|rope-inverse|silu-tanh",
     "qwen3moe": "experts|float64|sums",
-    "gpt-oss": "experts|float64|sums",  # its angles are YaRN's, of which one honest engine knows
+    # its angles are those of YaRN, which one honest engine supports
+    "gpt-oss": "experts|float64|sums",
 }
 
 

@@ -15,7 +15,7 @@ from lockstep.harness.synth.vocabularies import vocabulary_keys
 
 KNOWN = entries("detokenize")
 NORMAL = 1
-# text by the binding's method, and by llama.cpp's own function with room enough
+# the text from the binding's method, and from llama.cpp's own function with a large buffer
 ASKED = """
 import ctypes, json, sys, llama_cpp
 path, token = sys.argv[1], int(sys.argv[2])

@@ -11,7 +11,7 @@ from lockstep.harness.check.check import Plan
 from lockstep.harness.shadow.models import make_variants
 from tests.differential.conftest import Checked
 
-# what comes behind a prompt, by llama.cpp, and nothing else
+# an engine that shows only llama.cpp's next tokens
 ALONE = """
     import numpy as np
     from lockstep.engine.batch import Batch

@@ -31,7 +31,7 @@ from tests.models import with_metadata
 
 PlanFor = Callable[..., object]
 MadeOf = Callable[..., Path]
-MEAN, LAST, RANK = 1, 3, 4  # llama_pooling_type
+MEAN, LAST, RANK = 1, 3, 4  # values of llama_pooling_type
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,8 @@ def made(namer: Session, tmp_path_factory: pytest.TempPathFactory) -> MadeOf:
         path = folder / f"{name}-{pooling}.gguf"
         if not path.exists():
             changed = ((".pooling_type", pooling),) if pooling else ()
-            ranks = pooling == RANK  # by tensors that other models of the architecture lack
+            # ranks come from tensors that other models of the architecture lack
+            ranks = pooling == RANK
             variant = replace(variant_named(name), changed=changed, complete=ranks)
             make_variant(variant, path, session=namer)
         return path
@@ -105,7 +106,7 @@ def test_batch_for_a_missing_encoder_is_refused(made: MadeOf) -> None:
         batch = Batch.of([1, 2])
         found, plain = (session.ask("embed", (b,)) for b in (Batch.to_encode(batch), batch))
     assert isinstance(found, Rejected)
-    assert isinstance(plain, Answered)  # so it is the encoder that the model lacks
+    assert isinstance(plain, Answered)  # so the model lacks an encoder
 
 
 # --- embeddings -----------------------------------------------------------------------------------

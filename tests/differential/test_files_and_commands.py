@@ -30,7 +30,7 @@ NO_MODEL = "the file is of type 'adapter', not a model"
 NO_TENSORS = "the file holds no tensors"
 CUT = "the file ends inside the data of tensor"
 
-# file, command, exit code, what is said
+# file, command, exit code, expected text
 TABLE = [
     *((name, "run", 0, OTHER_GRAPH.format(name)) for name in ("mamba2", "t5")),
     *((name, "run", 0, "[") for name in OURS),
@@ -101,7 +101,7 @@ def test_commands_end_with_a_code_and_a_sentence(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # where reports go
+    monkeypatch.chdir(tmp_path)  # reports go to the current folder
     with pytest.raises(SystemExit) as end:
         app([command, str(files(file)), *GIVEN[command]])
     said = capfd.readouterr()

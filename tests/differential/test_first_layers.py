@@ -56,9 +56,9 @@ def values_in(model: Path, layers: range) -> dict[str, list[NDArray[Any]]]:
 
 @pytest.mark.parametrize(
     ("arch", "enough"),
-    # windows, states, a dense layer first, embeddings and keys of all layers, embeddings that all
-    # layers have and arrays of four that are none of layers, a tensor that is named after an
-    # encoder, none of these
+    # windows; states; a dense first layer; embeddings and keys for all layers; embeddings for all
+    # layers, and arrays with four entries by chance; a tensor named like an encoder's; none of
+    # these
     [
         *(("gpt-oss", 2), ("lfm2", 2), ("deepseek2", 2), ("gemma3n", 2), ("qwen4exp", 4)),
         *(("neo-bert", 1), ("granite", 1)),

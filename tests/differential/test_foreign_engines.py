@@ -21,7 +21,8 @@ from lockstep.harness.synth.adapters import LoraRecipe, write_lora
 from tests.plans import open_both, plan_of, verdicts_of
 
 ASKED = [name for name, engine in ENGINES.items() if not engine.takes]
-SLOW = ("tinygrad",)  # it compiles every step anew: minutes, for findings by `lockstep finding`
+# compiles for each step, so its findings, which `lockstep finding` shows, take minutes
+SLOW = ("tinygrad",)
 
 
 def need(name: str) -> None:
@@ -59,7 +60,7 @@ def test_engine_agrees_on_a_seeded_model_except_for_known_findings(
     [
         ("transformers", "logits", "agreed"),
         ("xllamacpp", "decode", "agreed"),
-        ("mistralrs", "text", "not-compared"),  # it adds none to a model with permuted rows
+        ("mistralrs", "text", "not-compared"),  # it adds no LoRA to a model with permuted rows
     ],
 )
 def test_engine_with_lora_agrees_or_says_why_not(

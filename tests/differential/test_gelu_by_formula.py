@@ -16,7 +16,7 @@ from lockstep.engine.ops.near import Expected
 from lockstep.harness.graph.ways import Honest, Noisy, Wide
 from tests.recorded import Recorded, recorded
 
-# in a run with noise a number of these takes another step of the table, in four of six layers
+# with noise, some numbers read another entry of the table in four of six layers
 TOKENS = tuple(int(n) for n in np.random.default_rng(6).integers(0, 128, 32))
 
 

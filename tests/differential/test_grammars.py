@@ -14,7 +14,7 @@ from lockstep.harness.synth.builtin import BUILTIN_VOCABULARIES
 from tests.grammar_figures import measure_grammars
 from tests.models import with_metadata
 
-EVERY, ALL = 60, 500  # of all grammars a few; `python -m tests.grammar_figures 500` reads them all
+EVERY, ALL = 60, 500  # only some grammars; `python -m tests.grammar_figures 500` reads all
 DEATHS = [each for each in entries("sampler") if "does" in each["case"]]
 
 

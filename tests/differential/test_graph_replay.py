@@ -31,7 +31,7 @@ from lockstep.harness.synth.any_arch import variant_named
 from tests.models import opened as our_model
 from tests.models import written
 
-# with whole ubatches only: attention goes both ways
+# models with bidirectional attention need all tokens in one ubatch
 ENCODERS = ("bert", "t5")
 SLICE = ("gemma3", "mamba", "deepseek2", "qwen3moe", "rwkv7", *ENCODERS)
 
@@ -213,7 +213,7 @@ def test_seed_decides_the_random_errors(recorded: Record) -> None:
 
 
 @pytest.mark.parametrize(
-    # sums of products come to a part of their bound, beside which a tipped activation is large
+    # errors of sums reach only a part of their limit, so a tipped activation is relatively large
     ("quant", "least", "most"),
     [("F32", 0.05, 0.5), ("Q8_0", 0.5, 2)],
 )

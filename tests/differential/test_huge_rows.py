@@ -20,7 +20,7 @@ from lockstep.harness.graph.ways import Honest, Wide
 from tests.recorded import BATCHES, LAYERS, Recorded, recorded
 
 TABLE = "token_embd.weight"
-HUGE = np.float32(2.0**18)  # then the last bit of the first token's numbers is a thirtieth
+HUGE = np.float32(2.0**18)  # makes the last bit of the first token's values a thirtieth
 
 
 def with_huge_row(path: Path) -> None:

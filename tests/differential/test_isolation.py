@@ -66,7 +66,7 @@ def test_worker_death_between_two_questions_changes_no_verdict(
         first = oracle.pid
         assert first is not None
         os.kill(first, signal.SIGKILL)
-        assert comes_true(lambda: not is_running(first))  # dead, and not yet reaped
+        assert comes_true(lambda: not is_running(first))  # dead, but not yet reaped
         found = list(run_suites(opened.context, ("logits",)))
         assert oracle.pid not in (None, first)
     assert exit_code(found) == 0

@@ -17,7 +17,7 @@ from lockstep.harness.parallel.works import Processes
 from lockstep.harness.records import EXACT, Answered, Outcome, Unanswerable
 from lockstep.harness.report.jsonl import read_report
 
-BLOCKS = 2000  # of each type; campaigns of ten million are a command
+BLOCKS = 2000  # blocks of each type; a command runs campaigns of ten million
 
 
 Decoded = Callable[[str, Known], Outcome]

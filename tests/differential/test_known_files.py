@@ -56,7 +56,7 @@ def test_known_finding_is_still_true(
     over = f"{stage} no longer does so: take {known.id} out of harness/known"
     assert cause is not None, over
     causes = known.causes
-    if known.symptom == "memory":  # a slow machine comes to the limit of time first
+    if known.symptom == "memory":  # a slow machine may reach the time limit first
         same = (other for other in KNOWN if other.component == known.component)
         causes = causes + [c for other in same for c in other.causes if c.symptom == "hangs"]
     assert refine_cause(cause, known.raw) in causes, over
@@ -70,7 +70,7 @@ def test_entry_states_its_subject_and_report(known: KnownFile) -> None:
     assert known.sentence.endswith(".")
     assert known.status.startswith(("reported", "not reported"))
     assert known.link.startswith("https://github.com/") or known.status.startswith("not reported")
-    most = 256 if "load" not in known.ways else 1200  # what a graph wants before it goes wrong
+    most = 256 if "load" not in known.ways else 1200  # bytes; a graph needs more before it fails
     assert len(known.raw) < most or known.case.startswith("fault ")
 
 

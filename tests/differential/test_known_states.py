@@ -62,6 +62,6 @@ def test_llama_cpp_continues_from_its_own_files(
     found = verdicts_of(plan_of(path, "reference", **asked))
     assert [verdict.status for verdict in found] == ["agreed"] * 8
     assert [verdict.about for verdict in found] == ["llama.cpp"] * 4 + ["both"] * 4
-    # cells of windows, and those behind another sequence, lie elsewhere after loading
+    # cells of windows, and cells after another sequence, are in other places after loading
     bits = [verdict.detail["bits"] for verdict in found if verdict.detail["sequence"] != 1]
     assert all(bits) or memory == "window"

@@ -34,7 +34,7 @@ def judged(
 
 @pytest.mark.parametrize(
     ("site", "hidden"),
-    # behind a long sum its bound is as wide as what honest runs of all ops before it come to
+    # after a long sum, the limit of an op is as large as the noise of all ops before it
     [("attn_norm-1", True), ("kqv_out-0", True), ("ffn_out-1", False), ("l_out-0", True)],
 )
 def test_smallest_visible_scale_error_is_found(site: str, hidden: bool, qwen3: Recorded) -> None:

@@ -171,7 +171,8 @@ def test_site_has_its_documented_shape(session: Session) -> None:
     for site, array in values.items():
         words = sizes(values, site.step)
         if site.layer in (None, last_layer(values)) and site.name.startswith(after_the_choice):
-            words["tokens"] = int(batches()[site.step].outputs.sum())  # only these go on
+            # only these tokens are computed further
+            words["tokens"] = int(batches()[site.step].outputs.sum())
         assert array.shape == eval(SITES[site.name].shape.replace(")", ",)"), {}, words), site
         assert array.dtype == (np.int32 if site.name == "ffn_moe_topk" else np.float32)
 

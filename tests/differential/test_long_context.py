@@ -27,9 +27,9 @@ from tests.differential.conftest import OpenPlan
 from tests.differential.test_first_layers import model_of
 from tests.quiet_engines import OnlyEmbeds
 
-LONG = 600  # tokens: a check of a small model asks for 512
-ORIGINAL = 4096  # of Phi-3
-WINDOWED = (0, 1, 2, 3, 4, 6)  # of the first seven layers of gemma3
+LONG = 600  # tokens; a check of a small model uses 512
+ORIGINAL = 4096  # original context of Phi-3
+WINDOWED = (0, 1, 2, 3, 4, 6)  # layers with a window among the first seven of gemma3
 Says = Callable[..., list[Verdict]]
 
 

@@ -23,7 +23,7 @@ from lockstep.harness.records import Evaluation, Request, TimedOut, Verdict
 from lockstep.harness.synth.llama import LlamaRecipe, write_llama
 from tests.differential.conftest import OpenPlan
 
-ROWS = 700  # of a table of positions
+ROWS = 700  # rows of the table of positions
 SUITE = long_prompt.SUITE
 
 

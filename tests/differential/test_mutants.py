@@ -26,7 +26,7 @@ def test_wrong_engine_is_caught_and_located(
     path = models(mutant.shows_on)
     plan = plan_for(path, engine=mutant.name, n_steps=4)
     with open_for(plan) as opened:
-        verdicts = list(run_suites(opened.context, ("trace",)))  # it alone says where
+        verdicts = list(run_suites(opened.context, ("trace",)))  # only this suite shows the place
         result = bisect(opened.context)
     assert exit_code(verdicts) == 1
     first = result.first

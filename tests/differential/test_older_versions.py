@@ -110,7 +110,7 @@ def test_two_versions_are_compared_in_their_common_tensors(tmp_path: Path) -> No
     assert found is None
     assert (judge.counts["ubatches"], judge.counts["logits"]) == (3, 4)
     assert judge.counts["pos"] == 6
-    assert judge.counts["slots"] == 0  # the older one does not show them
+    assert judge.counts["slots"] == 0  # the older version does not show them
 
 
 def test_rule_missing_in_the_older_version_is_found(tmp_path: Path) -> None:
@@ -130,4 +130,4 @@ def test_single_op_of_an_older_version_gets_an_answer() -> None:
         assert isinstance(session.ask("compute", node("WISH", x, x)), Unanswerable)
         info = session.ask("describe")
         assert isinstance(info, Answered)
-        assert not info.value.computes_nodes  # parameters of its ops may mean something else
+        assert not info.value.computes_nodes  # parameters of its ops may have another meaning

@@ -27,7 +27,7 @@ from tests.places import ROOT
 
 __all__ = ["lockstep"]
 LLAMA, GGML = "libllama.so", "libggml-base.so.0"
-MACHINE = 18  # where an ELF header says for which processor
+MACHINE = 18  # offset of the processor's number in an ELF header
 
 
 def installed() -> Path:
@@ -124,7 +124,8 @@ INLINE = b"_ZN14llama_kv_cache9slot_infoD1Ev"
     [
         lambda raw: raw,
         renamed(INLINE, INLINE.replace(b"D1", b"D7")),
-        lambda raw: raw.replace(b"14opt_epoch_iterEP16", b"14opt_epoch_itexEP16"),  # of a vector
+        # a symbol of a vector template
+        lambda raw: raw.replace(b"14opt_epoch_iterEP16", b"14opt_epoch_itexEP16"),
     ],
     ids=["copy", "inline function", "standard library"],
 )

@@ -43,7 +43,7 @@ def normed(row: Rows) -> Rows:
     return np.asarray(row / np.linalg.norm(row))
 
 
-Pipe = Callable[[Callable[[str], Rows]], Rows]  # of a function from text to rows
+Pipe = Callable[[Callable[[str], Rows]], Rows]  # takes a function from text to rows
 WAYS: dict[str, tuple[str, Pipe, list[DifferenceKind]]] = {
     "right": (SHORT, lambda rows: normed(mean(rows(PROMPT + SHORT))), []),
     "cut": (LONG, lambda rows: normed(mean(rows("w7 w8 w1 w20"))), []),

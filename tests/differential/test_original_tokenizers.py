@@ -20,10 +20,10 @@ from tests.vocabularies import vocabulary_or_skip
 KNOWN = known_originals()
 BY_SENTENCEPIECE = ("baichuan", "llama-spm", "nomic-bert-moe", "phi-3")
 LIBRARY = {name: "sentencepiece" if name in BY_SENTENCEPIECE else "tokenizers" for name in NAMES}
-NOT_ITS_ORIGINALS = {"qwen35": 3}  # cases that llama.cpp has written without the original's NFC
+NOT_ITS_ORIGINALS = {"qwen35": 3}  # number of cases in which llama.cpp lacks the original's NFC
 WITH_KNOWN = sorted({known.vocabulary for known in KNOWN})
 SAME = [name for name in NAMES if name not in WITH_KNOWN]
-# slow to load: `fuzz tokens --oracle tokenizers` is for them
+# these load slowly; `fuzz tokens --oracle tokenizers` tests them
 LARGE = ("llama-bpe", "deepseek-llm")
 
 

@@ -55,7 +55,7 @@ def test_server_with_an_f32_cache_is_not_accused(keys_matter: Path) -> None:
         assert detail["worst_relative_to_largest_logit"] <= detail["allowed_relative"]
         (exactly,) = asked(keys_matter, address, EXACT)
         assert exactly.status == "agreed", exactly
-        assert "another design" not in exactly.summary  # it is llama.cpp's own there
+        assert "another design" not in exactly.summary  # the run has llama.cpp's own design
 
 
 @pytest.mark.parametrize("factor", [0.99, 1.01])

@@ -27,9 +27,9 @@ NAMES = {A: "embd", B: "inp_scaled"}
 def test_nearest_node_is_named_if_much_nearer() -> None:
     said = other_name(SMALL, A, {A: OFF, B: RIGHT}, NAMES)
     assert said.startswith("the engine shows llama.cpp's inp_scaled (error: 1.4e-05 of")
-    assert other_name(SMALL + 0.5, A, {A: OFF, B: RIGHT}, NAMES) == ""  # as far from each
-    assert other_name(SMALL, A, {A: OFF, C: RIGHT}, NAMES) == ""  # it cannot be shown by a name
-    assert other_name(SMALL, A, {B: RIGHT}, NAMES) == ""  # of the node nothing is known
+    assert other_name(SMALL + 0.5, A, {A: OFF, B: RIGHT}, NAMES) == ""  # both nodes are equally far
+    assert other_name(SMALL, A, {A: OFF, C: RIGHT}, NAMES) == ""  # no name shows this node
+    assert other_name(SMALL, A, {B: RIGHT}, NAMES) == ""  # the value of the node itself is unknown
     assert other_name(SMALL * np.nan, A, {A: OFF, B: RIGHT}, NAMES) == ""
 
 
@@ -119,7 +119,7 @@ def with_weights(
 def test_other_eps_is_named_if_the_weighted_norm_is_shown(
     eps: float, theirs: float, tmp_path: Path
 ) -> None:
-    file = GgufFile.open(builtin("f32", tmp_path))  # none of whose weights is read
+    file = GgufFile.open(builtin("f32", tmp_path))  # no weight is read
     x, weights = normal(3, 4, 32) / 8, normal(4, 1, 32)
     right, wrong = with_weights(x, weights, eps), with_weights(x, weights, theirs)
 

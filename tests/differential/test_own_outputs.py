@@ -181,7 +181,7 @@ def test_engine_that_reads_replaced_values_is_compared(look: Callable[[object], 
     assert given.is_ignored
     look(asked.replace)
     assert not given.is_ignored
-    assert not watch_values((Request(batches=()),))[0].is_ignored  # there is nothing to look at
+    assert not watch_values((Request(batches=()),))[0].is_ignored  # there is no value to watch
 
 
 def test_dump_of_embeddings_is_compared_and_wrong_pooling_is_found(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_rows_of_a_batch_are_compared_with_their_ubatch(last: int, tmp_path: Pat
         values = mamba.run(Honest())
         of_name = {str(wire.site): values[place] for place, wire in mamba.wires.items()}
         rows = [of_name[name].reshape(-1, 64) for name in ("l_out-0", "l_out ubatch 1-0")]
-        order = [0, 2, 1, 3, 4]  # as many of each sequence, and the rest
+        order = [0, 2, 1, 3, 4]  # the same number of tokens of each sequence, and then the rest
         whole = np.zeros((5, 64), np.float32)
         whole[order] = np.concatenate(rows)
         places = places_by_site(mamba.program, mamba.wires)
@@ -247,7 +247,8 @@ def test_rows_of_a_batch_are_compared_with_their_ubatch(last: int, tmp_path: Pat
             assert np.array_equal(part, expected)
         one, other = (places[site] for site in cut)
         assert "has tokens 0, 2, 1, 3 of" in which_rows(batch, mamba.program, one, 4)
-        assert "has tokens 0, 2, 3 of" in which_rows(batch, mamba.program, one, 3)  # outputs alone
+        # only rows with outputs
+        assert "has tokens 0, 2, 3 of" in which_rows(batch, mamba.program, one, 3)
         assert "has tokens 4 of" in which_rows(batch, mamba.program, other, 1)
         assert which_rows(batch, mamba.program, other, 2) == ""
 

@@ -30,10 +30,11 @@ from tests.plans import open_both, plan_of
 from tests.recorded import variant_of
 
 FAULT = 1e-5  # one part in 100,000
-GATE = 5e-4  # the normalised mean square error that llama.cpp's own tests let pass
+GATE = 5e-4  # normalised mean square error that llama.cpp's own tests accept
 CASES = [(quant, width) for quant in ("Q8_0", "Q4_K") for width in (256, 1024, 4096)]
 LONGEST = pytest.mark.parametrize("opened", [("Q8_0", 4096)], indirect=True)
-LONG = ("Qcur", "Kcur", "Vcur", "ffn_gate", "ffn_up", "result_output")  # rows as long as the width
+# products whose rows are as long as the width
+LONG = ("Qcur", "Kcur", "Vcur", "ffn_gate", "ffn_up", "result_output")
 PRODUCTS = {
     name: info
     for name, info in SITES.items()
@@ -138,13 +139,13 @@ def test_scale_off_by_one_in_100_000_shows_at_every_product_of_any_width(
     assert found.guilty == ()
     assert (
         max(f.sees for f in products_in(found)) < FAULT / 4
-    )  # what must show, whatever was rounded
+    )  # size of an error that must show, whatever the rounding
 
 
 def test_fault_missed_by_a_mean_square_gate_shows_at_each_product(
     opened: Opened,
 ) -> None:
-    with faulty(opened, "") as context:  # every product
+    with faulty(opened, "") as context:  # a fault in every product
         verdicts = list(run_suites(context, ["products"]))
         errors = mean_square_errors(context)
     wrong = [v for v in verdicts if v.status == "diverged"]
@@ -174,7 +175,7 @@ def test_long_sum_order_may_explain_a_difference_on_full_inputs(opened: Opened) 
         assert exit_code(list(run_suites(context, ["trace"]))) == 0
         wrong = [v for v in run_suites(context, ["products"]) if v.status == "diverged"]
     assert {v.detail["weight"] for v in wrong} == {"blk.0.attn_k.weight"}
-    assert [v.detail["step"] for v in wrong] == [0, 1]  # of the prompt, and of a token alone
+    assert [v.detail["step"] for v in wrong] == [0, 1]  # for the prompt, and for a single token
     sees = {f.site.name: f.sees for f in locate(opened.context).all if f.site.step == 0}
     assert min(sees[name] for name in LONG) > 10 * FAULT
 

@@ -59,7 +59,7 @@ def test_two_models_run_side_by_side(models: list[Path], tmp_path: Path) -> None
         tmp_path, "--lockstep-engine", engine("engine.py"), *given, *suites, "-n", "2"
     )
     assert "5 passed" in said, said
-    assert "2 failed" in said  # what is asked for by name and not offered
+    assert "2 failed" in said  # the user named suites that the engine does not offer
     assert "does not offer tokenize" in said
     assert code == 1
     (session,) = (tmp_path / "reports").iterdir()
@@ -124,7 +124,7 @@ def test_suite_that_an_engine_lacks_is_skipped_without_success(
     (tmp_path / "mine.py").write_text(text.replace('"logits", "trace", "replace"', '"logits"'))
     mine = shlex.join([sys.executable, str(tmp_path / "mine.py")])
     given = ["--lockstep-engine", mine, "--lockstep-model", str(models[0])]
-    code, said = pytest_in(tmp_path, *given, "-n", "1")  # whose worker says why
+    code, said = pytest_in(tmp_path, *given, "-n", "1")  # the worker of xdist reports the reason
     assert f"2 passed, {len(SUITES) - 2} skipped" in said, said
     assert "mine.py does not show tensors" in said
     assert code == 0

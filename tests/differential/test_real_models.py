@@ -10,9 +10,8 @@ from lockstep.harness.records import EXACT, Answered, Verdict
 from tests.differential.conftest import Checked
 from tests.real_models import real_model_or_skip
 
-# as printed in "Gemma 3 from scratch" in C++ (the folder of documents, 001): texts and ids of the
-# original tokenizer, without BOS; several spaces in a row, which the page shows as one, are tokens
-# of their own
+# Texts and ids of the original tokenizer without BOS, as printed in "Gemma 3 from scratch" in C++
+# (the folder of documents, 001). Several spaces, which the page shows as one, are separate tokens.
 SENTENCEPIECE = [
     (
         "Derinkuyu is an underground city.",

@@ -176,9 +176,9 @@ def test_clone_of_adaptive_p_still_draws_anew() -> None:
 def test_suite_finds_wrong_engines_and_passes_right_engines(
     engine: str, status: str, vocabulary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lockstep.harness.suites.samplers.CASES", 40)  # of 120
-    monkeypatch.setattr("lockstep.harness.samplers.cases.LAZY_CASES", 1)  # of 8
-    monkeypatch.setattr("lockstep.harness.samplers.cases.GRAMMAR_ROWS", 2)  # of 8
+    monkeypatch.setattr("lockstep.harness.suites.samplers.CASES", 40)  # default: 120
+    monkeypatch.setattr("lockstep.harness.samplers.cases.LAZY_CASES", 1)  # default: 8
+    monkeypatch.setattr("lockstep.harness.samplers.cases.GRAMMAR_ROWS", 2)  # default: 8
     found = verdicts_of(plan_of(vocabulary, engine, suites=("samplers",), by_name=True))
     (temp,) = [v for v in found if v.detail.get("part") == "temp"]
     assert temp.status == status
@@ -211,7 +211,7 @@ def test_example_in_another_language_conforms(
 ) -> None:
     if shutil.which(needed) is None:
         pytest.skip(f"{needed} is not installed: {name} was not asked")
-    monkeypatch.setattr("lockstep.harness.suites.samplers.CASES", 30)  # of 120
+    monkeypatch.setattr("lockstep.harness.suites.samplers.CASES", 30)  # default: 120
     engine = example_command(name, tmp_path)
     found = verdicts_of(plan_of(vocabulary, engine, suites=("samplers",), by_name=True))
     agreed = {v.detail["part"] for v in found if v.status == "agreed"}

@@ -275,7 +275,7 @@ def test_nodes_are_also_named_after_our_sites(qwen3: Recorded) -> None:
 
 # --- a dump of a model that our engine has no graph for -------------------------------------------
 
-CHANGED = "step0/Kcur_normed-1"  # llama.cpp's own name, which no site of ours has
+CHANGED = "step0/Kcur_normed-1"  # llama.cpp's own name; no site of ours has it
 
 
 def test_a_dump_may_show_any_node_of_llama_cpps_graph(tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ def test_a_dump_may_show_any_node_of_llama_cpps_graph(tmp_path: Path) -> None:
     assert found.exit_code == 1
     assert found.first is not None
     assert str(found.first.site) == CHANGED.partition("/")[2]
-    assert found.first.op == "MUL"  # by the norm's weight
+    assert found.first.op == "MUL"  # product with the norm's weight
 
 
 # --- a program that shows tensors and takes none --------------------------------------------------

@@ -36,7 +36,7 @@ from lockstep.harness.shadow.models import make_variant
 from lockstep.harness.shadow.nodes import capture, nodes_of
 from lockstep.harness.synth.any_arch import variant_named
 
-# between them nearly every op; `shadow --arch all` takes all variants
+# together, these have nearly every op; `shadow --arch all` runs all variants
 SLICE = ("deepseek4", "qwen4exp", "gemma3n", "gpt-oss", "mamba2", "rwkv6", "t5", "jina-bert-v2")
 
 
@@ -71,7 +71,7 @@ def test_sources_explain_every_node_of_a_variant(name: str, tmp_path: Path, name
     tallies = [tally for _, tally in judge.by_op()]
     assert sum(t.compared for t in tallies) == sum(t.nodes for t in tallies) == captured.nodes > 50
     assert captured.views > 0
-    assert max(t.worst for t in tallies) > 0.1  # bounds that nothing comes near would prove little
+    assert max(t.worst for t in tallies) > 0.1  # limits far above all errors would prove little
 
 
 @pytest.mark.parametrize("name", ["gemma3", "jamba"])
@@ -191,7 +191,7 @@ def test_in_place_node_shows_its_input(tmp_path: Path, namer: Session) -> None:
     stored = next(n for n in nodes if n.op == "SET_ROWS")
     before = stored.source(2).value
     assert before is not None
-    assert not before.any()  # the cache as it was
+    assert not before.any()  # the cache before the run
     assert stored.value.any()
     readers = [n for n in nodes for s in n.sources if s and s.producer == embd.index]
     assert {n.op for n in readers} >= {"RMS_NORM", "ADD"}

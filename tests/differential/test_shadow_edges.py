@@ -79,7 +79,8 @@ def test_flash_attention_agrees_in_all_its_forms(
     dims: tuple[int, int], bias: float, cap: float, kind: Any, ggml: Session, judge_of: Any
 ) -> None:
     held = params(0.3, bias, cap)
-    for tokens, cells in ((1, 1), (3, 33), (1, 640), (70, 130)):  # the last one in tiles
+    # the last one is computed in tiles
+    for tokens, cells in ((1, 1), (3, 33), (1, 640), (70, 130)):
         sources = attention(tokens, cells, dims, kind, tokens + cells)
         shape = (tokens, 4, dims[1])
         check(ggml, judge_of, "FLASH_ATTN_EXT", shape, *sources, held=held)

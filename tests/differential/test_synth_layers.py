@@ -23,9 +23,9 @@ from lockstep.harness.judging.compare import largest, worst_distance
 from lockstep.harness.records import EXACT, Answered
 from lockstep.harness.shadow.models import make_variants
 
-# a hundredth of it, as much as another epsilon changes, is still far above float32's last bits
+# a hundredth of the size, which another epsilon would change, is far above float32's last bits
 SEEN = 0.01
-# a name of what a layer adds to what passes it by: of its mixer, of its feed-forward network
+# tensors whose results a layer adds to the residual: in its mixer, and in its feed-forward network
 LAST = re.compile(
     r"(blk\.\d+)\.(?:(attn_output|ssm_out|time_mix_output)|(ffn_down|channel_mix_value)\w*)\.weight"
 )

@@ -83,7 +83,8 @@ LLAMA_TYPES = llama.tiny()["tokenizer.ggml.token_type"].data
 ODD = llama.renamed(ab="<0x-1>", cd="<0xZZ>", aa="<0x", bc="<0x +>", no="abc7f", mn="<0x\\ta>")
 ODD_TYPES = LLAMA_TYPES.copy()
 ODD_TYPES[[i for i, text in enumerate(ODD) if text not in llama.renamed()]] = BYTE
-LONGER = LLAMA_TYPES.copy()  # of different lengths: llama.cpp's sort has no rule for equal ones
+# with different lengths, because llama.cpp's sort is unstable for equal lengths
+LONGER = LLAMA_TYPES.copy()
 LONGER[[llama.TEXTS.index(text) for text in ("▁▁▁▁", "日", "aa", "▁▁")]] = USER_DEFINED
 FIM = llama.renamed(ab="<PRE>", cd="<SUF>", aa="<|fim_pad|>", no="<|file_sep|>", bc="<|repo_name|>")
 HARMONY = llama.renamed(ab="<|end|>", cd="<|return|>", aa="<|call|>", no="<|channel|>")
@@ -384,6 +385,6 @@ def test_comparison_finds_a_repaired_type_and_an_uncleaned_text(ask: Ask, tmp_pa
     vocabulary = tokenizer.vocabulary
     attrs = (Attr.NORMAL, *vocabulary.attrs[1:])
     tokenizer.vocabulary = replace(vocabulary, clean_spaces=False, attrs=attrs)
-    vars(tokenizer).pop("hidden")  # known from the types before
+    vars(tokenizer).pop("hidden")  # cached for the earlier types
     found = {line.split()[0] for line in differences(tokenizer, theirs, [], ids)}
     assert found == {"decode", "piece", "attrs:"}

@@ -23,9 +23,9 @@ from tests.tokenizer_cases import Value, Word, vocabulary, written
 from tests.vocabularies import vocabulary_file
 
 SOME = 7
-# the first tokens are those of every sort; the merged ones behind them are written by one rule
+# the first tokens contain every kind; later tokens are all merged, and decoded by one rule
 EVERY_SORT = 1000
-# without the largest: each pre-tokenizer is compared above, and tests/golden asks all 19
+# without the largest vocabularies: pre-tokenizers are compared above, and tests/golden tests all 19
 VOCABULARIES = ("deepseek-coder", "falcon", "gpt-2", "gpt-neox", "llama-bpe", "mpt", "refact",
                 "starcoder")  # fmt: skip
 
@@ -65,7 +65,7 @@ def test_every_answer_for_a_pre_tokenizer_is_that_of_llama_cpp(
 ) -> None:
     path = written(tmp_path / "seams.gguf", seams(name))
     tokenizer = opened(path)
-    # a code point beyond U+10FFFF, and of WHITESPACE what is in the test below
+    # a code point beyond U+10FFFF; the test below covers WHITESPACE
     assert sum(refuses(tokenizer, text) for text in BYTE_PAIRS) == 1 or name == "whitespace"
     check(ask, path, BYTE_PAIRS, every=SOME, n_pieces=EVERY_SORT)
 

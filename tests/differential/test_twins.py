@@ -10,7 +10,7 @@ from lockstep.harness.synth.twin import write_twin
 from tests.differential.conftest import Checked
 from tests.models import written
 
-# more than one in 10,000 of the largest logit must be allowed of the quantised model
+# the quantised model must have a limit above 1e-4 of the largest logit
 CLOSE = 1e-4
 
 

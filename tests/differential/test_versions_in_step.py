@@ -18,7 +18,7 @@ from tests.differential.conftest import Checked
 PlanFor = Callable[..., Plan]
 OP_BY_OP = ("trace", "products", "shadow")
 ENDS = ("embd", "result_norm", "result_output")
-LAYERS, STEPS = 2, 3  # of the models, of the requests
+LAYERS, STEPS = 2, 3  # number of layers, and of steps in a request
 PRODUCTS = {"f32": 7 * LAYERS + 1, "bf16": 7 * LAYERS + 1, "moe": 8 * LAYERS + 1}
 
 

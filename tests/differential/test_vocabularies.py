@@ -17,7 +17,7 @@ from tests.plans import plan_of, verdicts_of
 from tests.vocabularies import vocabulary_or_skip
 
 KINDS = [kind for kind in BUILTIN_VOCABULARIES if kind != "none"]
-# those of other sizes and pre-tokenizers are in test_tokens_bpe.py; tests/golden asks all 19
+# other sizes and pre-tokenizers are in test_tokens_bpe.py; tests/golden tests all 19
 OF_LLAMA_CPP = ("baichuan", "llama-spm", "phi-3", "gpt-2", "bert-bge", "gemma-4")
 SEED = 4
 CASES = 120

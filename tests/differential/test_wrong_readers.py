@@ -13,7 +13,7 @@ from lockstep.harness.records import EXACT, Verdict
 from tests.wrong_readers import READERS, wrong
 
 CASES = 600
-FOUND_BY = {  # reader -> a family that shows it, and what is said
+FOUND_BY = {  # reader -> family that reveals it, and expected text
     "trusts counts": ("broken", "llama.cpp buffer/refuses/truncated"),
     "trusts lengths": ("broken", "llama.cpp buffer/refuses/length"),
     "ignores the alignment": ("valid", "llama.cpp buffer/accepts/gap"),

@@ -26,7 +26,8 @@ from tests.wrong_formats import ACTIVATION_CASES, ACTIVATION_FAULTS, DECODER_CAS
 
 SUITES = ("dequant", "trace")
 PRODUCTS = {"Qcur", "Kcur", "Vcur", "attn_out", "ffn_gate", "ffn_up", "ffn_out", "result_output"}
-RARE = "one code-book entry changed"  # one of up to 2048: not every tensor need hold it
+# one entry of up to 2048, which need not occur in every tensor
+RARE = "one code-book entry changed"
 
 
 class Wrong(Reference, name="test: wrong weights"):
@@ -99,7 +100,7 @@ def test_wrong_decoder_is_caught_and_its_tensors_and_products_named(
     assert values_of(ops, "at_fault") == {"subject"}
     tensors, weights = values_of(decoded, "tensor"), values_of(ops, "weight")
     if fault == RARE:
-        # a token need not look up the row of the embeddings that holds it
+        # no token need use the row of the embeddings that contains it
         assert tensors - {"token_embd.weight"} <= weights <= tensors
         assert weights
     else:

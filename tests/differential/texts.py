@@ -6,7 +6,7 @@ import numpy as np
 
 from lockstep.engine.tokenizers.base import Tokenizer
 
-# (add_special, parse_special) of encode, (remove_special, unparse_special) of decode
+# (add_special, parse_special) for encode, (remove_special, unparse_special) for decode
 FLAGS = tuple(product((False, True), repeat=2))
 WORDS = """\
 hello§Hello world§ Hello§Hello §\
@@ -35,12 +35,12 @@ BYTES = (
     b"", b" ", b"  ", b"   ", b" " * 7, b" " * 16, b" " * 33, b"\n", b"\n\n", b"\n\n\n\n", b"\r\n",
     b"\t", b"\t\t\t", b" \t \n ", b"\n a", b"a\n", b"a\n\n b", b"\v\f", b"    indent\n\tmore\n",
     b"\0", b"a\0b", b"\0\0", b"<s>\0</s>", b"\x01\x7f\x1b[0m",
-    # not UTF-8: stray, cut short, overlong, surrogates, beyond U+10FFFF
+    # not UTF-8: stray bytes, incomplete characters, overlong forms, surrogates, beyond U+10FFFF
     b"\x80", b"\xbf\xbf", b"\xc3", b"a\xc3", b"\xc3(", b"\xe2\x96", b"\xe2\x96a", b"\xe2 \x96\x81",
     b"\xe6\x97", b"\xe6aab", b"\xf0\x9f\x91", b"\xf0", b"\xf0 a b", b"\xf0<s>", b"\xff\xfe",
     b"\xc0\xaf", b"\xe0\x80\xaf", b"\xf0\x80\x80\xaf", b"\xed\xa0\x80", b"\xf4\x90\x80\x80",
     b"\xf8\x88\x80\x80\x80", b"\x96\x81", b"\xe2\x96\x81\x81", b"caf\xe9", bytes(range(256)),
-    # long
+    # long texts
     ("a" + "\u0315" * 40).encode(),
     b"a" * 3000, b"ab" * 1500, b"antidisestablishmentarianism" * 99, "日本".encode() * 400,
     b"the quick brown fox " * 60, b"<s>" * 200, b"<tool> " * 100, b"\xf0" * 301,
@@ -48,7 +48,7 @@ BYTES = (
 NASTY = [*BYTES, *(word.encode() for word in WORDS.split("§"))]
 
 
-# what normalisation, white space and the tables of Unicode get wrong
+# texts that reveal mistakes in normalisation, white space and Unicode tables
 TRAPS = """\
 ﬁﬂ ａｂｃ ＨＥＬＬＯ§İstanbul ISTANBUL ıi§ΑΣ Σ ς ΌΣ§ǅ ǆ Ǆ§ẞß§Å Å A\u030a§한국어 각§\
 \u1112\u1161\u11ab§e\u0301e\u0302\u0301e§\u0301a§a\u0301\u0301\u0301b§\u0e33\u0e34§\u0cf3\u0ece\U00010efd§\ua7cb\u1c89§\
@@ -83,7 +83,7 @@ $1+2=3<4>5^6`7|8~9§…。，、।۔،؛§a…b。c§漢字かなカナ漢字§
 <sentinel:12><sentinel:x>§IMGIMGABZIMGIMGABCDEZ§    x  y   z§\t\n\tq§\x1c\x1d§a\u0085b§\
 a\xa0b§\xa0\xa0a§\u2028\u2029x§\u3000\u3000漢§\u200b\u200ba§\ue000\ue001a§\U000f0000\ud7ff§\u0378\u0379a§😀😀a§a😀\n§€5§5€§±1"""
 
-SCRIPTS = (  # first and last code point
+SCRIPTS = (  # first and last code points
     (0x20, 0x40), (0x41, 0x5A), (0x5B, 0x7E), (0x61, 0x7A), (0x30, 0x39), (0x09, 0x0D),
     (0xA0, 0xBF), (0xC0, 0x24F), (0x2B0, 0x36F), (0x370, 0x3FF), (0x400, 0x4FF), (0x531, 0x58F),
     (0x590, 0x5FF), (0x600, 0x6FF), (0x900, 0x97F), (0xE00, 0xE5B), (0xE80, 0xEFF),
@@ -124,7 +124,7 @@ BYTE_PAIRS = [*NASTY, *(text.encode() for text in ENGLISH.split("§")), *scripts
 
 
 GLUE = (b"", b" ", b"\n", b"\xe2")
-PIECES = 12  # of a text, at most
+PIECES = 12  # maximum number of pieces in a text
 
 
 def glued(tokenizer: Tokenizer) -> list[bytes]:
@@ -147,7 +147,7 @@ def glued(tokenizer: Tokenizer) -> list[bytes]:
 def id_lists(tokenizer: Tokenizer, texts: list[bytes]) -> list[list[int]]:
     """Return the ids that texts encode to, and lists of ids that no text encodes to."""
     found = [
-        list(ids)  # most flags make no difference to most texts
+        list(ids)  # most flags do not change most texts
         for ids in dict.fromkeys(
             tuple(tokenizer.encode(text, add_special=add, parse_special=parse))
             for text in texts

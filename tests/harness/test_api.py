@@ -36,7 +36,7 @@ def test_import_of_lockstep_loads_no_numpy() -> None:
 
 def test_public_names_are_exactly_those_of_the_api() -> None:
     assert {*api.__all__} <= {*dir(lockstep)}
-    assert lockstep.Adapter is Adapter  # the import of 0.2.0 gives the same class
+    assert lockstep.Adapter is Adapter  # the import of version 0.2.0 gives the same class
     assert all(getattr(lockstep, name) is getattr(api, name) for name in api.__all__)
 
 

@@ -21,7 +21,7 @@ from tests.fake_server import sending
 from tests.models import builtin
 
 SECRET = 'sk-Zq8/"v+71Lkd=0t'
-WORD = "Zq8"  # a part that no other text has
+WORD = "Zq8"  # a part that occurs in no other text
 
 
 @pytest.fixture(autouse=True)

@@ -116,7 +116,7 @@ def test_run_prints_one_json_object(lockstep: Lockstep) -> None:
 
 def test_tokens_decode_back_to_the_text(lockstep: Lockstep) -> None:
     text = "Once upon a\ttime"
-    plain = ("tokenize", "builtin:f32", "--no-special")  # as in llama.cpp, a BOS keeps the space
+    plain = ("tokenize", "builtin:f32", "--no-special")  # a BOS keeps the space, as in llama.cpp
     ids = lockstep(*plain, "--text", text).out
     assert all(isinstance(i, int) for i in json.loads(ids))
     assert lockstep(*plain, "--decode", "--text", ids).out == text + "\n"

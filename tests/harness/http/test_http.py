@@ -91,7 +91,7 @@ def test_an_openai_server_is_compared_by_text_and_lists(
         again = checked(model, f"openai:{url}/v1", "logprobs")
     assert {v.suite: v.status for v in found} == {"logprobs": "agreed", "text": "agreed"}, found
     assert again[0].status == "agreed"
-    # as many candidates as the server returns; equal texts count once
+    # the server limits the number of candidates; equal texts count once
     assert 10 < max(again[0].detail["candidates"]) <= 20
 
 

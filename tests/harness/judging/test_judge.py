@@ -46,7 +46,8 @@ def test_wholly_wrong_tokens_and_heads_are_recognised(wrong: Any, alone: Any) ->
 
 
 OPS = BoundedOps(lanes=16)
-X = np.array([[np.nan, 1.0, 2.0, 3.0], [3e38, 3e38, 1.0, 1.0]], np.float32)  # one NaN; too large
+# one NaN, and sums that overflow
+X = np.array([[np.nan, 1.0, 2.0, 3.0], [3e38, 3e38, 1.0, 1.0]], np.float32)
 TWOS = np.full(4, 2.0, np.float32)
 
 
@@ -140,10 +141,10 @@ NUMBERS = np.array([[1.0, 2.0, 3.0, 4.0], [4.0, -3.0, 2.0, 1.0]], np.float32)
         (np.nan, 0.25, "subject"),
         (np.nan, np.inf, "subject"),
         (np.inf, np.inf, ""),
-        (np.inf, np.nan, ""),  # a part of the sum may overflow to the other side
+        (np.inf, np.nan, ""),  # a part of the sum may overflow in the other direction
         (np.inf, 5.0, "subject"),
         (np.inf, -np.inf, "subject"),
-        (3e38, 5.0, ""),  # its sum is beyond float32, or not, as it is added up
+        (3e38, 5.0, ""),  # partial sums overflow or not, depending on the order
     ],
 )
 def test_result_of_nan_or_infinity_is_nan(bad: float, shown: float, fault: str) -> None:

@@ -157,14 +157,14 @@ def test_noise_covers_an_engine_that_computes_in_float32(
     truth = np.concatenate(floor.logits)
     ours = logits_with(path, Float32())
     bound = whole_run(floor.relative, largest(truth))
-    assert not np.array_equal(truth, ours)  # it is another computation
+    assert not np.array_equal(truth, ours)  # the computation is another one
     assert mismatch_between(truth, ours, bound.allowed) is None
 
 
 @pytest.mark.parametrize(
     ("name", "share"),
-    # where activations are converted, a last bit may tip a rounding: the logits say less, and the
-    # judge of single ops says the rest
+    # conversions of activations may tip after a last-bit error, so logits show less, and the judge
+    # of single ops shows the rest
     [("f32", 1e-4), ("moe", 1e-3), ("f16", 0.01), ("bf16", 0.1), ("q8_0", 0.1), ("q4_0", 0.1)],
 )
 def test_noise_does_not_cover_a_fault(name: str, share: float, folder: Path) -> None:

@@ -43,10 +43,10 @@ def test_tf32_keeps_ten_bits() -> None:
 def test_fp4_blocks_share_a_scale() -> None:
     x = np.zeros((1, 40), np.float32)
     x[0, :4], x[0, 32:34] = [6, 2.4, -0.26, 0.24], [0.75, 0.04]
-    found = in_mxfp4(x)[0]  # scales 1 and 1/8
+    found = in_mxfp4(x)[0]  # the scales are 1 and 1/8
     assert found[:4].tolist() == [6, 2, -0.5, 0]
     assert found[32:34].tolist() == [0.75, 0.0625]
-    assert in_nvfp4(np.float32([[12, 5, -1]])).tolist() == [[12, 4, -1]]  # scale 2
+    assert in_nvfp4(np.float32([[12, 5, -1]])).tolist() == [[12, 4, -1]]  # the scale is 2
     assert in_mxfp4(np.zeros((0, 32), np.float32)).shape == (0, 32)
 
 

@@ -25,7 +25,7 @@ from lockstep.harness.judging.compare import mismatch_between
 from lockstep.harness.judging.tolerances import Bound, limit_overflow, value_and_bound
 
 F32 = NDArray[np.float32]
-Order = Callable[[F32, int], F32]  # (..., terms), lanes -> (...)
+Order = Callable[[F32, int], F32]  # arguments: (..., terms), lanes; returns (...)
 FAULT = 1e-5
 SEEDS = st.integers(0, 2**32 - 1)
 SIZES = st.integers(1, 300)
@@ -144,7 +144,7 @@ def test_bound_of_a_sum_with_zeros_counts_only_the_other_terms(
     filled = np.count_nonzero(a, axis=-1)
     bound = product(size, truth.astype(np.float32), 4096, lanes, 1, filled)
     assert covers(bound, truth, order(a * b, lanes))
-    if n == 8:  # a share of 1e-5 cannot be the order of a sum
+    if n == 8:  # no order of a sum causes an error of 1e-5
         assert not covers(bound, truth, scaled(truth))
 
 
@@ -183,8 +183,9 @@ def test_limit_of_a_block_product_covers_float32_and_no_small_fault(
 
 
 def test_roundings_are_counted_along_the_longest_path() -> None:
-    assert additions(64, 1) == 65  # each product, and each addition of one
-    # 64 products are four registers of 16, none is left over, and 64 partial sums are a tree of six
+    assert additions(64, 1) == 65  # one for each product, and one for each addition
+    # 64 products fill four registers of 16 without a remainder, and 64 partial sums form a tree of
+    # six levels
     assert additions(64, 16) == 4 + 0 + 6 + 1
     assert additions(65, 16) == 4 + 1 + 6 + 1
     assert all(additions(n, 1) >= additions(n - 1, 1) for n in range(2, 300))

@@ -50,7 +50,7 @@ def test_findings_cover_four_projects() -> None:
 @pytest.mark.parametrize("finding", FINDINGS, ids=lambda finding: finding.id)
 def test_finding_states_its_subject_place_and_report(finding: Finding) -> None:
     engine = ENGINES[finding.engine]
-    assert finding.version == engine.version  # of another version it is to be looked at anew
+    assert finding.version == engine.version  # findings must be reviewed for each new version
     assert finding.id.startswith(finding.engine)
     assert {*finding.suites} <= {suite.name for suite in suites_named(())}
     assert finding.suites
@@ -111,7 +111,7 @@ def test_every_difference_of_a_verdict_must_be_known(model: Path) -> None:
 
     assert after(latin) == "excused"
     assert after(latin, other) == "diverged"
-    assert after(latin, total=2) == "diverged"  # the second was not told
+    assert after(latin, total=2) == "diverged"  # the report does not show the second difference
 
 
 def test_error_larger_than_the_findings_limit_is_not_excused(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_finding_of_a_missing_bos_excuses_no_other_difference(
     with GgufFile.open(path) as file:
         keys = {key: file.metadata[key] for key in file.metadata}
     keys["tokenizer.ggml.model"] = replace(keys["tokenizer.ggml.model"], data="gpt2")
-    bpe = tmp_path / "bpe.gguf"  # the kind llama has another finding, for other tokens
+    bpe = tmp_path / "bpe.gguf"  # another finding for other tokens exists for the kind llama
     write_gguf(bpe, keys, [])
     said = verdict("tokens", "encode", way="encode", kinds=[{"kind": kind} for kind in kinds])
     assert excused_if_foreign(said, "mistralrs", "mistralrs 0.9.5", bpe).status == status

@@ -16,7 +16,7 @@ from tests.harness.originals.conversions import convert
 
 Change = Callable[[Path], Any]
 TENSORS, CONFIG = "model.safetensors", "config.json"
-# from transformers 5.24: inverse frequencies without scaling over those with it
+# quotients of transformers 5.24: inverse frequencies without scaling, divided by those with scaling
 LLAMA3_FACTORS = [1.0, 2.4422595500946045, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0]
 
 

@@ -39,7 +39,7 @@ class WrongConversion:
     how: Kind | None = None
     kind: str = "F32"
     stored: str = "BF16"
-    detail: dict[str, Any] = field(default_factory=dict)  # what the first difference must say
+    detail: dict[str, Any] = field(default_factory=dict)  # expected facts of the first difference
 
 
 def unpair(rows: F32, heads: int) -> F32:

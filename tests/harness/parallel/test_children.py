@@ -86,7 +86,7 @@ def test_death_of_a_check_is_a_verdict_and_other_models_are_checked(
 
 class WithoutAName(Reference, name="test:without-a-name"):
     def metadata(self) -> FileSummary:
-        os.kill(os.getpid(), signal.SIGRTMIN + 3)  # signal.Signals has none for it
+        os.kill(os.getpid(), signal.SIGRTMIN + 3)  # signal.Signals has no name for it
         raise AssertionError
 
 

@@ -132,7 +132,7 @@ class Stumbles:
     note: Path
     number: int = 1
     before: int = 1
-    heard: int = 0  # how much of it must have come here
+    heard: int = 0  # number of messages that must have arrived
 
     def run(self, works: Sequence[Work], files: Sequence[Path] = ()) -> Iterator[tuple[int, Event]]:
         all_of_them = list(works)
@@ -146,7 +146,7 @@ class Stumbles:
 
 def test_cluster_passes_the_checks_of_every_executor(cluster: DaskCluster) -> None:
     check_executor(cluster)
-    check_death(cluster)  # of a work's own process: no worker of Dask's is lost by it
+    check_death(cluster)  # only the work's own process dies, and Dask keeps its workers
     assert len(cluster.client.scheduler_info()["workers"]) == 2
 
 
@@ -182,7 +182,7 @@ def wait_for_the_end_of(process: int) -> None:
     for _ in range(2000):
         if Path(f"/proc/{process}/stat").exists():
             state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-            if state == "Z":  # nobody has asked for its status yet
+            if state == "Z":  # the process has ended, but its status was not read
                 raise ProcessLookupError
         os.kill(process, 0)
         time.sleep(0.05)

@@ -92,7 +92,7 @@ def test_noise_floor_computed_ahead_is_the_same(tmp_path: Path) -> None:
         here = honest.floor(batches, seed=5, runs=RUNS)
         assert ahead.relative == here.relative > 0
         assert all(map(np.array_equal, ahead.logits, here.logits))
-        honest.begin(batches, seed=6, runs=RUNS)  # and is never asked for
+        honest.begin(batches, seed=6, runs=RUNS)  # the result is never requested
     finally:
         opened.close()
 

@@ -31,4 +31,4 @@ def faults(how: str) -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="mallopt is glibc's")
 def test_freed_arrays_cost_no_page_faults() -> None:
-    assert faults("kept") < 500  # else some 40,000, or fewer where pages are larger
+    assert faults("kept") < 500  # otherwise there are some 40,000, or fewer with larger pages

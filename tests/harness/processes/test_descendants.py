@@ -24,7 +24,7 @@ from tests.places import EXAMPLES
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
-# each writes its id into the folder, in the way that its name says
+# each process writes its id into the folder, in the way that its name says
 STARTS = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
@@ -73,7 +73,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     found = tmp_path / "pids"
     found.mkdir()
     yield found
-    for path in found.iterdir():  # where the test has failed
+    for path in found.iterdir():  # only after a failed test
         if runs(int(path.name)):
             os.kill(int(path.name), signal.SIGKILL)
 

@@ -93,5 +93,5 @@ def test_interrupt_during_a_start_waits_and_never_reaches_the_process() -> None:
         start()
     assert "SIGINT" in said[0]
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    with pytest.raises(KeyboardInterrupt):  # and afterwards all is as before
+    with pytest.raises(KeyboardInterrupt):  # afterwards, signals have their usual effect
         os.kill(os.getpid(), signal.SIGINT)

@@ -38,13 +38,13 @@ def test_folder_of_a_killed_command_is_removed_by_the_next(folder: Path) -> None
         assert running.stdout.readline() == b"ready\n"
         (left,) = folder.iterdir()
         with one_temporary_folder():
-            assert left.is_dir()  # its command lives
+            assert left.is_dir()  # its command is alive
         os.kill(running.pid, signal.SIGKILL)
         running.wait()
         with one_temporary_folder():
-            assert left.is_dir()  # a fork of it does
+            assert left.is_dir()  # a fork of its command is alive
         os.killpg(running.pid, signal.SIGKILL)
-    while left.is_dir():  # the kernel may not have ended the fork yet
+    while left.is_dir():  # the kernel may need time to end the fork
         with one_temporary_folder():
             pass
     assert list(folder.iterdir()) == []

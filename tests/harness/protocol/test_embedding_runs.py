@@ -32,7 +32,7 @@ from tests.models import written
 from tests.plans import open_both
 
 SCHEMAS = Path(command_of.__code__.co_filename).parents[1] / "schemas"
-# rows are twice the tensor that it shows, or that is put in
+# each row is twice the shown or replaced tensor
 PROGRAM = """
 import json, struct, sys
 for line in sys.stdin.buffer:

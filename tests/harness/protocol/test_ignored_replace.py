@@ -41,7 +41,7 @@ def test_engine_that_ignores_replace_is_reported_and_not_accused(tmp_path: Path)
     assert {name: v.status for name, v in found.items()} == {
         "logits": "agreed",
         "trace": "agreed",
-        "products": "not-compared",  # it was asked for by name
+        "products": "not-compared",  # the user named this suite
     }
     assert (
         found["products"].summary

@@ -172,7 +172,8 @@ def weights(count: int) -> dict[str, Any]:
         (off(5.0), off(50.0)),
         (off(5.0), off("nan")),
         (off(5.0), off("inf")),
-        (off(5.0), off(4.0, 5000)),  # nearer, and far more of them: worse for all that
+        # the worst element is closer, but many more elements are wrong, so this is worse
+        (off(5.0), off(4.0, 5000)),
         (node(3.0), node(300.0)),
         (op(3.0) | {"status": "diverged"}, op(9.0) | {"status": "diverged"}),
         (tokens(0.3), tokens(3.0)),
@@ -202,9 +203,9 @@ def test_smaller_difference_is_reported_and_not_worse(
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        (off(100.0), off(190.0)),  # the same fault that met other rounding
-        (off(1.1), off(3.0)),  # honest runs of two builds are so far apart
-        (off(9.0, 1), off(9.0, 9)),  # elements at the edge of the limit
+        (off(100.0), off(190.0)),  # the same fault with other rounding
+        (off(1.1), off(3.0)),  # honest runs of two builds may differ by as much
+        (off(9.0, 1), off(9.0, 9)),  # elements close to the limit
         (off("nan"), off("inf")),
         (weights(10), weights(20)),
         (control_token(9), control_token(3000)),

@@ -209,7 +209,7 @@ def test_columns_of_nodes_are_short_and_complete() -> None:
     assert found["names"] == ["norm"]
     assert found["share"] == [0.333] * 4
     assert found["layer"] == [0, 1, 2, 3]
-    assert "err_in" not in found  # nobody looked at them
+    assert "err_in" not in found  # these errors are unknown
 
 
 @pytest.mark.parametrize(("value", "written"), [(0.0, "0"), (2.0, "2"), (1.2345e-7, "1.23e-07")])

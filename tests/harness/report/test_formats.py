@@ -201,7 +201,7 @@ def test_hostile_texts_are_valid_xml_and_end_no_element(tmp_path: Path) -> None:
     assert {e.tag for case in cases for e in case} == {"failure", "skipped", "error"}
     texts = [t for e in root.iter() for t in (e.text or "", *e.attrib.values())]
     assert all(c.isprintable() or c == "\n" for text in texts for c in text)
-    assert any("<script>alert(1)</script>" in text for text in texts)  # shown as text
+    assert any("<script>alert(1)</script>" in text for text in texts)  # shown as plain text
     assert max(map(len, texts)) < 2 * LONGEST
 
 
@@ -216,7 +216,7 @@ def test_hostile_texts_are_valid_ctrf_without_control_characters(tmp_path: Path)
 
 def test_hostile_texts_are_escaped_in_the_summary(tmp_path: Path) -> None:
     text = write_format(hostile_run(tmp_path / "run"), "markdown").read_text()
-    assert len(text) < 1 << 20  # GitHub shows nothing of a longer one
+    assert len(text) < 1 << 20  # GitHub shows nothing of a longer text
     tokens = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(text)
     inner = [child for token in tokens for child in token.children or ()]
     kinds = {token.type for token in [*tokens, *inner]}
@@ -226,9 +226,9 @@ def test_hostile_texts_are_escaped_in_the_summary(tmp_path: Path) -> None:
     rows = [t for t in tokens if t.type == "tr_open"]
     assert len([t for t in tokens if t.type in ("td_open", "th_open")]) == len(rows) * 6
     read = "".join(t.content for t in inner if t.type.startswith("text"))
-    assert "<img src=x onerror=alert(1)>" in read or "<details>" in read  # as text
+    assert "<img src=x onerror=alert(1)>" in read or "<details>" in read  # shown as plain text
     outside = re.sub(r"(?s)(`{3,})text\n.*?\n\1|(`+).*?\2", "", text)
-    assert not re.search(r"://|www\.|@\w", outside)  # what GitHub makes links of by itself
+    assert not re.search(r"://|www\.|@\w", outside)  # GitHub turns these into links
 
 
 def test_hostile_texts_cannot_add_commands(tmp_path: Path) -> None:

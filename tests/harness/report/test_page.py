@@ -67,18 +67,18 @@ def test_verdict_is_one_sentence_at_the_top(page: Page) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "lockstep check m.gguf",  # shown again by
-        "nan, expected 0.5",  # how far
-        "3e-06",  # allowed
-        "64 products",  # and why
+        "lockstep check m.gguf",  # the command that reproduces the verdict
+        "nan, expected 0.5",  # size of the difference
+        "3e-06",  # limit
+        "64 products",  # reason of the limit
         "1e-07 at the input, 0.2 at the output, gain inf",
         "The first token that differs, at position 1",
         "3 ids expected, 2 given",
-        "uint8[16]",  # a block's field
+        "uint8[16]",  # field of a block
         "ubatch 0, equal split, 1 set",
         "2 of the first 3 cells in use, head at 1",
-        "00000000 47 47 55 46",  # a minimal file
-        "a line",  # an engine's last words
+        "00000000 47 47 55 46",  # a minimal file in hexadecimal digits
+        "a line",  # last words of an engine
     ],
 )
 def test_page_lists_the_differences(page: Page, text: str) -> None:
@@ -155,7 +155,7 @@ def test_hostile_text_adds_no_element_and_no_attribute(page: Page, text: str) ->
 @pytest.mark.parametrize("text", HOSTILE)
 def test_hostile_text_is_shown_without_control_characters(text: str) -> None:
     raw = drawn(rich_rows(lambda usual: f"{usual}{text}"))
-    raw.encode("utf-8")  # lone surrogates are written out
+    raw.encode("utf-8")  # lone surrogates are escaped
     assert not CONTROLS.search(raw)
     assert " ".join(printable(text).split()) in Page(raw).text
 

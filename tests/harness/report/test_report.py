@@ -115,7 +115,7 @@ def without_line(n: int) -> Callable[[list[bytes]], list[bytes]]:
         (lambda lines: [*lines[:3], b"7\n", *lines[3:]], "line 4"),
         (lambda lines: [*lines[:3], b'{"kind": "verdict"}\n', *lines[3:]], "line 4"),
         (lambda lines: [x.replace(b'"agreed"', b'"fine"') for x in lines], "line 2"),
-        # whose row has a key that is no text
+        # the row has a key that is not a text
         (lambda lines: [x.replace(b'"not-compared"', b'"fine"') for x in lines], "line 4"),
     ],
     ids=range(12),
@@ -131,7 +131,8 @@ def test_an_edited_report_is_broken(
 def test_dying_writer_leaves_its_lines_and_no_footer(tmp_path: Path) -> None:
     writer = ReportWriter(tmp_path / "run", head(tmp_path / "m.gguf"))
     writer.verdict(VERDICTS[0])
-    assert len(writer.path.read_bytes().splitlines()) == 2  # on disk before the file is closed
+    # rows are on disk before the file is closed
+    assert len(writer.path.read_bytes().splitlines()) == 2
     with pytest.raises(BrokenReport, match="no footer"):
         read_report(writer.path)
     writer.footer(0, 0.0)

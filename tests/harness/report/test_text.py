@@ -61,7 +61,7 @@ def test_verdict_on_a_hostile_file_is_escaped_and_in_one_line(
     shown = screen.getvalue()
     assert is_harmless(shown)
     assert shown.count("\n") == 1
-    assert shown.count("[red]x[/red] :smile:") == 2  # markup and emoji codes are text
+    assert shown.count("[red]x[/red] :smile:") == 2  # markup and emoji codes are shown as text
 
 
 def test_a_models_text_is_escaped_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,4 +197,5 @@ def test_node_keeps_its_own_name_as_part_of_a_layer() -> None:
     show such a node."""
     pooled = {"site": "result_embd_pooled", "layer": 1, "step": 2, "node": "result_embd_pooled"}
     assert place_in(pooled) == "result_embd_pooled (step 2)"
-    assert place_in({"site": "kq", "layer": 1, "step": 0}) == "kq-1"  # of a version before
+    # reports of earlier versions have this form
+    assert place_in({"site": "kq", "layer": 1, "step": 0}) == "kq-1"

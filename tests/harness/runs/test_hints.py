@@ -180,9 +180,9 @@ def test_bisection_hint_for_an_engine_without_tensors_has_whole_commands(
     [
         (3, LARGE, LARGE, True),
         (3, LARGE - 1, LARGE, False),
-        (2, LARGE, LARGE, False),  # which has no first layers
-        (0, LARGE, LARGE, False),  # which is no model
-        (3, LARGE_FOR_MANY_RUNS, LARGE_FOR_MANY_RUNS, True),  # of which many runs take minutes
+        (2, LARGE, LARGE, False),  # too few layers to cut
+        (0, LARGE, LARGE, False),  # the file is no model
+        (3, LARGE_FOR_MANY_RUNS, LARGE_FOR_MANY_RUNS, True),  # many runs on this model take minutes
         (3, LARGE_FOR_MANY_RUNS, LARGE, False),
     ],
 )
@@ -195,7 +195,7 @@ def test_hint_names_the_command_for_first_layers_of_a_large_model(
     of_size(path, size)
     command = f"lockstep slice '{path}' -o first.gguf"
     assert what_is_quicker(path, limit).endswith(command) is named
-    again = path.rename(tmp_path / "first.gguf")  # which no slice may replace
+    again = path.rename(tmp_path / "first.gguf")  # the command must not replace the model itself
     assert what_is_quicker(again, limit).endswith("-o fewer.gguf") is named
     assert not any(map(what_is_quicker, (None, Path("builtin:f32"))))
 
@@ -245,7 +245,7 @@ def of_size(path: Path, size: int) -> None:
     [
         ("m.gguf", "m.gguf", [0, 1, 2, 3], "-o first.gguf;"),
         ("m.gguf", "m.gguf", [7], "-o first.gguf --layers 8;"),
-        ("m.gguf", "m.gguf", [23], ""),  # of which no first layers show it
+        ("m.gguf", "m.gguf", [23], ""),  # the fault is in a late layer
         ("m.gguf", "m.gguf", [], ""),
         ("m.gguf", "other.gguf", [0], ""),
         ("builtin:f32", "builtin:f32", [0], ""),

@@ -55,7 +55,7 @@ def test_run_conforms_if_all_divergences_are_listed() -> None:
     assert exit_code([listed]) == 0
     assert exit_code([listed, verdict("", "not-applicable")]) == 0
     assert exit_code([listed, verdict("", "not-compared")]) == 3
-    assert exit_code([verdict("", "excused")]) == 3  # a tie: nothing was learnt
+    assert exit_code([verdict("", "excused")]) == 3  # a tie proves nothing
 
 
 @pytest.mark.parametrize(
@@ -353,7 +353,7 @@ def test_run_passes_with_its_own_list_and_a_repaired_engine_does_not(
     assert ending_of(mended).startswith("OUT OF DATE")
     assert ending_of(wrong) == "DIVERGENCE"
     (plan,) = plans_of(tmp_path, "reference")
-    assert next_step([plan], mended) == ""  # the engine makes no mistake
+    assert next_step([plan], mended) == ""  # without a mistake there is no next step
 
 
 def test_list_of_one_engine_does_not_excuse_a_larger_fault_of_another(

@@ -37,7 +37,7 @@ def test_site_links_engines_and_findings(plan: Plan, tmp_path: Path) -> None:
     ]
     index = write_site(tmp_path / "site", rows, [plan], "lockstep matrix")
     pages = [index, *(tmp_path / "site" / "engines").iterdir()]
-    (finding,) = (tmp_path / "site" / "findings").iterdir()  # of both engines
+    (finding,) = (tmp_path / "site" / "findings").iterdir()  # both engines share the page
     assert len(pages) == 4
     for path in [*pages, finding]:
         page = Page.at(path)

@@ -24,7 +24,7 @@ from tests.models import with_metadata
 
 import_members("lockstep.harness.mutants")
 WRONG = [name for name, cls in WRONG_SAMPLERS.items() if cls.stage in READING]
-OPEN = "mutant:grammar-open-on-error"  # found by grammars that are none
+OPEN = "mutant:grammar-open-on-error"  # invalid grammars find it
 
 
 @pytest.fixture(scope="module")

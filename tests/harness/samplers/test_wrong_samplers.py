@@ -20,7 +20,7 @@ from lockstep.harness.suites.samplers import CASES, ROWS
 from tests.fake_samplers import EndAlone
 
 import_members("lockstep.harness.mutants")
-ORDERS = ("mutant:temp-first", "mutant:temp-last")  # what stands elsewhere differs as well
+ORDERS = ("mutant:temp-first", "mutant:temp-last")  # these change other stages of the chain too
 
 
 @cache

@@ -12,7 +12,7 @@ DIED = "llama.cpp crashed in logits: the worker of llama.cpp was killed by SIGSE
     ("settings", "said", "has_amx", "hint"),
     [
         (DEFAULT, DIED, True, True),
-        (EXACT, DIED, True, False),  # nothing is laid out for AMX
+        (EXACT, DIED, True, False),  # without AMX, weights are not repacked
         (DEFAULT, DIED.replace("SIGSEGV", "SIGABRT"), True, False),
         (DEFAULT, DIED, False, False),
     ],

@@ -131,8 +131,8 @@ def test_nodes_of_only_nan_are_not_compared(judge: ShadowJudge) -> None:
 
 def test_infinities_are_compared_only_with_a_bound(judge: ShadowJudge) -> None:
     judge(node("SILU", HUGE, HUGE))
-    judge(node("ADD", -HUGE, X, -HUGE))  # a mask
-    judge(node("SCALE", -HUGE, X, held=params(0.0, -np.inf)))  # llama.cpp's way to make one
+    judge(node("ADD", -HUGE, X, -HUGE))  # adds a mask
+    judge(node("SCALE", -HUGE, X, held=params(0.0, -np.inf)))  # llama.cpp makes masks so
     found = {v.detail["op"]: v.status for v in verdicts(judge)}
     assert found == {"SILU": "not-compared", "ADD": "agreed", "SCALE": "agreed"}
 

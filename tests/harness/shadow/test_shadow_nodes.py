@@ -53,8 +53,8 @@ def test_kind_of_an_op_is_its_first_parameter() -> None:
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        ("at", lambda at: at + 10**6),  # outside of the data
-        ("at", lambda at: at * 0 - 1),  # a result that is not there
+        ("at", lambda at: at + 10**6),  # beyond the data
+        ("at", lambda at: at * 0 - 1),  # a missing result
         ("ne", lambda ne: ne * 10),
         ("ne", lambda ne: ne * 2**40),
         ("ne", lambda ne: -ne),

@@ -76,7 +76,7 @@ def test_bit_exact_op_gets_no_note(file: GgufFile) -> None:
     assert reach_of(X, X, np.abs(X) * 2.0**-23, 2.0**-24) == (
         0,
         0.0,
-    )  # rounded once, like the truth
+    )  # the value is rounded once, as the truth is
     assert reach_of(X, X[:1], 1.0, 2.0**-24) == (0, 0.0)
 
 

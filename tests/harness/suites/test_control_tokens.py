@@ -117,7 +117,7 @@ def test_prompt_lengths_cover_the_first_and_those_from_67_on(
     assert asked(312) == [*range(1, 128)]
     assert asked(49_152) == [*range(1, 15), *range(67, 74)]
     assert asked(262_144) == [5, 6, 67, 68]
-    assert asked(1 << 21) == []  # not one row
+    assert asked(1 << 21) == []  # not even one row fits
     assert asked(262_144, cells=5) == [1, 2, 3, 4]
 
 
@@ -126,7 +126,8 @@ def test_long_prompt_is_asked_if_its_beginning_matters() -> None:
     never, last = np.zeros(4, np.bool_), np.arange(4) == 3
     assert other_prompts(clear, never, lengths, 4) == [1, 2]
     assert other_prompts(clear, last, lengths, 4) == [1, 3]
-    assert other_prompts(clear[:2], last, lengths, 5) == [1]  # the longest that is clear
+    # the longest prompt with a clear choice
+    assert other_prompts(clear[:2], last, lengths, 5) == [1]
     assert other_prompts(clear[:0], last, lengths, 4) == []
 
 

@@ -25,7 +25,7 @@ class Drafted(FastEngine, name="test:drafted"):
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         ids = [*map(int, prompt)]
-        context = list(ids)  # what lies in the cache
+        context = list(ids)  # tokens in the cache
         while len(ids) < len(prompt) + n:
             draft = self.draft(ids)
             batch = Batch.of([*context, *draft])

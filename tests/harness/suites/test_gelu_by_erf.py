@@ -75,7 +75,7 @@ def test_summary_says_that_agreeing_logits_may_hide_erf(
     assert found.status == "agreed"
     assert HIDDEN in found.summary
     assert HIDDEN in found.detail["not_answered"]
-    # some inputs near -2.7 it has, in a run of one token without the noise of many
+    # in a run of one token, some inputs are close to -2.7, and the noise is smaller
     assert statuses(others) == ({"diverged"} if engine is Hidden else set())
 
 

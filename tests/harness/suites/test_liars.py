@@ -64,7 +64,7 @@ def checked(plan: Plan, folder: Path | None = None) -> tuple[int, list[dict[str,
         lines = [{"kind": "verdict", **asdict(verdict)} for verdict in verdicts]
         raw = [json.dumps(plain(row), allow_nan=False).encode() for row in lines]
         code, rows = exit_code_of_run(verdicts), list(rows_of(Path("report.jsonl"), raw))
-    return code, [row for row in rows if row["suite"] != "embeddings"]  # not applicable
+    return code, [row for row in rows if row["suite"] != "embeddings"]  # this suite does not apply
 
 
 SUITES = ("metadata", "tokens", "dequant", "logits", "decode", "trace", "products", "shadow")
@@ -77,14 +77,15 @@ WHO_ASKS = {
     "greedy": {"decode"},
     "capture": {"shadow"},
 }
-# whom nobody asks: a subject for its graph, `decode` a subject for the oracle's prompt, and the
-# oracle for its tensors, as llama.cpp's graph is what ops are judged along
+# questions that are never asked: a subject is not asked for its graph, `decode` does not ask a
+# subject for the oracle's prompt, and the oracle is not asked for tensors, because ops are judged
+# along llama.cpp's graph
 UNASKED = {
     ("engine", "capture"): {"shadow"},
     ("engine", "tokenize"): {"decode"},
     ("oracle", "evaluate"): {"trace", "products"},
 }
-# the model's graph shows them: nodes of no such name, and wrong ones
+# the model's graph does not have these nodes, or shows that they are wrong
 NO_NODES = (
     *("site: unknown", "site: layer 999", "site: layer -1", "site: no layer"),
     "site: a layer outside of the layers",
@@ -93,7 +94,7 @@ WRONG_NODES = (
     *("tensor: transposed", "tensor: a token less", "tensor: no token"),
     "tensor: half of the width",
 )
-# who reads the nodes sees it, and not who hands them on
+# only engines that read the nodes notice these
 SEEN_BY_READERS = ("nodes: outside of the data", "nodes: of an unknown op")
 ASKED: dict[str, tuple[Any, ...]] = {
     "metadata": (),
@@ -175,7 +176,7 @@ def test_unknown_node_is_named_and_a_wrong_one_diverges(name: str, model: Path) 
     [
         *((name, "engine", ["attn_norm-0"]) for name in WRONG_NODES),
         *((name, "engine", []) for name in NO_NODES),
-        ("site: twice", "oracle", []),  # nobody asks
+        ("site: twice", "oracle", []),  # no question reveals this
         ("logits: None", "oracle", None),
         *((name, "engine", None) for name in ("logits: None", "site: twice", "trace: None")),
     ],

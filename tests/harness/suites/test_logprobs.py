@@ -37,7 +37,7 @@ NAMES = names_of(
 INF, NAN = float("inf"), float("nan")
 WHOLE = [(i, float(v) - 4.5) for i, v in enumerate(LOGITS)]
 DIGITS = [(0, -9.234), (1, -10.23), (2, -10.73), (3, -12.23)]
-HALVES = [(1, -5.5), (2, -6.0)]  # values from 4 to 8: the constant takes up one half of two
+HALVES = [(1, -5.5), (2, -6.0)]  # values from 4 to 8; the constant covers one of two errors
 AB = [(b"a", -1.1234567), (b"_b", -2.1234567), (b"b", -2.6234567)]
 REPLACED = "\ufffd".encode()
 
@@ -45,37 +45,39 @@ REPLACED = "\ufffd".encode()
 @pytest.mark.parametrize(
     ("said", "allowed", "kind"),
     [
-        # any constant takes a list to logits
+        # lists may differ from logits by any constant
         ([(0, -0.2), (1, -1.2), (2, -1.7)], 0.01, ""),
         ([(0, 50.0), (1, 49.0)], 0.01, ""),
-        # noise is allowed to both ends and no further
+        # noise may move both ends of a distance
         ([(0, 4.0123456), (1, 2.9923456)], 0.0101, ""),
         ([(0, 4.0123456), (1, 2.9723456)], 0.0101, "value"),
         ([(0, 4.1234567), (2, 2.6234567)], 0.26, ""),
-        # a text of several tokens is any of them: here the one with a space
+        # a text of several tokens may be any of them: here the one with a space
         ([(b"a", -1.1234567), (b"b", -2.1234567)], 0.01, ""),
         (AB, 0.01, ""),
         ([(b"a", -1.1234567), (b"b", -3.1234567)], 0.01, "value"),
         ([(b"a", -1.1234567), (b"b", -2.1234567), (b"b", -2.6234567)], 0.01, ""),
-        # one that is no characters accuses nobody, and one of no token may be what is missing
+        # an entry without whole characters is ignored, and an unknown entry may be the missing
+        # token
         ([*AB, (REPLACED, -4.1234567)], 0.01, ""),
         ([(0, 4.1234567), (b"?", 3.1), (2, 2.6234567)], 0.01, ""),
-        # a probability that float32 does not have is right where it is none
+        # a probability too small for float32 may be zero
         ([*WHOLE[:5], (5, -INF)], 0.01, ""),
         ([*WHOLE[:4], (4, -INF), WHOLE[5]], 0.01, "value"),
-        # values that were rounded for reading are off by half a unit, or half of the last digit
+        # values that are rounded for readers are off by half a unit, or by half of the last digit
         ([(0, -0.12), (1, -1.13)], 1e-9, ""),
         ([(0, -0.1200001), (1, -1.13)], 1e-9, "value"),
         ([*DIGITS, (4, -15.23)], 1e-9, ""),
         ([*DIGITS, (4, -15.25)], 1e-9, "value"),
-        ([(0, -1.0), (1, -1.0), (2, -1.0)], 1e-9, "value"),  # whole numbers are not
-        # in half precision by half a step: of BF16, and of F16 where one is none of BF16
+        ([(0, -1.0), (1, -1.0), (2, -1.0)], 1e-9, "value"),  # whole numbers are not rounded values
+        # values in half precision are off by half a step, of BF16, or of F16 if one is no BF16
+        # number
         *(
             ([(0, first), *HALVES, (3, -7.5 - by * step)], 1e-9, kind)
             for first, step in ((-4.50390625, 2.0**-8), (-4.5, 2.0**-5))
             for by, kind in ((1, ""), (2, "value"), (1 / 64, "value"))
         ),
-        ([(1, 3.1234567), (0, 4.1234567)], 0.51, ""),  # the likeliest come first but for noise
+        ([(1, 3.1234567), (0, 4.1234567)], 0.51, ""),  # the likeliest come first, except for noise
         ([(0, NAN)], 0.01, "not finite"),
         ([(0, INF)], 0.01, "not finite"),
     ],
@@ -102,7 +104,7 @@ def test_list_is_compared_with_logits(
             [(1, 3.1234567), (0, 4.1234567), (2, 2.6234567)],
             {"kind": "order", "token": 0, "expected": 3.1234567},
         ),
-        (  # again and again nothing is above its end, and every value is right
+        (  # a repeated text is not above its end, and every value is right
             [(b"a", -1.1234567)] * 5,
             {"kind": "twice", "token": 0, "expected": 1.0, "actual": 5.0},
         ),
@@ -123,7 +125,7 @@ def test_text_that_is_not_a_token_is_unknown() -> None:
 
 @pytest.mark.parametrize("shown", ["\ufffd", "\ufffd\ufffd", "\ufffd\ufffd\ufffd"])
 def test_any_number_of_replacement_signs_for_bytes_is_accepted(shown: str) -> None:
-    # the beginnings of two characters; Go's JSON has a sign for each of the three bytes
+    # beginnings of two characters; Go's JSON shows a sign for each of the three bytes
     names = names_of([b"a", b"\xe5\xbd\xe5", b"\xe5\xbd"], [b"a", b"?", b"??"])
     assert 1 in names[shown.encode()]
     said = [(b"a", -1.1234567), (shown.encode(), -2.1234567)]
@@ -132,13 +134,13 @@ def test_any_number_of_replacement_signs_for_bytes_is_accepted(shown: str) -> No
 
 
 def test_tokens_shown_as_nothing_or_as_signs_are_resolved() -> None:
-    # a sign that is a token of its own is no other number of them
+    # a token that consists of signs stands only for itself
     names = names_of(["\ufffd\ufffd".encode(), b"a\xff"], [b"?", b"??"])
     assert (names["\ufffd\ufffd".encode()], REPLACED in names) == ((0,), False)
-    # a control token may be shown as nothing, and bytes may be dropped
+    # a control token may be shown as an empty text, and invalid bytes may be dropped
     names = names_of([b"<s>", b"\xff", b"a"], [b"<s>", b"<0xFF>", b"a"], {0})
     assert (names[b""], names[b"<s>"]) == ((0, 1), (0,))
-    # llama-cpp-python shows nothing of a token of more than 32 bytes
+    # llama-cpp-python shows an empty text for a token of more than 32 bytes
     names = names_of([b"=" * 33, b"-" * 32, b"a"], [b"?", b"??", b"a"])
     assert names[b""] == (0,)
     logits = np.array([1.0, -3.0, 2.0], np.float32)
@@ -255,7 +257,7 @@ TWICE = [(b"x", -1.0), (b"x", -5.0)]
         (TWICE, TWICE, True),
         (TWICE, [(b"x", -1.0), (b"x", -4.0)], False),
         ([(5, -0.1)], [(7, -0.2)], False),
-        # the last two of a list may change their places within the noise, and no others
+        # only the last two entries of a list may swap within the noise
         ([(1, -0.5), (2, -3.0)], [(1, -0.5), (3, -2.995)], True),
         ([(1, -0.5), (2, -3.0)], [(1, -0.5), (3, -2.9)], False),
     ],
@@ -303,7 +305,7 @@ def test_engines_that_show_logits_are_not_asked_for_lists(folder: Path) -> None:
     path = builtin("f32", folder)
     assert {v.suite for v in verdicts_of(plan_for(path))}.isdisjoint({"logprobs", "text"})
     named = check_engine(path, "reference", "logprobs", "text")
-    assert statuses(named) == {"not-compared"}  # somebody wants these
+    assert statuses(named) == {"not-compared"}  # the user named these suites
 
 
 def by(factor: float) -> dict[str, Any]:

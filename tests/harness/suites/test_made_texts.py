@@ -98,7 +98,7 @@ def test_suite_finds_an_engine_that_splits_special_tokens(
     assert exit_code(check_engine(path, engine, "tokens")) == 1
 
 
-PLACES: dict[str, Change] = {  # what an engine reads in place of a text
+PLACES: dict[str, Change] = {  # mistake -> the text that the engine reads instead
     "<0x42> as a byte": lambda text: text.replace(b"<0x42>", b"B"),
     "no byte 0x1b": lambda text: text.replace(b"\x1b", b""),
     "no byte 0x95": lambda text: text.replace("\x95".encode(), b""),
@@ -121,7 +121,8 @@ def test_suite_finds_tokens_and_bytes_misread_in_one_place(place: str, tmp_path:
     assert exit_code(found) == 1
 
 
-WRITTEN: dict[str, Callable[[Any, bytes], bytes]] = {  # ids and their text -> what is written
+# mistake -> function of ids and their text that returns the written text
+WRITTEN: dict[str, Callable[[Any, bytes], bytes]] = {
     "a blank for no ids": lambda ids, text: text if ids else b" ",
     "no space behind a user-defined token": (
         lambda ids, text: text.replace(b"<think> ", b"<think>")

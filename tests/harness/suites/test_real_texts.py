@@ -77,7 +77,7 @@ def test_tokenizer_that_fails_on_real_texts_is_found(
     assert max(len(v.detail.get("input", "")) for v in wrong) <= tokens.WHOLE
     monkeypatch.setattr(tokens, "MORE_TEXTS", ())
     monkeypatch.setattr(tokens, "special_texts", lambda *_: [])
-    assert statuses(encoded(model, engine)) == {"agreed"}  # on short ones
+    assert statuses(encoded(model, engine)) == {"agreed"}  # short texts agree
 
 
 def test_long_text_has_no_merges() -> None:
@@ -111,10 +111,10 @@ def test_long_text_uses_the_first_two_answered_flag_sets(
     assert seen == asked
 
 
-# As Go reads a text as runes. Honest under BPE, where llama.cpp has U+FFFD for such bytes as well;
-# wrong where there are tokens of bytes, which keep them.
+# Go reads a text as runes in this way. It is honest under BPE, where llama.cpp has U+FFFD for such
+# bytes too. It is wrong if there are byte tokens, which keep the bytes.
 EVERY_BYTE = rewriting("U+FFFD for every byte", lambda text: max(shown_as(text), key=len))
-# Wrong anywhere: what is no character vanishes.
+# wrong in any case: invalid bytes vanish
 DROPPED = rewriting("dropped", lambda text: text.decode("utf-8", "ignore").encode())
 
 

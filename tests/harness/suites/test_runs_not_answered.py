@@ -17,7 +17,7 @@ from tests.harness.context.test_further_runs import ALONE, FIRST, JOINED, LAST, 
 from tests.models import written
 
 OTHERS = (FIRST, MIDDLE, LAST, ALONE)
-USUAL = 34  # tokens: a prompt of 32 and two more
+USUAL = 34  # tokens: a prompt of 32, and two more
 
 
 NOTHING = TimedOut(seconds=300.0)
@@ -95,7 +95,7 @@ def test_silent_engine_gets_two_runs_and_skipped_runs_are_named(
     ]
     left = found[0].detail["not_answered"]
     assert all(any(said.startswith(f"{words}: not asked") for said in left) for words in OTHERS)
-    assert len(asked) == 5 + 2  # in four ways, beside another sequence, and two in vain
+    assert len(asked) == 5 + 2  # four ways, another sequence, and two questions without an answer
 
 
 def test_run_longer_than_a_timed_out_run_is_not_requested(model: Path) -> None:

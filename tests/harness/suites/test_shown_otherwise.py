@@ -24,7 +24,7 @@ from tests.harness.suites.test_text_alone import TextAlone, Words, text_engine, 
 from tests.models import builtin
 from tests.quiet_engines import made
 
-Shown = Callable[[bytes, bytes], bytes]  # prompt, text -> what is shown
+Shown = Callable[[bytes, bytes], bytes]  # prompt, text -> the shown text
 
 HONEST: dict[str, Shown] = {
     "without spaces around it": lambda _, text: text.strip(),
@@ -118,9 +118,9 @@ WORDS: Any = Words({1: b"\n", 2: b"   ", 3: b"a", 4: b" a", 5: b"\xf0\x9f", 6: b
         (b" ab", (3, 7), 2),
         (b"ab", (3, 6, 7), 3),
         (b"a", (6, 6), 0),
-        (b"", (6, 6), 0),  # nothing is no text of two tokens
+        (b"", (6, 6), 0),  # an empty text is not the text of two tokens
         (b"", (1, 2), 0),
-        (b" a", (3,), 0),  # of one token a space may be the mistake
+        (b" a", (3,), 0),  # with a single token, the space may be the mistake
         (b"a", (4,), 1),
         (b"ba", (3, 7), 0),
     ],
@@ -152,12 +152,14 @@ class Tokens:
 @pytest.mark.parametrize(
     ("said", "ids", "fits"),
     [
-        ("a\u00e9", (0, 1), True),  # it ends its last character
-        ("ab", (0, 3, 1), True),  # it goes on for it, and leaves out what is no character
-        ("aab", (0, 5, 0), True),  # though that is no first byte, and another is behind it
-        ("abcabcabcabc", (0, 3, 1), False),  # by more than a character may need
-        ("ab", (0, 3), False),  # where nothing begins
-        ("b", (3, 1), False),  # where all of the oracle's is left out: it is of none of them
+        ("a\u00e9", (0, 1), True),  # ends the last character
+        # continues until the character is complete, and drops incomplete characters
+        ("ab", (0, 3, 1), True),
+        ("aab", (0, 5, 0), True),  # although this is no first byte, and another byte follows
+        ("abcabcabcabc", (0, 3, 1), False),  # more tokens than a character needs
+        ("ab", (0, 3), False),  # no character begins here
+        # all of the oracle's text is dropped, so the engine's text matches nothing
+        ("b", (3, 1), False),
     ],
 )
 def test_incomplete_last_character_may_be_completed(

@@ -248,24 +248,24 @@ GIRL, IS = CLEAR
 @pytest.mark.parametrize(
     ("said", "rows", "limits", "expected"),
     [
-        (b" girl is", CLEAR, {}, ["agreed"]),  # whatever tokens these bytes are
-        # a tie between two ways to cut a text is looked for before the place that differs
+        (b" girl is", CLEAR, {}, ["agreed"]),  # the tokens of these bytes do not matter
+        # a tie between two tokenizations is sought before the first difference
         (b" girls", ({2: 5.0, 1: 4.99}, {5: 5.0}), {}, ["excused 0 1"]),
         (b" girls", (GIRL, {5: 5.0, 7: 4.99}), {}, ["agreed", "excused 1 7"]),
         # a tie with a token that does not fit excuses nothing
         (b" girls", ({2: 5.0, 4: 4.99}, {5: 5.0, 4: 4.99}), {"more": 0.01}, ["diverged 1 7"]),
-        # one with a control token does, since it has no text
+        # a tie with a control token excuses, because it has no text
         (b" dog", ({2: 5.0, 0: 4.99}, {5: 5.0}), {}, ["excused 0 0"]),
-        # a text that is whole alone ends early, or goes on, only as an honest run does
+        # if the text must be complete, it may end early or continue only like an honest run
         (b" girl", ({2: 5.0}, IS), {}, ["agreed", "not-compared"]),
         (b" girl", ({2: 5.0}, IS), {"more": 0.01, "whole": True}, ["diverged 1 5"]),
         (b" girl", ({2: 5.0}, {5: 5.0, 0: 4.99}), {"whole": True}, ["agreed", "excused 1 0"]),
         (b" girl is is", ({2: 5.0}, IS), {"whole": True}, ["agreed", "diverged"]),
-        # more runs, which take minutes, are asked for only where the usual noise makes no tie
+        # more runs take minutes, and are made only if the usual noise gives no tie
         (b" boy", ({2: 5.0, 4: 4.99}, {5: 5.0}), {}, ["excused 0 4"]),
         (b" boy", ({2: 5.0, 4: 4.5}, {5: 5.0}), {"more": 0.1}, ["excused 0 4"]),
         (b" boy", ({2: 5.0, 4: 4.5}, {5: 5.0}), {"more": 0.01}, ["diverged 0 4"]),
-        # without a limit nothing is said of ties
+        # without a limit, ties are unknown
         (b" boy", CLEAR, {"noise": float("inf")}, ["not-compared"]),
         (b" boy", ({2: float("nan")}, {5: 1.0}), {}, ["not-compared"]),
     ],
@@ -286,7 +286,7 @@ def test_json_escaped_text_is_compared_by_characters(folder: Path) -> None:
     for name in ("q4_0", "bf16"):
         right = verdicts(builtin(name, folder), "text: in JSON", "text", n_steps=16)
         assert {right[0].status, right[-1].status} == {"agreed"}, right
-        assert exit_code(right) == 0  # of so many texts one may have a tie
+        assert exit_code(right) == 0  # one of so many texts may contain a tie
         assert "except for incomplete UTF-8" in right[0].summary
     wrong_ = verdicts(builtin("q4_0", folder), "text: in JSON, wrong", "text", n_steps=16)
     assert "diverged" in statuses(wrong_), wrong_
@@ -331,7 +331,7 @@ def test_other_prompts_are_compared_if_the_oracle_ends_at_once(
         types = np.array(engine.file.metadata["tokenizer.ggml.token_type"].data)
     finally:
         engine.close()
-    types[first] = 3  # of control
+    types[first] = 3  # the token becomes a control token
     with_metadata(path, recipe, tokenizer__ggml__token_type=("ARR[I32]", types.tolist()))
     *fine, last = verdicts(path, "text alone", "text")
     assert "agreed" in statuses(fine)

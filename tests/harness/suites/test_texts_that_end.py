@@ -81,7 +81,8 @@ def test_text_without_its_last_token_is_compared_except_for_its_end(
 @pytest.mark.parametrize(
     ("said", "margin", "expected"),
     [
-        ("m\ufffd\ufffd", 0.001, ["agreed", "excused"]),  # one run of them may be of two tokens
+        # one run of signs may come from two tokens
+        ("m\ufffd\ufffd", 0.001, ["agreed", "excused"]),
         ("m\ufffd\ufffd", 1, ["agreed", "not-compared"]),
         ("m\ufffd", 1, ["agreed", "not-compared"]),
         ("m", 0.001, ["agreed", "not-compared"]),
@@ -106,7 +107,7 @@ def test_extra_byte_of_a_tie_is_not_called_an_early_end(
 # --- nothing at all -------------------------------------------------------------------------------
 
 PIECES = {0: b"", 1: b"\n", 2: b" ", 3: b"cat", 4: b" dog", 5: b"<end>", 6: b"\xe2\x96"}
-ENDS = 5  # has a text, and ends one
+ENDS = 5  # this token has a text, and ends a text
 
 
 class Pieces(dict[int, bytes]):
@@ -154,9 +155,9 @@ SEVERAL = [b",", b"are", b"", b"and", b"and"]
     ("honest", "said", "diverges"),
     [
         (SEVERAL, b"", True),
-        ([b"."] * 5, b"", False),  # it may stop at a text that all begin with
+        ([b"."] * 5, b"", False),  # an engine may stop at a text with which all begin
         ([b"", b"", b"", b"are", b"and"], b"", False),
-        (SEVERAL, b"x", False),  # whatever it writes is held against the oracle instead
+        (SEVERAL, b"x", False),  # texts that the engine writes are compared instead
     ],
 )
 def test_engine_without_text_diverges_if_honest_beginnings_differ(

@@ -41,7 +41,7 @@ def test_vocabulary_without_bos_misses_none(tokenizer: Tokenizer) -> None:
 
 def test_other_tokens_of_one_text_are_distinguished_from_another_text(tokenizer: Tokenizer) -> None:
     space, *letters = tokenizer.encode(b"aeee", add_special=False, parse_special=True)
-    byte = tokenizer.pieces.index(b"e")  # the token of the byte, and not of the letter
+    byte = tokenizer.pieces.index(b"e")  # the token of the byte, not the token of the letter
     assert kinds(tokenizer, [space, *letters], [space, *letters[:-1], byte]) == ["TOKENS"]
     assert kinds(tokenizer, [space, *letters], letters) == ["LEADING_SPACE"]
     assert kinds(tokenizer, [space, *letters], letters[::-1]) == ["TEXT"]

@@ -32,7 +32,7 @@ LAST_ALONE = replace(PROMPT, outputs=np.arange(8) == 7)
 @pytest.mark.parametrize(
     ("batches", "rows", "said"),
     [
-        ((PROMPT,), range(8), ""),  # nothing agrees
+        ((PROMPT,), range(8), ""),  # no row agrees
         ((PROMPT,), (), ""),
         ((PROMPT,), (4, 6, 7), "; only 3 of 8 tokens, numbers 4 to 7"),
         ((PROMPT, NEXT), (3, 4), "; only 2 of 9 tokens, numbers 3 to 4, all of batch 0"),
@@ -42,7 +42,7 @@ LAST_ALONE = replace(PROMPT, outputs=np.arange(8) == 7)
             (8, 9),
             "; only 2 of 10 tokens, numbers 8 to 9, none before batch 1",
         ),
-        # rows are those of outputs, tokens those of the run
+        # rows are counted among outputs, and tokens in the run
         ((LAST_ALONE, NEXT), (1,), "; only 1 of 2 tokens, number 8, all of batch 1"),
     ],
 )
@@ -58,7 +58,7 @@ def test_listed_rows_exceed_the_limit() -> None:
     wrong[1:, 2] = [0.1, 0.3, np.nan]
     assert rows_that_differ(right, wrong, np.array(0.2)) == [2, 3]
     each = np.full((4, 3), 0.2)
-    each[2] = 0.4  # of numbers that were rounded when they were written down
+    each[2] = 0.4  # numbers that were rounded when they were written
     assert rows_that_differ(right, wrong, each) == [3]
     assert rows_that_differ(right, wrong[:3], np.array(0.2)) == ()
 
@@ -66,11 +66,11 @@ def test_listed_rows_exceed_the_limit() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        # rows / threads of them for each thread, and the last two for none
+        # threads with the same number of rows each, and no thread for the last two
         ({0: (6, 7), 2: (6, 7)}, "; only logits of token ids 6 to 7"),
-        ({0: (3, 5), 1: (4,)}, "; only logits of token ids 3 to 5"),  # in one row or another
+        ({0: (3, 5), 1: (4,)}, "; only logits of token ids 3 to 5"),  # in any of the rows
         ({1: (5,)}, "; only the logit of token id 5"),
-        ({0: (3, 5)}, ""),  # here and there: what is wrong is before the head
+        ({0: (3, 5)}, ""),  # scattered errors come from before the head
         ({0: range(8)}, ""),
         ({}, ""),
     ],
@@ -93,9 +93,10 @@ BESIDE = replace(NEXT, seq_ids=NEXT.seq_ids + 2, positions=NEXT.positions * 0)
     ("batches", "row", "all_rows", "said"),
     [
         ((PROMPT, NEXT), 8, 9, "position 8"),
-        ((LAST_ALONE, NEXT), 0, 2, "position 7"),  # a row is no position where some have none
+        # rows are not positions if some tokens have no output
+        ((LAST_ALONE, NEXT), 0, 2, "position 7"),
         ((PROMPT, BESIDE), 8, 9, "position 0 of sequence 2"),
-        ((PROMPT, BESIDE), 1, 2, "row 1"),  # pooled: of a sequence
+        ((PROMPT, BESIDE), 1, 2, "row 1"),  # a pooled row belongs to a sequence
     ],
 )
 def test_place_of_the_worst_logit_is_named(
@@ -113,7 +114,7 @@ def test_place_of_the_worst_logit_is_named(
             (0.0, 0.089),
             "372, and the oracle's is 365; their logits are 0.089 and 0 below",
         ),
-        # llama.cpp's choice token by token need not be that of its run of all tokens at once
+        # llama.cpp's choice in single steps may differ from its choice in one batch
         ((1116, 1116), (0.043, 0.043), "1116 in both engines; its logit is 0.043 below"),
     ],
 )
@@ -161,14 +162,14 @@ FAR = [TRUTH, TWO, with_rows(r2=9.0)]
     ("runs", "engines", "explained"),
     [
         ([TRUTH, TWO], [with_rows(r2=1.05)], True),
-        ([ONE, TWO], [with_rows(r1=2.0, r2=1.0)], True),  # two choices, met in two runs
-        ([TWO, ZERO], [TWO, ZERO], True),  # both engines chose so
+        ([ONE, TWO], [with_rows(r1=2.0, r2=1.0)], True),  # two choices, which occurred in two runs
+        ([TWO, ZERO], [TWO, ZERO], True),  # both engines made this choice
         ([TWO, ZERO], [TWO, with_rows(r0=4.0)], False),
-        # a row that no honest run gives, however far they are off in it
+        # no honest run gives such a row, however large its errors
         *((FAR, [with_rows(r2=wrong)], False) for wrong in (1.5, np.nan, np.inf)),
-        ([TWO], [with_rows(r3=1.0)], False),  # one that honest runs never move
-        ([MOST], [MOST], False),  # more than half of the rows are no rare choice
-        ([TWO], [TRUTH], False),  # blamed without a row that is off
+        ([TWO], [with_rows(r3=1.0)], False),  # honest runs never change this row
+        ([MOST], [MOST], False),  # more than half of the rows differ, which is no rare choice
+        ([TWO], [TRUTH], False),  # the engine is blamed without a wrong row
         ([TWO], [TWO, TRUTH], False),
     ],
 )

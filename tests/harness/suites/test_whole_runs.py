@@ -61,7 +61,8 @@ def test_wrong_oracle_is_a_divergence_and_at_fault(name: str, suite: str, tmp_pa
     ("engine", "agrees"),
     [
         ("mutant:rope-later-batches-late", True),
-        ("mutant:cache-ubatch-misses-the-one-before", False),  # wherever a batch begins
+        # the fault shows wherever a batch begins
+        ("mutant:cache-ubatch-misses-the-one-before", False),
         (WRONG, False),
     ],
 )
@@ -261,7 +262,7 @@ def test_bisect_does_not_conform_if_both_are_wrong_in_hidden_tensors(model: Path
         found = bisect(context)
     assert found.exit_code == 1
     assert found.first is not None
-    assert found.first.site.name == "result_output"  # what an engine answers is judged as well
+    assert found.first.site.name == "result_output"  # an engine's outputs are judged too
 
 
 class KeepsPrompts(Reference):

@@ -100,7 +100,7 @@ def test_state_decays_and_norms_are_around_one(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     write_variant(variant_named("mamba"), TENSORS, path)
     decay, norm = values(path, "blk.0.ssm_a"), values(path, "blk.0.attn_norm.weight")
-    spread = 0.1 * 3**0.5 + 1e-6  # half the width of an even distribution of that deviation
+    spread = 0.1 * 3**0.5 + 1e-6  # half the width of a uniform distribution with this deviation
     assert np.allclose(decay.reshape(128, 16), -np.arange(1, 17), rtol=spread)
     assert (np.abs(norm - 1) < 0.2).all()
     assert norm.std() > 0

@@ -27,7 +27,7 @@ from tests.harness.check.test_check import plan_for
 from tests.models import builtin, opened, written
 from tests.plans import open_both
 
-# Pinned: another machine, another numpy or another version of us must write these very bytes.
+# Other machines, other versions of numpy and later versions of Lockstep must write these bytes.
 SHA256 = {
     "f32": "1c309a1d22adcef961ad87780bb536fcf2677c8837140b1c7082b25a5d8d9eee",
     "f16": "16e5c9f8d49c71f005734351911249df215adf5044ace511e8092ff7eed87ba4",
@@ -129,7 +129,7 @@ def assert_runs(path: Path) -> None:
     model.close()
     assert logits.shape == (3, n_vocab)
     assert np.isfinite(logits).all()
-    assert logits.std() > 0.05  # of a size that a fault can show in
+    assert logits.std() > 0.05  # large enough to show a fault
     assert np.abs(logits).max() < 1000
 
 

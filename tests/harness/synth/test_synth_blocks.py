@@ -14,7 +14,7 @@ from lockstep.harness.synth.generator import MAKERS, NO_SCALE, stream, tensor_by
 
 import_members("lockstep.engine.quants")
 N = 1 << 14
-# Pinned: of N weights with spread 1/8 from seed 3. Another machine must make these very bytes.
+# N weights with spread 1/8 from seed 3. Other machines must make these bytes.
 SHA256 = {
     "F64": "74d9b185f8476ded",
     "F32": "730cbb48f299f489",
@@ -67,7 +67,7 @@ def test_seed_gives_the_same_bytes_on_every_machine(type_name: str) -> None:
 def test_weights_are_finite_and_of_the_requested_size(type_name: str, sigma: float) -> None:
     values = decoded(type_name, 1 << 16, sigma)
     assert np.isfinite(values).all()
-    # scales of 8 bits are coarse
+    # scales of 8 bits have large steps
     assert values.std() == pytest.approx(sigma, rel=0.1 if type_name == "NVFP4" else 0.04)
     assert np.abs(values).max() < 6 * sigma
 
@@ -120,4 +120,4 @@ def test_every_byte_except_the_scales_has_many_values(type_name: str) -> None:
     raw = np.frombuffer(made(type_name, 1 << 17, 0.125), np.uint8)
     by_place = raw.reshape(-1, type_by_name(type_name).bytes)
     kinds = np.array([len(np.unique(column)) for column in by_place.T])
-    assert (kinds < 16).sum() <= 4  # upper bytes of at most two scales
+    assert (kinds < 16).sum() <= 4  # the upper bytes of at most two scales

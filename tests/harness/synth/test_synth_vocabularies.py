@@ -19,7 +19,7 @@ from lockstep.harness.synth.vocabularies.charsmap import charsmap
 from lockstep.harness.synth.vocabularies.glue import ALPHABET, merges_of
 from lockstep.harness.synth.vocabularies.t5 import REPLACED
 
-# Pinned: another machine, another numpy or another version of us must write these very bytes.
+# Other machines, other versions of numpy and later versions of Lockstep must write these bytes.
 SHA256: dict[str, str] = {
     "llama": "451800e3fe062b80fe1b80bdacc3ace7c149525ba28a580693ce3f648418a889",
     "llama-ties": "c6e6002ae40b3e22d9f6899458a9d917febe5a8b29996c06cb576211fde10708",

@@ -62,7 +62,7 @@ def test_twin_changes_no_metadata_except_the_file_type(tmp_path: Path) -> None:
     write_gguf(model, metadata, [("a", (2,), "F16", half)], version=2, alignment=64)
     write_twin(model, copy)
     before, after = model.read_bytes(), copy.read_bytes()
-    end = before.index(b"\1\0\0\0\0\0\0\0a")  # the table of tensors starts here
+    end = before.index(b"\1\0\0\0\0\0\0\0a")  # the beginning of the table of tensors
     assert before[:end].count(b"\x77\0\0\0") == 1
     assert before[:end].replace(b"\x77\0\0\0", bytes(4)) == after[:end]
 
@@ -81,7 +81,7 @@ def test_tensor_of_many_chunks_is_complete_but_never_whole_in_memory(
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < 1 << 18  # the twin has twice that
+    assert peak < 1 << 18  # the twin itself is twice as large
     with GgufFile.open(copy) as made:
         assert made.raw("a").tobytes() == WeightFormat.member("Q8_0").dequantize(raw).tobytes()
 
