@@ -56,7 +56,7 @@ def manifest(rows: Sequence[Mapping[str, Any]], page: bytes) -> bytes:
     return canonical({**body, "seal": sha256(canonical(body))})
 
 
-# --- what their lines mean ------------------------------------------------------------------------
+# --- meaning of the lines -------------------------------------------------------------------------
 
 
 def tests_page() -> str:

@@ -266,7 +266,7 @@ class Captured:
     outputs: tuple[NDArray[np.float32] | None, ...] = ()
 
 
-# --- what asking an engine can end in -------------------------------------------------------
+# --- outcomes of a question -----------------------------------------------------------------
 # Text of an engine enters here. It must not contain secrets.
 
 
@@ -329,7 +329,7 @@ class Malformed(Redacted):
 Outcome = Answered | Rejected | Unanswerable | Crashed | TimedOut | Busy | Malformed
 
 
-# --- what a run says while it goes on --------------------------------------------------------
+# --- messages of a run -----------------------------------------------------------------------
 
 
 class StageText(str):
@@ -344,7 +344,7 @@ class StageText(str):
         return stage
 
 
-# --- what a comparison can end in -----------------------------------------------------------
+# --- outcomes of a comparison ---------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -188,7 +188,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         k %= len(saves)
         self.take("load", -1 if saves[k] < 0 else self.seq(to), k)
 
-    # --- what must hold -------------------------------------------------------------------------
+    # --- invariants -----------------------------------------------------------------------------
 
     @invariant()
     def every_sequence_has_an_end_not_before_its_start(self) -> None:

@@ -184,7 +184,7 @@ def shifted_high_bits(kind: Kind) -> Kind:
     return with_bytes(kind, change)
 
 
-# --- which faults a type can have -------------------------------------------------------------
+# --- faults of each type ----------------------------------------------------------------------
 
 # fields whose nibbles are steps, or several smaller steps; in other formats, they are indices or
 # scales

@@ -61,7 +61,7 @@ class Architecture(Registered):
         the cache."""
         raise NotImplementedError
 
-    # --- what most graphs are made of, each shown under its name -----------------------------
+    # --- parts of most graphs, each shown under its name -------------------------------------
 
     def linear(self, step: Step, layer: int, site: str, x: F32, name: str) -> F32:
         """Apply a linear layer. x: (tokens, inputs) -> (tokens, outputs)"""
@@ -92,7 +92,7 @@ class Architecture(Registered):
         w = self.tensors
         return w["output.weight" if "output.weight" in w else "token_embd.weight"]
 
-    # --- what is remembered ------------------------------------------------------------------
+    # --- memory ------------------------------------------------------------------------------
 
     def window(self, layer: int) -> int:
         """Return how many tokens each token of a layer sees, itself included; 0: all tokens before

@@ -384,7 +384,7 @@ type_callable(operator.getitem)(item)
 lower_builtin(operator.getitem, Lanes, types.Integer)(take_item)
 
 
-# --- what several formats share ---------------------------------------------------------------
+# --- code that several formats share ----------------------------------------------------------
 
 
 @compiled_as

@@ -226,7 +226,7 @@ class SliceAsker:
         rewrite(self.file, self.with_few_tokens(self.file, recipe), path)
         return run_alone(self.open, replace(self.plan, model=path, subject_model=path))
 
-    # --- what a layer is by its number --------------------------------------------------------
+    # --- roles of layers by number ------------------------------------------------------------
 
     @cached_property
     def graph(self) -> Graph:

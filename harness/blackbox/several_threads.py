@@ -152,7 +152,7 @@ def until_wrong(answers: Answers, context: Context) -> Iterator[Verdict]:
         yield replace(verdict, summary=text + more, detail=detail)
 
 
-# --- what is asked ------------------------------------------------------------------------------
+# --- questions ----------------------------------------------------------------------------------
 
 
 def logits(context: Context) -> Repeated:
@@ -211,7 +211,7 @@ LISTS = Answers(suite="logprobs", what="the likeliest tokens", prepare=lists)
 TEXTS = Answers(suite="text", what="a text", prepare=texts)
 
 
-# --- where --------------------------------------------------------------------------------------
+# --- places -------------------------------------------------------------------------------------
 
 
 def bisect_threads(plan: Plan, context: Context) -> Bisection | None:

@@ -83,7 +83,7 @@ def trial_of(row: dict[str, Any]) -> Trial:
     )
 
 
-# --- what is known of a model before any engine is tried ----------------------------------------
+# --- facts about a model without an engine ------------------------------------------------------
 
 
 @dataclass(kw_only=True)

@@ -84,7 +84,7 @@ def without_roundings(cls: type[Any]) -> type[Any]:
     return type(cls.__name__, (cls,), {"make_ops": make_ops})
 
 
-# --- which of them may have been made in an engine that runs this file -----------------------
+# --- mistakes that are possible with this file -----------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,7 +64,7 @@ class MistakeQuestion:
         return all(getattr(cls, name) is getattr(Reference, name) for name in self.methods)
 
 
-# --- what a file says ---------------------------------------------------------------------------
+# --- contents of files --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

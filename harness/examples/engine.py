@@ -10,7 +10,7 @@ import sys
 
 import numpy as np
 
-VALUES = ("B", "b", "H", "h", "I", "i", "f", "?", "text", "array", "Q", "q", "d")  # of GGUF
+VALUES = ("B", "b", "H", "h", "I", "i", "f", "?", "text", "array", "Q", "q", "d")  # in GGUF
 SHOWS = [
     *("embd", "attn_norm", "Qcur", "Kcur", "Vcur", "Qcur_rope", "Kcur_rope", "kqv_out", "attn_out"),
     *("ffn_inp", "ffn_norm", "ffn_gate", "ffn_up", "ffn_swiglu", "ffn_out", "l_out"),
@@ -20,11 +20,11 @@ SHOWS = [
 
 class File:  # GGUF: keys and a table of tensors
     def __init__(self, path):
-        self.raw, self.at = np.memmap(path, np.uint8, "r"), 4  # behind the letters GGUF
+        self.raw, self.at = np.memmap(path, np.uint8, "r"), 4  # after the letters GGUF
         _, n_tensors, n_keys = (self.take(code) for code in "IQQ")
         self.keys = {self.text(): self.value(self.take("I")) for _ in range(n_keys)}
         self.tensors = {self.text(): self.tensor() for _ in range(n_tensors)}
-        self.data = -(-self.at // 32) * 32  # the alignment, as long as no key says another
+        self.data = -(-self.at // 32) * 32  # the default alignment
 
     def take(self, code):
         (value,) = struct.unpack_from("<" + code, self.raw, self.at)
@@ -99,7 +99,7 @@ class Llama:
             hidden = (at > positions[:, None]) | (of != sequences[:, None])
             h = show(f"kqv_out-{i}", self.attention(q, k, v, hidden))
             h = show(f"attn_out-{i}", product(h, "attn_output"))
-            if i == self.layers - 1:  # the rest is needed where logits are asked for
+            if i == self.layers - 1:  # only rows with logits are needed now
                 h, x = h[outputs], x[outputs]
             x = show(f"ffn_inp-{i}", h + x)
             h = show(f"ffn_norm-{i}", self.norm(x, f"blk.{i}.ffn_norm.weight"))
@@ -131,7 +131,7 @@ def main():
     while line := sys.stdin.buffer.readline():
         question = json.loads(line)
         given = {}
-        for name, _, shape in question["arrays"]:  # only f32 here
+        for name, _, shape in question["arrays"]:  # this engine gets only f32
             raw = sys.stdin.buffer.read(4 * int(np.prod(shape)))
             given[name] = np.frombuffer(raw, "<f4").reshape(shape)
         try:

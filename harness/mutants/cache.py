@@ -47,7 +47,7 @@ def in_int8(x: F32) -> F32:
     return found
 
 
-# --- what a cell holds --------------------------------------------------------------------------
+# --- contents of cells --------------------------------------------------------------------------
 
 Cache.add_fault(
     "cache-one-slot-late",
@@ -136,7 +136,7 @@ class RotatedAgain(Cache, name="mutant:cache-keys-rotated-again"):
         return right(q, self.loaded.ops.rope(k, np.arange(len(k), dtype=np.int32), params))
 
 
-# --- which cells are seen -----------------------------------------------------------------------
+# --- visible cells ------------------------------------------------------------------------------
 
 
 class HiddenCells(Cache):
@@ -226,8 +226,7 @@ class NotCleared(Cache, name="mutant:cache-not-cleared"):
     remembers = True
     newest: Store | None = None
     before: Store | None = None  # the store of the previous run
-    # number of used cells by store
-    used: ClassVar[WeakKeyDictionary[Store, int]] = WeakKeyDictionary()
+    used: ClassVar[WeakKeyDictionary[Store, int]] = WeakKeyDictionary()  # number of used cells
 
     def new_memory(self, right: Callable[..., Memory], **shape: Any) -> Memory:
         memory = super().new_memory(right, **shape)

@@ -243,7 +243,7 @@ class InputsWeighted(WrongExperts, name="mutant:experts-inputs-weighted"):
         return a if a.ndim == 3 else right(a, b)
 
 
-# --- what they compute --------------------------------------------------------------------------
+# --- results of experts -------------------------------------------------------------------------
 
 
 WrongExperts.add_fault(

@@ -268,7 +268,7 @@ WrongRope.add_fault(
 )
 
 
-# --- which elements, which positions ------------------------------------------------------------
+# --- elements and positions ---------------------------------------------------------------------
 
 
 class HalfTheHead(WrongRope, name="mutant:rope-half-the-head"):

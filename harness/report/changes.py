@@ -196,7 +196,7 @@ def held_comparisons(run: RowsOfRun, statuses: Sequence[str]) -> Counter[tuple[s
     return Counter((row["suite"], row["case"]) for row in rows)
 
 
-# --- how large ------------------------------------------------------------------------------------
+# --- sizes ----------------------------------------------------------------------------------------
 
 
 def sizes_changed(a: RowsOfRun, b: RowsOfRun) -> tuple[list[Growth], list[Growth]]:
@@ -273,7 +273,7 @@ def larger(before: float | None, after: float | None, times: float, room: float)
     return after > times * before and after - before > room
 
 
-# --- how near to their limits -------------------------------------------------------------------
+# --- distances from limits ----------------------------------------------------------------------
 
 
 def shares(run: RowsOfRun) -> dict[Spot, float]:

@@ -132,7 +132,7 @@ def exit_code_of_matrix(rows: Sequence[MatrixRow]) -> int:
     return next(code for code in (1, 2, 3, 0) if code in found)
 
 
-# --- as files -------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------
 
 
 def write_matrix(

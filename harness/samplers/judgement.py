@@ -130,7 +130,7 @@ def is_defined(c: CandidateList) -> bool:
     return bool(len(c)) and bool(np.isfinite(c.logits.max()))
 
 
-# --- what llama.cpp does by accident --------------------------------------------------------------
+# --- accidents of llama.cpp -----------------------------------------------------------------------
 
 
 def find_accident(sampler: Sampler, before: CandidateList, shown: SampledList) -> Accident | None:

@@ -65,7 +65,7 @@ def test_the_fast_engine_conforms_with_and_without_a_kernel(type_name: str, fold
     assert exit_code(checked(model_of(type_name, folder), EXACT, "fast")) == 0
 
 
-# --- which types those are --------------------------------------------------------------------
+# --- types ------------------------------------------------------------------------------------
 
 
 def test_remaining_types_are_f64_and_integers() -> None:

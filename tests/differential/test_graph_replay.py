@@ -261,7 +261,7 @@ def test_decoder_reads_the_output_of_our_encoder(recorded: Record) -> None:
     assert off(made, put) > 10 * made.floor
 
 
-# --- what cannot be computed ------------------------------------------------------------------
+# --- nodes that cannot be computed ------------------------------------------------------------
 
 
 def test_nodes_after_an_unknown_op_are_unknown_and_name_the_op(

@@ -295,7 +295,7 @@ def test_llama_cpp_aborts_on_texts_that_we_refuse(
     assert ask(path, [text], []) is None
 
 
-# --- where llama.cpp goes on and we do not --------------------------------------------------------
+# --- refusals that llama.cpp lacks ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ def tensor(model: Model, layer: int, key: str) -> NDArray[np.float64]:
     return values
 
 
-# --- which tensors a file must have -------------------------------------------------------------
+# --- required tensors ---------------------------------------------------------------------------
 
 
 def written(path: Path, change: Callable[[list[Any]], list[Any]]) -> Path:

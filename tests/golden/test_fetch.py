@@ -245,7 +245,7 @@ def test_endless_pip_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
         fetch.fetch()
 
 
-# --- where it is --------------------------------------------------------------------------------
+# --- places -------------------------------------------------------------------------------------
 
 
 def test_folder_from_the_environment_is_used_if_complete(

@@ -57,7 +57,7 @@ def held(engine: type[Reference], kind: str, folder: Path) -> list[Verdict]:
         return list(Golden.member("vocabulary")().replay(vectors, ask, verdict))
 
 
-# --- what is in them ----------------------------------------------------------------------------
+# --- contents -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ALL)

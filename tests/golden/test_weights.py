@@ -55,7 +55,7 @@ def engine(**methods: Callable[..., Any]) -> type[Reference]:
     return type("Engine", (Reference,), {"name": "engine", **methods})
 
 
-# --- what there is --------------------------------------------------------------------------
+# --- list of documents ----------------------------------------------------------------------
 
 
 def test_every_type_has_weight_vectors_and_product_vectors_if_any() -> None:
@@ -96,7 +96,7 @@ def test_values_include_both_zeros_nan_and_infinity_if_possible(
     assert (values > 0).any()
     assert (values < 0).any()
     integers = kind.name in NUMBERS and kind.name != "F64"
-    own_scales = kind.name in ("MXFP4", "NVFP4")  # of a byte: no NaN in ggml, and NVFP4's are small
+    own_scales = kind.name in ("MXFP4", "NVFP4")  # bytes: no NaN in ggml, and NVFP4's are small
     assert np.isnan(values).any() == (not integers and not own_scales)
     assert np.isinf(values).any() == (not integers and kind.name != "NVFP4")
     # MXFP4 has no scale of zero, and its codes have one zero only
@@ -128,7 +128,7 @@ def test_every_entry_of_a_code_book_occurs(name: str, book: str, length: int) ->
     assert len(np.unique(runs, axis=0)) >= len(codebook(book))
 
 
-# --- what dequant vectors catch -------------------------------------------------------------
+# --- mistakes that dequant vectors catch ----------------------------------------------------
 
 
 @pytest.mark.parametrize(("kind", "wrong"), mistaken(FORMATS))
@@ -143,7 +143,7 @@ def test_no_wrong_decoder_passes(kind: type[WeightFormat], wrong: type[WeightFor
     assert verdict.detail["block"] in verdict.summary
 
 
-# --- what dot vectors catch, and what they let pass -----------------------------------------
+# --- mistakes that dot vectors catch or miss ------------------------------------------------
 
 
 def with_activations(change: Callable[[F32, F64], F64]) -> type[Reference]:

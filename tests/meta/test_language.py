@@ -1,8 +1,10 @@
-"""Rules of English that a program can check, for docstrings, names of tests and Markdown pages."""
+"""Rules of English that a program can check, for docstrings, comments, names of tests and pages."""
 
 import ast
 import re
+import tokenize
 from collections.abc import Callable, Iterator
+from io import StringIO
 
 import pytest
 from markdown_it import MarkdownIt
@@ -54,6 +56,15 @@ def wrong_docstrings(source: str) -> list[str]:
     texts = [ast.get_docstring(node) or "" for node in nodes]
     openers = OPENERS | POINTERS
     return [text.splitlines()[0] for text in texts if begins_badly(text, openers)]
+
+
+def wrong_comments(source: str) -> list[str]:
+    """Return the comments that begin with a banned word. Adjacent lines are one comment."""
+    tokens = tokenize.generate_tokens(StringIO(source).readline)
+    comments = [token for token in tokens if token.type == tokenize.COMMENT]
+    alone = {token.start[0] for token in comments if token.line.lstrip().startswith("#")}
+    first = (token.string for token in comments if token.start[0] - 1 not in alone)
+    return [text for text in first if begins_badly(text)]
 
 
 def wrong_names(source: str) -> list[str]:
@@ -123,6 +134,10 @@ def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
     assert problems(wrong_docstrings, ".py") == []
 
 
+def test_comments_begin_with_their_subject() -> None:
+    assert problems(wrong_comments, ".py") == []
+
+
 def test_names_of_tests_have_a_subject_and_few_letters() -> None:
     assert problems(wrong_names, ".py", "tests/") == []
 
@@ -139,6 +154,13 @@ def test_wrong_docstring_is_found() -> None:
     source = '"""Whether it ends."""\ndef f():\n    """Of all.\n\n    More."""\n\n'
     right = 'class A:\n    """Where"""\n    def g(self):\n        """Return what is left."""\n'
     assert wrong_docstrings(source + right) == ["Whether it ends.", "Of all.", "Where"]
+
+
+def test_wrong_comment_is_found() -> None:
+    source = (
+        "a = 1  # of all\n# What ends,\n# as one may say\nb = 2  # bytes of all\n# --- where ---\n"
+    )
+    assert wrong_comments(source) == ["# of all", "# What ends,", "# --- where ---"]
 
 
 def test_wrong_name_is_found() -> None:

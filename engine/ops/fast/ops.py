@@ -206,7 +206,7 @@ def as_compiled(x: NDArray[Any], kind: np.dtype[Any]) -> NDArray[Any]:
     return np.require(x, kind, ["C", "A", "W"])
 
 
-# --- how each format is multiplied ------------------------------------------------------------
+# --- products of each format ------------------------------------------------------------------
 
 
 def of_steps(found: ActivationSteps, weight: Weight) -> Prepared:

@@ -143,7 +143,7 @@ class Ways:
     def total(self, terms: NDArray[Any]) -> np.float32:
         return F(self.running(terms)[-1]) if len(terms) else F(0)
 
-    # --- what most samplers do first -----------------------------------------------------------
+    # --- first steps of most samplers ----------------------------------------------------------
 
     def softmax(self, c: CandidateList, *, sort: bool) -> CandidateList:
         """Return the list with probabilities, sorted first if `sort` is true."""

@@ -226,7 +226,7 @@ class LlamaCpp(StateFiles, name="llama.cpp"):
                 model.close()
         self._full = self._vocab_only = None
 
-    # --- what is loaded -----------------------------------------------------------------------
+    # --- loading ------------------------------------------------------------------------------
 
     def _path(self) -> Path:
         if self.model is None:
@@ -293,7 +293,7 @@ class LlamaCpp(StateFiles, name="llama.cpp"):
         self._attention = kind
         return kind
 
-    # --- what is refused ----------------------------------------------------------------------
+    # --- refusals -----------------------------------------------------------------------------
 
     def _check(self, request: Request) -> None:
         self._check_batches(request.batches)

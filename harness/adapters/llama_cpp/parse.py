@@ -137,7 +137,7 @@ def reason_of(said: Sequence[str]) -> str:
     return next((kind for pattern, kind in REASONS if pattern.search(said[0])), "other")
 
 
-# --- what was read ----------------------------------------------------------------------------
+# --- contents ---------------------------------------------------------------------------------
 
 
 def digest_of(ggml: ctypes.CDLL, gguf: int) -> int:

@@ -195,7 +195,7 @@ class SamplerCampaign:
         text = f"{session.name}: {describe_finding(first, request)}"
         return SampleFault(status="diverged", text=text, finding=first)
 
-    # --- what is said of it -----------------------------------------------------------------------
+    # --- verdicts ---------------------------------------------------------------------------------
 
     def verdict_for(
         self, session: Session, small: SampleRequest, fault: SampleFault, role: str

@@ -92,7 +92,7 @@ def is_hex(text: str) -> bool:
     return True
 
 
-# --- what is drawn --------------------------------------------------------------------------------
+# --- random choices -------------------------------------------------------------------------------
 
 
 def state_case(number: int, base: str, draw: Draw, saved: SavedBase) -> StateCase:

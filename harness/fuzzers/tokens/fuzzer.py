@@ -144,7 +144,7 @@ class FuzzedVocabulary:
         for way, cases in () if self.original else runs.items():
             campaign.decode(cases, FLAGS[way])
 
-    # --- what is said of it -----------------------------------------------------------------------
+    # --- verdicts ---------------------------------------------------------------------------------
 
     def report_campaign(self, campaign: TextCampaign) -> Iterator[Verdict]:
         counts = {

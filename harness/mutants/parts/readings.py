@@ -70,7 +70,7 @@ def group_scales(blocks: Blocks) -> F32:
     return found
 
 
-# --- what readings do -------------------------------------------------------------------------
+# --- effects of readings ----------------------------------------------------------------------
 
 
 def pair_in_order(blocks: Blocks, out: F32) -> None:

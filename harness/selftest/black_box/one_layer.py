@@ -58,7 +58,7 @@ def fault_named(engine: str) -> OneLayerFault:
     return OneLayerFault(way=way, layer=int(layer), where=where, change=change)
 
 
-# --- what is done to a tensor -------------------------------------------------------------------
+# --- changes to a tensor ------------------------------------------------------------------------
 
 
 def scale_rows(rows: Rows, format: type[WeightFormat], head: int) -> None:
@@ -118,7 +118,7 @@ def heads_in(file: GgufFile, where: str) -> int:
     return int(found if isinstance(found, int) else found[0])
 
 
-# --- what is done to what a layer computes ------------------------------------------------------
+# --- changes to a layer's results ---------------------------------------------------------------
 
 
 class Spoilt:
@@ -224,7 +224,7 @@ def damaged_file(fault: OneLayerFault, model: Path, folder: Path) -> Path:
     return path
 
 
-# --- which there are ----------------------------------------------------------------------------
+# --- list of faults -----------------------------------------------------------------------------
 
 
 def faults_of(path: Path, seed: int) -> Iterator[OneLayerFault]:

@@ -64,7 +64,7 @@ def run_black_box(
     return 0 if is_kept(rows) else 1
 
 
-# --- which are tried ------------------------------------------------------------------------------
+# --- choice of trials -----------------------------------------------------------------------------
 
 
 def every_pair(seed: int, only: str) -> list[Pair]:

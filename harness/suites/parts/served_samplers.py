@@ -105,7 +105,7 @@ def wrong_verdict(context: Context, suite: str, found: ServedPart) -> Verdict:
     return context.verdict(suite, "diverged", text, detail, [*key, off.kind.name])
 
 
-# --- what it is asked -----------------------------------------------------------------------------
+# --- questions ------------------------------------------------------------------------------------
 
 
 def begin_run(context: Context) -> ServedRun:

@@ -39,11 +39,11 @@ EXPECTED = {
     # but </s>, which is legal GGUF; that array makes the cut fall into the tensor table, where the
     # name of tensor 12 lacks 8 bytes.
     "gridcore/malformed/hdr-suppress-eos.gguf": Expected("length", 8173),
-    # That llama without the array, so that the table is whole and the data is cut off. Here
+    # The same llama without the array, so that the table is whole and the data is cut off. Here
     # token_embd.weight is at offset 2^64 - 16, and start + offset wraps around in a reader that
     # only adds. We say misaligned, because 2^64 - 16 is no multiple of 32.
     "gridcore/malformed/hdr-wrap-first-offset.gguf": Expected("misaligned", 6446),
-    # That llama with ne[0] = 0 for token_embd.weight. An empty tensor is legal to us and to
+    # The same llama with ne[0] = 0 for token_embd.weight. An empty tensor is legal to us and to
     # llama.cpp, but the next one must then start at 0 too, and starts at 66304.
     "gridcore/malformed/hdr-zero-first-dim.gguf": Expected("gap", 6496),
     # Both counts are 2^64 - 1.

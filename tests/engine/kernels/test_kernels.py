@@ -13,7 +13,7 @@ import pytest
 
 from lockstep.engine.kernels import unpacking
 
-# --- what is kept on disk -------------------------------------------------------------------------
+# --- cache on disk --------------------------------------------------------------------------------
 
 SOURCE = """
 from lockstep.engine.kernels.lanes import as_float, bytes_at, kernel, store

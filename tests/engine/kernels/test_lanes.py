@@ -139,7 +139,7 @@ def test_negation_changes_the_sign_of_zero() -> None:
     assert same(found, -RAW[:8].astype(np.int32))
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 
 def doubles_beside_floats(out: Any, raw: Any, n: int) -> None:

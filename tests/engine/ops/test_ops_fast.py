@@ -120,7 +120,7 @@ def test_read_only_and_transposed_inputs_give_the_same_result(
     assert ask(FAST, turned).tobytes() == expected.tobytes()
 
 
-# --- as it is used --------------------------------------------------------------------------------
+# --- use in models --------------------------------------------------------------------------------
 
 
 def test_fast_engine_generates_the_text_of_the_reference(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_product_row_by_row_equals_that_of_decoded_weights(
     expected, expected_size = decoded(x, weight, build, monkeypatch)
     assert value.any()
     assert (np.abs(value - expected) <= 2.0**-48 * size).all()
-    # where the size need not be exact, it is slightly larger on purpose
+    # an inexact size is slightly larger on purpose
     assert (size <= expected_size * (1 + 2.0**-48)).all()
     assert (size >= expected_size * (1 - 2.0**-11)).all()
 

@@ -188,7 +188,7 @@ def test_sum_of_a_q8_1_block_uses_the_scale_before_rounding() -> None:
     assert not np.array_equal(carried, exact.astype(np.float16))
 
 
-# --- what the formats are ---------------------------------------------------------------------
+# --- formats ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)

@@ -87,7 +87,7 @@ def test_threads_that_decode_side_by_side_change_no_bit(kind: type[WeightFormat]
         assert [out.tobytes() for out in pool.map(kind.dequantize, parts)] == alone
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -229,7 +229,7 @@ def test_clone_draws_anew_if_the_accident_is_enabled() -> None:
     assert chain.clone().draws() == fresh
 
 
-# --- what llama.cpp's libraries do ----------------------------------------------------------------
+# --- libraries of llama.cpp -----------------------------------------------------------------------
 
 
 def test_generator_matches_the_published_generator() -> None:

@@ -144,7 +144,7 @@ def is_cut(tokenizer: Tokenizer, pair: bytes) -> bool:
     return merging.cut(raw, hashes, table.powers, table.joints, 0, len(raw), symbols) == 1
 
 
-# --- what is kept of words ------------------------------------------------------------------------
+# --- cache of words -------------------------------------------------------------------------------
 
 
 def test_short_words_are_cached_up_to_a_limit(

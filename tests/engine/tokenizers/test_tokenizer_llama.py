@@ -151,7 +151,7 @@ def test_tokenizer_follows_every_rule() -> None:
     assert broken_rules(LlamaTokenizer, tiny(), CASES) == []
 
 
-# --- what no single rule says ------------------------------------------------------------------
+# --- several rules together --------------------------------------------------------------------
 
 
 def test_text_without_the_prefix_keeps_its_start_and_its_spaces() -> None:

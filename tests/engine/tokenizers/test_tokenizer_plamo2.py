@@ -40,7 +40,7 @@ WORDS: list[Word] = [
     ("efg", -3, NORMAL),
     ("日本", -6, NORMAL),
     ("本語", -4, NORMAL),
-    ("gg", -2000, NORMAL),  # as bad as no token
+    ("gg", -2000, NORMAL),  # equal to no token
     ("hh", -1000, NORMAL),  # hides shorter tokens
     ("kk", -np.inf, NORMAL),
     ("▁a", -1, NORMAL),

@@ -126,7 +126,7 @@ def test_weight_after_the_last_cell_is_noticed_unless_all_are_nan(
     assert reach_beyond(weights, 2) is does
 
 
-# --- what a version does not show ---------------------------------------------------------------
+# --- values that a version does not show --------------------------------------------------------
 
 
 def recorder(*replaced: Site, cells: int = 3) -> SiteRecorder:

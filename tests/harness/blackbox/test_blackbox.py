@@ -42,7 +42,7 @@ from tests.harness.check.test_check import plan_for
 from tests.models import builtin, with_changed_weight, written
 from tests.quiet_engines import made, wrong
 
-# --- which part -----------------------------------------------------------------------------
+# --- parts ----------------------------------------------------------------------------------
 
 PARTS = {
     "rope-half-split": "attention: rotation",

@@ -101,7 +101,7 @@ def test_report_adds_no_uncompared_half_to_a_named_matrix(tmp_path: Path) -> Non
     assert not any(HALF in part.words for row in found.guilty for part in row.parts)
 
 
-# --- whose bias -----------------------------------------------------------------------------------
+# --- names of biases ------------------------------------------------------------------------------
 # The text on a wrong bias names the bias, in the first layer with the fault.
 
 ZERO_BIASES = "the engines agree with biases of zero"

@@ -81,7 +81,7 @@ def verdict(status: Status) -> Verdict:
     return Verdict(suite="s", case="c", status=status, summary="x")
 
 
-# --- what verdicts add up to ----------------------------------------------------------------
+# --- exit codes -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_equal_choices_along_the_other_engines_text_are_counted() -> None:
     assert choices([0, 1, 3, 3], logits) == {"same_choices": 3, "other_choices": [(2, 3, 2)]}
 
 
-# --- what an engine leaves unanswered -------------------------------------------------------
+# --- unanswered questions -------------------------------------------------------------------
 
 
 class Failing(LocalSession):
@@ -247,7 +247,7 @@ def test_different_ids_are_a_divergence(pair: Opened, model: Path) -> None:
     assert ways == [("encode", "diverged")] * 4 + [("encode_beyond_unicode", "diverged")]
 
 
-# --- which suites ---------------------------------------------------------------------------
+# --- suites ---------------------------------------------------------------------------------
 
 
 def test_all_suites_run_in_order_by_default() -> None:
@@ -268,7 +268,7 @@ def test_unknown_suite_is_refused_with_the_known_suites() -> None:
     assert all(name in str(refusal.value) for name in Suite.family)
 
 
-# --- what is refused at the start -----------------------------------------------------------
+# --- refusals at the start ------------------------------------------------------------------
 
 
 def test_model_with_a_vocabulary_is_recognised(model: Path, tmp_path: Path) -> None:

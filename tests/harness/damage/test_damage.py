@@ -55,7 +55,7 @@ def test_seed_decides_the_changes(tmp_path: Path) -> None:
     assert first == again != other
 
 
-# --- what counts as found ---------------------------------------------------------------------
+# --- definition of a found change -------------------------------------------------------------
 
 CHANGE = Damage(
     tensor="a.weight", kind="sign", element=0, before=1.0, after=-1.0, at=0, raw=bytes(4)

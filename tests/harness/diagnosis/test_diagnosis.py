@@ -153,7 +153,7 @@ class OffersLogits(Offers, name="test:logits-that-fail"):
         raise NotImplementedError("later")
 
 
-# --- what is named ------------------------------------------------------------------------------
+# --- named mistakes -----------------------------------------------------------------------------
 
 
 def test_mistake_is_named_by_its_logits(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_diagnosis_names_nothing_if_too_few_answers_differ(tmp_path: Path) -> No
     assert "DIAGNOSIS" not in text
 
 
-# --- when answers are the same ------------------------------------------------------------------
+# --- equal answers ------------------------------------------------------------------------------
 
 
 def test_row_is_equal_within_the_limit_or_if_both_are_nan() -> None:

@@ -224,7 +224,7 @@ def test_program_knows_nothing_of_lockstep(path: Path) -> None:
         assert not {name.partition(".")[0] for name in names} & {"engine", "harness", "golden"}
 
 
-# --- what the programs share ----------------------------------------------------------------------
+# --- shared code of the programs ------------------------------------------------------------------
 
 ON_ANSWERING = """
 import numpy as np

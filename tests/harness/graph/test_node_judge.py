@@ -226,7 +226,7 @@ def test_node_without_elements_is_not_compared(tmp_path: Path) -> None:
     assert (found.findings, found.unknown) == ([], {})
 
 
-# --- how nodes hang together --------------------------------------------------------------------
+# --- connections of nodes -----------------------------------------------------------------------
 
 ROOTS = (
     Root(kind="input", name="x", type="F32", size=24),

@@ -226,7 +226,7 @@ def test_cluster_check_gives_the_verdicts_of_processes(
     assert "diverged" in {verdict.status for verdict in two.verdicts}
 
 
-# --- what cannot be done ------------------------------------------------------------------------
+# --- refusals -----------------------------------------------------------------------------------
 
 
 def test_worker_without_a_file_says_so(cluster: DaskCluster, tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_figures_of_nodes_and_logits_may_move_towards_limits() -> None:
     assert {m.what for m in found.moved} == {"Qcur-2", "worst logit"}
 
 
-# --- how large ------------------------------------------------------------------------------------
+# --- sizes ----------------------------------------------------------------------------------------
 
 
 def off(times: float | str, count: int = 50, **more: Any) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def row(**changes: Any) -> BlackBoxRow:
     return BlackBoxRow(**(known | changes))
 
 
-# --- where an engine is wrong ---------------------------------------------------------------------
+# --- wrong places ---------------------------------------------------------------------------------
 
 
 def places_of(cls: type[Reference], model: Path, other: Path | None = None) -> set[WrongPlace]:
@@ -106,7 +106,7 @@ def test_seed_decides_the_faults_of_one_layer(tmp_path: Path) -> None:
     assert len({fault.engine for fault in first}) == len(first)
 
 
-# --- what is right --------------------------------------------------------------------------------
+# --- right answers --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_tokenizer_is_not_blamed_if_the_engine_gets_ids(model: Path, own: bool) 
     assert ("the tokenizer is not at fault" in bos.summary) is not own
 
 
-# --- what a wrong engine comes to ---------------------------------------------------------------
+# --- reports of wrong engines -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("level", ["logprobs", "greedy", "generate"])
@@ -213,7 +213,7 @@ def test_wrong_oracle_is_reported_alone(model: Path) -> None:
     assert any("the oracle does not write ok either" in v.summary for v in both)
 
 
-# --- which models -------------------------------------------------------------------------------
+# --- models -------------------------------------------------------------------------------------
 
 
 def test_acid_suite_on_another_model_gives_advice(tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ def test_nan_row_equals_only_itself() -> None:
     assert worst(one, one * (1 + 1e-6)) < ALLOWED_NMSE < worst(one, one * 1.001)
 
 
-# --- what cannot be compared --------------------------------------------------------------------
+# --- cases without a comparison -----------------------------------------------------------------
 
 
 def test_dying_engine_is_a_separate_finding(tmp_path: Path) -> None:

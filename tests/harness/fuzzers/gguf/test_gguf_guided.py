@@ -55,7 +55,7 @@ def made(family: str, n: int) -> Iterator[bytes]:
     yield from (case.raw for case in cases(0, family, 0, n))
 
 
-# --- what is reached --------------------------------------------------------------------------
+# --- coverage ---------------------------------------------------------------------------------
 
 
 def test_grammar_reaches_every_line_of_the_reader() -> None:
@@ -150,7 +150,7 @@ def test_guided_run_ends_if_nothing_new_is_found(one: Path, tmp_path: Path) -> N
     assert read_report(result.folder / "report.jsonl")[0]["campaign"]["keep"] == str(plan.keep)
 
 
-# --- what cannot be done ----------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

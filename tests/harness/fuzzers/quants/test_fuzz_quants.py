@@ -74,7 +74,7 @@ def statuses(verdicts: list[Verdict]) -> list[str]:
     return [verdict.status for verdict in verdicts]
 
 
-# --- what is caught -------------------------------------------------------------------------
+# --- caught mistakes ------------------------------------------------------------------------
 
 
 @PER_FORMAT
@@ -156,7 +156,7 @@ def test_nan_with_another_sign_is_counted_but_not_a_difference() -> None:
     assert exit_code([verdict]) == 0
 
 
-# --- when there is no answer ----------------------------------------------------------------
+# --- missing answers ------------------------------------------------------------------------
 
 
 def failing(error: Exception, when: Callable[[Bytes], bool] = lambda raw: True) -> Decode:

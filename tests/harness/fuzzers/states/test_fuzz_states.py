@@ -106,7 +106,7 @@ def test_regions_name_the_damaged_numbers() -> None:
     assert StateCase(0, "one", edits).regions(base) == "cut+values+version"
 
 
-# --- what is odd ----------------------------------------------------------------------------------
+# --- odd files ------------------------------------------------------------------------------------
 
 
 def answers(rows: Sequence[tuple[str, int]], words: str = "") -> Parsed:
