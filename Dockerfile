@@ -5,7 +5,7 @@ RUN apt-get update && apt-get install --yes --no-install-recommends \
     ca-certificates cmake g++ git make ninja-build python3-dev python3-venv
 WORKDIR /lockstep
 COPY . .
-# the image runs on other processors too
+# the image must run on other processors too
 RUN CMAKE_ARGS=-DGGML_NATIVE=OFF make wheel \
     && python3 -m venv /opt/lockstep \
     && /opt/lockstep/bin/pip install --no-index --find-links dist gguf-lockstep

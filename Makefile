@@ -1,20 +1,20 @@
-# `make check` and `make test` set up .venv by themselves; a second run finds it ready.
+# `make check` and `make test` set up .venv once, and use it again.
 
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 TOOLS := .venv/tools
 
-# What the newest x86 processors have besides. Of AMX GCC 12 leaves out what sets it up, and llama.cpp
-# dies at its first product by it: "gcc-amx-tiles" in harness/known/divergences.toml. Without
-# these llama.cpp computes alike wherever the tests run. pip's cache does not know what a wheel was
-# built with.
+# Instructions that only the newest x86 processors have. The build leaves them out, so that llama.cpp
+# computes the same on every machine that runs the tests. GCC 12 also omits the set-up of AMX, and
+# llama.cpp crashes at its first AMX product ("gcc-amx-tiles" in harness/known/divergences.toml).
+# pip's cache ignores compiler flags, so such a build does not use the cache.
 AMX := $(if $(shell grep -sw amx_tile /proc/cpuinfo),-mno-amx-tile -mno-amx-int8 -mno-amx-bf16)
 HALVES := $(if $(shell grep -sw avx512_fp16 /proc/cpuinfo),-mno-avx512fp16)
 LEFT_OUT := $(strip $(AMX) $(HALVES))
 
-# libllama and ggml alone, a third of the work. pip keeps such a wheel in a cache of ours: other
-# projects would find it in pip's own, and miss libmtmd.
+# Build only libllama and ggml, which takes a third of the time. Such a wheel lacks libmtmd, so it is
+# kept in Lockstep's own cache: other projects must not find it in pip's cache.
 PIP := $(BIN)/pip --disable-pip-version-check
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/lockstep/pip
 BUILD := CFLAGS="$$CFLAGS $(LEFT_OUT)" CXXFLAGS="$$CXXFLAGS $(LEFT_OUT)" \
@@ -22,7 +22,7 @@ BUILD := CFLAGS="$$CFLAGS $(LEFT_OUT)" CXXFLAGS="$$CXXFLAGS $(LEFT_OUT)" \
 CACHED := $(if $(LEFT_OUT),--no-cache-dir,--cache-dir "$(CACHE)")
 LLAMA_CPP := $(shell sed -n 's/^ *"\(llama-cpp-python==[^"]*\)".*/\1/p' pyproject.toml)
 
-# A folder that `make wheel` has filled, such as dist: `make check WHEELS=dist` builds nothing.
+# A folder of wheels that `make wheel` wrote. `make check WHEELS=dist` builds nothing.
 WHEELS ?=
 
 .PHONY: wheel check test test-all lint selftest campaign clean
@@ -30,11 +30,11 @@ WHEELS ?=
 check: $(READY)
 	@$(BIN)/lockstep check
 
-# A test process for each processor already: threads of OpenBLAS beside them only wait for each other.
-# Compiled modules are kept: each of the hundreds of processes that tests start would compile anew.
+# There is one test process for each processor, so more threads of OpenBLAS would only compete.
+# Python may write bytecode: otherwise each of the hundreds of processes of the tests compiles it again.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
 
-# What a change can break. tests/campaigns.py lists what only test-all runs.
+# tests/campaigns.py lists the long tests, which only test-all runs.
 test: $(TOOLS) lint
 	@$(PYTEST) -m "not campaign"
 
@@ -49,8 +49,8 @@ lint: $(TOOLS)
 selftest: $(READY)
 	@$(BIN)/lockstep selftest
 
-# The run that the README's tables are of: a million files in five families, 20,000 schedules.
-# Ten minutes on two cores.
+# The run behind the README's tables: a million files in five families and 20,000 schedules. It takes
+# ten minutes on two cores.
 CORPUS ?= ../shared/corpora/gguf
 campaign: $(READY)
 	@status=0; \
@@ -58,7 +58,7 @@ campaign: $(READY)
 	$(BIN)/lockstep fuzz batch -j 2 --cases 5000 --seed 11 || status=$$?; \
 	exit $$status
 
-# The pinned llama.cpp is built from source once; pip says "still running" while it does.
+# The pinned llama.cpp is built from source once. pip shows "still running" during the build.
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Lockstep needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2; exit 2; }
@@ -72,20 +72,20 @@ ifeq ($(WHEELS),)
 	@echo "[2/3] building llama.cpp ($(LLAMA_CPP)) from source: about two minutes on two cores"
 	@$(BUILD) $(PIP) install --progress-bar off $(CACHED) $(LLAMA_CPP)
 else
-	@echo "[2/3] installing llama.cpp ($(LLAMA_CPP)) from $(WHEELS): nothing is built"
+	@echo "[2/3] installing llama.cpp ($(LLAMA_CPP)) from $(WHEELS), without a build"
 	@$(PIP) install --quiet --no-index --find-links "$(WHEELS)" $(LLAMA_CPP)
 endif
 	@echo "[3/3] installing Lockstep"
 	@$(PIP) install --quiet -e .
 	@touch $(READY)
 
-# Tests and linters need packages that `make check` does not.
+# Tests and linters need more packages than `make check`.
 $(TOOLS): $(READY)
-	@echo "installing what tests and linters need"
+	@echo "installing the packages of tests and linters"
 	@$(PIP) install --quiet -e '.[dev,originals]'
 	@touch $(TOOLS)
 
-# Lockstep, llama.cpp for this processor, and all that they need, into dist/.
+# Write wheels of Lockstep, llama.cpp for this processor, and all dependencies to dist/.
 wheel:
 	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	@$(BUILD) $(PIP) wheel --progress-bar off $(CACHED) --wheel-dir dist .

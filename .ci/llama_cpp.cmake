@@ -1,11 +1,11 @@
-# Included by llama-cpp-python's project() when `make` builds it: leaves out what Lockstep never
-# loads, and compiles libllama in few units. No flag of the compiler changes, and no instruction of
-# ggml. Half of a build's time are the programs' common code and libmtmd (LLAVA_BUILD=OFF).
+# `make` adds this file to the project() of llama-cpp-python. It omits targets that Lockstep never
+# loads, and compiles libllama in few units. Compiler flags and ggml's code do not change. The common
+# code of the programs and libmtmd (LLAVA_BUILD=OFF) would take half of the build time.
 
-# the project forces this ON in the cache; a variable goes before that
+# the project sets this to ON in the cache, and a variable has priority over the cache
 set(LLAMA_BUILD_COMMON OFF)
 
-# llama.cpp unites the models alone; ggml-cpu cannot be united
+# llama.cpp enables unity builds only for the models; ggml-cpu does not compile as one unit
 function(unite_llama)
     get_target_property(sources llama SOURCES)
     get_target_property(folder llama SOURCE_DIR)

@@ -1,11 +1,11 @@
-/* Weight decoders and products in Lockstep's protocol: F32, F16, Q4_0 and Q8_0, C11 and no library.
+/* Weight decoders and products in Lockstep's protocol: F32, F16, Q4_0 and Q8_0, C11 without libraries.
  *
  *     cc -O2 -o engine-c engine.c -lm
  *     lockstep smoke -- ./engine-c
  *     lockstep check model.gguf --engine ./engine-c --suite dequant
  *
- * A question is one line of JSON whose keys come in the order that PROTOCOL.md gives, and then the
- * bytes of its arrays; so the few words that are needed here are found without a JSON library.
+ * A question is one line of JSON, and then the bytes of its arrays. The keys have the order of
+ * PROTOCOL.md, so this program finds them without a JSON library.
  */
 #include <math.h>
 #include <stdint.h>
@@ -17,7 +17,7 @@ enum { LONGEST = 1 << 20 };
 
 typedef struct {
     const char *name;
-    size_t weights, bytes; /* of a block */
+    size_t weights, bytes; /* size of a block */
 } kind;
 
 static const kind kinds[] = {{"F32", 1, 4}, {"F16", 1, 2}, {"Q4_0", 32, 18}, {"Q8_0", 32, 34}};
@@ -39,7 +39,7 @@ static void block(const kind *k, const uint8_t *p, float *out) {
         *out = half(p);
     } else if (!strcmp(k->name, "Q8_0")) {
         for (int i = 0; i < 32; i++) out[i] = half(p) * (float)(int8_t)p[2 + i];
-    } else { /* Q4_0: the low halves of the bytes come first */
+    } else { /* Q4_0: the low nibbles come first */
         for (int i = 0; i < 16; i++) {
             out[i] = half(p) * (float)((p[2 + i] & 15) - 8);
             out[i + 16] = half(p) * (float)((p[2 + i] >> 4) - 8);
@@ -47,7 +47,7 @@ static void block(const kind *k, const uint8_t *p, float *out) {
     }
 }
 
-/* The text or number behind "key": in the line; NULL without one. */
+/* Returns the text or number after "key": in the line, or NULL. */
 static const char *behind(const char *line, const char *key) {
     char pattern[64];
     snprintf(pattern, sizeof pattern, "\"%s\":", key);
@@ -96,7 +96,7 @@ static void compute(size_t id, const char *line, const uint8_t *payload) {
         size_t rows = columns ? n / columns : 0;
         const float *x = (const float *)(const void *)(payload + bytes);
         float *product = malloc(4 * tokens * rows + 1), *copy = malloc(4 * tokens * columns + 1);
-        memcpy(copy, x, 4 * tokens * columns); /* it need not be aligned */
+        memcpy(copy, x, 4 * tokens * columns); /* x may be unaligned */
         for (size_t t = 0; t < tokens; t++)
             for (size_t r = 0; r < rows; r++) {
                 double sum = 0;

@@ -1,4 +1,4 @@
-// A small engine in Lockstep's protocol: it reads files, and runs llama models of F32 weights.
+// A small engine in Lockstep's protocol. It reads files, and runs llama models with F32 weights.
 //     lockstep smoke -- node engine.mjs
 //     lockstep check model.gguf --engine "node engine.mjs"
 import { readFileSync } from "node:fs";
@@ -15,7 +15,7 @@ const TYPES = { 0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 8: "Q8_0", 12: "Q4_K",
 class File {
   constructor(path) {
     this.raw = readFileSync(path);
-    this.at = 4; // behind the letters GGUF
+    this.at = 4; // after the letters GGUF
     this.version = this.u32();
     const [tensors, keys] = [this.u64(), this.u64()];
     this.metadata = {};
@@ -42,7 +42,7 @@ class File {
     if (name === "STR") return this.text();
     const [read, size] = READ[name], value = this.raw[read](this.move(size));
     if (name === "BOOL") return value !== 0;
-    return typeof value === "bigint" ? Number(value) : finite(value); // exact up to 2^53
+    return typeof value === "bigint" ? Number(value) : finite(value); // exact below 2^53
   }
   weights(name) {
     const t = this.tensors.find((tensor) => tensor.name === name);
@@ -79,7 +79,7 @@ class Llama {
     }
     return out;
   }
-  rope(x, position) { // neighbours turn together
+  rope(x, position) { // rotates pairs of neighbours
     for (let i = 0; i < x.length; i += 2) {
       const angle = position / this.base ** ((i % this.size) / this.size);
       const [a, b, cos, sin] = [x[i], x[i + 1], Math.cos(angle), Math.sin(angle)];
@@ -99,7 +99,7 @@ class Llama {
     }
     return out;
   }
-  token(id, position, sequence, caches) { // the logits behind one token
+  token(id, position, sequence, caches) { // returns the logits after one token
     let x = this.w["token_embd.weight"].slice(id * this.width, (id + 1) * this.width);
     const add = (y) => { x = x.map((value, i) => value + y[i]); };
     caches.forEach((cache, layer) => {
@@ -129,7 +129,7 @@ class Llama {
   }
 }
 
-// --- the protocol: a line of JSON, then the arrays that it announces; none are given to this engine
+// --- the protocol: a question is a line of JSON, and an answer is a line and then its arrays
 let model, file;
 const answers = {
   start({ model: path }) {

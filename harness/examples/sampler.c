@@ -1,8 +1,8 @@
-/* A sampler in Lockstep's protocol, C11 and no library: temperature, cuts, penalties, one choice.
+/* A sampler in Lockstep's protocol, C11 without libraries: temperature, cuts, penalties, selection.
  *
  *     cc -O2 -o sampler sampler.c -lm
  *     lockstep check model.gguf --suite samplers --engine ./sampler
- * Parameters come behind the name of their sampler, so they are found without a JSON library. */
+ * Parameters follow the name of their sampler, so this program finds them without a JSON library. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@ typedef struct { int id; double logit, p; } candidate;
 static struct { int n; candidate at[N]; } row;
 static int told[N], n_told, counts[N];
 
-static int falling(const void *a, const void *b) { /* of equals the smaller id first */
+static int falling(const void *a, const void *b) { /* ties: the smaller id first */
     const candidate *x = a, *y = b;
     return x->logit != y->logit ? (x->logit < y->logit) - (x->logit > y->logit) : x->id - y->id;
 }
@@ -33,7 +33,7 @@ static void softmax(void) {
     for (int i = 0; i < row.n; i++) total += row.at[i].p = exp(row.at[i].logit - most);
     for (int i = 0; i < row.n; i++) row.at[i].p /= total;
 }
-static int reach(double goal) { /* the first place at which the sum of p reaches the goal */
+static int reach(double goal) { /* returns the first index at which the sum of p reaches the goal */
     int i = 0;
     for (double sum = row.at[0].p; sum < goal && i < row.n - 1;) sum += row.at[++i].p;
     return i;
@@ -66,7 +66,7 @@ static void penalise(const char *stage) {
     }
 }
 
-/* Change the row, and return the id that is selected: -1 for none, -2 for an unknown sampler. */
+/* Changes the row. Returns the selected id, -1 for none, or -2 for an unknown sampler. */
 static int apply(const char *stage, double draw) {
     double p = number(stage, "p"), t = number(stage, "t");
     int k = (int)number(stage, "k"), min_keep = (int)number(stage, "min_keep"), best = largest();
@@ -88,7 +88,7 @@ static int apply(const char *stage, double draw) {
     return -1;
 }
 
-static const char *tell(const char *at) { /* the tokens of the next list; returns its end */
+static const char *tell(const char *at) { /* reads the tokens of the next list, and returns its end */
     for (at = strchr(at, '[') + 1; *at != ']'; at += *at == ',')
         told[n_told++ % N] = (int)strtol(at, (char **)&at, 10);
     return at;
@@ -128,7 +128,7 @@ static void sample(size_t id, const char *line, const unsigned char *payload) {
     printf("{\"id\":%zu,\"answer\":{},\"arrays\":[[\"sizes\",\"i32\",[%zu,%zu]],"
            "[\"selected\",\"i32\",[%zu,%zu]],[\"ids\",\"i32\",[%zu]],[\"logits\",\"f32\",[%zu]],"
            "[\"p\",\"f32\",[%zu]]]}\n", id, rows, n, rows, n, total, total, total);
-    fwrite(sizes, 8, lists, stdout); /* and selected, which lies behind */
+    fwrite(sizes, 8, lists, stdout); /* also writes selected, which follows in memory */
     fwrite(ids, 4, total, stdout), fwrite(logits, 4, total, stdout), fwrite(p, 4, total, stdout);
     free(sizes), free(ids), free(logits), free(p);
 }

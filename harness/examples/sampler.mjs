@@ -1,8 +1,8 @@
-// A sampler in Lockstep's protocol, without a library: temperature, cuts, penalties, one choice.
+// A sampler in Lockstep's protocol, without libraries: temperature, cuts, penalties, selection.
 //     lockstep smoke -- node sampler.mjs
 //     lockstep check model.gguf --suite samplers --engine "node sampler.mjs"
 
-// --- samplers: a list of [id, logit] goes in, and what is left of it comes out
+// --- samplers: each takes a list of [id, logit], and returns the candidates that remain
 const by_logit = (list) => [...list].sort((a, b) => b[1] - a[1]);
 
 function softmax(list) {
@@ -12,11 +12,11 @@ function softmax(list) {
   return weights.map((weight) => weight / total);
 }
 
-function largest_of(list) { // its place: the first of equals
+function largest_of(list) { // returns its index, the first for ties
   return list.reduce((best, [, logit], i) => (logit > list[best][1] ? i : best), 0);
 }
 
-function reach(p, goal) { // the first place at which the sum of p reaches the goal
+function reach(p, goal) { // returns the first index at which the sum of p reaches the goal
   let sum = 0;
   const at = p.findIndex((share) => (sum += share) >= goal);
   return at < 0 ? p.length - 1 : at;
@@ -87,11 +87,11 @@ function sample({ chain, accepted }, { logits, draws }) {
   };
 }
 
-// --- the protocol: a line of JSON, then the bytes of the arrays that it announces
+// --- the protocol: a line of JSON, and then the bytes of its arrays
 const input = process.stdin[Symbol.asyncIterator]();
 let held = Buffer.alloc(0);
 
-async function take(size) { // size() bytes; undefined at the end. size: -1 while nobody knows
+async function take(size) { // returns size() bytes, or undefined at the end; size() is -1 if unknown
   while (size() < 0 || held.length < size()) {
     const { value, done } = await input.next();
     if (done) return undefined;

@@ -1,5 +1,5 @@
 /* Runs your `decode` on every block: cc -std=c99 *.c engine.c -lm && ./a.out
-   Exit code: 0 all bits are right, 1 some are wrong, 3 nothing was offered. */
+   Exit codes: 0 all bits are right; 1 some are wrong; 3 no type is supported. */
 #include "dequant.h"
 
 #include <math.h>
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SHOWN 20 /* wrong blocks in full */
+#define SHOWN 20 /* wrong blocks that are printed */
 
 static int same(float a, float b) { return memcmp(&a, &b, sizeof a) == 0 || (isnan(a) && isnan(b)); }
 
@@ -20,7 +20,7 @@ int main(void) {
         if (!got) return fputs("no memory\n", stderr), 2;
         for (; done < set->n_cases; done++) {
             const struct dequant_case *c = &set->cases[done];
-            memset(got, 0x5a, set->n_weights * sizeof *got); /* what is not written is not right */
+            memset(got, 0x5a, set->n_weights * sizeof *got); /* elements that are not written count as wrong */
             if (!decode(set->type, c->block, set->n_weights, got)) break;
             for (size_t i = 0; i < set->n_weights; i++) {
                 if (same(got[i], c->expected[i])) continue;

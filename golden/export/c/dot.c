@@ -1,5 +1,5 @@
 /* Runs your `dot` on every matrix: cc -std=c99 *.c engine.c -lm && ./a.out
-   Exit code: 0 all are within their bounds, 1 some are not, 3 nothing was offered. */
+   Exit codes: 0 all are within their bounds; 1 some are not; 3 no type is supported. */
 #include "dot.h"
 
 #include <math.h>
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The element that is furthest off, as a share of its bound: above 1 is wrong, NaN as well. */
+/* Returns the largest error as a multiple of its bound: above 1 is wrong, and so is NaN. */
 static double worst(const struct dot_set *set, const float *got, const float *want,
                     const float *allowed, size_t *at) {
     double most = 0;
@@ -26,7 +26,7 @@ int main(void) {
         size_t n = set->tokens * set->rows, i, j;
         float *got = malloc(n * sizeof *got);
         if (!got) return fputs("no memory\n", stderr), 2;
-        memset(got, 0xff, n * sizeof *got); /* NaN: what is not written is not right */
+        memset(got, 0xff, n * sizeof *got); /* NaN, so that elements that are not written count as wrong */
         if (!dot(set->type, set->weights, set->rows, set->columns, set->activations, set->tokens, got)) {
             printf("%-8s not offered\n", set->type), not_offered++;
         } else {

@@ -1,6 +1,6 @@
-/* Shows your parser every file: cc -std=c99 *.c engine.c -lm && ./a.out
-   Exit code: 0 all verdicts are right, 1 some are not. Run it under a limit of memory and of time,
-   and with sanitizers: the file in work is the last that is named where it ends too early. */
+/* Gives your parser every file: cc -std=c99 *.c engine.c -lm && ./a.out
+   Exit codes: 0 all verdicts are right; 1 some are not. Limit its memory and time, and build it with
+   sanitizers. If it crashes, the last name that it printed is the file that crashed it. */
 #include "files.h"
 
 #include <stdio.h>
@@ -11,7 +11,7 @@ int main(void) {
     size_t wrong = 0, asked = 0;
     for (const struct files_set *const *at = sets; *at; at++, asked++) {
         const struct files_set *set = *at;
-        uint8_t *copy = malloc(set->n_bytes ? set->n_bytes : 1); /* of its own size, for sanitizers */
+        uint8_t *copy = malloc(set->n_bytes ? set->n_bytes : 1); /* of exact size, so that sanitizers see reads past its end */
         if (!copy) return fputs("no memory\n", stderr), 2;
         memcpy(copy, set->bytes, set->n_bytes);
         printf("%s", set->fault), fflush(stdout);

@@ -1,8 +1,8 @@
-/* GGUF files with one named fault each, or with something unusual that is none. */
+/* GGUF files with one fault each, or with an unusual but valid feature. */
 #include <stddef.h>
 #include <stdint.h>
 
-enum verdict { INVALID, VALID, EITHER }; /* EITHER: implementations differ, and each may */
+enum verdict { INVALID, VALID, EITHER }; /* EITHER: both answers are right */
 
 struct files_set {
     const char *fault;
@@ -12,7 +12,7 @@ struct files_set {
     const uint8_t *bytes;
 };
 
-extern const struct files_set *const sets[]; /* NULL behind the last */
+extern const struct files_set *const sets[]; /* ends with NULL */
 
-/* Yours: is it a GGUF file? 1: it is accepted, 0: it is refused. No file may end the process. */
+/* You write this: return 1 if the file is valid, 0 if not. No file may crash the process. */
 int accepts(const uint8_t *bytes, size_t n_bytes);

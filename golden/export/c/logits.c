@@ -1,5 +1,5 @@
 /* Runs your `logits` on every model: cc -std=c99 *.c engine.c -lm && ./a.out
-   Exit code: 0 all are within their bounds, 1 some are not, 3 nothing was offered. */
+   Exit codes: 0 all are within their bounds; 1 some are not; 3 no model is supported. */
 #include "logits.h"
 
 #include <math.h>
@@ -16,7 +16,7 @@ int main(void) {
         float *got = malloc(n * sizeof *got);
         char path[256];
         if (!got) return fputs("no memory\n", stderr), 2;
-        memset(got, 0xff, n * sizeof *got); /* NaN: what is not written is not right */
+        memset(got, 0xff, n * sizeof *got); /* NaN, so that elements that are not written count as wrong */
         snprintf(path, sizeof path, "models/%s.gguf", set->model);
         if (!logits(path, set->prompt, set->n_prompt, set->greedy, set->n_greedy, set->n_vocab, got)) {
             printf("%-12s not offered\n", set->model), not_offered++;

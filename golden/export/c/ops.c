@@ -1,5 +1,5 @@
 /* Runs your `compute` on every case: cc -std=c99 *.c engine.c -lm && ./a.out
-   Exit code: 0 all are within their bounds, 1 some are not, 3 nothing was offered. */
+   Exit codes: 0 all are within their bounds; 1 some are not; 3 no operation is supported. */
 #include "ops.h"
 
 #include <math.h>
@@ -20,7 +20,7 @@ static double element(const char *type, const void *data, size_t i) {
 }
 
 static double wanted(const struct way *w, size_t i) {
-    if (w->integers) return w->integers[i]; /* not by ?:, which makes a float of both */
+    if (w->integers) return w->integers[i]; /* ?: would convert both to float */
     return w->expected[i];
 }
 
@@ -29,8 +29,8 @@ static int by_size(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Ids of a row, as what is judged of them: what they choose (ties, choice), or themselves in any
-   order (rows). 0: they are not different places of the row. */
+/* Writes the values to compare for the ids of a row: the values that they choose (ties, choice), or
+   the sorted ids (rows). Returns 0 if an id is repeated or out of range. */
 static int chosen(const struct output *o, const char *type, const void *of, size_t width, size_t row,
                   size_t count, const double *ids, double *out) {
     size_t length = (size_t)o->shape[o->n_dims - 1], n = !strcmp(o->judged, "rows") ? count : length;
@@ -43,7 +43,7 @@ static int chosen(const struct output *o, const char *type, const void *of, size
     return 1;
 }
 
-/* Whether all elements of `got` fit one way; the first that does not is left in *at. */
+/* Returns 1 if all elements of `got` fit the way w. *at is the first one that does not. */
 static int fits(const struct ops_case *c, const struct output *o, void *const *outputs, const void *got,
                 const struct way *w, size_t *at) {
     if (!strcmp(o->judged, "value")) {
@@ -92,7 +92,7 @@ int main(void) {
             const struct ops_case *c = &(*at)->cases[done];
             void *room[8];
             int offered;
-            for (size_t k = 0; k < c->n_outputs; k++) { /* NaN, -1: what is not written is not right */
+            for (size_t k = 0; k < c->n_outputs; k++) { /* fill with NaN or -1, so unwritten is wrong */
                 if (!(room[k] = malloc(4 * c->outputs[k].n + 1))) return fputs("no memory\n", stderr), 2;
                 memset(room[k], 0xff, 4 * c->outputs[k].n + 1);
             }

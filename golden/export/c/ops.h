@@ -1,32 +1,33 @@
-/* Operations at their edges: inputs, results and the bounds to allow. All shapes slowest first. */
+/* Edge cases of operations: inputs, outputs and error bounds. Shapes start with the slowest
+   dimension. */
 #include <stddef.h>
 #include <stdint.h>
 
 struct input {
-    const char *name, *type; /* F32; F16: uint16_t; I32, I64; blocks such as Q4_K: bytes */
-    size_t n_dims, n;        /* n: elements, of blocks bytes */
-    int64_t shape[4];        /* of blocks: the last is the bytes of a row */
-    int64_t nb[4];           /* strides to lay the values out with, bytes, fastest first; 0: none */
-    const void *data;        /* contiguous */
+    const char *name, *type; /* F32, F16 (as uint16_t), I32, I64, or blocks such as Q4_K (as bytes) */
+    size_t n_dims, n;        /* n: number of elements, or of bytes for blocks */
+    int64_t shape[4];        /* the last dimension of blocks is the number of bytes in a row */
+    int64_t nb[4];           /* strides in bytes that the layout must have, fastest first; 0: any */
+    const void *data;        /* the values, contiguous */
 };
 
 struct param {
-    const char *name, *text; /* text: NULL for a number */
+    const char *name, *text; /* text is NULL if the value is a number */
     double number;
 };
 
-struct way {                 /* one of an output's ways must fit all of its elements */
+struct way {                 /* all elements of an output must fit the same way */
     const char *name, *reason;
-    const float *expected;   /* of F32 and F16 */
-    const int32_t *integers; /* of I32 */
-    const double *allowed;   /* of each element; NULL: `exact` of all */
+    const float *expected;   /* for F32 and F16 */
+    const int32_t *integers; /* for I32 */
+    const double *allowed;   /* bound of each element; NULL: `exact` is the bound of all */
     double exact;
 };
 
 struct output {
     const char *name, *type; /* F32, F16 or I32 */
-    const char *judged;      /* value; of ids: ties, choice, rows (README.md) */
-    const char *of;          /* the input, of `rows` the output, that it is judged with, or NULL */
+    const char *judged;      /* value, ties, choice or rows (README.md); the last three are for ids */
+    const char *of;          /* the input (for `rows` the output) that the ids refer to, or NULL */
     size_t n_dims, n, n_ways;
     int64_t shape[4];
     const struct way *ways;
@@ -46,7 +47,8 @@ struct ops_set {
     const struct ops_case *cases;
 };
 
-extern const struct ops_set *const sets[]; /* NULL behind the last */
+extern const struct ops_set *const sets[]; /* ends with NULL */
 
-/* Yours: outputs[i] is room for c->outputs[i], in its type. 0: this operation is not offered. */
+/* You write this: outputs[i] is a buffer for c->outputs[i], in its type. Return 0 if you do not
+   support the operation. */
 int compute(const char *op, const struct ops_case *c, void *const *outputs);

@@ -1,19 +1,19 @@
 /* Runs your `encode` and `decode` on every case: cc -std=c99 *.c engine.c -lm && ./a.out
-   Exit code: 0 all are right, 1 some are wrong, 3 nothing was offered. */
+   Exit codes: 0 all are right; 1 some are wrong; 3 no vocabulary is supported. */
 #include "tokens.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define ROOM (1 << 20) /* bytes: no answer is longer */
-#define SHOWN 20       /* wrong answers that are named */
+#define ROOM (1 << 20) /* bytes; more than any answer needs */
+#define SHOWN 20       /* wrong answers that are printed */
 
 static size_t wrong, asked, not_offered;
 static int32_t ids[ROOM / sizeof(int32_t)];
 static uint8_t text[ROOM];
 
-/* Counts one answer; the first difference is shown. 0: the question is not offered. */
+/* Counts one answer, and prints the first wrong ones. Returns 0 if the engine does not support it. */
 static int judged(const char *vocabulary, const char *way, const char *id, long n, size_t want,
                   int same) {
     if (n < 0) return 0;

@@ -1,6 +1,6 @@
-// What all engines of JavaScript here share: the frames of PROTOCOL.md.
+// The frames of PROTOCOL.md, for all JavaScript engines in this folder.
 //
-// Answers go to the descriptor that Lockstep offers: the engines' libraries print.
+// Answers use a descriptor of their own, because the engines' libraries print to stdout.
 import { writeSync } from "node:fs";
 
 const NEWLINE = 10;
@@ -8,13 +8,13 @@ const OUT = Number(process.env.LOCKSTEP_ANSWERS);
 const input = process.stdin[Symbol.asyncIterator]();
 let ahead = Buffer.alloc(0);
 
-// The engine itself comes from the environment that `lockstep engine add` made.
+// The engine is imported from the environment that `lockstep engine add` made.
 export const engine = async () => (await import(`file://${process.argv[2]}`)).engine;
 
 export class Unsupported extends Error {}
 
-// start(model, settings) -> [what the engine says of itself, {ask: function}]; a function is given
-// the question and show(name, shape, Float32Array) for arrays, and returns the answer.
+// start(model, settings) returns [a description of the engine, {ask: function}]. Each function takes
+// the question and show(name, shape, Float32Array), which sends an array, and returns the answer.
 export async function serve(start) {
   let answers = {};
   for (let question; (question = await next()); ) {
@@ -46,7 +46,7 @@ async function next() {
       const question = JSON.parse(ahead.subarray(0, end).toString());
       ahead = ahead.subarray(end + 1);
       while (ahead.length < question.bytes) if (!(await more())) return null;
-      ahead = ahead.subarray(question.bytes); // nothing that is asked here reads arrays
+      ahead = ahead.subarray(question.bytes); // no question here uses arrays
       return question;
     }
     if (!(await more())) return null;
@@ -65,14 +65,14 @@ function write(bytes) {
   while (rest.length) rest = rest.subarray(writeSync(OUT, rest));
 }
 
-// JSON knows integers of any size, JSON.stringify does not.
+// JSON allows integers of any size, but JSON.stringify does not write BigInt.
 function text(value) {
   const mark = crypto.randomUUID();
   const plain = (_, v) => (typeof v === "bigint" ? `${mark}${v}` : v);
   return JSON.stringify(value, plain).replaceAll(new RegExp(`"${mark}(-?\\d+)"`, "g"), "$1");
 }
 
-// A value of the metadata as PROTOCOL.md has it: JSON has neither NaN nor infinities.
+// Return a metadata value as PROTOCOL.md writes it. JSON has no NaN and no infinities.
 export function json(value) {
   if (Array.isArray(value)) return value.map(json);
   if (typeof value !== "number" || Number.isFinite(value)) return value;

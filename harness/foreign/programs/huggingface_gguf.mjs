@@ -1,9 +1,9 @@
-// @huggingface/gguf: the reader of GGUF behind the pages of Hugging Face.
+// @huggingface/gguf: the GGUF reader of Hugging Face's website.
 import { engine, json, serve } from "./answering.mjs";
 
 const { gguf, version, GGUFValueType, GGMLQuantizationType } = await engine();
 const SHORT = { UINT: "U", INT: "I", FLOAT: "F", STRING: "STR" };
-const OWN = ["version", "tensor_count", "kv_count"]; // it puts these beside the file's keys
+const OWN = ["version", "tensor_count", "kv_count"]; // keys that the library adds
 
 function kind(type) {
   const name = GGUFValueType[type];

@@ -1,9 +1,9 @@
-// hyllama: a reader of GGUF without dependencies. It shows neither types of keys nor where data is.
+// hyllama: a GGUF reader without dependencies. It returns neither types of keys nor data offsets.
 import { readFileSync } from "node:fs";
 import { engine, json, serve } from "./answering.mjs";
 
 const { ggufMetadata, version } = await engine();
-const OWN = ["version", "tensorCount"]; // it puts these beside the file's keys
+const OWN = ["version", "tensorCount"]; // keys that the library adds
 
 await serve(async (path) => {
   const parse = () => {

@@ -1,10 +1,10 @@
-// node-llama-cpp: the binding of llama.cpp for node, with its own reader of GGUF.
+// node-llama-cpp: a binding of llama.cpp for Node.js, with its own GGUF reader.
 import { engine, fromBase64, json, serve, toBase64, Unsupported } from "./answering.mjs";
 
 const { getLlama, readGgufFileInfo, version } = await engine();
 const GREEDY = { token: true, options: { temperature: 0 } };
 
-// Its reader makes objects of the dots in keys: "a.b" lies in a at b.
+// Its reader turns dots in keys into nested objects: "a.b" becomes {a: {b: ...}}.
 function flat(value, prefix = "") {
   if (value === null || typeof value !== "object" || Array.isArray(value)) {
     return [[prefix.slice(1), [null, json(value)]]];
@@ -20,7 +20,7 @@ await serve((path, settings) => {
   let loading = null;
   const model = () => (loading ??= load());
 
-  // A context of its own for each question, so that its cache is empty.
+  // Each question uses a new context, so that its cache is empty.
   const inContext = async (work) => {
     const context = await (
       await model()
@@ -61,7 +61,7 @@ await serve((path, settings) => {
   const greedy = (question) =>
     inContext(async (sequence) => {
       const ids = [];
-      // its own loop ends at an end-of-text token, which nobody asked for
+      // its own loop would stop at an end-of-text token
       for (let next = question.prompt; ids.length < question.n; next = ids.slice(-1)) {
         const steps = next.map((id, i) =>
           i === next.length - 1 ? [id, { generateNext: GREEDY }] : id,

@@ -1,4 +1,4 @@
-/* Answers from the vectors themselves; with WRONG=1 the last weight of each block is another one. */
+/* Answers with the vectors' own values. With WRONG=1, the last weight of each block is wrong. */
 #include "dequant.h"
 
 #include <string.h>
@@ -10,7 +10,7 @@ int decode(const char *type, const uint8_t *block, size_t n_weights, float *out)
                 memcpy(out, (*set)->cases[i].expected, n_weights * sizeof *out);
                 uint32_t bits;
                 memcpy(&bits, &out[n_weights - 1], sizeof bits);
-                bits ^= WRONG * 0x80000000u; /* the sign, and of zero nothing else */
+                bits ^= WRONG * 0x80000000u; /* changes only the sign */
                 if (out[n_weights - 1] == out[n_weights - 1]) memcpy(&out[n_weights - 1], &bits, sizeof bits);
                 return 1;
             }

@@ -1,4 +1,4 @@
-/* Answers from the vectors themselves; with WRONG=1 one element is beyond both of its bounds. */
+/* Answers with the vectors' own values. With WRONG=1, one element is outside both of its bounds. */
 #include "dot.h"
 
 #include <math.h>

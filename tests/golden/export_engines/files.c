@@ -1,4 +1,4 @@
-/* Answers from the vectors themselves; with WRONG=1 it accepts all files. */
+/* Answers with the vectors' own verdicts. With WRONG=1, it accepts all files. */
 #include "files.h"
 
 #include <string.h>

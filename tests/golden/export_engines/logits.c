@@ -1,4 +1,4 @@
-/* Answers from the vectors themselves; with WRONG=1 the last logit is beyond its bound. */
+/* Answers with the vectors' own values. With WRONG=1, the last logit is outside its bound. */
 #include "logits.h"
 
 #include <string.h>

@@ -1,6 +1,5 @@
-/* Answers from the vectors themselves, by the last of the ways. WRONG=1: one element is off by more
-   than its bound, one place is chosen twice. WRONG=2, which is right: places in another order where
-   the order is free. */
+/* Answers with the vectors' own values, in the last way. With WRONG=1, one element is outside its
+   bound, and one id is repeated. With WRONG=2, ids are in another order where any order is right. */
 #include "ops.h"
 
 #include <math.h>
@@ -10,7 +9,7 @@ static void put(const char *type, void *out, size_t i, const struct way *w) {
     if (w->integers) memcpy((int32_t *)out + i, &w->integers[i], 4);
     if (!w->integers && !strcmp(type, "F32")) memcpy((float *)out + i, &w->expected[i], 4);
     if (w->integers || strcmp(type, "F16")) return;
-    int e; /* halves that float32 holds are exact */
+    int e; /* these F16 values are exact in float32 */
     double m = frexp(fabs((double)w->expected[i]), &e);
     uint16_t bits = m == 0 ? 0 : e < -13 ? (uint16_t)ldexp(m, e + 24)
                                          : (uint16_t)(((e + 14) << 10) | ((int)ldexp(m, 11) & 1023));

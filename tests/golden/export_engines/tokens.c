@@ -1,4 +1,4 @@
-/* Answers from the vectors themselves; with WRONG=1 the last id of each text is another one. */
+/* Answers with the vectors' own values. With WRONG=1, the last id of each text is wrong. */
 #include "tokens.h"
 
 #include <string.h>

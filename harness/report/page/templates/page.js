@@ -1,5 +1,5 @@
 "use strict";
-// Draws layers and ops from the data in this file. Every text goes in as text, never as markup.
+// Draws layers and ops from the data in this file. Text is inserted as text, never as markup.
 (() => {
   const source = document.getElementById("nodes");
   if (!source) return;
@@ -28,7 +28,7 @@
   const shade = (share) => (share === 0 ? "h0" : share > 1 ? "other" : "h" + STEPS.filter((step) => share > step).length);
   const layerName = (layer) => (layer === null ? "outside" : String(layer));
 
-  // op -> layer -> {share, wrong}, both in the order in which they are met
+  // op -> layer -> {share, wrong}, in the order of the graph
   const squares = (model) => {
     const wrong = new Set(model.wrong), ops = new Map(), layers = new Set();
     model.step.forEach((_, i) => {
