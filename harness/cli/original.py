@@ -65,8 +65,8 @@ def original(
     sentence-transformers: pooling, prompt, truncation, normalisation.
 
     Exit codes: 0 the same; 1 something differs; 2 a file cannot be read; 3 a part was not compared.
-    A run that is skipped because `originals` is missing or MODEL is quantised does not count as
-    such a part. Examples:
+    Exit code 0 is possible although nothing was run: a run is optional if `originals` is missing or
+    MODEL is quantised. `lockstep check` does not test a conversion. Examples:
 
     \b
       lockstep engine add originals
@@ -77,11 +77,8 @@ def original(
     from lockstep.harness.cli.shared import screen
     from lockstep.harness.runs.original import (
         conclude,
-        describe_difference,
-        describe_known_ones,
-        describe_loss,
+        describe_part,
         describe_run,
-        describe_skips,
         run_original,
     )
     from lockstep.harness.runs.original_run import RunOptions
@@ -103,22 +100,9 @@ def original(
         else:
             earlier = 0  # number of differences in earlier parts
             for part in found.parts:
-                n = len(part.differences)
-                out.line(f"{part.part}: {part.compared} compared, {n} differ")
-                for each in part.differences[:SHOWN]:
-                    out.line(f"  {describe_difference(each)}")
-                if n > SHOWN:
-                    out.line(f"  {n - SHOWN} more are in the report")
-                if part.loss:
-                    what = "distance from the original" if earlier else "loss by quantising"
-                    out.line(f"  {what}: {describe_loss(part.loss)}")
-                if n and earlier:
-                    out.line("  these may follow from the differences above")
-                earlier += n
-                for text in describe_known_ones(part.known):
-                    out.line(f"  known: {text}")
-                for text in describe_skips(part.skipped):
-                    out.line(f"  not compared: {text}")
+                for line in describe_part(part, SHOWN, follows=bool(earlier)):
+                    out.line(line)
+                earlier += len(part.differences)
             out.line(conclude(found))
             out.where(done.folder)
     raise typer.Exit(found.exit_code)

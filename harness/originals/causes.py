@@ -93,7 +93,8 @@ def mistakes(expected: ExpectedTensor, heads: tuple[int, int]) -> Iterator[Mista
         yield from wrong_orders(expected, heads)
     if "norm" in expected.name and expected.name.endswith(".weight"):
         for added in {0.0, 1.0, 2.0, -1.0} - {expected.added}:
-            yield DifferenceKind.offset, {"added": added}, replace(expected, added=added)
+            detail = {"added": added, "expected_added": expected.added}
+            yield DifferenceKind.offset, detail, replace(expected, added=added)
     if len(expected.shape) > 1:
         yield from wrong_matrices(expected)
     if expected.half is not None:
@@ -108,6 +109,7 @@ def wrong_orders(expected: ExpectedTensor, heads: tuple[int, int]) -> Iterator[M
             other = (turns, each) != (expected.turns, expected.heads)
             if other and each and not expected.shape[0] % (2 * each):
                 detail = {"turns": turns, "heads": each}
+                detail |= {"expected_heads": expected.heads if expected.turns else 0}
                 yield DifferenceKind.order, detail, replace(expected, turns=turns, heads=each)
 
 

@@ -32,6 +32,7 @@ class DifferenceKind(StrEnum):
     narrowed = "narrowed"  # rounded to a coarser type in between
     shifted = "shifted"  # each row holds a neighbouring row
     halves = "halves"  # two merged matrices in the wrong order
+    ordinary = "ordinary"  # the id of a special token names an ordinary token
     experts = "experts"  # experts in a wrong order
     rows = "rows"  # only a few rows are wrong
     scaled = "scaled"  # all weights have the same wrong factor
@@ -110,6 +111,7 @@ class PartResult:
 
     part: OriginalPart
     compared: int = 0
+    unlisted: int = 0  # further differences of kinds that are listed
     differences: list[OriginalDifference] = field(default_factory=list)
     skipped: list[NotCompared] = field(default_factory=list)
     # known differences of engines, which are no fault of the file

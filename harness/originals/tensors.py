@@ -171,7 +171,9 @@ def compare_factors(
     wrong = ~np.isclose(got, values, rtol=FACTOR_TOLERANCE, atol=0)
     if wrong.any():
         at = int(wrong.argmax())
-        result.add(DifferenceKind.value, name, float(values[at]), float(got[at]), column=at)
+        n = int(wrong.sum())
+        facts = {"elements": n, "of_elements": len(values), "element": at}
+        result.add(DifferenceKind.value, name, float(values[at]), float(got[at]), **facts)
 
 
 def compare_tensor(

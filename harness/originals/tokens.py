@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lockstep.engine.tokenizers.pre_tokenizers import PRE_TOKENIZERS
-from lockstep.harness.adapters.parts.originals import UNUSED
+from lockstep.engine.tokenizers.vocabulary import ROLE_KEYS
+from lockstep.harness.adapters.parts.originals import CONTROL, UNUSED
 from lockstep.harness.originals.checkpoint import OriginalCheckpoint
 from lockstep.harness.originals.findings import (
     DifferenceKind,
@@ -30,6 +31,17 @@ USUAL_IDS = {
     "bert": {"bos": 101, "unk": 100, "sep": 102, "pad": 0, "mask": 103},
 }
 TEMPLATE = "tokenizer.chat_template"
+TEMPLATE_FILES = ("tokenizer_config.json", "chat_template.jinja", "chat_template.json")
+# keys that are compared, or that llama.cpp ignores for these kinds of tokenizers
+KNOWN_KEYS = {f"{PREFIX}.{key}" for _, key in ROLE_KEYS}
+KNOWN_KEYS |= {f"{PREFIX}.add_{name}" for name in ("bos_token", "eos_token", "sep_token")}
+KNOWN_KEYS |= {
+    f"{PREFIX}.{name}"
+    for name in (
+        *("model", "pre", "tokens", "token_type", "scores", "merges", "token_type_count"),
+        *("add_space_prefix", "remove_extra_whitespaces", "cls_token_id"),
+    )
+}
 
 
 def compare_tokenizers(checkpoint: OriginalCheckpoint, metadata: Metadata) -> PartResult:
@@ -57,7 +69,14 @@ def compare_tokenizers(checkpoint: OriginalCheckpoint, metadata: Metadata) -> Pa
     elif model == "llama" and all(each.score is None for each in vocabulary.tokens.values()):
         result.skip(SkipReason.no_file, f"{PREFIX}.scores")
     compare_special(result, checkpoint, vocabulary, model, metadata)
+    compare_roles(result, vocabulary, metadata)
+    if model == "llama" and vocabulary.adds_space is not None:
+        key = f"{PREFIX}.add_space_prefix"
+        compare_flag(result, key, vocabulary.adds_space, metadata.get(key, True), metadata)
     compare_templates(result, checkpoint, metadata)
+    for key in metadata:
+        if key.startswith("tokenizer.") and key not in KNOWN_KEYS and not is_template(key):
+            result.skip(SkipReason.no_row, key)
     return result
 
 
@@ -77,12 +96,15 @@ def compare_tokens(
     seen: Counter[str] = Counter()
     for number, what, expected, got in found:
         seen[what] += 1
-        if seen[what] <= MAX_NOTED:
-            kind = DifferenceKind.missing if got is None else DifferenceKind.value
-            detail = {"token": number, "what": what, "of_kind": counts[what]}
-            result.add(kind, f"token {number}", expected, got, **detail)
+        if seen[what] > MAX_NOTED:
+            result.unlisted += 1
+            continue
+        kind = DifferenceKind.missing if got is None else DifferenceKind.value
+        detail = {"token": number, "what": what, "of_kind": counts[what]}
+        result.add(kind, f"token {number}", expected, got, **detail)
     if types is None and any(token.added for token in vocabulary.tokens.values()):
-        result.add(DifferenceKind.missing, f"{PREFIX}.token_type", None, None)
+        kinds = f"{len(tokens)} types"
+        result.add(DifferenceKind.missing, f"{PREFIX}.token_type", kinds, None)
 
 
 def wrong_tokens(
@@ -151,11 +173,31 @@ def compare_special(
             if place not in added:
                 continue
             flag = added[place] is not None
-        result.compared += 1
         got = metadata.get(key, is_usually_added(name, model, metadata))
-        if got is not None and got is not flag:
-            kind = DifferenceKind.value if key in metadata else DifferenceKind.missing
-            result.add(kind, key, flag, got)
+        compare_flag(result, key, flag, got, metadata)
+
+
+def compare_flag(result: PartResult, key: str, wanted: bool, got: Any, metadata: Metadata) -> None:
+    """Compare a flag. `got` is None if llama.cpp ignores the key here."""
+    result.compared += 1
+    if got is not None and got is not wanted:
+        kind = DifferenceKind.value if key in metadata else DifferenceKind.missing
+        result.add(kind, key, wanted, got)
+
+
+def compare_roles(result: PartResult, vocabulary: OriginalVocabulary, metadata: Metadata) -> None:
+    """Check the ids that the checkpoint's files do not name, such as the end of a turn. Each must
+    be the id of a special token."""
+    named = {KEY_NAMES.get(name, name) for name in SPECIAL}
+    for _, key in ROLE_KEYS:
+        number = metadata.get(f"{PREFIX}.{key}")
+        if key.removesuffix("_token_id") in named or number is None or not vocabulary.tokens:
+            continue
+        result.compared += 1
+        token = vocabulary.tokens.get(number) if type(number) is int else None
+        if token is None or not (token.added or CONTROL in token.types):
+            text = None if token is None else token.texts[0]
+            result.add(DifferenceKind.ordinary, f"{PREFIX}.{key}", None, number, text=text)
 
 
 def is_usually_added(name: str, model: str, metadata: Metadata) -> bool | None:
@@ -211,6 +253,9 @@ def compare_templates(
 ) -> None:
     wanted = dict(templates_of(checkpoint))
     got = {key: text for key, text in metadata.items() if is_template(key)}
+    if got and not any((checkpoint.folder / name).is_file() for name in TEMPLATE_FILES):
+        result.skip(SkipReason.no_file, TEMPLATE_FILES[0])
+        return
     for key in sorted(wanted.keys() | got.keys()):
         result.compared += 1
         pair = wanted.get(key), got.get(key)

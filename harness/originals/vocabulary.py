@@ -43,6 +43,7 @@ class OriginalVocabulary:
     tokens: dict[int, OriginalToken] = field(default_factory=dict)
     ids: dict[str, int] = field(default_factory=dict)
     merges: list[str] | None = None
+    adds_space: bool | None = None  # True: a space is put before a text
     # False: there is a tokenizer.model, but the library that reads it is missing
     library: bool = True
 
@@ -60,7 +61,33 @@ def read_vocabulary(checkpoint: OriginalCheckpoint, model: str) -> OriginalVocab
     if not found.tokens and isinstance(described, Mapping):
         read_described(described, found, model)
     add_tokens(checkpoint, found, model)
+    if (adds := adds_space(checkpoint)) is not None:
+        found.adds_space = adds
     return found
+
+
+def adds_space(checkpoint: OriginalCheckpoint) -> bool | None:
+    """Return True if tokenizer.json or tokenizer_config.json puts a space before a text; None if
+    neither says so. tokenizer.json has priority, as in transformers."""
+    steps = [*steps_of(checkpoint, "normalizer"), *steps_of(checkpoint, "pre_tokenizer")]
+    schemes = [each.get("prepend_scheme") for each in steps if each.get("type") == "Metaspace"]
+    if any(each.get("type") == "Prepend" and each.get("prepend") == SPACE for each in steps):
+        return True
+    if schemes:
+        return schemes[0] != "never"
+    said = checkpoint.read_object("tokenizer_config.json").get("add_prefix_space")
+    if isinstance(said, bool):
+        return said
+    return False if any(each.get("type") == "Replace" for each in steps) else None
+
+
+def steps_of(checkpoint: OriginalCheckpoint, name: str) -> list[Mapping[str, Any]]:
+    """Return the steps of a normalizer or pre-tokenizer of tokenizer.json, without sequences."""
+    found = checkpoint.tokenizer.get(name)
+    if not isinstance(found, Mapping):
+        return []
+    inner = found.get("normalizers", found.get("pretokenizers", [found]))
+    return [each for each in inner if isinstance(each, Mapping)] if isinstance(inner, list) else []
 
 
 def read_described(described: Mapping[str, Any], found: OriginalVocabulary, model: str) -> None:
@@ -120,6 +147,7 @@ def read_pieces(checkpoint: OriginalCheckpoint, found: OriginalVocabulary) -> No
         pieces.LoadFromFile(str(path))
     except (OSError, RuntimeError) as error:
         raise InvalidModel(f"{path} is not a SentencePiece model: {error!s:.200}") from None
+    found.adds_space = "".join(pieces.EncodeAsPieces("a")).startswith(SPACE)
     for number in range(pieces.GetPieceSize()):
         kinds = (
             (pieces.IsUnknown, UNKNOWN),

@@ -2,7 +2,7 @@
 
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,20 +26,23 @@ from lockstep.harness.runs.original_texts import compare_texts
 from lockstep.harness.runs.run import run_folder
 
 SUITE = "original"
+# parts whose differences may follow from earlier ones
+FOLLOWING = (OriginalPart.run, OriginalPart.embeddings)
 WORDS = {
     DifferenceKind.holds: "holds {holds}",
     DifferenceKind.zeros: "holds zeros",
     DifferenceKind.order: "{permuted}",
     DifferenceKind.transposed: "is transposed",
-    DifferenceKind.offset: "is the original with {added:g} added",
+    DifferenceKind.offset: "holds the original plus {added:g}, expected plus {expected_added:g}",
+    DifferenceKind.ordinary: "names token {got}, which is no special token of the original",
     DifferenceKind.truncated: "is cut to its type, not rounded",
     DifferenceKind.narrowed: "was rounded to {by_way_of} on the way",
     DifferenceKind.shifted: "is shifted by {by} rows",
     DifferenceKind.halves: "has its two halves exchanged",
     DifferenceKind.scaled: "is about {factor:.3f} times the original",
     DifferenceKind.blocks: "has {blocks} blocks that differ from the usual quantiser's",
-    DifferenceKind.computed: "is computed differently ({op}), by {error:.1e}, "
-    "allowed {allowed:.1e}",
+    DifferenceKind.computed: "is computed differently ({op}), by up to {error:.1e}, "
+    "allowed {allowed:.1e}; one element",
     DifferenceKind.outputs: "differs by {worst_relative_to_largest_logit:.1e} of the largest, "
     "allowed {allowed_relative:.1e}",
     DifferenceKind.embedding: "differs by {error:.1e}, allowed {allowed:.1e}; no other prompt, "
@@ -57,9 +60,15 @@ PERMUTED = {  # keys: how often the rows of each head were reordered for rope
     1: "is permuted for rope with {heads} heads",
     2: "is permuted for rope twice, with {heads} heads",
 }
-ADVICE = {
-    SkipReason.no_environment: " (to run the checkpoint as well: lockstep engine add originals)",
-    SkipReason.quantised: " (compare the run on an F32, F16 or BF16 file)",
+REASONS = {
+    SkipReason.no_row: "Lockstep has no rule for it",
+    SkipReason.no_file: "the checkpoint lacks it",
+    SkipReason.no_library: "the library that reads it is missing",
+    SkipReason.no_meaning: "GGUF has no key for it",
+    SkipReason.stored_type: "Lockstep does not read its type",
+    SkipReason.no_environment: "to run the checkpoint too: lockstep engine add originals",
+    SkipReason.quantised: "the file is quantised, so compare the run on an F32, F16 or BF16 file",
+    SkipReason.no_answer: "no answer",
 }
 
 
@@ -140,13 +149,34 @@ def describe_place(found: OriginalDifference) -> dict[str, Any]:
     return {**facts, "expected": found.expected, "actual": found.got, **found.detail}
 
 
+def describe_part(part: PartResult, n_shown: int, *, follows: bool) -> Iterator[str]:
+    """Yield the lines on a part for the terminal. `follows` is True if earlier parts differ."""
+    n = len(part.differences)
+    yield f"{part.part}: {part.compared} compared, {n + part.unlisted} differ"
+    for each in part.differences[:n_shown]:
+        yield f"  {describe_difference(each)}"
+    if n > n_shown:
+        yield f"  {n - n_shown} more are in the report"
+    if part.unlisted:
+        yield f"  {part.unlisted} more tokens differ in the same ways"
+    if part.loss:
+        what = "distance from the original" if follows else "loss by quantising"
+        yield f"  {what}: {describe_loss(part.loss)}"
+    if n and follows and part.part in FOLLOWING:
+        yield "  these may follow from the differences above"
+    yield from (f"  known: {text}" for text in describe_known_ones(part.known))
+    yield from (f"  not compared: {text}" for text in describe_skips(part.skipped))
+
+
 def conclude(found: OriginalComparison) -> str:
     """Return the last line of the output. It says that the files are the same, or names the first
     place that differs."""
     wrong = next((part for part in found.parts if part.differences), None)
     if wrong is None:
         incomplete = ", except for what was not compared" if found.exit_code else ""
-        return f"the same: the file is the checkpoint{incomplete}"
+        reasons = {skip.reason for part in found.parts for skip in part.skipped}
+        within = ", within the precision of its types" if SkipReason.quantised in reasons else ""
+        return f"the same: the file is the checkpoint{within}{incomplete}"
     text = f"DIFFERENT: first at {wrong.differences[0].place} ({wrong.part})"
     if wrong.part is OriginalPart.tensors and 2 * len(wrong.differences) > wrong.compared:
         text += "; most tensors differ: this may be another model"
@@ -159,21 +189,41 @@ def describe_difference(found: OriginalDifference) -> str:
     if "what" in detail:
         place += f" ({detail['what']})"
     if found.kind is DifferenceKind.missing:
-        return f"{place} is missing; the original has {found.expected!r:.80}"
+        more = "" if found.expected is None else f"; the original has {show(found.expected, 80)}"
+        return f"{place} is missing{more}"
     if found.kind is DifferenceKind.unexpected:
-        return f"{place} has no original"
+        return f"{place} is not in the checkpoint"
     if found.kind is DifferenceKind.experts:
         return f"{place}: expert {detail['expert']} {describe_expert(detail)}"
     if found.kind is DifferenceKind.normalisation:
         return f"{place} {NORMALISED[found.got]}"
     words = WORDS.get(found.kind, "is wrong" if "rows" in detail else "differs")
-    permuted = PERMUTED.get(detail.get("turns", 0), "").format(**{"heads": "", **detail})
-    text = f"{place} {words.format(**detail, permuted=permuted)}"
+    facts = {**detail, "permuted": describe_order(detail), "got": found.got}
+    text = f"{place} {words.format(**facts)}"
+    if "merge" in detail:
+        text += "; {1} merges, expected {0}; the first at merge {2}".format(
+            *detail["sizes"], detail["merge"]
+        )
+    if "of_elements" in detail:
+        text += "; {elements} of {of_elements} elements, the first {element}".format(**detail)
     if "rows" in detail and "of_rows" in detail:
-        text += f": {detail['rows']} of {detail['of_rows']} rows, the first {detail['row']}"
-    if found.expected == found.got:  # the first elements may be equal by chance
-        return text
-    return f"{text}: expected {found.expected!r:.60}, got {found.got!r:.60}"
+        text += f"; {detail['rows']} of {detail['of_rows']} rows, the first {detail['row']}"
+    if found.expected == found.got or found.kind is DifferenceKind.ordinary:
+        return text  # the first elements may be equal by chance
+    return f"{text}: expected {show(found.expected)}, got {show(found.got)}"
+
+
+def show(value: Any, longest: int = 60) -> str:
+    return f"{value:.7g}" if isinstance(value, float) else f"{value!r:.{longest}}"
+
+
+def describe_order(detail: Mapping[str, Any]) -> str:
+    """Return words on the order of rows in the file, and in a right file."""
+    if "turns" not in detail:
+        return ""
+    wanted = detail["expected_heads"]
+    expected = f"expected {wanted} heads" if wanted else "expected the checkpoint's order"
+    return f"{PERMUTED[detail['turns']].format(**detail)}; {expected}"
 
 
 def describe_known(found: OriginalDifference) -> str:
@@ -226,6 +276,7 @@ def describe_run(found: OriginalComparison) -> dict[str, Any]:
                 "part": part.part,
                 "compared": part.compared,
                 "differences": [asdict(each) for each in part.differences],
+                "unlisted": part.unlisted,
                 "known": [asdict(each) for each in part.known],
                 "not_compared": [asdict(each) for each in part.skipped],
                 "loss": asdict(part.loss) if part.loss else None,
@@ -236,9 +287,8 @@ def describe_run(found: OriginalComparison) -> dict[str, Any]:
 
 
 def describe_reason(skip: NotCompared) -> str:
-    """Return the reason, with advice or with the engine's own message."""
-    said = f" ({skip.said})" if skip.said else ADVICE.get(skip.reason, "")
-    return f"{skip.reason}{said}"
+    """Return the reason, with the engine's own message if there is one."""
+    return f"{REASONS[skip.reason]}{f' ({skip.said})' if skip.said else ''}"
 
 
 def describe_skips(skipped: Sequence[NotCompared]) -> list[str]:
@@ -246,4 +296,4 @@ def describe_skips(skipped: Sequence[NotCompared]) -> list[str]:
     by_reason: dict[str, list[str]] = {}
     for each in skipped:
         by_reason.setdefault(describe_reason(each), []).append(each.place)
-    return [f"{reason}: {describe_places(places)}" for reason, places in by_reason.items()]
+    return [f"{describe_places(places)}: {reason}" for reason, places in by_reason.items()]

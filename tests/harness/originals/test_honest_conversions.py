@@ -8,6 +8,7 @@ import pytest
 
 from lockstep.harness.originals.architectures import ARCHITECTURES
 from lockstep.harness.originals.compare import OriginalComparison, compare_original
+from lockstep.harness.originals.findings import SkipReason
 from lockstep.harness.synth.gguf_writer import write_gguf
 from tests.harness.originals import checkpoints as ck
 from tests.harness.originals.conversions import ENCODERS, Conversion, convert
@@ -72,6 +73,19 @@ def test_conversion_with_padded_rows_passes(tmp_path: Path) -> None:
             made.keys[f"tokenizer.ggml.{name}"] = (kind, longer)
         made.set("vocab_size", size)
         assert differences(compare(tmp_path, made)) == []
+
+
+def test_missing_facts_are_not_compared(tmp_path: Path) -> None:
+    made = convert("llama", ck.write_checkpoint(tmp_path, "llama"))
+    (tmp_path / "tokenizer_config.json").unlink()
+    made.keys["tokenizer.ggml.of_another_program"] = ("U32", 1)
+    found = compare(tmp_path, made)
+    skipped = {(each.reason, each.place) for part in found.parts for each in part.skipped}
+    assert skipped >= {
+        (SkipReason.no_file, "tokenizer_config.json"),
+        (SkipReason.no_row, "tokenizer.ggml.of_another_program"),
+    }
+    assert not any(part.differences for part in found.parts)
 
 
 def test_split_file_passes(tmp_path: Path) -> None:

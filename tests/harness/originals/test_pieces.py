@@ -61,3 +61,13 @@ def test_honest_conversion_of_pieces_passes(pieces: Conversion, tmp_path: Path) 
 def test_wrong_piece_is_named(name: str, value: object, pieces: Conversion, tmp_path: Path) -> None:
     pieces.edit(name, 33, value)
     assert places(tmp_path, pieces) == ["token 33"]
+
+
+def test_wrong_space_before_a_text_is_named(pieces: Conversion, tmp_path: Path) -> None:
+    key = "tokenizer.ggml.add_space_prefix"
+    pieces.keys[key] = ("BOOL", False)
+    assert places(tmp_path, pieces) == [key]
+    (tmp_path / "tokenizer_config.json").write_text('{"add_prefix_space": false}')
+    assert places(tmp_path, pieces) == []
+    del pieces.keys[key]  # llama.cpp adds a space if the key is missing
+    assert places(tmp_path, pieces) == [key]

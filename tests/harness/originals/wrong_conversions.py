@@ -85,6 +85,13 @@ TOKENS = (
         (f"{TOKENIZER}.add_bos_token",),
     ),
     W(
+        "end-of-turn",
+        "llama",
+        lambda c: c.keys.update({f"{TOKENIZER}.eot_token_id": ("U32", 5)}),
+        (f"{TOKENIZER}.eot_token_id",),
+        Kind.ordinary,
+    ),
+    W(
         "merges-cut",
         "llama",
         lambda c: c.set(f"{TOKENIZER}.merges", c.keys[f"{TOKENIZER}.merges"][1][:-2]),
