@@ -85,7 +85,9 @@ class OriginalCheckpoint:
             if not isinstance(names, dict) or not all(map(is_plain_name, names.values())):
                 raise InvalidModel(f"{self.folder / INDEX}: weight_map must map tensors to files")
             return [self.folder / name for name in sorted(set(names.values()))]
-        found = sorted(self.folder.glob("*.safetensors"))
+        # some folders hold the model a second time, in consolidated.safetensors
+        names = ("model*.safetensors", "*.safetensors")
+        found = next(filter(None, (sorted(self.folder.glob(name)) for name in names)), [])
         if found:
             return found
         text = f"{self.folder} has no *.safetensors"
@@ -135,6 +137,9 @@ class OriginalCheckpoint:
             )
         return found
 
+    def has(self, name: str) -> bool:
+        return (self.folder / name).is_file()
+
     def read_text(self, name: str) -> str:
         """Return a file's text. Raises InvalidModel."""
         try:
@@ -144,8 +149,15 @@ class OriginalCheckpoint:
 
     @cached_property
     def tokenizer(self) -> dict[str, Any]:
-        """Return the content of tokenizer.json; empty if there is none."""
-        return self.read_object("tokenizer.json", MAX_TOKENIZER_BYTES)
+        """Return the content of tokenizer.json. If there is none, return the same for vocab.json
+        and merges.txt; empty if these are missing too."""
+        found = self.read_object("tokenizer.json", MAX_TOKENIZER_BYTES)
+        vocab = {} if found else self.read_object("vocab.json", MAX_TOKENIZER_BYTES)
+        if not vocab:
+            return found
+        lines = self.read_text("merges.txt").splitlines() if self.has("merges.txt") else []
+        merges = [line for line in lines if line and not line.startswith("#version")]
+        return {"model": {"vocab": vocab, "merges": merges or None}}
 
 
 def is_plain_name(name: Any) -> bool:

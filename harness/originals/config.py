@@ -9,6 +9,7 @@ from typing import Any
 from lockstep.engine.errors import InvalidModel
 
 MAX_LAYERS = 1 << 16
+MAX_SIZE = (1 << 32) - 1  # GGUF files store sizes as U32
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,17 @@ class OriginalConfig:
                     return table[name]
         return None
 
+    def is_null(self, name: str) -> bool:
+        """Return True if config.json sets the value to null, which turns a default off."""
+        return name in self.values and self.values[name] is None
+
     def size(self, *names: str) -> int:
         """Return a positive integer. Raises InvalidModel for any other value."""
         found = self.get(*names)
-        if type(found) is not int or found <= 0:
-            raise InvalidModel(f"config.json: {names[0]} is {found!r:.80}; expected a positive int")
+        if type(found) is not int or not 0 < found <= MAX_SIZE:
+            raise InvalidModel(
+                f"config.json: {names[0]} is {found!r:.80}; expected an int from 1 to {MAX_SIZE}"
+            )
         return found
 
     @property
@@ -79,7 +86,10 @@ class OriginalConfig:
         """Return the rope parameters. If layers with windows have other parameters, return those of
         layers without windows."""
         found = self.get("rope_parameters", "rope_scaling") or {}
-        found = found if isinstance(found, Mapping) else {}
+        if not isinstance(found, Mapping):
+            raise InvalidModel(
+                f"config.json: rope parameters are {found!r:.80}; expected an object"
+            )
         full = found.get("full_attention")
         return full if isinstance(full, Mapping) else found
 
@@ -104,7 +114,10 @@ class OriginalConfig:
     def n_ctx_original(self) -> Any:
         """Return the number of tokens in the context before the positions were scaled."""
         name = "original_max_position_embeddings"
-        return self.rope.get(name) or self.get(name)
+        found = self.rope.get(name) or self.get(name)
+        if found is not None and (type(found) is not int or found < 2):
+            raise InvalidModel(f"config.json: {name} is {found!r:.80}; expected an int above 1")
+        return found
 
     def windows(self, every: int) -> list[bool]:
         """Return, for each layer, True if its attention has a window. If config.json does not list

@@ -4,6 +4,7 @@ A row of KEYS has the key's value from config.json, and the default that engines
 absent. A key may be absent if this default equals the value from config.json.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -39,6 +40,9 @@ class KeyRule:
     absent: Any = REQUIRED
     only: tuple[str, ...] = ()
     but: tuple[str, ...] = ()
+
+    def applies(self, architecture: str) -> bool:
+        return (not self.only or architecture in self.only) and architecture not in self.but
 
 
 def read_names(*names: str) -> Read:
@@ -115,6 +119,7 @@ KEYS = (
         only=ABSOLUTE,
     ),
     KeyRule("attention.causal", lambda c: False, True, only=("bert",)),
+    KeyRule("attention.causal", lambda c: True, True, but=("bert",)),
     KeyRule("rope.dimension_count", lambda c: c.n_rot, head_dim, but=ABSOLUTE),
     KeyRule("rope.freq_base", lambda c: c.rope_base, 10000.0, but=ABSOLUTE),
     KeyRule("rope.freq_base_swa", lambda c: c.rope_base_in_windows, 10000.0, only=("gemma3",)),
@@ -123,7 +128,7 @@ KEYS = (
     KeyRule("rope.scaling.type", scaling_type, scaling_type, only=("phi3",)),
     KeyRule("rope.scaling.factor", yarn_or_linear, 1.0, but=ABSOLUTE),
     KeyRule("rope.scaling.original_context_length", original_context, None, but=ABSOLUTE),
-    KeyRule("rope.scaling.attn_factor", attention_factor, 1.0, only=("phi3",)),
+    KeyRule("rope.scaling.attn_factor", attention_factor, 1.0, but=ABSOLUTE),
     KeyRule("rope.scaling.yarn_beta_fast", of_yarn("beta_fast"), 32.0, but=ABSOLUTE),
     KeyRule("rope.scaling.yarn_beta_slow", of_yarn("beta_slow"), 1.0, but=ABSOLUTE),
     KeyRule("attention.sliding_window", lambda c: c.get("sliding_window"), 0, only=("phi3",)),
@@ -144,6 +149,8 @@ WITHOUT_KEY: tuple[tuple[str, tuple[str, ...], Read], ...] = (
     ("use_sliding_window", ("qwen2", "qwen3", "qwen3moe"), read_names("use_sliding_window")),
     ("position_embedding_type", ("bert",), relative_positions),
     ("query_pre_attn_scalar", ("gemma2", "gemma3"), other_scale),
+    ("attn_logit_softcapping", ("gemma2",), lambda c: c.is_null("attn_logit_softcapping")),
+    ("final_logit_softcapping", ("gemma2",), lambda c: c.is_null("final_logit_softcapping")),
     ("norm_topk_prob", ("qwen3moe",), lambda c: c.get("norm_topk_prob") is False),
 )
 # keys that are compared elsewhere, or that do not change results
@@ -167,7 +174,7 @@ def compare_hyperparameters(
     result = PartResult(part=OriginalPart.hyperparameters)
     prefix = architecture.name
     for rule in KEYS:
-        if (not rule.only or prefix in rule.only) and prefix not in rule.but:
+        if rule.applies(prefix):
             compare_key(result, config, rule, f"{prefix}.{rule.key}", metadata)
     if architecture.window_every:
         compare_windows(result, architecture, config, metadata)
@@ -188,7 +195,7 @@ def compare_hyperparameters(
 def skip_unknown_keys(result: PartResult, prefix: str, metadata: Metadata) -> None:
     """Note the keys of this architecture that no row covers, because they may change the
     computation."""
-    known = {f"{prefix}.{rule.key}" for rule in KEYS if not rule.only or prefix in rule.only}
+    known = {f"{prefix}.{rule.key}" for rule in KEYS if rule.applies(prefix)}
     known |= {f"{prefix}.{name}" for name in KNOWN_KEYS}
     for key in metadata:
         if key.startswith(f"{prefix}.") and key not in known:
@@ -233,9 +240,9 @@ def is_equal(wanted: Any, got: Any) -> bool:
     stores them so."""
     if isinstance(wanted, bool) or isinstance(got, bool):
         return wanted is got
-    if isinstance(wanted, int | float) and isinstance(got, int | float):
-        with np.errstate(over="ignore"):
-            return bool(wanted == got or np.float32(wanted) == np.float32(got))
+    if isinstance(wanted, float) or isinstance(got, float):
+        with contextlib.suppress(TypeError, ValueError, OverflowError), np.errstate(over="ignore"):
+            return bool(np.float32(wanted) == np.float32(got))
     return bool(wanted == got)
 
 

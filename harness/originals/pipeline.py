@@ -74,12 +74,23 @@ def read_embeddings(path: Path, width: int) -> list[EmbeddedText]:
     for number, line in enumerate(filter(None, lines[: MAX_TEXTS + 1]), 1):
         try:
             row = json.loads(line)
-            values = np.array(row["embedding"], np.float32)
+            numbers = row["embedding"]
+            if not isinstance(numbers, list) or not all(type(n) in (int, float) for n in numbers):
+                raise ValueError("the embedding is not a list of numbers")
+            values = np.array(numbers, np.float32)
+            row["text"].encode()  # half of a surrogate pair is no text
             text = EmbeddedText(text=row["text"], embedding=values, prompt=row.get("prompt") or "")
             right = values.shape == (width,) and np.isfinite(values).all()
             if not right or not isinstance(text.text, str) or not isinstance(text.prompt, str):
                 raise ValueError(f"expected a text and {width} finite numbers")
-        except (KeyError, TypeError, ValueError, RecursionError, AttributeError) as error:
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            OverflowError,
+            RecursionError,
+            AttributeError,
+        ) as error:
             raise InvalidModel(f"{path}: line {number}: {error!s:.200}") from None
         found.append(text)
     if not 0 < len(found) <= MAX_TEXTS:

@@ -135,7 +135,8 @@ def expect(
     InvalidModel."""
     shape: tuple[int, ...] = stored[0].shape
     if any(each.shape != shape for each in stored) or not 1 <= len(shape) <= 3:
-        raise InvalidModel(f"{originals[0]}: shapes of {name} are {[s.shape for s in stored]:.200}")
+        shapes = f"{[each.shape for each in stored]}"
+        raise InvalidModel(f"{originals[0]}: shapes of {name} are {shapes:.200}")
     changes: dict[str, Any] = {}
     if recipe == "transposed":
         shape, changes["transposed"] = shape[::-1], True

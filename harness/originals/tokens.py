@@ -32,6 +32,7 @@ USUAL_IDS = {
 }
 TEMPLATE = "tokenizer.chat_template"
 TEMPLATE_FILES = ("tokenizer_config.json", "chat_template.jinja", "chat_template.json")
+FLAG_WITHOUT = {"normalizer.strip_accents": "normalizer.lowercase"}  # used if the key is absent
 # keys that are compared, or that llama.cpp ignores for these kinds of tokenizers
 KNOWN_KEYS = {f"{PREFIX}.{key}" for _, key in ROLE_KEYS}
 KNOWN_KEYS |= {f"{PREFIX}.add_{name}" for name in ("bos_token", "eos_token", "sep_token")}
@@ -40,6 +41,7 @@ KNOWN_KEYS |= {
     for name in (
         *("model", "pre", "tokens", "token_type", "scores", "merges", "token_type_count"),
         *("add_space_prefix", "remove_extra_whitespaces", "cls_token_id"),
+        *("normalizer.lowercase", "normalizer.strip_accents"),
     )
 }
 
@@ -70,9 +72,9 @@ def compare_tokenizers(checkpoint: OriginalCheckpoint, metadata: Metadata) -> Pa
         result.skip(SkipReason.no_file, f"{PREFIX}.scores")
     compare_special(result, checkpoint, vocabulary, model, metadata)
     compare_roles(result, vocabulary, metadata)
-    if model == "llama" and vocabulary.adds_space is not None:
-        key = f"{PREFIX}.add_space_prefix"
-        compare_flag(result, key, vocabulary.adds_space, metadata.get(key, True), metadata)
+    for name, wanted in vocabulary.flags.items():
+        key, absent = f"{PREFIX}.{name}", f"{PREFIX}.{FLAG_WITHOUT.get(name, name)}"
+        compare_flag(result, key, wanted, metadata.get(key, metadata.get(absent, True)), metadata)
     compare_templates(result, checkpoint, metadata)
     for key in metadata:
         if key.startswith("tokenizer.") and key not in KNOWN_KEYS and not is_template(key):
@@ -102,9 +104,11 @@ def compare_tokens(
         kind = DifferenceKind.missing if got is None else DifferenceKind.value
         detail = {"token": number, "what": what, "of_kind": counts[what]}
         result.add(kind, f"token {number}", expected, got, **detail)
-    if types is None and any(token.added for token in vocabulary.tokens.values()):
-        kinds = f"{len(tokens)} types"
-        result.add(DifferenceKind.missing, f"{PREFIX}.token_type", kinds, None)
+    known = vocabulary.tokens.values()
+    if types is None and any(token.added for token in known):
+        result.add(DifferenceKind.missing, f"{PREFIX}.token_type", f"{len(tokens)} types", None)
+    if scores is None and any(token.score is not None for token in known):
+        result.add(DifferenceKind.missing, f"{PREFIX}.scores", f"{len(tokens)} scores", None)
 
 
 def wrong_tokens(
@@ -240,10 +244,14 @@ def added_by_template(checkpoint: OriginalCheckpoint) -> dict[str, Any]:
         single = part.get("single") if isinstance(part, Mapping) else None
         if isinstance(single, list) and len(single) > 1:
             ends = {"first": single[0], "last": single[-1]}
-            return {
-                end: row.get("SpecialToken", {}).get("id") if isinstance(row, Mapping) else None
+            tokens = {
+                end: row.get("SpecialToken")
                 for end, row in ends.items()
                 if isinstance(row, Mapping)
+            }
+            return {
+                end: token.get("id") if isinstance(token, Mapping) else None
+                for end, token in tokens.items()
             }
     return {}
 
@@ -253,7 +261,7 @@ def compare_templates(
 ) -> None:
     wanted = dict(templates_of(checkpoint))
     got = {key: text for key, text in metadata.items() if is_template(key)}
-    if got and not any((checkpoint.folder / name).is_file() for name in TEMPLATE_FILES):
+    if got and not any(map(checkpoint.has, TEMPLATE_FILES)):
         result.skip(SkipReason.no_file, TEMPLATE_FILES[0])
         return
     for key in sorted(wanted.keys() | got.keys()):

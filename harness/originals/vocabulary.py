@@ -43,7 +43,7 @@ class OriginalVocabulary:
     tokens: dict[int, OriginalToken] = field(default_factory=dict)
     ids: dict[str, int] = field(default_factory=dict)
     merges: list[str] | None = None
-    adds_space: bool | None = None  # True: a space is put before a text
+    flags: dict[str, bool] = field(default_factory=dict)  # by key; those that the files tell
     # False: there is a tokenizer.model, but the library that reads it is missing
     library: bool = True
 
@@ -60,10 +60,26 @@ def read_vocabulary(checkpoint: OriginalCheckpoint, model: str) -> OriginalVocab
         read_pieces(checkpoint, found)
     if not found.tokens and isinstance(described, Mapping):
         read_described(described, found, model)
+    known = bool(found.tokens)
     add_tokens(checkpoint, found, model)
-    if (adds := adds_space(checkpoint)) is not None:
-        found.adds_space = adds
+    if not known:  # added tokens alone are no vocabulary
+        found.tokens.clear()
+    found.flags |= FLAGS[model](checkpoint) if model in FLAGS else {}
     return found
+
+
+def flags_of_bert(checkpoint: OriginalCheckpoint) -> dict[str, bool]:
+    """Return the flags of BertNormalizer. Without strip_accents, it does what lowercase says."""
+    steps = steps_of(checkpoint, "normalizer")
+    found = next((each for each in steps if each.get("type") == "BertNormalizer"), {})
+    lower, strip = found.get("lowercase"), found.get("strip_accents")
+    flags = {"lowercase": lower, "strip_accents": lower if strip is None else strip}
+    return {f"normalizer.{key}": flag for key, flag in flags.items() if isinstance(flag, bool)}
+
+
+def flags_of_pieces(checkpoint: OriginalCheckpoint) -> dict[str, bool]:
+    adds = adds_space(checkpoint)
+    return {} if adds is None else {"add_space_prefix": adds}
 
 
 def adds_space(checkpoint: OriginalCheckpoint) -> bool | None:
@@ -88,6 +104,9 @@ def steps_of(checkpoint: OriginalCheckpoint, name: str) -> list[Mapping[str, Any
         return []
     inner = found.get("normalizers", found.get("pretokenizers", [found]))
     return [each for each in inner if isinstance(each, Mapping)] if isinstance(inner, list) else []
+
+
+FLAGS = {"bert": flags_of_bert, "llama": flags_of_pieces}
 
 
 def read_described(described: Mapping[str, Any], found: OriginalVocabulary, model: str) -> None:
@@ -147,7 +166,7 @@ def read_pieces(checkpoint: OriginalCheckpoint, found: OriginalVocabulary) -> No
         pieces.LoadFromFile(str(path))
     except (OSError, RuntimeError) as error:
         raise InvalidModel(f"{path} is not a SentencePiece model: {error!s:.200}") from None
-    found.adds_space = "".join(pieces.EncodeAsPieces("a")).startswith(SPACE)
+    found.flags["add_space_prefix"] = "".join(pieces.EncodeAsPieces("a")).startswith(SPACE)
     for number in range(pieces.GetPieceSize()):
         kinds = (
             (pieces.IsUnknown, UNKNOWN),

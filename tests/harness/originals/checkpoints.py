@@ -23,6 +23,8 @@ BYTE_LEVEL = {
     "trim_offsets": True,
     "use_regex": True,
 }
+BERT_NORMALIZER = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True}
+BERT_NORMALIZER |= {"strip_accents": None, "lowercase": True}
 TEXT = {
     "vocab_size": N_VOCAB,
     "hidden_size": N_EMBD,
@@ -230,6 +232,7 @@ def tokenizer_json(arch: str) -> dict[str, Any]:
             | dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
             for i, text in enumerate(ADDED)
         ],
+        **({"normalizer": BERT_NORMALIZER} if arch == "bert" else {}),
         "pre_tokenizer": BYTE_LEVEL,
         "decoder": BYTE_LEVEL,
         "post_processor": {"type": "TemplateProcessing", "single": [begin, first]}

@@ -1,5 +1,6 @@
 """Honest conversions pass, for every architecture, type and layout of the file."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,32 @@ def test_missing_facts_are_not_compared(tmp_path: Path) -> None:
         (SkipReason.no_row, "tokenizer.ggml.of_another_program"),
     }
     assert not any(part.differences for part in found.parts)
+
+
+def test_second_copy_of_the_weights_is_ignored(tmp_path: Path) -> None:
+    values = ck.write_checkpoint(tmp_path, "llama")
+    ck.write_safetensors(
+        tmp_path / "consolidated.safetensors", {"wq": values["lm_head.weight"]}, "F32"
+    )
+    assert compare(tmp_path, convert("llama", values)).exit_code == 0
+
+
+def test_vocabulary_in_two_files_is_compared(tmp_path: Path) -> None:
+    made = convert("gpt2", ck.write_checkpoint(tmp_path, "gpt2"))
+    described = json.loads((tmp_path / "tokenizer.json").read_text())
+    rows = described["added_tokens"]
+    vocab = described["model"]["vocab"] | {row["content"]: row["id"] for row in rows}
+    lines = ["#version: 0.2", *(" ".join(pair) for pair in ck.merges())]
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab))
+    (tmp_path / "merges.txt").write_text("\n".join(lines))
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    config["added_tokens_decoder"] = {str(row["id"]): row for row in rows}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    assert not any(part.differences for part in compare(tmp_path, made).parts)
+    made.edit("tokens", 70, "other")
+    found = compare(tmp_path, made)
+    assert [each.place for part in found.parts for each in part.differences] == ["token 70"]
 
 
 def test_split_file_passes(tmp_path: Path) -> None:

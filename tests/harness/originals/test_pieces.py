@@ -63,6 +63,11 @@ def test_wrong_piece_is_named(name: str, value: object, pieces: Conversion, tmp_
     assert places(tmp_path, pieces) == ["token 33"]
 
 
+def test_missing_scores_are_named(pieces: Conversion, tmp_path: Path) -> None:
+    del pieces.keys["tokenizer.ggml.scores"]
+    assert places(tmp_path, pieces) == ["tokenizer.ggml.scores"]
+
+
 def test_wrong_space_before_a_text_is_named(pieces: Conversion, tmp_path: Path) -> None:
     key = "tokenizer.ggml.add_space_prefix"
     pieces.keys[key] = ("BOOL", False)

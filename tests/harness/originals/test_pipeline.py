@@ -91,6 +91,9 @@ def test_pooling_and_norm_compute_what_their_names_say() -> None:
         '{"text": "a", "embedding": [1]}',
         '{"text": "a", "embedding": [1, NaN]}',
         '{"text": "a", "embedding": [1, 2], "prompt": 3}',
+        '{"text": "a", "embedding": [1, true]}',
+        '{"text": "a", "embedding": [1, 1' + "0" * 400 + "]}",
+        '{"text": "\\ud800", "embedding": [1, 2]}',
     ],
 )
 def test_line_without_text_or_numbers_is_refused(line: str, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from tests.harness.originals import checkpoints as ck
 from tests.harness.originals.conversions import convert
 
 Change = Callable[[Path], Any]
+SHORT_CONTEXT = {"original_max_position_embeddings": 1}
 TENSORS, CONFIG = "model.safetensors", "config.json"
 # quotients of transformers 5.24: inverse frequencies without scaling, divided by those with scaling
 LLAMA3_FACTORS = [1.0, 2.4422595500946045, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0]
@@ -45,6 +46,12 @@ def cut_tensors(folder: Path) -> None:
     (folder / TENSORS).write_bytes(raw[:-1])
 
 
+def add_dimensions(folder: Path) -> None:
+    values = ck.draw("llama", "BF16")
+    values["model.norm.weight"] = values["model.norm.weight"].reshape([1] * 30 + [-1])
+    ck.write_safetensors(folder / TENSORS, values, "BF16")
+
+
 def index_of(name: str) -> Change:
     index = {"weight_map": {"lm_head.weight": name}}
     return lambda folder: (folder / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -67,6 +74,10 @@ def index_of(name: str) -> Change:
         (configure(hidden_size="64"), InvalidModel),
         (configure(num_attention_heads=5), InvalidModel),
         (configure(rope_scaling={"rope_type": "llama3"}), InvalidModel),
+        (configure(rope_scaling=["linear"]), InvalidModel),
+        (configure(rope_scaling={"rope_type": "longrope", **SHORT_CONTEXT}), InvalidModel),
+        (configure(num_key_value_heads=10**400), InvalidModel),
+        (add_dimensions, InvalidModel),
     ],
 )
 def test_broken_checkpoint_is_refused(change: Change, error: type[Exception], folder: Path) -> None:
@@ -125,6 +136,31 @@ def test_absent_part_is_not_compared(change: Change, reason: SkipReason, folder:
     found = compare_original(folder, folder / "made.gguf")
     assert {each.reason for part in found.parts for each in part.skipped} == {reason}
     assert found.exit_code == 3
+
+
+def test_added_tokens_alone_are_no_vocabulary(folder: Path) -> None:
+    added = {"5": {"content": "<|begin|>", "special": True}}
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"added_tokens_decoder": added, "chat_template": ck.TEMPLATE})
+    )
+    found = compare_original(folder, folder / "made.gguf")
+    assert [each for part in found.parts for each in part.differences] == []
+
+
+def test_post_processor_without_tokens_is_ignored(folder: Path) -> None:
+    described = json.loads((folder / "tokenizer.json").read_text())
+    described["post_processor"]["single"] = [5, {"SpecialToken": None}]
+    (folder / "tokenizer.json").write_text(json.dumps(described))
+    assert compare_original(folder, folder / "made.gguf").exit_code == 0
+
+
+def test_caps_that_the_config_turns_off_have_no_key(tmp_path: Path) -> None:
+    made = convert("gemma2", ck.write_checkpoint(tmp_path, "gemma2"))
+    configure(attn_logit_softcapping=None)(tmp_path)
+    made.drop("attn_logit_softcapping")
+    (skipped,) = compare_original(tmp_path, made.write(tmp_path / "made.gguf")).parts[0].skipped
+    assert (skipped.reason, skipped.place) == (SkipReason.no_meaning, "attn_logit_softcapping")
 
 
 def test_factors_of_llama3_are_compared(folder: Path, tmp_path: Path) -> None:

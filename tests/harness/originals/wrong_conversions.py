@@ -129,6 +129,12 @@ TOKENS = (
         lambda c: c.drop("tokenizer.chat_template"),
         ("tokenizer.chat_template",),
     ),
+    W(
+        "lowercase",
+        "bert",
+        lambda c: c.keys.update({f"{TOKENIZER}.normalizer.lowercase": ("BOOL", False)}),
+        (f"{TOKENIZER}.normalizer.lowercase", f"{TOKENIZER}.normalizer.strip_accents"),
+    ),
     W("mark-of-wordpiece", "bert", lambda c: c.edit("tokens", 5, "##w4"), ("token 5",)),
 )
 GEMMAS = (
