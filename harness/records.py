@@ -201,7 +201,8 @@ class FileSummary:
     data_offset: int
     metadata: Mapping[str, tuple[str, Any]]  # key -> (type such as "U32" or "ARR[STR]", value)
     tensors: tuple[TensorSummary, ...]
-    unknown: tuple[str, ...] = ()  # fields that the engine does not show
+    # fields that the engine does not show, of version, alignment, data_offset, tensors, types
+    unknown: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -213,7 +214,7 @@ class Fault:
     index: int
     kind: str  # scale (a row), swap (two elements), nudge (one), stale (an earlier value)
     draw: int  # random number that selects the row and the element
-    size: float = 0.01  # relative change of a scaled row; share of a row's largest value
+    size: float = 0.01  # relative change of a scaled row; for nudge, share of its largest value
 
 
 ANY_KIND = -1  # for ops that have no kinds
@@ -250,7 +251,7 @@ class Nodes:
     root_name: NDArray[np.uint8]  # (rows, 64), zero-terminated
     at: NDArray[
         np.int64
-    ]  # (rows,): offset of a contiguous copy in `data`; -1: there is none, -2: none was made
+    ]  # (rows,): offset of a contiguous copy in `data`; -1: no bytes, -2: not copied
     data: NDArray[np.uint8]
 
 
@@ -364,7 +365,6 @@ class Mismatch:
 # not-compared: requested and expected, but impossible. not-applicable: the model lacks it, or the
 # engine declares that it does not offer it. malformed: the answer does not fit the question.
 # internal: a defect of Lockstep.
-# question; internal: a defect of Lockstep
 Status = Literal[
     "agreed",
     "diverged",

@@ -57,7 +57,7 @@ class Step:
         values = keys[:, :, :within] if v is None else show_cache(probe, "v_cache", layer, values)
         out: F32
         if self.flash_attn:
-            # llama.cpp converts both to F16 (build_attn_mha in llama-graph.cpp)
+            # llama.cpp casts F32 keys and values to F16 (build_attn_mha in llama-graph.cpp)
             keys, values = (
                 x if is_coded(x) else x.astype(np.float16, copy=False) for x in (keys, values)
             )

@@ -136,7 +136,7 @@ class GrammarTable:
 
     def find_empty(self) -> set[int]:
         """Return the rules that match the empty text."""
-        # by rule: the rules that are empty only if it is
+        # by rule: sequences that are empty only if it is, as (rule, number of the sequence)
         users: dict[int, list[tuple[int, int]]] = {}
         todo, found = [], set[int]()
         needs: list[int] = []

@@ -199,7 +199,7 @@ def exps(x: F64, out: F64) -> None:
         v = x[i]
         known = abs(v) < 1000.0
         k, r = reduce_argument(v if known else 0.0)
-        # half of k at a time, because powers of k may overflow or become subnormal
+        # half of k at a time, so that the result may overflow, or round to a subnormal, as in ldexp
         first = k >> 1
         found = (1.0 + (r + r * (r * series(r, EXPM1)))) * power_of_two(first)
         beyond = v if v != v else (math.inf if v > 0 else 0.0)

@@ -90,9 +90,8 @@ class Tokenizer(Registered):
         writes the texts of control and unknown tokens.
         """
         vocabulary = self.vocabulary
-        # llama.cpp drops the prefix of the first token, even if that token has no text. So [BOS,
-        # "▁a"] keeps its space, unless BOS is removed, in which case llama.cpp keeps the space on
-        # purpose.
+        # llama.cpp drops the prefix only from the first token, even if that token has no text. So
+        # [BOS, "▁a"] keeps its space. If BOS is removed, llama.cpp keeps the space on purpose.
         drop_space = vocabulary.add_space_prefix
         ids = list(ids)
         if remove_special and vocabulary.add_bos and ids and ids[0] == vocabulary.bos:

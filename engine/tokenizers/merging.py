@@ -43,7 +43,7 @@ class Merging(NamedTuple):
     pairs: Table  # pair of symbols -> result and rank; the lowest rank is merged first
     by_split: bool  # True: the place of the cut matters
     tokens: Table  # symbols with ids
-    spell: I32  # (256,) the token of each byte that is in no token; NONE if there is none
+    spell: I32  # (256,) by byte of a symbol that is no token: its token; NONE if it is lost
     # (256,) by first byte: True if a word that is a token is not split
     whole: NDArray[np.bool_] = NEVER
     letters: I32 = PLAIN  # (256,) the character that stands for each byte, or NONE

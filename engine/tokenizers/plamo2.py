@@ -20,7 +20,7 @@ from lockstep.engine.tokenizers.vocabulary import Attr, Defaults, Metadata
 
 SCALE = 1e4  # gains are integers: scores times this factor
 UNKNOWN = -10_000_000  # gain of a character that is spelled in bytes
-NO_GAIN = -20_000_000  # gain of a character without a token
+NO_GAIN = -20_000_000  # gain of a text that is no token
 WORST = 1 << 60
 BYTE_TEXT = re.compile(rb"<0x([0-9a-fA-F]{2})>")
 BYTE_ORDER_MARK = 0xFEFF

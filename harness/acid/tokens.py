@@ -19,7 +19,7 @@ PARSED = "<x>"  # a control token, and a text that looks like it
 # merges are equally good, and the left one is made. "uv": merged, although u and v have the better
 # sum. é is no token.
 PIECES = ("abc", "def", "uv", "\u00e9", "  ", f"{PARSED}j")
-# number of their tokens; PARSED has four as text and two if it is parsed
+# number of their tokens; the last piece has four as text and two if it is parsed
 N_PIECES = 2 + 2 + 1 + 2 + 1 + 3
 # m looks for k, which stands after it, and n also looks for k, which stands before it. p to s stand
 # next to each other near the end. g is a long token. ~ asks for all tests.

@@ -15,7 +15,7 @@ SPACE = "\u0120"  # byte-level BPE writes a space so
 # "abc": b and c merge first, and a remains. " 12": one token; two if words of digits have no space;
 # three if each digit is a word.
 MERGES = ("b c", "a b", "1 2", f"{SPACE} 12")
-# é has two bytes without a merge, and three in an engine that reads Latin-1
+# é has two bytes without a merge; in Latin-1 it is a single byte, different from both
 PIECES = ("abc", " 12", "\u00e9", WORD)
 # with BOS, the prompt has an odd number of tokens, for engines that read them in pairs
 PROMPT = "m" + "k" * 200 + "n" + "x" * 96 + "".join(f"{p}xx" for p in PIECES) + "pqrs" + "xgx" + "~"

@@ -22,7 +22,8 @@ OF_STATES, OF_KEYS = ("ssm_", "shortconv.", "time_mix_"), ("attn_k", "attn_qkv")
 IN_EVERY_FORM = ("llama",)
 # values of tokenizer.ggml.model without a vocabulary; llama.cpp's own test models use the last
 NO_VOCABULARY = ("", "none", "no_vocab", "test")
-SMALL = 16 << 20  # bytes of weights; filling them takes about a second
+# bytes of weights; with a smaller model, a run that fills every cell takes about a second
+SMALL = 16 << 20
 
 
 @dataclass(frozen=True, kw_only=True)

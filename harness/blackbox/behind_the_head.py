@@ -11,7 +11,9 @@ from lockstep.engine.ops.near import U
 from lockstep.harness.blackbox.slices import architecture, number
 
 SCALE, CAP = "logit_scale", "final_logit_softcapping"  # names of keys
-FLAT = 4.0  # cap as a multiple of the logits; it then changes a logit by at most a thousandth
+# logit before the cap, as a multiple of the cap; beyond it, at most about a thousandth of a change
+# is left after the cap
+FLAT = 4.0
 # rounding errors: three products, and a tanh that is off by at most two units in the last place
 ROUNDINGS = 8
 # architectures whose logits are multiplied by the scale, divided by it, or capped. The numbers are

@@ -27,7 +27,7 @@ from lockstep.harness.synth.gguf_writer import check_output
 
 FACTORS = ("rope_freqs.weight",)  # tensors that all layers share
 Role: TypeAlias = tuple[Node, ...]
-# the nodes of the layer, and the number of layers before it with the same mask
+# the nodes of the layer, and the number of its mask in the order of first use
 Layer: TypeAlias = tuple[Role, int]
 
 

@@ -126,7 +126,7 @@ def verdicts_of(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
 
 
 def not_asked(context: Context) -> str:
-    # the subject's runs do not have the required steps
+    # runs of the model itself do not have the large time steps of `of_steps`
     if says_more(context) and not has_steps(context.file):
         return f"{context.subject.name} shows tensors, which show more"
     enough = (*ENOUGH, "embed") if embeds(context) else ENOUGH

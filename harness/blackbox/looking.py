@@ -170,7 +170,7 @@ def allowed_in_halves(stored: Collection[str], kept: Kept, lens: Lens) -> More |
     if not (kind := proven or shown):
         return None
     bits, smallest = ROUNDED[kind]
-    # factors for weights and for products
+    # least: one smallest step for each weight and one for each product
     times, least = 2.0 ** -(bits + 1) / U, 2 * lens.hot * 2.0**smallest
     return lambda got, allowed: times * allowed + least * abs(lens.scale)
 

@@ -123,7 +123,7 @@ SCORES = "scores: queries, keys as they are kept, rotation or scale"
 MASK = "mask, softmax or cache"
 LOST = "mask, softmax or cache, or heads that are lost"
 ROTATION = "rotation"
-OF_PLACES = (ROTATION, SCORES, MASK)  # parts that depend on the order and number of earlier tokens
+OF_PLACES = (ROTATION, SCORES, MASK)  # parts that depend on earlier tokens
 ONE_BATCH = "all tokens in one batch"
 # in the order of the questions: the part at fault if the engines agree
 OF_ATTENTION: Table = (
@@ -277,7 +277,7 @@ def part_outside(asked: Asked, *, of_logits: bool) -> Part:
     if asked.agrees(position_0, ONE_TOKEN):
         if asked.agrees(nothing_to_norm, STILL):
             return part_that_agrees("output norm", f"{ONE_TOKEN}, and with {STILL}")
-        # with other tokens, so that cached rows of these tokens do not help
+        # this run has other tokens, so it does not clear the rows of the usual tokens
         if asked.agrees(in_one_batch, ONE_BATCH):
             return part_that_agrees(SOME + FEW_ROWS, f"{ONE_TOKEN}, and with {ONE_BATCH}")
         return part_that_agrees(SOME, ONE_TOKEN)

@@ -92,7 +92,7 @@ def rows_of(file: GgufFile, lens: Lens, ids: Sequence[int]) -> NDArray[np.float6
         raw = bytes_of(file, lens, stretch)
         for row, token in zip(found, ids, strict=True):
             at = token - stretch.start
-            if 0 <= at < len(raw) // size:  # the last row may be filled with zeros
+            if 0 <= at < len(raw) // size:  # later rows may be padding of zeros
                 row[:] = format.dequantize(raw[at * size : (at + 1) * size])
     return found
 

@@ -162,7 +162,7 @@ def main() -> None:
             raise AskedToEnd
 
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        # the user started the command with nohup
+        # nohup ignores signals, and they must stay ignored
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, end)
     # Read when numpy is loaded. Our products have few rows, and their threads wait for each other

@@ -117,7 +117,7 @@ def questions_for(context: Context) -> Iterator[MistakeQuestion]:
 def of_runs(context: Context, offers: Callable[[str], bool]) -> Iterator[MistakeQuestion]:
     """Yield the questions about runs. If the engine shows logits, its lists and texts would show
     nothing more."""
-    # the engine declares levels beyond the usual ones
+    # an engine that does not declare its levels gets fewer questions
     more = context.subject_info.levels is not None
     if Architecture.member(context.facts.architecture).embeds:
         if offers("embed"):

@@ -54,7 +54,8 @@ from lockstep.harness.mutants.parts.wrong_samplers import WRONG_SAMPLERS
 from lockstep.harness.records import Answered, EngineInfo, Request
 
 ASPECTS = ("metadata", "tokens", "runs", "samplers")
-# Limit on different tokens: close calls may be tipped by another small error in the same way.
+# Least number of different tokens that name a mistake. If only one or two tokens differ, and these
+# are close calls, another small error may well tip them in the same way.
 PLACES = 3
 AGAIN = 3
 KEPT_DIFFERENCES = 4  # differences kept for each unit

@@ -38,8 +38,8 @@ class Patched:
     tensors."""
 
     sites: int
-    before: float  # worst logit of the subject's own run, relative to the largest logit
-    worst: float  # worst logit of the patched run
+    before: float  # worst error of a logit in the subject's own run, relative to the largest
+    worst: float  # worst error of a logit in the patched run
     bound: Bound
     allowed: float  # limit relative to the largest logit
     # True: the logits differed before the patch; otherwise agreement confirms nothing

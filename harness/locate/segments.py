@@ -65,7 +65,7 @@ class OwnRun:
     wires: Mapping[Place, Wire]
     values: Values
     cut: Collection[Site]  # sites with omitted rows
-    apart: Collection[Site]  # sites of batches that llama.cpp splits in another way
+    apart: Collection[Site]  # sites of split batches whose values cannot be split
     given: Values  # values that were put into the engine's run
     shown: Mapping[Place, NDArray[Any]]  # values that can be put into runs
     others: Sequence[Mapping[Place, NDArray[Any]]]  # different values under other names

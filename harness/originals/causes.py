@@ -19,7 +19,7 @@ from lockstep.harness.originals.rounding import CUTS, round_to, same_bits
 
 Cause = tuple[DifferenceKind, dict[str, Any]]
 MAX_RESHAPED = 1 << 24  # elements of a matrix that is copied in transposed order to test this cause
-FEW_ROWS = 0.1  # share of a matrix; fewer wrong rows are listed one by one
+FEW_ROWS = 0.1  # share of a matrix; fewer wrong rows count as kind `rows`
 
 
 def find_cause(

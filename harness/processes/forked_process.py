@@ -5,7 +5,7 @@ import socket
 import struct
 from contextlib import suppress
 
-SECONDS = 30.0  # time for the parent to reap the fork
+SECONDS = 30.0  # time for the parent to reap the fork; a slower parent hangs itself
 NUMBER = struct.Struct("<q")  # first the id of the process, and its status after its end
 
 

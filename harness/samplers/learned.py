@@ -16,7 +16,7 @@ from lockstep.engine.samplers.parts.candidates import CandidateList
 from lockstep.harness.samplers.probabilities import LAST_PLACE, UNIT, probabilities_of
 
 LEARNING = (Mirostat, MirostatV2, AdaptiveP)
-UPDATE = 4 * UNIT  # limit: one error each of a product, a difference, and the tau or weight in it
+UPDATE = 4 * UNIT  # roundings of an error, a product, a difference, and the tau or weight in it
 
 
 def learn_error(sampler: Sampler, before: CandidateList, after: CandidateList) -> float:

@@ -50,9 +50,9 @@ LONGER = "decode/longer text"  # key of verdicts on more tokens than the model i
 # name of the question to a program that shows only greedy tokens, with several threads
 THREADS = "decode: threads"
 EXACT_TIE = "an exact tie, where llama.cpp takes the first"
-# STEPS: if more tokens are requested, they are generated only for some models. LEAST: so many
-# tokens are rarely equal by chance. READ: bytes of weights that these tokens read; llama.cpp needs
-# about a second for them.
+# STEPS: if the user requests more tokens, every model generates all of them. LEAST: a large model
+# generates at least so many, which are rarely equal by chance. READ: limit for the bytes of weights
+# that these tokens read; llama.cpp needs about a second for them.
 STEPS, LEAST, READ = 64, 16, 16 << 30
 MOST_TIES = 8  # ties after which an engine is asked to continue, each time from the oracle's text
 

@@ -118,7 +118,7 @@ class AskedPrefixes:
 
     prefixes: list[list[int] | bytes]
     batches: tuple[Batch, ...]
-    left_out: LeftOut | None = None  # prefixes that are too long
+    left_out: LeftOut | None = None  # longer prefixes without an answer
 
     @property
     def ends(self) -> list[int]:

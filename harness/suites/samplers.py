@@ -90,7 +90,7 @@ class SamplerRun:
     undefined: int = 0
     # number of chains that were not compared, by the subject's reason
     not_taken: Counter[str] = field(default_factory=Counter)
-    unanswered: set[str] = field(default_factory=set)  # engines that crashed or timed out
+    unanswered: set[str] = field(default_factory=set)  # name of the oracle if it gave no answer
 
     @cached_property
     def words(self) -> SamplerVocabulary | None:

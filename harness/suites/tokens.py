@@ -33,7 +33,7 @@ from lockstep.harness.suites.parts.token_kinds import count_kinds
 Row = tuple[Any, Any, Any]
 AT_MOST, LONGEST = 60, 200  # differences in one verdict; characters of an input or an answer
 # A text with more bytes may take a second. It is asked only with the first two sets of flags that
-# both engines answer: with special tokens and without.
+# both engines answer: special tokens are parsed, and are not parsed.
 LONG, LONG_TIMES = 10_000, 2
 WHOLE = 4000  # characters of the shortest input that differs; one input is very long
 BEYOND = b"\xf5\x80\x80\x80 too far"  # this text is asked separately: see Tokens.beyond

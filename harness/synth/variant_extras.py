@@ -30,8 +30,8 @@ SIZES: Mapping[str, Sizes] = MappingProxyType(
         "gemma3n": Sizes(n_layer=22, n_embd=32, n_head=1, n_ff=48),  # layers from 20 on share keys
         "gemma4": Sizes(n_layer=5, n_head=4, n_head_kv=2),
         "deepseek4": Sizes(n_layer=4, n_embd=128, n_head=4),
-        # no engine requires these: heads of 128, one layer in six without a window, and an FFN of
-        # four times the width
+        # other engines assume these and do not read the keys: heads of 128, one layer in six
+        # without a window, and an FFN of four times the width
         "qwen3": Sizes(n_embd=256, n_head=2, n_head_kv=1),
         "gemma3": Sizes(n_layer=6, n_head=4, n_head_kv=2),
         "gpt2": Sizes(n_ff=256),

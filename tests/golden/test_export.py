@@ -147,7 +147,7 @@ def test_export_states_its_content_and_hashes_every_file(tmp_path: Path, form: s
     assert (tmp_path / "LICENSE").read_text().startswith("MIT License")
     page = (tmp_path / "README.md").read_text()
     assert index["seal"] in page
-    # the hash stands for a model without a recipe
+    # a model without a recipe is named by its hash, and the other model is in the folder
     assert index["models_not_included"]["stories260K"] in page
     told = json.loads((DEFAULT_ROOT / level / "f32.json").read_text())["model"]["sha256"]
     assert sha256_of(tmp_path / "models" / "f32.gguf") == told

@@ -57,7 +57,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("tests",),
 )
 # adapters and suites are found by name on demand, and some are in higher layers: the engine that
-# computes along a graph, wrong engines, honest engines
+# computes along a graph, wrong engines, honest engines, and suites
 DISCOVERIES = (
     ("lockstep", "lockstep.api"),  # `lockstep.Adapter` is imported on first use
     ("lockstep.harness.adapters", "lockstep.harness.mutants"),

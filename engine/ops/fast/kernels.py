@@ -41,7 +41,7 @@ def exp(x: Any) -> Any:
     y = y * r + np.float32(1.6666665459e-1)
     y = y * r + np.float32(5.0000001201e-1)
     y = y * (r * r) + r + ONE
-    # half of n at a time, because powers of n may overflow or become subnormal
+    # half of n at a time, so that the result may overflow, or become subnormal
     first = np.int32(n >> 1)
     return y * power_of_two(first) * power_of_two(np.int32(n - first))
 

@@ -90,6 +90,6 @@ def like(small: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     """Repeat an array up to a shape whose sizes are multiples of its own, as ggml broadcasts."""
     if small.shape == shape:
         return small
-    # for a node without rows, an array of one row is made and then cut
+    # an array without rows, as when no output is requested, is not repeated
     times = (n // m if m else 1 for n, m in zip(shape, small.shape, strict=True))
     return np.tile(small, tuple(times))

@@ -30,7 +30,7 @@ static int by_size(const void *a, const void *b) {
 }
 
 /* Writes the values to compare for the ids of a row: the values that they choose (ties, choice), or
-   the sorted ids (rows). Returns 0 if an id is repeated or out of range. */
+   the sorted ids (rows). Returns 0 if an id of ties or choice is repeated or out of range. */
 static int chosen(const struct output *o, const char *type, const void *of, size_t width, size_t row,
                   size_t count, const double *ids, double *out) {
     size_t length = (size_t)o->shape[o->n_dims - 1], n = !strcmp(o->judged, "rows") ? count : length;

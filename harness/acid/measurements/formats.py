@@ -11,7 +11,7 @@ from lockstep.harness.acid.measurements.feed_forward import HALF_BF16
 from lockstep.harness.acid.weights import AcidWeights
 
 ROWS = 3
-SIZE = 1.5  # factor on the largest value that a test should read
+SIZE = 1.5  # size of the largest value that a test should read
 
 
 class CodedRows(Measurement):

@@ -74,7 +74,7 @@ STATE = np.dtype(
         ("views", np.int64),
         ("due_ubatch", np.int64),  # the node that gets the fault
         ("due_index", np.int64),
-        ("lean", np.int64),  # 1: only the graph's results are copied
+        ("lean", np.int64),  # 1: no computed value is copied, except results
         ("idle", np.int64),  # 1: the graph is not computed
         ("stop", np.int64),
         ("hook", np.int64),  # int64 (int64 what, int64 argument)

@@ -168,7 +168,7 @@ class ScheduleCampaign:
             return not unlisted or self.entry(found, other) is None
 
         before, relations = judge.counts.copy(), judge.relations
-        # relations are checked last, because they cost most
+        # relations cost most, so they are checked only if the symptom needs them
         judge.relations = first.symptom in RELATIONS
         small = shrink_case(case, self.kind, wrong, tries=40 if first.symptom in DEADLY else 500)
         last = judge(small) or first

@@ -30,7 +30,7 @@ def main() -> None:
     die_with(parent=int(parent))
     from lockstep.harness.adapters.parts.reference_parse import stopwatch
 
-    # the loop below replaces it
+    # a lambda, because atheris.Fuzz replaces atheris.Mutate
     mutate = grammatical(lambda raw, longest: atheris.Mutate(raw, longest))
     with stopwatch() as start:
         read = guard_reader(reader.from_bytes, start)

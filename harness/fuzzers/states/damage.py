@@ -18,7 +18,7 @@ from lockstep.harness.fuzzers.states.saved import BASES, STRANGERS, SavedBase, S
 Edit = tuple[Any, ...]
 EDGES = (0, 1, 2, 3, 8, 30, 255, 256, 512, 65535, 2**31 - 1, 2**31, 2**32 - 1)
 MOST_EDITS = 3
-LARGEST = 1 << 20  # largest number of bytes that an edit adds or writes
+LARGEST = 1 << 20  # limit for bytes that an edit adds, and for its numbers
 
 
 @dataclass(frozen=True)

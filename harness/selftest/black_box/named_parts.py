@@ -71,10 +71,11 @@ NORMS = re.compile(r".*norm(ed)?|inp_norm|kv_cmpr|q MUL|model.layers.*norm|model
 OF_HALF = MappingProxyType(
     {"FFN": "ffn_.*", "attention": "[QKV]cur.*|wqkv.*|attn_.*|kq.*|[kv]_cache"}
 )
-TURNS = re.compile(r".*(rope|rotat|yarn).*")  # names of rotations, whatever their input
+# names of wrong rotations, wherever their result is used
+TURNS = re.compile(r".*(rope|rotat|yarn).*")
 # a wrong scale of zero makes all weights equal
 SCALE = re.compile(r".*(scale|soft-cap|key-length|all-alike).*")
-# names of wrong norms: wrong eps, or wrong weights
+# names of wrong norms: with a wrong eps; with wrong weights, or shown only by weights
 EPS = re.compile(r".*(eps|squares-in-half).*")
 WEIGHTS = re.compile(
     r".*(norm-without|weight-before-norm|norm-after-rope|norms-exchanged|one-added|bias-for-weight|of-a-layer).*"

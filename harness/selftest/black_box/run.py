@@ -26,7 +26,8 @@ from lockstep.harness.selftest.black_box.trials import BlackBoxRow, tries
 
 AT_ONCE = 48  # number of engines that run on one model together and share its slices
 Pair = tuple[str, str]  # model, engine
-OWN = "f32"  # OWN: the model on which every mistake shows; OTHERS: further models
+# OWN: the model on which most mistakes show; OTHERS: further models for these mistakes
+OWN = "f32"
 OTHERS = ("arch:qwen3", "arch:gemma3", "arch:gpt2")
 IN_ONE_LAYER = (
     *("five-layers", "five-layers-q4_1", "qwen2-deeper", "qwen3-deeper", "gpt2-deeper"),

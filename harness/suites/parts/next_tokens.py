@@ -104,7 +104,7 @@ def closest(context: Context, runs: Iterable[tuple[list[int], list[int]]]) -> li
     """Return the closest calls, the smallest margin first. runs: ids, with the prefix lengths that
     can be asked for."""
     found: list[tuple[float, int, Beginning]] = []
-    number = count()  # only margins are compared if two prefixes are equally close
+    number = count()  # orders equal margins, so that no two `Beginning`s are compared
     for ids, ends in runs:
         ends = ends[: MOST // context.facts.n_vocab]
         if not ends:

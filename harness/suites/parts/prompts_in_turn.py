@@ -52,11 +52,11 @@ class Turn:
 
 # the previous prompt again: the cache holds all of it, and nothing is left to compute
 AGAIN = Turn(n=0)
-# Prompts of one length, which are much longer than what a cut leaves. Two pairs share a beginning:
-# up to the middle, or up to the last two tokens, where an engine that reuses one token too many
-# reads a wrong token. One pair differs only in the first tokens, because an engine may look up
-# blocks of 16 by their own tokens alone. One prompt has the same first and last tokens as the
-# previous one, as chat templates produce.
+# Some prompts have the same length, and some are much longer than what a cut leaves. Two pairs
+# share a beginning: up to the middle, or up to the last two tokens, where an engine that reuses one
+# token too many reads a wrong token. One pair differs only in the first tokens, because an engine
+# may look up blocks of 16 by their own tokens alone. One prompt has the same first and last tokens
+# as the previous one, as chat templates produce.
 PROMPTS = (
     *(Turn(n=37), Turn(n=37), AGAIN, Turn(n=37)),
     *(Turn(n=59), Turn(n=59, begin=29), Turn(n=59, begin=57), Turn(n=59, end=27)),
@@ -64,8 +64,8 @@ PROMPTS = (
     Turn(n=491),
 )
 KEPT = (32, 64, 128, 384)  # number of tokens that an engine may keep of a long prompt
-# number of tokens that an engine may keep at the beginning, if it drops the middle of a prompt that
-# is longer than half the context
+# number of tokens that an engine may keep at the beginning, if it drops the middle of a long prompt
+# and keeps half a context in all
 IN_FRONT = (0, 4, 64, 128)
 CUT = 16  # least number of tokens that the cut removes; fewer hardly matter
 TRIED = 24  # seeded prompts for each turn

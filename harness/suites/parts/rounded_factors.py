@@ -106,7 +106,7 @@ def nearer_designs(
 
 def size_of(a: F32, b: F32) -> float:
     """Return the root mean square of the difference."""
-    # for infinite numbers the result is NaN, which is below no limit
+    # infinite numbers give infinity or NaN without a warning
     with np.errstate(all="ignore"):
         return float(np.sqrt(np.square(a.astype(np.float64) - b).mean()))
 

@@ -7,7 +7,7 @@ from lockstep.harness.synth.draws import integers, stream
 LONGEST = 12  # characters of a piece
 ALPHABET = "etaoinshrdlucmfwypvbgkjqxz" + "0123456789.,!?'-ETASN" + "éñßд你好한ก"
 DRAWS = 512  # pairs that are drawn at a time
-PATIENCE = 200  # draws without a new piece before giving up
+PATIENCE = 200  # rounds of DRAWS pairs without a new piece, before giving up
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # token types of GGUF
 

@@ -128,7 +128,7 @@ def test_only_cells_up_to_the_last_in_use_are_read() -> None:
 def test_window_layers_free_cells_that_no_token_sees() -> None:
     window = memory(SEES_FOUR, HEADS, size=16, n_seq=1, n_ubatch=1)
     assert isinstance(window, Window)
-    assert window.near.size == 256  # llama.cpp's smallest stream
+    assert window.near.size == 256  # padded to 256 cells, as in llama.cpp
     window = Window(
         size=16, n_seq=1, unified=True, window=4, n_ubatch=None,
         numbers=Numbers({0: SEES_FOUR, 1: HEADS}),

@@ -158,7 +158,7 @@ def test_breaker_ends_a_repetition() -> None:
     for token in [4, 0, 2, 4, 0]:
         chain.accept(token)
     (found,) = chain.apply(CandidateList.of_logits(np.zeros(7, np.float32)))
-    # a token that occurs twice is counted once
+    # the last two tokens are a repetition, but only one counts after the breaker
     assert found.logits.tolist() == [0, 0, -1, 0, 0, 0, 0]
 
 

@@ -112,7 +112,7 @@ def test_reader_refuses_a_truncated_file_or_finds_fewer_tables(name: str) -> Non
         if isinstance(found, MalformedFile):
             assert 0 <= found.offset <= n
         else:
-            assert n_rows(found) < whole  # both files differ in the model's memory
+            assert n_rows(found) < whole  # a whole file of another memory
 
 
 def replaced(raw: bytes, at: int, *numbers: int) -> bytes:

@@ -55,7 +55,7 @@ def test_list_of_layers_shows_an_op_that_is_wrong_after_the_prompt(
     listed = {layer.layer: layer.guilty for layer in found.layers}
     assert listed[0] == (f"{found.first.site.name} (step 1)",)
     assert f"{found.first.site.name} (step 1)" in words.split("first divergence")[0]
-    # the layer passes on a small error, as in the prompt
+    # errors are those of the wrong step; in the prompt, layers have only honest engines' errors
     errors = [layer.error for layer in found.layers if layer.layer is not None]
     assert min(errors) > 1e-3
     before = found.layers[0]  # a right op passes on only the error of honest engines

@@ -108,7 +108,7 @@ def test_engines_without_logits_are_not_accused_either(name: str, tmp_path: Path
 def test_wrong_engine_gets_a_verdict_too(name: str, preset: str, tmp_path: Path) -> None:
     found, code = verdicts(model(name, tmp_path), RopeHalfSplit.name, preset)
     assert "internal" not in {v.status for v in found}, [v.summary for v in found]
-    turned = name not in ("nothing at all", "infinite")  # the others contain no values to rotate
+    turned = name not in ("nothing at all", "infinite")  # these two have no values to rotate
     assert {exit_code(found), code} <= ({1} if turned else {0, 3})
 
 

@@ -58,9 +58,9 @@ def last_row_is_another(where: Callable[[int], bool]) -> type[Mirror]:
 
 
 FEW_ROWS = last_row_is_another(lambda n: 5 < n <= 8)  # a kernel for up to 8 rows drops the last row
-# a kernel for four rows also takes the fifth
+# a kernel for four rows gives its fourth row again for the fifth
 FOUR_AND_ONE = last_row_is_another(lambda n: n > 8 and n % 8 == 5)
-# the last whole tile is computed wrongly
+# if rows fill whole tiles, nothing is left for the last row
 WHOLE_TILES = last_row_is_another(lambda n: n > 0 and n % 64 == 0)
 
 

@@ -188,7 +188,7 @@ def test_first_differing_tensor_is_named(
     with LocalSession(adapter, model, EXACT) as session:
         request = Request(batches=some_batches(312), capture=True)
         first = session.ask("evaluate", request).value  # type: ignore[union-attr]
-        # one different question
+        # one more batch, so that the number of calls is odd
         session.ask("evaluate", replace(request, batches=request.batches[:1]))
         found = unsteady(session, request, first)
     assert (found and found.place) == (site and f"{site} of batch 0")
