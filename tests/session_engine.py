@@ -1,6 +1,7 @@
 """The example engine with saved sessions (the questions save and load). MODE: right, or a mistake.
 
-`memory` writes an empty file and keeps the session in the process; `jitter` adds noise.
+`memory` writes an empty file and keeps the session in the process. An engine with one of CHANGES
+offers no logits outside sessions.
 """
 
 import sys
@@ -13,13 +14,19 @@ held = {"__name__": "example"}
 exec(compile(EXAMPLE.read_text().rpartition("main()")[0], EXAMPLE, "exec"), held)
 without_sessions, kept = held["answer"], {}
 noise = np.random.default_rng()
+MODE = sys.argv[1]
+CHANGES = {
+    "jitter": lambda row: row * noise.normal(1, 1e-7, row.shape),
+    "noise": lambda row: row + noise.normal(0, 5, row.shape),
+    "nan": lambda row: row * np.nan,
+    "zero": lambda row: row * 0,
+    "reversed": lambda row: row[:, ::-1],
+}
 
 
 def run(model, batches, caches):
     rows = [model.decode(b, caches, lambda node, value: value, "") for b in batches]
-    if sys.argv[1] == "jitter":
-        rows = [row + noise.normal(0, 1e-3, row.shape) for row in rows]
-    return rows
+    return [CHANGES.get(MODE, np.asarray)(row) for row in rows]
 
 
 def write(question, caches):
@@ -34,17 +41,17 @@ def answer(question, given, model):
     ask, path = question["ask"], question.get("path")
     if ask == "start":
         said, arrays = without_sessions(question, given, model)
-        return {**said, "can": ["logits", "save", "load"]}, arrays
+        return {**said, "can": ["save", "load"] + ["logits"] * (MODE not in CHANGES)}, arrays
     if ask == "save":
         caches = [None] * model.layers
         run(model, question["batches"], caches)
-        if sys.argv[1] == "memory":
+        if MODE == "memory":
             kept[path] = list(caches)
             Path(path).write_bytes(b"")
         else:
             write(question, caches)
     elif ask == "load":
-        if sys.argv[1] == "memory":
+        if MODE == "memory":
             caches = kept.get(path, [None] * model.layers)
         else:
             arrays = list(np.load(path).values())

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.engine.errors import InvalidModel
+from lockstep.engine.adapters.factors import float32_factor
+from lockstep.engine.errors import EngineError, InvalidModel
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.quants.base import F32
 from lockstep.engine.trace import Probe
@@ -31,18 +31,21 @@ def read_directions(
     """
     found: dict[int, F32] = {}
     for path, strength in files:
-        with GgufFile.open(path) as file:
-            try:
+        try:
+            with GgufFile.open(path) as file:
+                factor = float32_factor(strength, "the strength")
                 for layer, vector in directions_in(file, n_layer, width):
-                    added = vector * np.float32(strength)
+                    added = vector * factor
                     found[layer] = found[layer] + added if layer in found else added
-            except InvalidModel as error:
-                raise InvalidModel(f"control vector {path.name}: {error}") from error
+        except EngineError as error:
+            raise InvalidModel(f"control vector {path.name}: {error}") from error
     return found
 
 
 def directions_in(file: GgufFile, n_layer: int, width: int) -> Iterator[tuple[int, F32]]:
     weights = Weights(file)
+    if not file.tensors:
+        raise InvalidModel(f"it has no tensor {NAME}1 to {NAME}{n_layer - 1}")
     for name, info in file.tensors.items():
         number = name.removeprefix(NAME)
         if number == name or not number.isascii() or not number.isdecimal():

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.engine.errors import InvalidModel
+from lockstep.engine.adapters.factors import float32_factor
+from lockstep.engine.errors import EngineError, InvalidModel
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.hparams import architecture_name
 from lockstep.engine.weights import Weight, Weights
@@ -40,13 +41,14 @@ class Lora:
 
     def __init__(self, files: Sequence[tuple[Path, float]], model: GgufFile) -> None:
         """Open LoRA files, each with its scale. Raises EngineError or OSError."""
-        self.files = [GgufFile.open(path) for path, _ in files]
+        self.files: list[GgufFile] = []
         self.multiplied: dict[str, list[LowRank]] = defaultdict(list)
         self.looked_up: dict[str, list[LowRank]] = defaultdict(list)
-        for (path, scale), file in zip(files, self.files, strict=True):
+        for path, scale in files:
             try:
-                pairs = dict(read_pairs(file, scale, model))
-            except InvalidModel as error:
+                self.files.append(GgufFile.open(path))
+                pairs = dict(read_pairs(self.files[-1], scale, model))
+            except EngineError as error:
                 raise InvalidModel(f"adapter {path.name}: {error}") from error
             for name, pair in pairs.items():
                 (self.looked_up if name == LOOKED_UP else self.multiplied)[name].append(pair)
@@ -68,8 +70,10 @@ def read_pairs(file: GgufFile, scale: float, model: GgufFile) -> Iterator[tuple[
     for name in changed_tensors(file):
         a, b = (weights.tensor(name + end, shape_of(file, name + end)) for end in (A, B))
         check_shapes(name, a.shape, b.shape, model)
-        rank = b.shape[-1]
-        yield name, LowRank(a, b, float(np.float32(scale * alpha / rank if alpha else scale)))
+        factor, words = scale, "the scale"
+        if alpha:
+            factor, words = scale * alpha / b.shape[-1], "scale * alpha / rank"
+        yield name, LowRank(a, b, float(float32_factor(factor, words)))
 
 
 def changed_tensors(file: GgufFile) -> list[str]:
@@ -80,6 +84,8 @@ def changed_tensors(file: GgufFile) -> list[str]:
             found.append(name.removesuffix(A).removesuffix(B))
         elif not name.endswith(UNUSED):
             raise InvalidModel(f"tensor {name!r}: expected a name that ends with {A} or {B}")
+    if not found:
+        raise InvalidModel("it has no pair of matrices")
     return list(dict.fromkeys(found))
 
 

@@ -54,8 +54,7 @@ HOT = 16  # number of nonzero elements that a stored matrix reads; limits grow w
 HOT_INSIDE = 8  # the same for ffn_down
 TOKENS = 8
 ADDED = 64  # number of elements that are added up at the end of a layer
-# gives a gate of 127, which no format rounds; silu and gelu give 127 for it, and 0 for -127
-OPEN = 64.0
+OPEN = 64.0  # gives a gate of 127, which is never rounded; silu and gelu make 0 of -127
 CHOSEN = 256.0  # a score that is so large that the exponentials of the other scores are zero
 SCORE = 2.0  # size of queries and keys where these decide the result
 SIZE = 2.0**-3  # size of the added values

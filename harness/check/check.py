@@ -121,7 +121,7 @@ def preflight(plan: Plan) -> ModelFacts:
         except EngineError as error:
             raise BadInput(f"{path}: {error}") from error
         except OSError as error:
-            raise BadInput(f"{path}: {error.strerror or error}") from error
+            raise BadInput(f"{error.filename or path}: {error.strerror or error}") from error
     return found[plan.model]
 
 

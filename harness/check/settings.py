@@ -44,7 +44,7 @@ def read_file(path: Path) -> Mapping[str, Any]:
         raise BadInput(f"{path}: expected at most {MOST_BYTES} bytes of settings")
     try:
         return tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"{path}: not a TOML file: {error}") from error
 
 

@@ -6,6 +6,14 @@ from typing import Annotated
 
 import typer
 
+LARGEST_FLOAT32 = (2 - 2.0**-23) * 2.0**127
+
+
+def check_float32(value: float) -> float:
+    if not abs(value) <= LARGEST_FLOAT32:  # NaN is not smaller either
+        raise typer.BadParameter(f"{value:g} does not fit a finite float32")
+    return value
+
 
 class Preset(StrEnum):
     """Name of a preset; lockstep.harness.records.PRESETS has their settings."""

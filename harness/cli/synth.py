@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lockstep.harness.cli.options import QuietOpt
+from lockstep.harness.cli.options import QuietOpt, check_float32
 
 if TYPE_CHECKING:
     from lockstep.harness.cli.terminal import Terminal
@@ -53,12 +53,22 @@ def synth(
         bool, typer.Option("--tied", help="Share the embedding with the output head.")
     ] = False,
     rope_freqs: Annotated[bool, typer.Option("--rope-freqs", help="Frequency factors.")] = False,
-    rope_factor: Annotated[float, typer.Option(help="Linear rope scaling; 0: none.", min=0)] = 0.0,
+    rope_factor: Annotated[
+        float, typer.Option(help="Linear rope scaling; 0: none.", min=0, callback=check_float32)
+    ] = 0.0,
     rope_base: Annotated[
-        float, typer.Option(help="rope.freq_base. Engines that ignore it use 10000.", min=1)
+        float,
+        typer.Option(
+            help="rope.freq_base. Engines that ignore it use 10000.", min=1, callback=check_float32
+        ),
     ] = 10000.0,
     eps: Annotated[
-        float, typer.Option(help="layer_norm_rms_epsilon; most models have 1e-5 or 1e-6.", min=0)
+        float,
+        typer.Option(
+            help="layer_norm_rms_epsilon; most models have 1e-5 or 1e-6.",
+            min=0,
+            callback=check_float32,
+        ),
     ] = 1e-5,
     no_vocab: Annotated[bool, typer.Option("--no-vocab", help="No tokenizer.")] = False,
     lora: Annotated[
@@ -67,7 +77,10 @@ def synth(
     ] = None,
     rank: Annotated[int, typer.Option(help="Rank of --lora.", min=1, max=4096)] = 4,
     alpha: Annotated[
-        float, typer.Option(help="adapter.lora.alpha of --lora; 0: only the scale counts.")
+        float,
+        typer.Option(
+            help="adapter.lora.alpha of --lora; 0: only the scale counts.", callback=check_float32
+        ),
     ] = 8.0,
     control_vector: Annotated[
         Path | None, typer.Option(help="Write a control vector for this model instead.")

@@ -54,8 +54,7 @@ from lockstep.harness.mutants.parts.wrong_samplers import WRONG_SAMPLERS
 from lockstep.harness.records import Answered, EngineInfo, Request
 
 ASPECTS = ("metadata", "tokens", "runs", "samplers")
-# Least number of different tokens that name a mistake. If only one or two tokens differ, and these
-# are close calls, another small error may well tip them in the same way.
+# a mistake is named from so many tokens that differ: fewer may be close calls that any error tips
 PLACES = 3
 AGAIN = 3
 KEPT_DIFFERENCES = 4  # differences kept for each unit

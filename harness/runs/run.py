@@ -20,6 +20,7 @@ from lockstep.harness.asking.environments import provide
 from lockstep.harness.asking.template import keep_template
 from lockstep.harness.bisect.bisection import bisect
 from lockstep.harness.blackbox.in_check import bisect_made_models, on_twin, questions
+from lockstep.harness.check.adapters import check_effect
 from lockstep.harness.check.check import (
     REPLAY,
     BadInput,
@@ -280,6 +281,7 @@ def check_one(plan: Plan, say: Say) -> None:
         for engine in opened.engines:
             if engine.printed:
                 say(Remark(words_for_banner(engine.engine, engine.printed)))
+        check_effect(opened.context)
         opened.context.on_made_models = questions(plan)
         opened.context.on_answer = Foretold(
             context=opened.context,

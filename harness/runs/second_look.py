@@ -20,7 +20,10 @@ from lockstep.harness.context.suite import NoAnswer
 from lockstep.harness.records import LORA, StageText, Verdict
 from lockstep.harness.synth.merged import write_merged
 
-SUITES = ("logits", "long-context", "logprobs", "embeddings", "decode", "text", "trace", "products")
+SUITES = (
+    *("logits", "long-context", "logprobs", "embeddings", "states"),
+    *("decode", "text", "trace", "products"),
+)
 FORM = "oracle_form"  # key in a verdict's detail: the form, if it is not the usual one
 WORDS = {
     OracleForm.MERGED: "compared with llama.cpp on a file that holds the LoRA files",

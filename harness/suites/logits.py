@@ -256,13 +256,15 @@ def left_out(run: Run, oracle: Outcome | None, subject: Outcome) -> LeftOut | No
     return replace(LeftOut.of(run.words, subject), n_sequences=sequences_in(run.batches))
 
 
-def further_verdict(context: Context, run: Run, oracle: Evaluation, subject: Evaluation) -> Verdict:
+def further_verdict(
+    context: Context, run: Run, oracle: Evaluation, subject: Evaluation, suite: str = "logits"
+) -> Verdict:
     """Compare a further run. If the engines agree on a known computation, no honest run is made,
     because it would cost as much as both engines' runs."""
     truth = np.concatenate(oracle.logits)
     if not run.known or part(context, truth, subject):
         truth = np.concatenate(context.honest.floor(run.batches, seed=context.seed, runs=0).logits)
-    return compare_runs(context, "logits", run.batches, oracle, subject, truth)
+    return compare_runs(context, suite, run.batches, oracle, subject, truth)
 
 
 def with_place(run: Run, verdict: Verdict) -> Verdict:

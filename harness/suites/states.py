@@ -1,10 +1,11 @@
-"""Sessions: a loaded session must continue as if it had never been saved. Each engine is compared
-with itself.
+"""Sessions: a loaded session must continue as if it had never been saved.
 
 The engine decodes a prompt and saves its state. A fresh engine loads the file, and must give the
-same logits for the next tokens. llama.cpp uses its own state files. If bits differ, the limit is
-twice the difference between the engine's own runs, or twice the noise of honest runs. After
-loading, the cells of windows may be in other places, so sums may be in another order.
+same logits for the next tokens. Each engine is first compared with itself. If bits differ, the
+limit is twice the difference between the engine's own runs, or twice the noise of honest runs.
+After loading, the cells of windows may be in other places, so sums may be in another order. Then
+the loaded session is compared with the oracle's run, within the limit of the logits suite.
+llama.cpp uses its own state files.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,14 +21,20 @@ from lockstep.engine.batch import Batch
 from lockstep.engine.quants.base import F32
 from lockstep.harness.asking.facts import ModelFacts
 from lockstep.harness.asking.session import Session
+from lockstep.harness.context.runs import Run
 from lockstep.harness.context.suite import Context, NoAnswer, Suite
 from lockstep.harness.records import Answered, Evaluation, Request, Unanswerable, Verdict
+from lockstep.harness.suites.logits import further_verdict, with_place
 from lockstep.harness.suites.parts.offered import not_asked_of_sessions
 
 NAME, LEVEL = "states", "save"
 BESIDE = 5  # tokens of a second sequence
 FEWER = 3  # the second prompt has so many tokens fewer
 SAVING, LOADING = "saving", "loading"  # values of detail["step"]: the step that changes the logits
+LOOK_AT = {
+    SAVING: "look at what save changes in the session that goes on",
+    LOADING: "look at what the file holds: tokens, positions, keys, values, states, windows",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,16 +127,31 @@ def judge_run(
         text = f"{session.name} wrote no file: {run.words}"
         yield context.verdict(NAME, "diverged", text, {"step": SAVING}, (NAME, "no file"))
         return
-    loaded = as_rows(context.ask(fresh, "load", str(path), run.then, run.sequence))
-    yield compare_rows(context, session, run, asked, saved, loaded, LOADING)
     whole = session.ask("evaluate", Request(batches=(*run.batches, *run.then)))
     if isinstance(whole, Answered):
         never = as_rows(evaluation_tail(whole.value, len(run.then)))
         found = compare_rows(context, session, run, asked, never, saved, SAVING)
         if found.status != "agreed":
             yield found
+            return
     elif not isinstance(whole, Unanswerable):
         context.answer(session, "evaluate", whole)
+    logits = context.ask(fresh, "load", str(path), run.then, run.sequence)
+    found = compare_rows(context, session, run, asked, saved, as_rows(logits), LOADING)
+    if found.status == "agreed" and session is not context.oracle:
+        right = compare_with_oracle(context, run, logits)
+        found = found if right.status == "agreed" else right
+    yield found
+
+
+def compare_with_oracle(context: Context, run: SavedRun, logits: Sequence[F32]) -> Verdict:
+    """Compare the subject's logits after loading with the oracle's logits of the same tokens."""
+    batches = (*run.batches, *run.then)
+    same = Run(words=f"{run.words}, after loading", batches=batches, known=True)
+    oracle = context.ask(context.oracle, "evaluate", same.request)
+    # the prompt's logits are compared by the suite of logits
+    subject = Evaluation(logits=(*oracle.logits[: len(run.batches)], *logits), trace=None)
+    return with_place(same, further_verdict(context, same, oracle, subject, NAME))
 
 
 def evaluation_tail(found: Evaluation, n: int) -> tuple[F32, ...]:
@@ -166,8 +188,7 @@ def compare_rows(
         return context.verdict(NAME, "agreed", f"{words}: {how}", detail)
     row = int(np.argmax(np.abs(expected - actual).max(axis=-1)))
     detail["row"] = row
-    look = "look at what the file holds: tokens, positions, keys, values, states, windows"
-    text = f"{words}: {how}, first at token {row} after loading the file; {look}"
+    text = f"{words}: {how}, most at token {row} after {step}; {LOOK_AT[step]}"
     return context.verdict(NAME, "diverged", text, detail, (NAME, step))
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from lockstep.engine.adapters.lora import ALPHA, KINDS, A, B
 from lockstep.engine.batch import Batch
-from lockstep.engine.errors import EngineError
+from lockstep.engine.errors import EngineError, InvalidModel
 from lockstep.harness.adapters import adapter_class
 from lockstep.harness.adapters.llama_cpp.lib import library
 from lockstep.harness.adapters.llama_cpp.model import LlamaContext, LlamaModel
@@ -37,6 +37,7 @@ from lockstep.harness.records import (
     Settings,
     Verdict,
 )
+from lockstep.harness.runs.run import check_one
 from lockstep.harness.runs.second_look import FORM, look_again
 from lockstep.harness.shadow.models import make_variant, open_for_variants
 from lockstep.harness.synth.adapters import LoraRecipe, write_control_vector, write_lora
@@ -158,6 +159,23 @@ def test_pairs_that_llama_cpp_ignores_are_named_and_nothing_is_compared(folder: 
     assert "output.weight" in unused
     assert "blk.0.attn_q_a.weight" in unused
     assert "blk.0.attn_output.weight" not in unused
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.0, 1e-60])
+def test_scale_of_zero_is_refused(model: Path, scale: float) -> None:
+    faint = tuple(replace(each, scale=scale) for each in adapters_for(model))
+    with pytest.raises(InvalidModel, match=r"gguf: the scale is .*, so it has no effect"):
+        check_adapters(replace(EXACT, adapters=faint), model)
+
+
+@pytest.mark.parametrize("kind", [LORA, CONTROL_VECTOR])
+def test_adapter_without_effect_is_not_compared(model: Path, kind: str) -> None:
+    given = adapters_for(model)
+    faint = tuple(replace(each, scale=1e-9) if each.kind == kind else each for each in given)
+    plan = plan_for(model, "reference", "logits", adapters=faint)
+    with pytest.raises(NoAnswer, match="an engine that ignores the file would agree") as refused:
+        check_one(plan, lambda _: None)
+    assert refused.value.status == "not-compared"
 
 
 def case_files(entry: dict[str, Any], folder: Path) -> tuple[Path, Path]:

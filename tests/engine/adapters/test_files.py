@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.engine.adapters.control_vector import read_directions
 from lockstep.engine.adapters.lora import ALPHA, KINDS, Lora
-from lockstep.engine.errors import EngineError
+from lockstep.engine.errors import EngineError, InvalidModel
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.synth.gguf_writer import Tensor, write_gguf
 from lockstep.harness.synth.llama import LlamaRecipe, write_llama
@@ -77,6 +77,7 @@ REFUSED: dict[str, tuple[list[Tensor], dict[str, Any]]] = {
     "vector": (pair(Q, (WIDTH,), (WIDTH,)), {}),
     "stack": (pair(Q, (2, 4, WIDTH), (2, WIDTH, 4)), {}),
     "rank-zero": (pair(Q, (0, WIDTH), (WIDTH, 0)), {}),
+    "no-pairs": ([], {}),
 }
 
 
@@ -94,6 +95,32 @@ def test_directions_of_several_files_are_added(tmp_path: Path) -> None:
     write_gguf(second, {}, [row("direction.2", 8)])
     found = read_directions([(first, 2.0), (second, -0.5)], n_layer=3, width=8)
     assert {layer: float(vector[0]) for layer, vector in found.items()} == {1: 2.0, 2: 1.5}
+
+
+@pytest.mark.parametrize("scale", [1e39, -float("inf")])
+def test_scale_without_a_float32_is_refused(model: GgufFile, tmp_path: Path, scale: float) -> None:
+    lora, vector = write_adapter(tmp_path / "a.gguf", RIGHT), tmp_path / "b.gguf"
+    write_gguf(vector, {}, [row("direction.1", 8)])
+    with pytest.raises(InvalidModel, match=r"adapter a\.gguf: scale \* alpha / rank is"):
+        Lora([(lora, scale)], model)
+    with pytest.raises(InvalidModel, match=r"control vector b\.gguf: the strength is"):
+        read_directions([(vector, scale)], n_layer=3, width=8)
+
+
+@pytest.mark.parametrize("raw", [b"", b"GGUX", b"hello", b"GGUF\x03\0\0\0"])
+def test_malformed_adapter_is_named(model: GgufFile, tmp_path: Path, raw: bytes) -> None:
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(raw)
+    with pytest.raises(InvalidModel, match=r"adapter bad\.gguf: "):
+        Lora([(path, 1.0)], model)
+    with pytest.raises(InvalidModel, match=r"control vector bad\.gguf: "):
+        read_directions([(path, 1.0)], n_layer=3, width=8)
+
+
+def test_control_vector_without_directions_is_refused(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "bad.gguf", {}, [])
+    with pytest.raises(InvalidModel, match=r"control vector bad\.gguf: "):
+        read_directions([(tmp_path / "bad.gguf", 1.0)], n_layer=3, width=8)
 
 
 @pytest.mark.parametrize("name", ["direction.0", "direction.3", "direction.x", "direction.1\u0661"])

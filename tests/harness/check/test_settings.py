@@ -45,8 +45,9 @@ def test_wrong_text_is_refused(text: str) -> None:
         settings_named(text)
 
 
-def test_broken_file_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("raw", [b"cache = \xff", b"cache = ", b"cache = " + b"[" * 20_000])
+def test_broken_file_is_refused(tmp_path: Path, raw: bytes) -> None:
     path = tmp_path / "mine.toml"
-    path.write_bytes(b"cache = \xff")
+    path.write_bytes(raw)
     with pytest.raises(BadInput, match=r"mine\.toml"):
         settings_named(str(path))

@@ -63,6 +63,13 @@ class Recomputed(Reference, name="test:session-recomputed"):
         return tuple(self.loaded.decode(batch, memory) for batch in batches)
 
 
+class Disturbed(Reference, name="test:session-disturbed"):
+    """The reference engine. Its session is wrong after saving, and its file is right."""
+
+    def save(self, *args: Any, **kwargs: Any) -> Any:
+        return tuple(rows[:, ::-1] for rows in super().save(*args, **kwargs))
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     folder = tmp_path_factory.mktemp("small")
@@ -120,6 +127,17 @@ def test_noisy_engine_is_tested_against_its_own_noise(tmp_path: Path) -> None:
     found = judged(builtin_model("f32", tmp_path), program("jitter"))
     assert {verdict.status for verdict in found} == {"agreed"}
     assert not any(verdict.detail["bits"] for verdict in found)
+
+
+@pytest.mark.parametrize("mode", ["noise", "nan", "zero", "reversed"])
+def test_session_is_compared_with_the_oracle(mode: str, tmp_path: Path) -> None:
+    [verdict] = judged(builtin_model("f32", tmp_path), program(mode))
+    assert (verdict.status, verdict.detail["at_fault"]) == ("diverged", "subject")
+
+
+def test_save_is_blamed_before_the_file(model: Callable[[str], Path]) -> None:
+    [verdict] = judged(model("attention"), Disturbed.name)
+    assert (verdict.status, verdict.detail["step"]) == ("diverged", "saving")
 
 
 def test_engine_without_sessions_is_not_compared(tmp_path: Path) -> None:
