@@ -16,7 +16,10 @@ from tests.harness.originals import checkpoints as ck
 from tests.harness.originals.conversions import Conversion, convert
 
 KNOWN = {"bert": "bert-gelu-by-tanh", "phi3": "longrope-factors-by-size-of-cache"}
-WITHOUT_KEY = {
+MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+UNREAD = {
+    "mistral-without-windows": ("llama", MISTRAL | {"sliding_window": 4}),
+    "phi3-windows-ignored": ("phi3", {"sliding_window": 4, "rope_scaling": None}),
     "gemma-scale-of-queries-by-head": ("gemma2", {"query_pre_attn_scalar": 16}),
     "qwen3moe-weights-of-experts-normed": ("qwen3moe", {"norm_topk_prob": False}),
 }
@@ -83,14 +86,14 @@ def test_coarser_file_loses_more(tmp_path: Path) -> None:
 
 
 def test_every_known_difference_is_tried() -> None:
-    assert {each.id for each in known_of_originals()} == {*KNOWN.values(), *WITHOUT_KEY}
+    assert {each.id for each in known_of_originals()} == {*KNOWN.values(), *UNREAD}
 
 
-@pytest.mark.parametrize("known", WITHOUT_KEY)
-def test_value_without_key_is_known_to_differ(
+@pytest.mark.parametrize("known", UNREAD)
+def test_value_that_is_not_read_is_known_to_differ(
     known: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arch, changed = WITHOUT_KEY[known]
+    arch, changed = UNREAD[known]
     monkeypatch.setitem(ck.CONFIGS, arch, ck.CONFIGS[arch] | changed)
     found = run(tmp_path, convert(arch, ck.write_checkpoint(tmp_path, arch)))
     assert found.differences == []

@@ -255,7 +255,7 @@ def write_checkpoint(folder: Path, arch: str, kind: str = "BF16") -> dict[str, F
         "chat_template": TEMPLATE,
     }
     names = {
-        "config.json": CONFIGS[arch] | {"model_type": MODEL_TYPES.get(arch, arch)},
+        "config.json": {"model_type": MODEL_TYPES.get(arch, arch)} | CONFIGS[arch],
         "tokenizer.json": tokenizer_json(arch),
         "tokenizer_config.json": described,
     }

@@ -147,8 +147,8 @@ def name_gemma(values: dict[str, F32]) -> dict[str, F32]:
 
 def name_phi3(values: dict[str, F32]) -> dict[str, F32]:
     made = name_like_llama(values, PHI3)
-    scaling = ck.CONFIGS["phi3"]["rope_scaling"]
-    for kind in ("long", "short"):
+    scaling = ck.CONFIGS["phi3"]["rope_scaling"] or {}
+    for kind in ("long", "short") if scaling else ():
         factors = np.array(scaling[f"{kind}_factor"], np.float32)
         made[f"rope_factors_{kind}.weight"] = factors
     return made
