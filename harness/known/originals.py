@@ -25,7 +25,8 @@ class KnownOriginal:
     says: Mapping[str, Any] = field(default_factory=dict)  # values in the config
     # pairs of keys whose values in the config differ
     unlike: Mapping[str, str] = field(default_factory=dict)
-    below_context: str = ""  # name of a value in the config that is less than the cache of the run
+    # values in the config that are less than a size of the run (n_ctx or n_tokens)
+    below: Mapping[str, str] = field(default_factory=dict)
     # the largest error of an element, and its growth with the element; empty: any error
     within: tuple[float, ...] = ()
     sentence: str
@@ -34,18 +35,25 @@ class KnownOriginal:
     link: str
 
     def explains(
-        self, architecture: str, config: Mapping[str, Any], n_ctx: int, node: str, worst: Mismatch
+        self,
+        architecture: str,
+        config: Mapping[str, Any],
+        sizes: Mapping[str, int],
+        node: str,
+        worst: Mismatch,
     ) -> bool:
         """Return True if this difference explains a node that differs. `config` holds the values of
-        config.json, `n_ctx` is the number of cells of the cache, and `worst` has the node's worst
-        element."""
-        limit = config.get(self.below_context, n_ctx)
+        config.json, `sizes` those of the run: n_ctx cells of the cache and n_tokens of the text.
+        `worst` has the node's worst element."""
         return (
             architecture in self.architectures
             and re.fullmatch(self.node, node) is not None
             and all(config.get(name) == value for name, value in self.says.items())
             and all(config.get(a) != config.get(b) for a, b in self.unlike.items())
-            and (not self.below_context or (type(limit) is int and limit < n_ctx))
+            and all(
+                type(config.get(name)) is int and config[name] < sizes[size]
+                for name, size in self.below.items()
+            )
             and self.is_near(worst)
         )
 

@@ -65,10 +65,10 @@ class RunOfOriginal:
     """The result of a run: the number of judged tensors, the wrong tensors in graph order, and the
     comparison of the outputs.
 
-    n_ctx: the number of cells in the cache.
+    sizes: n_ctx cells in the cache, and n_tokens of each text.
     """
 
-    n_ctx: int
+    sizes: Mapping[str, int]
     judged: int = 0
     wrong: list[SiteFinding] = field(default_factory=list)
     outputs: list[Verdict] = field(default_factory=list)
@@ -96,7 +96,7 @@ def compare_results(
                 result.loss = loss_of(plan, progress)
             else:
                 found = result_of(partial(run_both, plan), progress)
-                note_run(result, found, partial(find_known, checkpoint.config, found.n_ctx))
+                note_run(result, found, partial(find_known, checkpoint.config, found.sizes))
         except (BadInput, NoAnswer, EngineError, OSError) as error:
             result.skip(SkipReason.no_answer, RESULTS, str(error))
     return result
@@ -141,7 +141,9 @@ def judge_runs(context: Context) -> RunOfOriginal:
     context.begin_noise()
     found = locate(context)
     judged = sum(each.compared > 0 for each in found.all)
-    result = RunOfOriginal(n_ctx=context.settings.n_ctx, judged=judged)
+    n_tokens = sum(map(len, context.batches))
+    sizes = {"n_ctx": context.settings.n_ctx, "n_tokens": n_tokens}
+    result = RunOfOriginal(sizes=sizes, judged=judged)
     result.wrong = wrong_places(found.guilty)
     context = context.for_embeddings() if found.embeddings else context
     for number in range(PROMPTS):
@@ -180,12 +182,14 @@ def compare_outputs(context: Context, prompt: Context) -> Verdict:
     return compare_runs(context, "original", batches, expected, actual, truth, what)
 
 
-def find_known(config: Mapping[str, Any], n_ctx: int, node: str, worst: Mismatch) -> str:
+def find_known(
+    config: Mapping[str, Any], sizes: Mapping[str, int], node: str, worst: Mismatch
+) -> str:
     """Return the id of the known difference that explains a wrong node; "" if none does."""
     row = architecture_of(config)
     facts = OriginalConfig(flatten_config(config), row.defaults).facts
     known = (
-        each for each in known_of_originals() if each.explains(row.name, facts, n_ctx, node, worst)
+        each for each in known_of_originals() if each.explains(row.name, facts, sizes, node, worst)
     )
     return next((each.id for each in known), "")
 

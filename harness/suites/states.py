@@ -146,12 +146,15 @@ def judge_run(
 
 def compare_with_oracle(context: Context, run: SavedRun, logits: Sequence[F32]) -> Verdict:
     """Compare the subject's logits after loading with the oracle's logits of the same tokens."""
-    batches = (*run.batches, *run.then)
-    same = Run(words=f"{run.words}, after loading", batches=batches, known=True)
-    oracle = context.ask(context.oracle, "evaluate", same.request)
-    # the prompt's logits are compared by the suite of logits
-    subject = Evaluation(logits=(*oracle.logits[: len(run.batches)], *logits), trace=None)
-    return with_place(same, further_verdict(context, same, oracle, subject, NAME))
+    request = Request(batches=(*run.batches, *run.then))
+    oracle = context.ask(context.oracle, "evaluate", request)
+    silent = (replace(batch, outputs=np.zeros(len(batch), np.bool_)) for batch in run.batches)
+    none = tuple(rows[:0] for rows in oracle.logits[: len(run.batches)])  # the prompt's rows
+    words = f"{run.words}, after loading"
+    compared = Run(words=words, batches=(*silent, *run.then), known=True)
+    tail = evaluation_tail(oracle, len(run.then))
+    right, got = (Evaluation(logits=(*none, *rows), trace=None) for rows in (tail, logits))
+    return with_place(compared, further_verdict(context, compared, right, got, NAME))
 
 
 def evaluation_tail(found: Evaluation, n: int) -> tuple[F32, ...]:

@@ -75,17 +75,28 @@ def test_finding_of_an_oracle_is_printed_and_has_no_run() -> None:
 
 
 def test_known_original_applies_only_to_its_config_and_place() -> None:
-    known = next(each for each in known_of_originals() if each.below_context)
+    known = next(each for each in known_of_originals() if each.below == {"n_ctx_original": "n_ctx"})
     config, worst = {"rope_type": "longrope", "n_ctx_original": 64}, Mismatch(kind="value")
-    assert known.explains("phi3", config, 512, "kqv_out", worst)
-    assert not known.explains("phi3", config, 64, "kqv_out", worst)
-    assert not known.explains("phi3", config, 512, "l_out", worst)
-    assert not known.explains("llama", config, 512, "kqv_out", worst)
-    assert not known.explains("phi3", config | {"rope_type": None}, 512, "kqv_out", worst)
+    assert known.explains("phi3", config, {"n_ctx": 512}, "kqv_out", worst)
+    assert not known.explains("phi3", config, {"n_ctx": 64}, "kqv_out", worst)
+    assert not known.explains("phi3", config, {"n_ctx": 512}, "l_out", worst)
+    assert not known.explains("llama", config, {"n_ctx": 512}, "kqv_out", worst)
+    assert not known.explains(
+        "phi3", config | {"rope_type": None}, {"n_ctx": 512}, "kqv_out", worst
+    )
+
+
+@pytest.mark.parametrize(("window", "is_known"), [(31, True), (32, False), (None, False)])
+def test_known_window_explains_only_longer_texts(window: int | None, is_known: bool) -> None:
+    worst, sizes = Mismatch(kind="value"), {"n_ctx": 512, "n_tokens": 32}
+    for known in known_of_originals():
+        if "sliding_window" in known.below:
+            [name], config = known.architectures, {"sliding_window": window}
+            assert known.explains(name, config, sizes, "kqv_out", worst) is is_known
 
 
 @pytest.mark.parametrize(("off", "is_known"), [(4.7e-4, True), (2e-3, False)])
 def test_known_gelu_explains_no_larger_error(off: float, is_known: bool) -> None:
     known = next(each for each in known_of_originals() if each.id == "bert-gelu-by-tanh")
     worst = Mismatch(kind="value", expected=0.25, actual=0.25 + off)
-    assert known.explains("bert", {"hidden_act": "gelu"}, 64, "ffn_gelu", worst) is is_known
+    assert known.explains("bert", {"hidden_act": "gelu"}, {}, "ffn_gelu", worst) is is_known
